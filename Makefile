@@ -1,0 +1,35 @@
+# Two commands do everything on a machine with Python 3.11 or newer and make.
+PYTHON ?= python3
+BIN := .venv/bin
+SAMPLES ?= 100000
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/demo
+	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
+
+test: .venv/dev lint
+	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
+
+lint: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: .venv/dev
+	$(BIN)/pytest -o addopts= benchmarks
+
+.venv/demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@ .venv/demo
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,12 @@
+"""The axis names used in shape annotations, once for the whole package.
+
+`samples ops ranks stages microbatches kernels classes quantiles levels width fan_in replicas nodes`
+"""
+
+from typing import TypeAlias
+
+from jaxtyping import Array, Float, Int
+
+
+FloatScalarLike: TypeAlias = float | int | Float[Array, ""]
+IntScalarLike: TypeAlias = int | Int[Array, ""]

@@ -1,0 +1,44 @@
+"""Small helpers without a better home."""
+
+import difflib
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """One sentence for a name that is not known: the near ones first, then all."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
+    return f"No {what} `{name}`{hint} Known: {', '.join(known) or 'none'}."
+
+
+class FrozenArray:
+    """A read-only NumPy array that hashes and compares by its content, for static fields.
+
+    Raw arrays as static fields make the comparison of two pytrees fail, and integer leaves make
+    `jax.grad` fail; this is neither.
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: np.ndarray):
+        value = np.array(value, copy=True)
+        value.setflags(write=False)
+        self.value = value
+        self._hash = hash((value.shape, value.dtype.str, value.tobytes()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, FrozenArray)
+            and self._hash == other._hash
+            and self.value.dtype == other.value.dtype
+            and np.array_equal(self.value, other.value)
+        )
+
+    def __repr__(self) -> str:
+        return f"FrozenArray(shape={self.value.shape}, dtype={self.value.dtype})"

@@ -1,0 +1,30 @@
+import os
+import pathlib
+
+import jax
+import pytest
+
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 8)
+
+_SHARED = pathlib.Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture
+def getkey():
+    import equinox.internal as eqxi  # Late, so that the jaxtyping hook sees the package first.
+
+    return eqxi.GetKey()
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The folder of oracles and measurements beside the repository; not part of it."""
+    if not (_SHARED / "data").is_dir():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI must have the shared data at {_SHARED}.")
+        pytest.skip("the shared oracles and measurements are not beside this checkout")
+    return _SHARED
