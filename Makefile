@@ -15,7 +15,7 @@ test: .venv/dev lint
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 bench: .venv/dev

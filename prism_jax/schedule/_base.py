@@ -1,0 +1,50 @@
+import abc
+import operator
+
+
+class AbstractSchedule(abc.ABC):
+    """Abstract base class for all pipeline schedules: the order in which each rank runs its ops.
+
+    A schedule knows stages, microbatches and phases, and nothing of a model or of latencies.
+    Subclasses are frozen dataclasses: immutable, hashable and compared by value. One vocabulary
+    serves them all: `num_ranks` pipeline ranks, `num_microbatches` microbatches in a step, and
+    `virtual_stages` stages on each rank. A `stage` is the global virtual stage, as PyTorch
+    numbers it.
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    # The first stage of each independent chain of stages; only DualPipe has more than one chain.
+    chain_starts: tuple[int, ...] = (0,)
+
+    @property
+    @abc.abstractmethod
+    def stage_to_rank(self) -> tuple[int, ...]:
+        """The pipeline rank of each global virtual stage."""
+
+    @abc.abstractmethod
+    def orders(self) -> list[list[str]]:
+        """The ops of each rank in the order in which it runs them.
+
+        **Returns:**
+
+        A list of tokens for each rank, as PyTorch prints them: `3F7` is the forward of stage 3 and
+        microbatch 7, `B` the whole backward, `I` the backward-input, `W` the backward-weight, and
+        `(0F3;7B1)OVERLAP_F_B` a forward and a backward that run as one op.
+        """
+
+    @property
+    def num_stages(self) -> int:
+        """The number of global virtual stages."""
+        return len(self.stage_to_rank)
+
+
+def check_positive(**counts: object) -> None:
+    """Raises a `ValueError` for the first argument that is not a positive integer."""
+    for name, count in counts.items():
+        try:
+            positive = not isinstance(count, bool) and operator.index(count) >= 1  # pyright: ignore
+        except TypeError:
+            positive = False
+        if not positive:
+            raise ValueError(f"`{name}={count!r}` must be a positive integer; use 1 or more.")

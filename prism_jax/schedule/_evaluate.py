@@ -1,0 +1,180 @@
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+
+from ._base import AbstractSchedule
+from ._custom import CustomSchedule
+from ._graph import OpGraph, op_graph
+from ._token import OVERLAPPED, PHASES, SEND_RECV, Action
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Timeline:
+    """When each op of a step runs, if every latency is known.
+
+    **Attributes:**
+
+    - `makespan`: the end of the last op. All times are in the unit of the costs, from zero.
+    - `op`, `start`, `end`: for each rank, its tokens in the order in which it runs them, and when
+        they start and end.
+    - `rank_ends`: the end of each rank, with its last send_recv where these block.
+    - `busy`: the time for which each rank computes.
+    """
+
+    makespan: float
+    op: tuple[list[str], ...]
+    start: tuple[Float[np.ndarray, "..."], ...]
+    end: tuple[Float[np.ndarray, "..."], ...]
+    rank_ends: Float[np.ndarray, "ranks"]
+    busy: Float[np.ndarray, "ranks"]
+
+
+def evaluate(
+    schedule: AbstractSchedule,
+    *,
+    forward: npt.ArrayLike,
+    backward: npt.ArrayLike | None = None,
+    backward_input: npt.ArrayLike | None = None,
+    backward_weight: npt.ArrayLike | None = None,
+    overlap: str = "sum",
+    send_recv: npt.ArrayLike = 0.0,
+    blocking: bool = False,
+) -> Timeline:
+    """Runs one step of a schedule with given costs.
+
+    Costs are in seconds, or in any other one unit; integers give exact integers.
+
+    **Arguments:**
+
+    - `schedule`: any schedule.
+    - `forward`: the cost of a forward: a scalar, or an array over (stages, microbatches).
+    - `backward`: the same for a whole backward. Default `backward_input + backward_weight`.
+    - `backward_input`, `backward_weight`: the same for the two halves of a split backward.
+    - `overlap`: whether an overlapped pair costs the `"sum"` or the `"max"` of its two parts.
+    - `send_recv`: the cost of sending a tensor: a scalar, or an array over (from rank, to rank). It
+        is zero between stages of one rank.
+    - `blocking`: whether send_recvs block, as in `op_graph`.
+
+    An array may have a length of 1 in place of stages or microbatches. For a `CustomSchedule`,
+    which knows only the microbatches that its orders name, it may have more of them.
+
+    **Returns:**
+
+    A [`prism_jax.Timeline`][].
+    """
+    if overlap not in ("sum", "max"):
+        raise ValueError(f"`overlap={overlap!r}` is unknown; use 'sum' or 'max'.")
+    tables = {
+        "F": _table("forward", forward, schedule),
+        "B": _table("backward", backward, schedule),
+        "I": _table("backward_input", backward_input, schedule),
+        "W": _table("backward_weight", backward_weight, schedule),
+    }
+    if tables["B"] is None and tables["I"] is not None and tables["W"] is not None:
+        tables["B"] = tables["I"] + tables["W"]
+    links = _links(send_recv, schedule.num_ranks)
+    graph = op_graph(schedule, blocking=blocking)
+    latency = _latencies(graph, tables, links, overlap == "max")
+    return _run(graph, latency)
+
+
+def _latencies(
+    graph: OpGraph, tables: dict[str, np.ndarray | None], links: np.ndarray, longest: bool
+) -> np.ndarray:
+    latency = np.zeros(graph.num_ops)
+    stages = graph.stage, graph.other_stage
+    microbatches = graph.microbatch, graph.other_microbatch
+    for phase in np.unique(graph.phase):
+        at = graph.phase == phase
+        if phase == SEND_RECV:
+            latency[at] = links[graph.rank[at], graph.peer[at]]
+            continue
+        parts = []
+        for part, stage, microbatch in zip(str(phase), stages, microbatches, strict=False):
+            table = tables[part]
+            if table is None:
+                name = PHASES[part].replace("-", "_")
+                raise ValueError(f"The schedule has {part} ops but no `{name}`; give their cost.")
+            parts.append(table[stage[at], microbatch[at]])
+        latency[at] = np.maximum(*parts) if longest and phase == OVERLAPPED else sum(parts)
+    return latency
+
+
+def _run(graph: OpGraph, latency: np.ndarray) -> Timeline:
+    starts = []
+    ends = []
+    for before, duration in zip(graph.predecessors, latency.tolist(), strict=True):
+        start = max([ends[op] for op in before], default=0.0)
+        starts.append(start)
+        ends.append(start + duration)
+    columns = (
+        graph.phase.tolist(),
+        graph.stage.tolist(),
+        graph.microbatch.tolist(),
+        graph.other_stage.tolist(),
+        graph.other_microbatch.tolist(),
+    )
+    tokens = [Action(*column).token for column in zip(*columns, strict=True)]
+    return Timeline(
+        makespan=max(ends),
+        op=tuple([tokens[op] for op in order] for order in graph.orders),
+        start=tuple(np.array([starts[op] for op in order]) for order in graph.orders),
+        end=tuple(np.array([ends[op] for op in order]) for order in graph.orders),
+        rank_ends=np.array([max((ends[op] for op in ops), default=0.0) for ops in graph.last]),
+        busy=np.array([latency[list(order)].sum() for order in graph.orders]),
+    )
+
+
+def _table(
+    name: str, cost: npt.ArrayLike | None, schedule: AbstractSchedule
+) -> Float[np.ndarray, "stages microbatches"] | None:
+    if cost is None:
+        return None
+    table = _numbers(name, cost)
+    shape = schedule.num_stages, schedule.num_microbatches
+    if isinstance(schedule, CustomSchedule) and table.ndim == 2:
+        table = table[:, : shape[1]]
+    if table.ndim not in (0, 2) or any(
+        n not in (1, m) for n, m in zip(table.shape, shape, strict=False)
+    ):
+        raise ValueError(
+            f"`{name}` has the shape {np.shape(cost)}; give a scalar, or an array over (stages, "
+            f"microbatches), here {shape}."
+        )
+    _check_values(name, table)
+    return np.broadcast_to(table, shape)
+
+
+def _links(send_recv: npt.ArrayLike, num_ranks: int) -> Float[np.ndarray, "ranks ranks"]:
+    links = _numbers("send_recv", send_recv)
+    if links.shape not in ((), (num_ranks, num_ranks)):
+        raise ValueError(
+            f"`send_recv` has the shape {links.shape}; give a scalar, or an array over (from rank, "
+            f"to rank), here {(num_ranks, num_ranks)}."
+        )
+    links = np.broadcast_to(links, (num_ranks, num_ranks))
+    # A rank does not send to itself, so whatever is there is not looked at.
+    links = np.where(np.eye(num_ranks, dtype=bool), 0.0, links)
+    _check_values("send_recv", links)
+    return links
+
+
+def _numbers(name: str, cost: npt.ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(cost, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{name}` is not a number or an array of numbers; give finite costs, 0 or more."
+        ) from None
+
+
+def _check_values(name: str, cost: np.ndarray) -> None:
+    bad = ~(np.isfinite(cost) & (cost >= 0))
+    if bad.any():
+        at = tuple(int(i[0]) for i in np.nonzero(bad)) if cost.ndim else ()
+        where = f" at {at}" if at else ""
+        raise ValueError(
+            f"`{name}` is {cost[at]}{where}, but a cost is finite and not negative; use 0 or more."
+        )

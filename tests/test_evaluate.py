@@ -1,0 +1,211 @@
+import math
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.schedule import (
+    CustomSchedule,
+    GPipe,
+    InterleavedOneFOneB,
+    LoopedBFS,
+    OneFOneB,
+    evaluate,
+)
+
+
+def split(schedule):
+    """The same orders, with a backward-input and a backward-weight for each backward."""
+    orders = []
+    for order in schedule.orders():
+        orders.append([])
+        for token in order:
+            halves = [token.replace("B", "I"), token.replace("B", "W")]
+            orders[-1] += halves if "B" in token else [token]
+    return CustomSchedule(orders, schedule.stage_to_rank)
+
+
+def test_timeline_by_hand():
+    timeline = evaluate(OneFOneB(2, 2), forward=[[1, 2], [3, 4]], backward=5, send_recv=1)
+    assert timeline.op == (["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"])
+    assert [start.tolist() for start in timeline.start] == [[0, 1, 11, 20], [2, 5, 10, 14]]
+    assert [end.tolist() for end in timeline.end] == [[1, 3, 16, 25], [5, 10, 14, 19]]
+    assert timeline.makespan == 25
+    assert timeline.rank_ends.tolist() == [25, 19]
+    assert timeline.busy.tolist() == [13, 17]
+
+
+def test_send_recv_has_a_direction():
+    links = [[np.nan, 7], [2, np.nan]]
+    timeline = evaluate(GPipe(2, 1), forward=1, backward=1, send_recv=links)
+    assert timeline.start[1].tolist() == [8, 9]
+    assert timeline.start[0].tolist() == [0, 12]
+
+
+@pytest.mark.parametrize("overlap", ["sum", "max"])
+def test_overlapped_pair(overlap):
+    schedule = CustomSchedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]], [0])
+    timeline = evaluate(
+        schedule,
+        forward=[[1, 2]],
+        backward_input=[[3, 5]],
+        backward_weight=[[1, 1]],
+        overlap=overlap,
+    )
+    assert timeline.end[0].tolist() == ([1, 7, 13] if overlap == "sum" else [1, 5, 11])
+
+
+def test_costs_broadcast():
+    schedule = OneFOneB(2, 3)
+    table = np.array([[1.0] * 3, [2.0] * 3])
+    whole = evaluate(schedule, forward=table, backward=2 * table)
+    column = evaluate(schedule, forward=table[:, :1], backward=2 * table[:, :1])
+    assert whole.makespan == column.makespan
+    # A custom schedule cannot know of microbatches that it never names.
+    custom = CustomSchedule(schedule.orders(), schedule.stage_to_rank)
+    wide = np.array([[1.0] * 5, [2.0] * 5])
+    assert evaluate(custom, forward=wide, backward=2 * wide).makespan == whole.makespan
+
+
+def test_costs_of_any_array_type():
+    schedule = OneFOneB(2, 3)
+    expected = evaluate(schedule, forward=[[1, 1, 1], [2, 2, 2]], backward=3).makespan
+    for dtype in (jnp.int32, jnp.float32, np.int64, np.float32):
+        module = jnp if dtype in (jnp.int32, jnp.float32) else np
+        forward = module.asarray([[1, 1, 1], [2, 2, 2]], dtype)
+        assert evaluate(schedule, forward=forward, backward=dtype(3)).makespan == expected
+
+
+def test_rank_without_ops():
+    timeline = evaluate(CustomSchedule([["0F0"], []], [0, 1]), forward=2)
+    assert timeline.rank_ends.tolist() == [2, 0]
+    assert timeline.busy.tolist() == [2, 0]
+    assert timeline.start[1].shape == (0,)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 13])
+def test_closed_forms_one_stage_per_rank(p, m):
+    f, b, c = 7, 11, 2
+    ideal = (m + p - 1) * (f + b)
+    assert evaluate(GPipe(p, m), forward=f, backward=b).makespan == ideal
+    assert evaluate(OneFOneB(p, m), forward=f, backward=b).makespan == ideal
+    gpipe = evaluate(GPipe(p, m), forward=f, backward=b, send_recv=c)
+    assert gpipe.makespan == ideal + 2 * (p - 1) * c
+    if p >= 2 and m % p == 0:
+        timeline = evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c)
+        assert timeline.makespan == ideal + 2 * c * ((p - 1) * m // p + p - 2)
+        exposed = 2 * m + 2 * p - 5 if p >= 3 else m + 1
+        timeline = evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c, blocking=True)
+        assert timeline.makespan == ideal + c * exposed
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("v", [2, 3])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_closed_forms_interleaved(p, v, rounds):
+    f, b, m = 7, 11, p * rounds
+    ideal = (m * v + p - 1) * (f + b)
+    schedule = InterleavedOneFOneB(p, m, v)
+    assert evaluate(schedule, forward=f, backward=b).makespan == ideal
+    assert evaluate(LoopedBFS(p, m, v), forward=f, backward=b).makespan == ideal
+    slow = evaluate(schedule, forward=f, backward=b, send_recv=1)
+    assert slow.makespan == ideal + 2 * (p * v - 1)
+
+
+@pytest.mark.parametrize("p", [1, 3, 4])
+@pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (10, 12, 7), (3, 8, 2), (2, 3, 9)])
+def test_closed_form_zero_bubble(p, f, i, w):
+    m = 2 * p + 1
+    # ZB-H1: as 1F1B, with the weights' gradients `rank` microbatches behind.
+    orders = []
+    for r in range(p):
+        order, behind = [], 0
+        for token in OneFOneB(p, m).orders()[r]:
+            if "F" in token:
+                order.append(token)
+                continue
+            microbatch = int(token.split("B")[1])
+            order.append(f"{r}I{microbatch}")
+            if microbatch >= r:
+                order.append(f"{r}W{behind}")
+                behind += 1
+        orders.append(order + [f"{r}W{k}" for k in range(behind, m)])
+    timeline = evaluate(
+        CustomSchedule(orders, range(p)), forward=f, backward_input=i, backward_weight=w
+    )
+    assert timeline.makespan == m * (f + i + w) + (p - 1) * max(f, i, f + i - w)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_laws(seed):
+    rng = np.random.default_rng(seed)
+    p, m, v = 4, 8, 2
+    for schedule in (GPipe(p, m), OneFOneB(p, m), InterleavedOneFOneB(p, m, v), LoopedBFS(p, m, v)):
+        shape = schedule.num_stages, schedule.num_microbatches
+        costs: dict[str, Any] = {
+            "forward": rng.integers(0, 50, shape),
+            "backward": rng.integers(0, 50, shape),
+            "send_recv": rng.integers(0, 9, (p, p)),
+        }
+        timeline = evaluate(schedule, **costs)
+        assert timeline.busy.max() <= timeline.makespan
+        assert timeline.makespan == timeline.rank_ends.max()
+        total = costs["forward"].sum() + costs["backward"].sum()
+        assert timeline.busy.sum() == total
+        # Costs in another unit; costs that are no smaller; ranks that must meet to send.
+        assert evaluate(schedule, **{k: 3 * c for k, c in costs.items()}).makespan == (
+            3 * timeline.makespan
+        )
+        assert evaluate(schedule, **{k: c + 1 for k, c in costs.items()}).makespan > (
+            timeline.makespan
+        )
+        if schedule.num_stages == p:
+            assert evaluate(schedule, **costs, blocking=True).makespan >= timeline.makespan
+        halves = evaluate(
+            split(schedule),
+            forward=costs["forward"],
+            backward_input=costs["backward"],
+            backward_weight=np.zeros(shape),
+            send_recv=costs["send_recv"],
+        )
+        assert halves.makespan == timeline.makespan
+
+
+def test_large_schedule():
+    # 130,560 ops.
+    timeline = evaluate(InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
+    assert timeline.makespan == (256 * 8 + 15) * 3
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ({}, "The schedule has B ops but no `backward`; give their cost."),
+        ({"backward_input": 1}, "The schedule has B ops but no `backward`"),
+        ({"backward": np.ones((3, 2))}, "`backward` has the shape (3, 2); give a scalar, or an"),
+        ({"backward": np.ones(3)}, "`backward` has the shape (3,)"),
+        ({"backward": np.ones((2, 4))}, "here (2, 3)."),
+        ({"backward": [[1, 1, 1], [1, math.nan, 1]]}, "`backward` is nan at (1, 1), but a cost is"),
+        ({"backward": math.inf}, "`backward` is inf, but a cost is finite and not negative"),
+        ({"backward": -1}, "`backward` is -1.0, but a cost is finite and not negative"),
+        ({"backward": [[1, 2], [3]]}, "`backward` is not a number or an array of numbers"),
+        ({"backward": 1, "overlap": "mean"}, "`overlap='mean'` is unknown; use 'sum' or 'max'."),
+        ({"backward": 1, "send_recv": np.ones(2)}, "`send_recv` has the shape (2,); give a scalar"),
+        ({"backward": 1, "send_recv": -1}, "`send_recv` is -1.0 at (0, 1), but a cost is"),
+    ],
+)
+def test_errors(costs, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        evaluate(OneFOneB(2, 3), forward=1, **costs)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_half_of_a_split_backward():
+    schedule = split(OneFOneB(2, 3))
+    with pytest.raises(ValueError, match="has I ops but no `backward_input`; give their cost"):
+        evaluate(schedule, forward=1, backward=2)
+    with pytest.raises(ValueError, match="has W ops but no `backward_weight`; give their cost"):
+        evaluate(schedule, forward=1, backward_input=2)

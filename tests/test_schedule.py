@@ -1,0 +1,268 @@
+import copy
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prism_jax.schedule import (
+    AbstractSchedule,
+    CustomSchedule,
+    GPipe,
+    InterleavedOneFOneB,
+    LoopedBFS,
+    OneFOneB,
+    evaluate,
+    make_schedule,
+    op_graph,
+    schedules,
+)
+
+
+all_schedules = [
+    GPipe(3, 4),
+    OneFOneB(4, 6),
+    OneFOneB(4, 2),
+    InterleavedOneFOneB(4, 8, 2),
+    InterleavedOneFOneB(2, 6, 3, microbatch_group_size=3),
+    LoopedBFS(2, 4, 2),
+    CustomSchedule(
+        [["0F0", "0F1", "0I0", "0W0", "0B1"], ["1F0", "1I0", "1W0", "1F1", "1B1"]],
+        stage_to_rank=[0, 1],
+    ),
+]
+
+# DualPipe on two ranks, with two microbatches in each direction.
+dual_pipe = [
+    ["0F0", "3F0", "0F1", "3B0", "(3F1;0B0)OVERLAP_F_B", "3B1", "0I1", "0W1"],
+    ["2F0", "1F0", "2F1", "1B0", "(1F1;2B0)OVERLAP_F_B", "1B1", "2I1", "2W1"],
+]
+
+
+def test_orders_by_hand():
+    assert GPipe(2, 2).orders() == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    assert OneFOneB(2, 3).orders() == [
+        ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
+        ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
+    ]
+    assert LoopedBFS(2, 2, 2).orders()[1] == [
+        "1F0",
+        "1F1",
+        "3F0",
+        "3F1",
+        "3B1",
+        "3B0",
+        "1B1",
+        "1B0",
+    ]
+    assert InterleavedOneFOneB(1, 2, 2, microbatch_group_size=2).orders() == [
+        ["0F0", "0F1", "1F0", "1B0", "1F1", "1B1", "0B0", "0B1"]
+    ]
+
+
+@pytest.mark.parametrize("schedule", all_schedules, ids=repr)
+def test_schedule_is_a_value(schedule):
+    twin = copy.deepcopy(schedule)
+    assert twin == schedule
+    assert hash(twin) == hash(schedule)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        schedule.num_ranks = 3
+    orders = schedule.orders()
+    orders[0].clear()
+    assert schedule.orders()[0] != []
+
+
+@pytest.mark.parametrize("schedule", all_schedules, ids=repr)
+def test_orders_round_trip(schedule):
+    custom = CustomSchedule(schedule.orders(), schedule.stage_to_rank)
+    assert custom.orders() == schedule.orders()
+    assert custom == CustomSchedule(schedule.orders(), list(schedule.stage_to_rank))
+    for name in ("stage_to_rank", "num_ranks", "num_stages", "num_microbatches", "chain_starts"):
+        assert getattr(custom, name) == getattr(schedule, name)
+    costs: dict[str, Any] = {
+        "forward": 2,
+        "backward_input": 3,
+        "backward_weight": 1,
+        "send_recv": 1,
+    }
+    assert evaluate(custom, **costs).makespan == evaluate(schedule, **costs).makespan
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("schedule", [*all_schedules, CustomSchedule(dual_pipe, [0, 1, 1, 0])])
+def test_graph(schedule, blocking):
+    if blocking and not isinstance(schedule, GPipe | OneFOneB):
+        with pytest.raises(ValueError, match="Blocking send_recv is only for schedules with one"):
+            op_graph(schedule, blocking=True)
+        return
+    graph = op_graph(schedule, blocking=blocking)
+    assert graph.num_ranks == schedule.num_ranks
+    assert graph.num_ops == len(graph.phase) == len(graph.predecessors)
+    for op, before in enumerate(graph.predecessors):
+        assert all(0 <= other < op for other in before)
+        assert len(set(before)) == len(before)
+    sends = graph.phase == "SR"
+    assert sorted(op for order in graph.orders for op in order) == np.flatnonzero(~sends).tolist()
+    for rank, order in enumerate(graph.orders):
+        assert list(order) == sorted(order)
+        assert (graph.rank[list(order)] == rank).all()
+    stage_to_rank = np.array(schedule.stage_to_rank)
+    assert (graph.rank == stage_to_rank[graph.stage]).all()
+    towards = np.where(graph.backward, -1, 1)[sends]
+    assert (graph.peer[sends] == stage_to_rank[graph.stage[sends] + towards]).all()
+    assert (graph.rank[sends] != graph.peer[sends]).all()
+    assert (graph.peer[~sends] == -1).all()
+    pairs = graph.phase == "FB"
+    assert ((graph.other_stage >= 0) == pairs).all()
+    assert ((graph.other_microbatch >= 0) == pairs).all()
+    with pytest.raises(ValueError, match="read-only"):
+        graph.stage[0] = 1
+
+
+def test_every_tensor_that_changes_rank_is_sent_once():
+    graph = op_graph(InterleavedOneFOneB(4, 8, 2))
+    sends = graph.phase == "SR"
+    assert sends.sum() == 2 * 8 * 7
+    for op in np.flatnonzero(sends):
+        (producer,) = graph.predecessors[op]
+        assert graph.stage[producer] == graph.stage[op]
+        assert graph.microbatch[producer] == graph.microbatch[op]
+        assert graph.phase[producer] == ("B" if graph.backward[op] else "F")
+    # Stages of one rank send nothing.
+    assert not (op_graph(LoopedBFS(1, 3, 4)).phase == "SR").any()
+
+
+def test_blocking_graph_by_hand():
+    graph = op_graph(OneFOneB(2, 2), blocking=True)
+    names = [
+        f"{stage}{phase}{microbatch}"
+        for phase, stage, microbatch in zip(graph.phase, graph.stage, graph.microbatch, strict=True)
+    ]
+    waits = {
+        name + ("'" if gradient else ""): {names[op] for op in before}
+        for name, gradient, before in zip(names, graph.backward, graph.predecessors, strict=True)
+    }
+    assert waits == {
+        "0F0": set(),
+        "0SR0": {"0F0"},
+        "1F0": {"0SR0"},
+        "0F1": {"0SR0"},
+        "1B0": {"1F0"},
+        # One batch: both tensors wait for both ranks, and both ranks for both tensors.
+        "0SR1": {"0F1", "1B0"},
+        "1SR0'": {"0F1", "1B0"},
+        "0B0": {"0SR1", "1SR0"},
+        "1F1": {"0SR1", "1SR0"},
+        "1B1": {"1F1"},
+        "1SR1'": {"0B0", "1B1"},
+        "0B1": {"1SR1"},
+    }
+    assert [[names[op] for op in last] for last in graph.last] == [["0B1"], ["1SR1"]]
+
+
+def test_two_chains():
+    inferred = CustomSchedule(dual_pipe, [0, 1, 1, 0])
+    assert inferred == CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=[(0, 1), (2, 3)])
+    assert inferred.chain_starts == (0, 2)
+    with pytest.raises(ValueError, match=r"`2F0` \(stage 2, .* on rank 1 needs `1F0`"):
+        CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=[(0, 3)])
+    independent = CustomSchedule([["0F0"], ["1F0"]], [0, 1], chains=[(0, 0), (1, 1)])
+    assert evaluate(independent, forward=[[2], [3]]).rank_ends.tolist() == [2, 3]
+    for chains in ([(0, 1)], [(0, 2), (2, 3)], [(0, 1), (2, 4)], [(2, 3), (0, 1)]):
+        with pytest.raises(ValueError, match="each of the stages 0 to 3 once, in order"):
+            CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=chains)
+
+
+@pytest.mark.parametrize(
+    ("orders", "stage_to_rank", "message"),
+    [
+        ([["0F0", "0X0"]], [0], "Op 1 of rank 0 is '0X0', which is no token; write the stage"),
+        ([["0F0", "(0F1;0I0)OVERLAP_F_B"]], [0], "which is no token"),
+        ([["0F00"]], [0], "which is no token"),
+        ([["0F-1"]], [0], "which is no token"),
+        ([["0F0"], ["0B0"]], [0, 1], "`0B0` (stage 0, microbatch 0) on rank 1 is out of place"),
+        ([["0F0", "4F0"]], [0], "`4F0` (stage 4, microbatch 0) on rank 0 is out of place"),
+        ([["0F3", "0F3"]], [0], "`0F3` (stage 0, microbatch 3) on rank 0 repeats `0F3`"),
+        ([["0F3", "0B3", "0I3"]], [0], "`0I3` (stage 0, microbatch 3) on rank 0 repeats `0B3`"),
+        ([["0B2"]], [0], "`0B2` (stage 0, microbatch 2) on rank 0 needs `0F2`, which no rank runs"),
+        ([["0F0"], ["1F1"]], [0, 1], "`1F1` (stage 1, microbatch 1) on rank 1 needs `0F1`"),
+        ([["0F0"], ["1F1"]], [0, 1], "add it to the order of rank 0"),
+        ([["0F0", "0B0"], ["1F0"]], [0, 1], "needs `1B0` or `1I0`, which no rank runs; add it to"),
+        ([["0F0", "0W0"]], [0], "`0W0` (stage 0, microbatch 0) on rank 0 needs `0I0`"),
+        ([["0F0", "0B0", "0W0"]], [0], "`0W0` (stage 0, microbatch 0) on rank 0 needs `0I0`"),
+        ([["0B0", "0F0"]], [0], "needs `0F0`, which that rank does not run before it"),
+        ([["(0F0;0B0)OVERLAP_F_B"]], [0], "needs `0F0`, which that rank does not run before it"),
+        (
+            [["0F0"]],
+            [1],
+            "`stage_to_rank` puts stage 0 on rank 1, but there are orders for 1 ranks",
+        ),
+        ([["0F0"]], [-1], "`stage_to_rank` puts stage 0 on rank -1"),
+        (["0F0 0B0"], [0], "The order of rank 0 is one string"),
+        ([[]], [0], "The orders hold no op"),
+    ],
+)
+def test_custom_schedule_errors(orders, stage_to_rank, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        CustomSchedule(orders, stage_to_rank)
+    assert "\n" not in str(error.value)
+
+
+def test_deadlock_names_an_op_of_the_cycle():
+    crossed = CustomSchedule([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], [0, 1])
+    message = "The orders deadlock: `0B0` (stage 0, microbatch 0) on rank 0 waits for itself"
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        op_graph(crossed)
+    assert "`1B0` (stage 1, microbatch 0) on rank 1" in str(error.value)
+    with pytest.raises(ValueError, match=r"deadlock.*the send_recv of the gradient of stage 1"):
+        op_graph(crossed, blocking=True)
+    # Rank 1 takes its microbatches in another order, which only a rendezvous minds.
+    swapped = CustomSchedule([["0F0", "0F1"], ["1F1", "1F0"]], [0, 1])
+    assert evaluate(swapped, forward=1).makespan == 4
+    with pytest.raises(ValueError, match=r"deadlock: `0F1`.* the send_recv of the activation"):
+        op_graph(swapped, blocking=True)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True])
+def test_counts_are_positive(bad):
+    for make, match in [
+        (lambda: GPipe(bad, 1), "num_ranks"),
+        (lambda: OneFOneB(1, bad), "num_microbatches"),
+        (lambda: LoopedBFS(1, 1, bad), "virtual_stages"),
+        (lambda: InterleavedOneFOneB(bad, 1, 1), "num_ranks"),
+        (lambda: InterleavedOneFOneB(1, 1, 1, bad), "microbatch_group_size"),
+    ]:
+        with pytest.raises(ValueError, match=f"`{match}={bad}` must be a positive integer; use 1"):
+            make()
+
+
+def test_registry():
+    assert make_schedule("gpipe", num_ranks=2, num_microbatches=3) == GPipe(2, 3)
+    assert make_schedule("1f1b", num_ranks=2, num_microbatches=3) == OneFOneB(2, 3)
+    interleaved = make_schedule(
+        "interleaved-1f1b",
+        num_ranks=2,
+        num_microbatches=4,
+        virtual_stages=3,
+        microbatch_group_size=4,
+    )
+    assert interleaved == InterleavedOneFOneB(2, 4, 3, 4)
+    bfs = make_schedule("looped-bfs", num_ranks=2, num_microbatches=4, virtual_stages=3)
+    assert bfs == LoopedBFS(2, 4, 3)
+    assert all(issubclass(cls, AbstractSchedule) for cls in schedules.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("1f1b", {"virtual_stages": 2}, "`1f1b` has no `virtual_stages`, but `virtual_stages=2`"),
+        ("gpipe", {"virtual_stages": 2}, "leave it out, or use `interleaved-1f1b` or `looped-bfs`"),
+        ("looped-bfs", {"microbatch_group_size": 4}, "has no `microbatch_group_size`"),
+        ("1f1b-interleaved", {}, "No schedule `1f1b-interleaved`; did you mean"),
+        ("1f1b", {"num_microbatches": 0}, "`num_microbatches=0` must be a positive integer"),
+    ],
+)
+def test_registry_errors(kind, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_schedule(kind, **({"num_ranks": 2, "num_microbatches": 4} | options))
