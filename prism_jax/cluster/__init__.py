@@ -1,1 +1,17 @@
-
+from ._collective import (
+    COLLECTIVES as COLLECTIVES,
+    Transfer as Transfer,
+    collective_latency as collective_latency,
+    send_recv_latency as send_recv_latency,
+)
+from ._compute import compute_latency as compute_latency
+from ._group import (
+    Group as Group,
+    all_group as all_group,
+    cp_group as cp_group,
+    dp_group as dp_group,
+    find_link as find_link,
+    find_send_link as find_send_link,
+    ranks_per_domain as ranks_per_domain,
+    tp_group as tp_group,
+)

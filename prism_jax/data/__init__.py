@@ -1,1 +1,31 @@
-
+from ._hardware import Cluster as Cluster, Device as Device, Link as Link
+from ._job import (
+    Job as Job,
+    Layout as Layout,
+    Measured as Measured,
+    ScheduleConfig as ScheduleConfig,
+    Training as Training,
+)
+from ._kernels import (
+    COMPONENTS as COMPONENTS,
+    FAMILIES as FAMILIES,
+    Constant as Constant,
+    Efficiency as Efficiency,
+    Kernels as Kernels,
+    Overlap as Overlap,
+    Source as Source,
+    Variation as Variation,
+)
+from ._load import (
+    list_clusters as list_clusters,
+    list_devices as list_devices,
+    list_jobs as list_jobs,
+    list_kernels as list_kernels,
+    list_models as list_models,
+    load_cluster as load_cluster,
+    load_device as load_device,
+    load_job as load_job,
+    load_model as load_model,
+)
+from ._load_kernels import load_kernels as load_kernels, load_source as load_source
+from ._model import Model as Model

@@ -1,0 +1,75 @@
+"""Mean latencies of collectives: alpha-beta, with an efficiency that depends on size.
+
+Rings, as NCCL runs them: each rank passes on `(n - 1) / n` of the gathered tensor in `n - 1` hops.
+Where several ranks of a group share an inner domain (a node), each reduces or gathers its share
+over its own network adapter while the inner links run at the same time, so the slower of the two
+counts. NVLS (reduction within NVLink switches) is in the all-reduce's efficiency, which may
+therefore exceed one.
+"""
+
+import math
+
+import msgspec
+
+from ..data import Cluster, Kernels, Link
+from ._group import Group, find_link, ranks_per_domain
+
+
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_recv")
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """A collective's mean latency, in seconds, and the link that it crosses."""
+
+    link: str
+    latency: float
+
+
+def collective_latency(
+    kind: str, num_bytes: float, group: Group, cluster: Cluster, kernels: Kernels
+) -> Transfer:
+    """The latency of a collective.
+
+    **Arguments:**
+
+    - `kind`: `all_gather`, `reduce_scatter`, `all_reduce` or `all_to_all`.
+    - `num_bytes`: of the full tensor: gathered, before scattering, or reduced; of `all_to_all`,
+        what one rank sends.
+    - `group`: who takes part.
+    - `cluster`, `kernels`: on what.
+
+    **Returns:**
+
+    Its link and latency; zero for a group of one.
+    """
+    link = find_link(cluster, group)
+    n = group.size
+    if n == 1:
+        return Transfer(link.name, 0.0)
+    # Inner domains: the widest link inside `link` that holds more than one rank of the group.
+    inner = [inner for inner in cluster.links if inner.group < link.group]
+    inner = [domain for domain in inner if ranks_per_domain(group, domain) > 1]
+    passes = 2 if kind == "all_reduce" else 1
+    if not inner:
+        seconds = passes * (n - 1) / n * num_bytes / _bandwidth(kind, link, num_bytes, kernels)
+        return Transfer(link.name, seconds + passes * (n - 1) * link.latency_s)
+    domain = inner[-1]
+    local = ranks_per_domain(group, domain)
+    domains = math.ceil(n / local)
+    share = num_bytes if kind == "all_to_all" else num_bytes / local
+    outside = (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
+    inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
+    hops = (domains - 1) * link.latency_s + (n - domains) * domain.latency_s
+    return Transfer(link.name, passes * (max(outside, inside) + hops))
+
+
+def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:
+    """The latency of sending `num_bytes` to one other rank over `link`."""
+    seconds = num_bytes / _bandwidth("send_recv", link, num_bytes, kernels)
+    return Transfer(link.name, seconds + link.latency_s)
+
+
+def _bandwidth(kind: str, link: Link, num_bytes: float, kernels: Kernels) -> float:
+    table = kernels.find_efficiency(kind, link.name) or kernels.find_efficiency("collective", "")
+    efficiency = 1.0 if table is None else table.at(max(num_bytes, 1.0))
+    return efficiency * link.bandwidth_bytes_per_s

@@ -1,0 +1,36 @@
+"""Mean latencies of compute kernels: a roofline with efficiencies that depend on size."""
+
+from ..data import Device, Kernels
+
+
+def compute_latency(
+    kind: str, dtype: str, flop: float, num_bytes: float, device: Device, kernels: Kernels
+) -> float:
+    """The latency of a compute kernel, in seconds.
+
+    **Arguments:**
+
+    - `kind`: `gemm` or `attention`, which compute at `dtype`; others only move bytes.
+    - `dtype`: a key of the device's `peak_flop_per_s`.
+    - `flop`: floating-point operations.
+    - `num_bytes`: read and written.
+    - `device`, `kernels`: on what.
+
+    **Returns:**
+
+    The larger of the times of computing and of moving, and the overhead of the call.
+    """
+    moving = kernels.find_efficiency("elementwise", "")
+    table = kernels.find_efficiency(kind, dtype) or moving
+    rate = device.memory_bandwidth_bytes_per_s
+    if flop == 0 and table is not None:
+        rate *= table.at(max(num_bytes, 1.0))
+    elif moving is not None:
+        # A kernel that computes streams its operands at the efficiency of large ones.
+        rate *= moving.values[-1]
+    seconds = num_bytes / rate
+    overhead = 0.0 if table is None else table.latency_s
+    if flop > 0:
+        efficiency = 1.0 if table is None or table is moving else table.at(flop)
+        seconds = max(seconds, flop / (efficiency * device.peak_flop_per_s[dtype]))
+    return seconds + overhead

@@ -1,0 +1,73 @@
+"""Whether the parts of a job fit together, as far as no kernel is needed to tell."""
+
+from ._hardware import Cluster
+from ._job import Job
+
+
+def check_job(job: Job, where: str) -> None:
+    """Raises a `ValueError` of one sentence where parts of a job contradict each other."""
+    layout, schedule = job.layout, job.schedule
+    degrees = f"tp*cp*dp*pp = {layout.tp}*{layout.cp}*{layout.dp}*{layout.pp}"
+    if job.world_size is not None and job.world_size != layout.world_size:
+        raise ValueError(
+            f"{where}: `world_size` is {job.world_size}, but `layout` has {degrees} = "
+            f"{layout.world_size} ranks; change one of them."
+        )
+    if schedule.kind in ("1f1b", "gpipe") and schedule.virtual_stages != 1:
+        raise ValueError(
+            f"{where}: `schedule.virtual_stages` is {schedule.virtual_stages}, but "
+            f'`{schedule.kind}` has one stage per rank; use `kind = "interleaved-1f1b"`, or leave '
+            "it out."
+        )
+    stages = layout.pp * schedule.virtual_stages
+    if schedule.layers_per_stage is not None:
+        if len(schedule.layers_per_stage) != stages:
+            raise ValueError(
+                f"{where}: `schedule.layers_per_stage` has {len(schedule.layers_per_stage)} "
+                f"entries, but there are {stages} stages (pp times virtual_stages); give one for "
+                "each."
+            )
+        if schedule.embedding_counts_as_layer or schedule.head_counts_as_layer:
+            raise ValueError(
+                f"{where}: `schedule.layers_per_stage` says all already; leave out "
+                "`embedding_counts_as_layer` and `head_counts_as_layer`."
+            )
+    given = [key for key in ("model", "cluster", "training") if getattr(job, key) is not None]
+    missing = [key for key in ("model", "cluster", "training") if key not in given]
+    if given and missing:
+        raise ValueError(
+            f"{where}: the key `{missing[0]}` is missing; a job with `{given[0]}` needs `model`, "
+            "`cluster` and `training`."
+        )
+    if job.cluster is not None and job.training is not None:
+        if layout.world_size > job.cluster.num_devices:
+            raise ValueError(
+                f"{where}: `layout` has {degrees} = {layout.world_size} ranks, but the cluster "
+                f"`{job.cluster.name}` only {job.cluster.num_devices} devices; use smaller "
+                "degrees, or a larger `cluster.num_nodes`."
+            )
+        dtypes = job.cluster.device.peak_flop_per_s
+        for dtype in {job.training.dtype, "bf16" if job.training.dtype == "fp8" else ""} - {""}:
+            if dtype not in dtypes:
+                raise ValueError(
+                    f"{where}: `training.dtype` is {job.training.dtype!r}, but the device "
+                    f"`{job.cluster.device.name}` has no `peak_flop_per_s` for {dtype!r}; it has "
+                    f"{', '.join(sorted(dtypes)) or 'none'}."
+                )
+
+
+def check_cluster(cluster: Cluster, where: str) -> None:
+    """Raises a `ValueError` of one sentence where the links of a cluster do not nest."""
+    if not cluster.links:
+        raise ValueError(f"{where}: the key `links` is empty; give at least one link.")
+    names = [link.name for link in cluster.links]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{where}: `links` has two with one name; name them apart.")
+    for inner, outer in zip(cluster.links, cluster.links[1:], strict=False):
+        if outer.group <= inner.group:
+            raise ValueError(
+                f"{where}: the link `{outer.name}` joins {outer.group} ranks, not more than "
+                f"`{inner.name}` before it ({inner.group}); list links innermost first."
+            )
+    if not cluster.device.peak_flop_per_s:
+        raise ValueError(f"{where}: `peak_flop_per_s` is empty; give one dtype at least.")

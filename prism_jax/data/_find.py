@@ -1,0 +1,70 @@
+"""Where the shipped files are."""
+
+import importlib.resources
+import os
+import pathlib
+
+from .._misc import unknown_name
+
+
+_WHAT = {
+    "jobs": "job",
+    "jobs/models": "model",
+    "hardware/devices": "device",
+    "hardware/clusters": "cluster",
+    "kernels": "profile of kernels",
+}
+
+
+def data_folder(kind: str) -> pathlib.Path:
+    """The folder of `kind`, such as `"hardware/devices"`: of the wheel, or of the checkout."""
+    package = pathlib.Path(str(importlib.resources.files("prism_jax.data")))
+    installed = package / kind
+    return installed if installed.is_dir() else package.parents[1] / kind
+
+
+def list_names(kind: str) -> tuple[str, ...]:
+    """The names of what is shipped of `kind`, sorted."""
+    folder = data_folder(kind)
+    if kind == "kernels":
+        names = (path.parent.name for path in folder.glob("*/source.toml"))
+    else:
+        names = (path.stem for path in folder.glob("*.toml"))
+    return tuple(sorted(names))
+
+
+def is_path(name: str | os.PathLike[str]) -> bool:
+    """Whether `name` is a path rather than the name of something shipped."""
+    if not isinstance(name, str):
+        return True
+    return name.endswith(".toml") or "/" in name or os.sep in name or name in (".", "..")
+
+
+def find_file(
+    kind: str, name: str | os.PathLike[str], beside: pathlib.Path | None = None
+) -> pathlib.Path:
+    """The file of a name or path; a relative path is seen from `beside` first.
+
+    **Raises:**
+
+    A `ValueError` where there is none.
+    """
+    what = _WHAT[kind]
+    if not is_path(name):
+        names = list_names(kind)
+        if name not in names:
+            raise ValueError(unknown_name(what, name, names))
+        return data_folder(kind) / f"{name}.toml"
+    path = pathlib.Path(name)
+    if beside is not None and not path.is_absolute() and (beside / path).exists():
+        path = beside / path
+    if path.is_dir():
+        raise ValueError(
+            f"{path}: this is a folder, but a {what} is a `.toml` file; give the file."
+        )
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: there is no such file; give a `.toml` file, or one of the shipped names: "
+            f"{', '.join(list_names(kind)) or 'none'}."
+        )
+    return path

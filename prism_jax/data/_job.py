@@ -1,0 +1,118 @@
+"""Jobs: what is trained, how it is laid out, on what, and what was measured."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ._hardware import Cluster
+from ._kernels import Kernels
+from ._model import Model
+from ._types import Count, Positive, Text
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The degrees of parallelism: tensor, pipeline, data, context and expert."""
+
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp * self.cp
+
+
+class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pipeline schedule, and how layers are dealt to its stages.
+
+    **Attributes:**
+
+    - `kind`: the schedule's name.
+    - `num_microbatches`: of one replica in one step.
+    - `virtual_stages`: per rank.
+    - `microbatch_group_size`: of interleaved schedules; by default the number of ranks.
+    - `blocking`: whether sends and receives stop compute; `None` leaves it to the schedule.
+    - `layers_per_stage`: of each global virtual stage.
+    - `embedding_counts_as_layer`, `head_counts_as_layer`: Megatron's way to even out the ends.
+    """
+
+    kind: Text
+    num_microbatches: Count
+    virtual_stages: Count = 1
+    microbatch_group_size: Count | None = None
+    blocking: bool | None = None
+    layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**6)], ...] | None = None
+    embedding_counts_as_layer: bool = False
+    head_counts_as_layer: bool = False
+
+
+class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a step is computed.
+
+    **Attributes:**
+
+    - `microbatch_size`: sequences of a microbatch.
+    - `sequence_length`: tokens of a sequence.
+    - `dtype`: of the layers' matrix multiplications. Everything else of `fp8` is `bf16`.
+    - `recompute`: what the backward computes again: nothing, attention, or each whole layer.
+    - `zero`: 1 shards the optimizer over the replicas, 0 does not.
+    - `attention`: one fused kernel, or its parts, as before FlashAttention.
+    - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
+    - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
+        multiplications.
+    - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
+        beside the backward and the forward.
+    - `gradient_dtype`: in which gradients are reduced.
+    """
+
+    microbatch_size: Count
+    sequence_length: Count
+    dtype: Literal["bf16", "fp16", "fp8"] = "bf16"
+    recompute: Literal["none", "selective", "full"] = "none"
+    zero: Literal[0, 1] = 1
+    attention: Literal["flash", "unfused"] = "flash"
+    sequence_parallel: bool = True
+    tp_overlap: bool = False
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured of the step time, in seconds, and by whom."""
+
+    source: Text
+    mean_s: Positive | None = None
+    std_s: Positive | None = None
+    p5_s: Positive | None = None
+    p50_s: Positive | None = None
+    p95_s: Positive | None = None
+    p99_s: Positive | None = None
+    num_samples: Count | None = None
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A training job. One that only says how a trace was recorded has no model and no cluster.
+
+    **Attributes:**
+
+    - `layout`, `schedule`: how it is split, and in which order its ops run.
+    - `world_size`: the product of the degrees.
+    - `model`, `cluster`, `training`: what is computed, where and how; all three or none.
+    - `kernels`: the profile of the cluster's kernels.
+    - `measured`: what is known of its step time.
+    - `name`, `source`: what it is called, and where the configuration is from.
+    """
+
+    layout: Layout
+    schedule: ScheduleConfig
+    world_size: Count | None = None
+    model: Model | None = None
+    cluster: Cluster | None = None
+    training: Training | None = None
+    kernels: Kernels | None = None
+    measured: Measured | None = None
+    name: str = ""
+    source: str = ""

@@ -1,0 +1,175 @@
+"""Profiles of kernels: how near to the hardware's limits they run, and how much they vary."""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from ._types import Fraction, NonNegative, Positive, Text
+
+
+# The parameters of each family of factors. Only a factor's shape counts: it is divided by its mean.
+FAMILIES = {
+    "constant": (),
+    "normal": ("sigma",),
+    "lognormal": ("sigma",),
+    "shifted-lognormal": ("sigma", "shift"),
+    "gamma": ("sigma",),
+    "weibull": ("shape",),
+    "lognormal-mixture": ("sigma", "slow_weight", "slow_factor"),
+    "two-regimes": ("probability", "slowdown"),
+}
+COMPONENTS = ("rank", "step", "microbatch", "residual", "stall", "network")
+SHARED = ("rank", "step", "microbatch", "network")
+
+
+class Efficiency(msgspec.Struct, frozen=True):
+    """What part of a peak rate a kernel reaches, by its size.
+
+    **Attributes:**
+
+    - `kernel`: its kind.
+    - `variant`: the dtype of compute, the link of a collective; empty for any.
+    - `sizes`: increasing; FLOPs of `gemm` and `attention`, bytes of everything else.
+    - `values`: the efficiency at each size.
+    - `latency_s`: overhead of each call, in seconds.
+    """
+
+    kernel: str
+    variant: str
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+    latency_s: float = 0.0
+
+    def at(self, size: float) -> float:
+        """The efficiency at `size`, interpolated in its logarithm, constant beyond the ends."""
+        sizes, values = self.sizes, self.values
+        if size <= sizes[0]:
+            return values[0]
+        for i in range(1, len(sizes)):
+            if size <= sizes[i]:
+                weight = math.log(size / sizes[i - 1]) / math.log(sizes[i] / sizes[i - 1])
+                return (1 - weight) * values[i - 1] + weight * values[i]
+        return values[-1]
+
+
+class Variation(msgspec.Struct, frozen=True):
+    """One cause of variation of one kind of kernel, or of all of them.
+
+    **Attributes:**
+
+    - `kernel`: the kind; empty for the components that kernels share.
+    - `component`: `residual` (each call of the kernel by itself), `stall`, or one that is shared:
+        `rank`, `step`, `microbatch`, `network`.
+    - `family`: the law of the factor, or for a stall of its duration.
+    - `parameters`: of the law; a stall has `rate` (stalls per call) and `median_s` as well.
+    - `source`: where the numbers are from.
+    """
+
+    kernel: str
+    component: str
+    family: str
+    parameters: dict[str, float]
+    source: str = ""
+
+
+class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How well communication hides behind compute on a cluster.
+
+    **Attributes:**
+
+    - `contention`: what the hidden part of a collective costs the compute that hides it, as a part
+        of its own latency.
+    - `data_parallel`: what part of the data-parallel collectives that could be hidden is.
+    """
+
+    contention: Fraction
+    data_parallel: Fraction
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number that was chosen, and why."""
+
+    name: Text
+    value: Text
+    reason: Text
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the numbers of a folder of `kernels/` are from.
+
+    **Attributes:**
+
+    - `who`, `when`, `software`, `licence`: of the measurements.
+    - `sample_counts`: how many samples each figure rests on.
+    - `constants`: what was chosen rather than measured, and why.
+    - `overlap`: how well communication hides behind compute; of clusters only.
+    - `name`: of the folder.
+    """
+
+    who: Text
+    when: Text
+    software: Text
+    licence: Text
+    sample_counts: dict[str, int]
+    constants: tuple[Constant, ...] = ()
+    overlap: Overlap | None = None
+    name: str = ""
+
+
+class Kernels(msgspec.Struct, frozen=True):
+    """What is known of the kernels of a device and the collectives of a cluster.
+
+    **Attributes:**
+
+    - `efficiency`: of compute and of collectives.
+    - `variability`: around the mean latencies.
+    - `overlap`: how well communication hides behind compute.
+    - `sources`: where all of it is from.
+    """
+
+    efficiency: tuple[Efficiency, ...]
+    variability: tuple[Variation, ...]
+    overlap: Overlap
+    sources: tuple[Source, ...] = ()
+
+    def find_efficiency(self, kernel: str, variant: str) -> Efficiency | None:
+        """The table of `kernel` for `variant`, or else for any."""
+        found = {e.variant: e for e in self.efficiency if e.kernel == kernel}
+        return found.get(variant, found.get(""))
+
+    def find_variation(self, component: str, kernel: str = "") -> Variation | None:
+        """The law of `component` for `kernel`; `None` where there is none."""
+        for variation in self.variability:
+            if variation.component == component and variation.kernel == kernel:
+                return variation
+        return None
+
+
+class EfficiencyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of a device's `efficiency.csv`."""
+
+    kernel: Text
+    size: Positive
+    efficiency: Positive
+    dtype: str = ""
+    latency_s: NonNegative = 0.0
+
+
+class CollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of a cluster's `efficiency.csv`."""
+
+    kernel: Text
+    bytes: Positive
+    efficiency: Positive
+    link: str = ""
+
+
+class VariationRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of `variability.csv`."""
+
+    component: Literal["rank", "step", "microbatch", "residual", "stall", "network"]
+    family: Text
+    source: Text
+    kernel: str = ""
+    parameters: str = ""

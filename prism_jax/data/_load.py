@@ -1,0 +1,178 @@
+"""Loading jobs, models and machines by name or path."""
+
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ._check import check_cluster, check_job
+from ._find import find_file, list_names
+from ._hardware import Cluster, Device
+from ._job import Job
+from ._load_kernels import load_kernels
+from ._model import Model
+from ._override import Override, apply_kernel_override, apply_override, parse_override
+from ._read import check_keys, convert, read_toml
+
+
+def list_jobs() -> tuple[str, ...]:
+    """The names of the shipped jobs."""
+    return list_names("jobs")
+
+
+def list_models() -> tuple[str, ...]:
+    """The names of the shipped models."""
+    return list_names("jobs/models")
+
+
+def list_devices() -> tuple[str, ...]:
+    """The names of the shipped devices."""
+    return list_names("hardware/devices")
+
+
+def list_clusters() -> tuple[str, ...]:
+    """The names of the shipped clusters."""
+    return list_names("hardware/clusters")
+
+
+def list_kernels() -> tuple[str, ...]:
+    """The names of the shipped profiles of kernels: of devices and of clusters."""
+    return list_names("kernels")
+
+
+def load_model(name: str | os.PathLike[str]) -> Model:
+    """A model, by its name or the path of its file.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names file and key.
+    """
+    return _load("jobs/models", "model", name, Model, None)[0]
+
+
+def load_device(name: str | os.PathLike[str]) -> Device:
+    """A device, by its name or the path of its file.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names file and key.
+    """
+    return _load("hardware/devices", "device", name, Device, None)[0]
+
+
+def load_cluster(name: str | os.PathLike[str]) -> Cluster:
+    """A cluster, by its name or the path of its file, with its device.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names file and key.
+    """
+    return _load_cluster(name, None)[0]
+
+
+def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Job:
+    """A job, with its model, cluster, device and kernels.
+
+    **Arguments:**
+
+    - `name_or_path`: the name of a shipped job, or the path of a file of `kind = "job"`.
+    - `overrides`: such as `"layout.dp=64"`, `"cluster.num_nodes=600"` or
+        `"kernels.all_gather.sigma=0.1"`: a dotted key of the complete job and its value in TOML,
+        where a bare word is a string. `model`, `cluster` and `cluster.device` take names too.
+
+    **Returns:**
+
+    The job.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names file and key, or the override.
+    """
+    path = find_file("jobs", name_or_path)
+    raw = read_toml(path, "job")
+    if isinstance(overrides, str):
+        overrides = (overrides,)
+    parsed = [parse_override(text) for text in overrides]
+    if "kernels" in raw:
+        raise ValueError(
+            f"{path}: the key `kernels` is for overrides; a file names a profile as "
+            "`kernels` of its cluster and device."
+        )
+    changes = []
+    for override in parsed:
+        if override.keys in (("model",), ("cluster",)):
+            raw[override.key] = override.value
+        elif override.keys[0] != "kernels":
+            changes.append(override)
+    check_keys(raw, Job, lambda key: str(path))
+    origin = {override.key: override for override in parsed}
+
+    def where(key: str) -> str:
+        while key:
+            if key in origin:
+                return f"override `{origin[key].text}`"
+            key = key.rpartition(".")[0]
+        return str(path)
+
+    _resolve(raw, path, changes)
+    for override in changes:
+        origin[apply_override(raw, override)] = override
+    raw.setdefault("name", path.stem)
+    job = convert(raw, Job, where)
+    if job.cluster is not None:
+        check_cluster(job.cluster, str(path))
+        job = msgspec.structs.replace(job, kernels=load_kernels(job.cluster))
+    for override in parsed:
+        if override.keys[0] == "kernels":
+            if job.kernels is None:
+                raise ValueError(
+                    f"override `{override.text}`: the job `{job.name}` names no cluster, so it has "
+                    "no kernels."
+                )
+            kernels = apply_kernel_override(job.kernels, override)
+            job = msgspec.structs.replace(job, kernels=kernels)
+    check_job(job, str(path))
+    return job
+
+
+def _resolve(raw: dict[str, Any], path: pathlib.Path, changes: list[Override]) -> None:
+    """Puts the tables of what is given by name into the table of a job, in place."""
+    if isinstance(raw.get("model"), str):
+        raw["model"] = _load("jobs/models", "model", raw["model"], Model, path.parent)[1]
+    if isinstance(raw.get("cluster"), str):
+        raw["cluster"] = _load_cluster(raw["cluster"], path.parent)[1]
+    cluster = raw.get("cluster")
+    if not isinstance(cluster, dict):
+        return
+    for override in list(changes):
+        if override.keys == ("cluster", "device"):
+            cluster["device"] = override.value
+            changes.remove(override)
+    if isinstance(cluster.get("device"), str):
+        cluster["device"] = _load(
+            "hardware/devices", "device", cluster["device"], Device, path.parent
+        )[1]
+
+
+def _load_cluster(
+    name: str | os.PathLike[str], beside: pathlib.Path | None
+) -> tuple[Cluster, dict[str, Any]]:
+    path = find_file("hardware/clusters", name, beside)
+    raw = read_toml(path, "cluster")
+    if isinstance(raw.get("device"), str):
+        raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path.parent)[1]
+    raw.setdefault("name", path.stem)
+    cluster = convert(raw, Cluster, lambda key: str(path))
+    check_cluster(cluster, str(path))
+    return cluster, raw
+
+
+def _load(
+    kind: str, what: str, name: str | os.PathLike[str], cls: Any, beside: pathlib.Path | None
+) -> tuple[Any, dict[str, Any]]:
+    path = find_file(kind, name, beside)
+    raw = read_toml(path, what)
+    raw.setdefault("name", path.stem)
+    return convert(raw, cls, lambda key: str(path)), raw

@@ -1,0 +1,136 @@
+"""Profiles of kernels, read from `kernels/`."""
+
+import itertools as it
+import math
+import pathlib
+
+import msgspec
+
+from .._misc import unknown_name
+from ._find import data_folder, list_names
+from ._hardware import Cluster
+from ._kernels import (
+    FAMILIES,
+    SHARED,
+    CollectiveRow,
+    Efficiency,
+    EfficiencyRow,
+    Kernels,
+    Overlap,
+    Source,
+    Variation,
+    VariationRow,
+)
+from ._read import convert, read_csv, read_toml
+
+
+# Efficiencies and factors have no unit: these stand in for machines without a folder of their own.
+_DEFAULT_DEVICE = "h100-sxm"
+_DEFAULT_CLUSTER = "dgx-h100"
+
+
+def load_kernels(cluster: Cluster) -> Kernels:
+    """The profile of a cluster's kernels: its device's compute and its own collectives.
+
+    A machine without a folder of its own takes the factors of an H100 and of its cluster.
+
+    **Raises:**
+
+    A `ValueError` where a file is wrong, or `kernels` names no folder.
+    """
+    device = _folder(cluster.device.kernels, cluster.device.name, _DEFAULT_DEVICE)
+    network = _folder(cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
+    sources = (load_source(device.name), load_source(network.name))
+    rows = [
+        (row.kernel, row.dtype, row.size, row.efficiency, row.latency_s)
+        for row in read_csv(device / "efficiency.csv", EfficiencyRow)
+    ]
+    efficiency = _tables(rows, device / "efficiency.csv")
+    rows = [
+        (row.kernel, row.link, row.bytes, row.efficiency, 0.0)
+        for row in read_csv(network / "efficiency.csv", CollectiveRow)
+    ]
+    efficiency += _tables(rows, network / "efficiency.csv")
+    variability = _variations(device / "variability.csv") + _variations(network / "variability.csv")
+    for i, variation in enumerate(variability):
+        if any(
+            (v.kernel, v.component) == (variation.kernel, variation.component)
+            for v in variability[:i]
+        ):
+            raise ValueError(
+                f"{network / 'variability.csv'}: `{variation.kernel or 'all kernels'}` has two "
+                f"rows for `{variation.component}`; keep one."
+            )
+    overlap = sources[1].overlap or Overlap(contention=0.0, data_parallel=1.0)
+    return Kernels(efficiency, variability, overlap, sources)
+
+
+def load_source(name: str) -> Source:
+    """Where the numbers of `kernels/<name>/` are from."""
+    if name not in list_names("kernels"):
+        raise ValueError(unknown_name("profile of kernels", name, list_names("kernels")))
+    path = data_folder("kernels") / name / "source.toml"
+    source = convert(read_toml(path, "source"), Source, lambda key: str(path))
+    return msgspec.structs.replace(source, name=name)
+
+
+def _folder(given: str | None, name: str, default: str) -> pathlib.Path:
+    names = list_names("kernels")
+    if given is None:
+        given = name if name in names else default
+    elif given not in names:
+        raise ValueError(unknown_name("profile of kernels", given, names))
+    return data_folder("kernels") / given
+
+
+def _tables(
+    rows: list[tuple[str, str, float, float, float]], path: pathlib.Path
+) -> tuple[Efficiency, ...]:
+    tables = []
+    for (kernel, variant), group in it.groupby(sorted(rows), key=lambda row: row[:2]):
+        group = list(group)
+        sizes = tuple(row[2] for row in group)
+        if len(set(sizes)) < len(sizes):
+            raise ValueError(f"{path}: `{kernel}` has two rows of one size; keep one.")
+        latency = max(row[4] for row in group)
+        tables.append(Efficiency(kernel, variant, sizes, tuple(row[3] for row in group), latency))
+    return tuple(tables)
+
+
+def _variations(path: pathlib.Path) -> tuple[Variation, ...]:
+    variations = []
+    for number, row in enumerate(read_csv(path, VariationRow), start=2):
+        where = f"{path}, line {number}"
+        if row.family not in FAMILIES:
+            raise ValueError(f"{where}: {unknown_name('family', row.family, FAMILIES)}")
+        if (row.component in SHARED) != (row.kernel == ""):
+            wrong = "is shared; leave `kernel` empty" if row.kernel else "needs a `kernel`"
+            raise ValueError(f"{where}: the component `{row.component}` {wrong}.")
+        allowed = FAMILIES[row.family]
+        if row.component == "stall":
+            allowed = (*allowed, "rate", "median_s")
+        parameters = _parameters(row.parameters, allowed, where)
+        variations.append(Variation(row.kernel, row.component, row.family, parameters, row.source))
+    return tuple(variations)
+
+
+def _parameters(text: str, allowed: tuple[str, ...], where: str) -> dict[str, float]:
+    parameters = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in allowed:
+            raise ValueError(f"{where}: {unknown_name('parameter', name, allowed)}")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not equals or not (math.isfinite(number) and number >= 0):
+            raise ValueError(
+                f"{where}: column `parameters` has `{part}`; write `name=value` with a finite "
+                "number that is not negative."
+            )
+        parameters[name] = number
+    missing = [name for name in allowed if name not in parameters]
+    if missing:
+        raise ValueError(f"{where}: column `parameters` has no `{missing[0]}`; add it.")
+    return parameters

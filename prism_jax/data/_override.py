@@ -1,0 +1,154 @@
+"""Overrides: `"layout.dp=64"` and the like."""
+
+import math
+import tomllib
+from typing import Any
+
+import msgspec
+
+from .._misc import unknown_name
+from ._job import Job
+from ._kernels import SHARED, Kernels, Variation
+from ._read import struct_type
+
+
+class Override(msgspec.Struct, frozen=True):
+    """A dotted key with its new value.
+
+    **Attributes:**
+
+    - `text`: as it was given.
+    - `keys`: the parts of the key.
+    - `value`: the value.
+    """
+
+    text: str
+    keys: tuple[str, ...]
+    value: Any
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.keys)
+
+
+def parse_override(text: str) -> Override:
+    """Splits `"key.of.something=value"`. The value is TOML; a bare word is a string.
+
+    **Raises:**
+
+    A `ValueError` where there is no key or no value.
+    """
+    key, equals, value = text.partition("=")
+    keys = tuple(part.strip() for part in key.split("."))
+    value = value.strip()
+    if not equals or not value or not all(keys):
+        raise ValueError(
+            f"override `{text}`: it is not a key and a value; write it as `layout.dp=64`."
+        )
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {"value": value}
+    return Override(text, keys, parsed["value"] if len(parsed) == 1 else value)
+
+
+def apply_override(raw: dict[str, Any], override: Override) -> str:
+    """Sets one key of the table of a job, in place.
+
+    **Returns:**
+
+    The key, where a name in a list has become its number, as in `cluster.links[0].group`.
+
+    **Raises:**
+
+    A `ValueError` where the job has no such key.
+    """
+    table: Any = raw
+    cls: type[msgspec.Struct] | None = Job
+    seen = path = ""
+    for depth, key in enumerate(override.keys):
+        last = depth == len(override.keys) - 1
+        if isinstance(table, list):
+            names = {str(item.get("name")): i for i, item in enumerate(table)}
+            if key not in names:
+                _unknown(override, seen, key, names)
+            path = f"{path[:-1]}[{names[key]}]."
+            table, seen = table[names[key]], f"{seen}{key}."
+            if last:
+                _no_table(override)
+            continue
+        known = _known_keys(table, cls)
+        if key not in known:
+            _unknown(override, seen, key, known)
+        if last:
+            table[key] = override.value
+            return f"{path}{key}"
+        cls = struct_type(known[key])
+        if key not in table and cls is not None:
+            table[key] = {}
+        table, seen, path = table.get(key), f"{seen}{key}.", f"{path}{key}."
+        if not isinstance(table, dict | list):
+            raise ValueError(
+                f"override `{override.text}`: `{seen[:-1]}` is a value and has no keys of its own."
+            )
+    raise AssertionError(override)
+
+
+def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
+    """Sets one parameter of variability: `kernels.<kind or shared component>.<parameter>`.
+
+    **Raises:**
+
+    A `ValueError` where there is no such kind or parameter, or the value is no number.
+    """
+    keys, text, value = override.keys, override.text, override.value
+    component = "residual"
+    if len(keys) == 4 and keys[2] in ("residual", "stall"):
+        component, keys = keys[2], (keys[0], keys[1], keys[3])
+    if len(keys) != 3:
+        raise ValueError(
+            f"override `{text}`: write `kernels.<kind>.<parameter>=<number>`, as in "
+            "`kernels.all_gather.sigma=0.1`, or `kernels.<kind>.stall.<parameter>=<number>`."
+        )
+    _, name, parameter = keys
+    found = [
+        i
+        for i, v in enumerate(kernels.variability)
+        if (v.component == name if name in SHARED else (v.kernel, v.component) == (name, component))
+    ]
+    if not found:
+        names = {v.kernel for v in kernels.variability if v.component == component}
+        if component == "residual":
+            names |= {v.component for v in kernels.variability if v.component in SHARED}
+        raise ValueError(f"override `{text}`: {unknown_name('kind of kernel', name, names)}")
+    rows = list(kernels.variability)
+    old: Variation = rows[found[0]]
+    if parameter not in old.parameters:
+        sentence = unknown_name(f"parameter of `{name}`", parameter, old.parameters)
+        raise ValueError(f"override `{text}`: {sentence}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"override `{text}`: the value is {value!r}, but must be a number.")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"override `{text}`: the value is {value}, but must be finite and not negative."
+        )
+    parameters = {**old.parameters, parameter: float(value)}
+    rows[found[0]] = msgspec.structs.replace(old, parameters=parameters, source=f"override {text}")
+    return msgspec.structs.replace(kernels, variability=tuple(rows))
+
+
+def _known_keys(table: dict[str, Any], cls: type[msgspec.Struct] | None) -> dict[str, Any]:
+    if cls is None:
+        return dict.fromkeys(table, Any)
+    return {f.encode_name: f.type for f in msgspec.structs.fields(cls)}
+
+
+def _unknown(override: Override, seen: str, key: str, known: Any) -> None:
+    sentence = unknown_name("key", f"{seen}{key}", (f"{seen}{name}" for name in known))
+    raise ValueError(f"override `{override.text}`: {sentence}")
+
+
+def _no_table(override: Override) -> None:
+    raise ValueError(
+        f"override `{override.text}`: `{override.key}` is a table; set one of its keys."
+    )

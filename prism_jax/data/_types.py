@@ -1,0 +1,12 @@
+"""Numbers that a file may hold. All are finite: NaN and infinity fail the bounds."""
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
+NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]

@@ -1,0 +1,105 @@
+"""What follows the pipeline: gradients are reduced, parameters updated and gathered."""
+
+import msgspec
+
+from ..cluster import Group, all_group
+from ..data import ScheduleConfig
+from ._block import Block, Kernel
+from ._costs import Costs
+from ._parts import block, block_mean, segment
+from ._split import layers_of_stages, parameters_of_rank, stages_of_rank
+
+
+_GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def reduce_scatters(
+    costs: Costs, schedule: ScheduleConfig, backward: tuple[Block, ...]
+) -> tuple[Block, ...]:
+    """For each pipeline rank, what nothing hides of the reduction of its gradients."""
+    return tuple(
+        block(
+            [
+                ([segment([], kernel)], 1)
+                for kernel in _gradient_kernels(costs, schedule, rank, backward)
+            ]
+        )
+        for rank in range(costs.layout.pp)
+    )
+
+
+def tail(costs: Costs, schedule: ScheduleConfig, forward: tuple[Block, ...]) -> Block:
+    """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
+    layout, training = costs.layout, costs.training
+    held = [sum(parameters_of_rank(costs.model, layout, schedule, r)) for r in range(layout.pp)]
+    largest = max(held)
+    shard = largest / costs.dp.size if training.zero else largest
+    segments = [
+        segment(
+            [costs.move("optimizer", 4 * shard)],
+            costs.collective("all_reduce", 4, all_group(layout)) if layout.world_size > 1 else None,
+        ),
+        # Reads gradient, both moments and the master copy; writes all but the gradient and a copy.
+        segment([costs.move("optimizer", 30 * shard)]),
+    ]
+    if training.zero and costs.dp.size > 1:
+        rank = held.index(largest)
+        kernel = costs.collective("all_gather", 2 * largest, costs.dp)
+        if training.overlap_param_gather:
+            kernel = _hide(costs, kernel, schedule, rank, forward)
+        segments.append(segment([], kernel))
+    return block([(segments, 1)])
+
+
+def _gradient_kernels(
+    costs: Costs, schedule: ScheduleConfig, rank: int, backward: tuple[Block, ...]
+) -> list[Kernel]:
+    layout, model, training = costs.layout, costs.model, costs.training
+    size = _GRADIENT_BYTES[training.gradient_dtype]
+    kernels = []
+    if costs.dp.size > 1:
+        parameters = sum(parameters_of_rank(model, layout, schedule, rank))
+        kind = "reduce_scatter" if training.zero else "all_reduce"
+        kernel = costs.collective(kind, size * parameters, costs.dp)
+        if training.overlap_grad_reduce:
+            kernel = _hide(costs, kernel, schedule, rank, backward)
+        kernels.append(kernel)
+    if model.tied_embeddings and layout.pp > 1 and rank in (0, layout.pp - 1):
+        # The first and the last rank each have a copy of the embedding.
+        ends = Group("embedding", 2, (layout.pp - 1) * layout.tp * layout.cp * layout.dp)
+        num_bytes = size * model.vocab_size * model.hidden_size / layout.tp
+        kernels.append(costs.collective("all_reduce", num_bytes, ends))
+    return kernels
+
+
+def _hide(
+    costs: Costs, kernel: Kernel, schedule: ScheduleConfig, rank: int, blocks: tuple[Block, ...]
+) -> Kernel:
+    """What is left of a data-parallel collective that runs stage by stage beside the pipeline.
+
+    The part of each stage becomes ready with its last (or is needed by its first) microbatch, and
+    has, on a rank with several stages, as long as the microbatches of one round take in the others.
+    Of the part at the very end (or start), one layer's worth cannot be hidden.
+    """
+    parameters = parameters_of_rank(costs.model, costs.layout, schedule, rank)
+    layers = layers_of_stages(costs.model, costs.layout, schedule)
+    stages = stages_of_rank(costs.layout, schedule, rank)
+    group = min(schedule.microbatch_group_size or costs.layout.pp, schedule.num_microbatches)
+    total = sum(parameters)
+    end = 0.0
+    now = 0.0
+    # From the stage that is at the edge of the step outwards is the order of neither phase; by
+    # symmetry both are this queue: ready at `now`, one after the other.
+    for i, stage in reversed(list(enumerate(stages))):
+        mean = block_mean(blocks[stage])
+        now += mean * (group if i > 0 else 1)
+        part = kernel.mean * parameters[i] / total
+        if i == 0:
+            # Layer by layer beside the last microbatch.
+            count = max(layers[stage], 1)
+            end = max(end + part, now - mean + part, now + part / count)
+        else:
+            end = max(end, now) + part
+    hidden = (kernel.mean - max(end - now, 0.0)) * costs.kernels.overlap.data_parallel
+    left = kernel.mean - max(hidden, 0.0)
+    return msgspec.structs.replace(kernel, size=f"{kernel.size} exposed", mean=left)

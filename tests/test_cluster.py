@@ -1,0 +1,171 @@
+import msgspec
+import pytest
+
+from prism_jax.cluster import (
+    Group,
+    all_group,
+    collective_latency,
+    compute_latency,
+    cp_group,
+    dp_group,
+    find_link,
+    find_send_link,
+    ranks_per_domain,
+    send_recv_latency,
+    tp_group,
+)
+from prism_jax.data import Cluster, Efficiency, Kernels, Layout, Overlap, load_cluster, load_kernels
+
+
+def _perfect(*efficiency: Efficiency) -> Kernels:
+    """A profile in which all is as fast as the hardware's figures."""
+    return Kernels(efficiency, (), Overlap(contention=0.0, data_parallel=1.0))
+
+
+def _without_latency(cluster: Cluster) -> Cluster:
+    links = tuple(msgspec.structs.replace(link, latency_s=0.0) for link in cluster.links)
+    return msgspec.structs.replace(cluster, links=links)
+
+
+@pytest.fixture(scope="module")
+def h100():
+    return _without_latency(load_cluster("dgx-h100-4096"))
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "link"),
+    [
+        (1, 1, "nvlink"),
+        (4, 1, "nvlink"),
+        (8, 1, "nvlink"),
+        (2, 4, "nvlink"),
+        (16, 1, "infiniband"),
+        (2, 8, "infiniband"),
+        (128, 4, "infiniband"),
+        # Groups of three consecutive ranks: some lie across two nodes of eight.
+        (3, 1, "infiniband"),
+    ],
+)
+def test_the_innermost_link_that_holds_a_group(h100, size, stride, link):
+    assert find_link(h100, Group("any", size, stride)).name == link
+
+
+def test_groups_follow_the_order_of_ranks():
+    layout = Layout(tp=4, cp=2, dp=16, pp=8)
+    assert tp_group(layout) == Group("tp", 4, 1)
+    assert cp_group(layout) == Group("cp", 2, 4)
+    assert dp_group(layout) == Group("dp", 32, 4)
+    assert all_group(layout) == Group("all", 1024, 1)
+
+
+def test_gpus_of_a_rack_share_nvlink():
+    rack = load_cluster("gb200-nvl72-576")
+    assert find_link(rack, Group("tp", 8)).name == "nvlink"
+    assert find_link(rack, Group("dp", 9, 8)).name == "nvlink"
+    assert find_link(rack, Group("dp", 16, 8)).name == "infiniband"
+    assert ranks_per_domain(Group("dp", 16, 8), rack.links[0]) == 9
+
+
+def test_pipeline_ranks_within_a_node(h100):
+    assert find_send_link(h100, Layout(tp=4, pp=2), 0, 1).name == "nvlink"
+    assert find_send_link(h100, Layout(tp=4, pp=4), 1, 2).name == "infiniband"
+    assert find_send_link(h100, Layout(tp=4, pp=4), 2, 3).name == "nvlink"
+    assert find_send_link(h100, Layout(tp=4, pp=4), 3, 0).name == "infiniband"
+    assert find_send_link(h100, Layout(tp=8, pp=2), 1, 0).name == "infiniband"
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [("all_gather", 1), ("reduce_scatter", 1), ("all_to_all", 1), ("all_reduce", 2)],
+)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_ring_within_a_node(h100, kind, passes, size):
+    num_bytes = 1e9
+    found = collective_latency(kind, num_bytes, Group("tp", size), h100, _perfect())
+    assert found.link == "nvlink"
+    assert found.latency == pytest.approx(passes * (size - 1) / size * num_bytes / 450e9)
+
+
+def test_a_group_of_one_is_free(h100):
+    assert collective_latency("all_reduce", 1e9, Group("tp", 1), h100, _perfect()).latency == 0
+
+
+def test_one_rank_per_node(h100):
+    found = collective_latency("reduce_scatter", 1e9, Group("dp", 16, 8), h100, _perfect())
+    assert found.latency == pytest.approx(15 / 16 * 1e9 / 50e9)
+
+
+def test_several_ranks_per_node_share_the_way_out(h100):
+    # Eight adapters per node, each with an eighth of the tensor; NVLink has time for the rest.
+    found = collective_latency("all_gather", 8e9, Group("dp", 64, 1), h100, _perfect())
+    assert found.latency == pytest.approx(max(7 / 8 * 1e9 / 50e9, 7 / 8 * 8e9 / 450e9))
+    # All-to-all has no such shortcut.
+    found = collective_latency("all_to_all", 8e9, Group("dp", 64, 1), h100, _perfect())
+    assert found.latency == pytest.approx(7 / 8 * 8e9 / 50e9)
+
+
+def test_latency_counts_hops():
+    cluster = load_cluster("dgx-h100-4096")
+    found = collective_latency("all_gather", 1e-9, Group("dp", 16, 4), cluster, _perfect())
+    assert found.latency == pytest.approx(7 * 1e-5 + 8 * 3e-6)
+    found = collective_latency("all_reduce", 1e-9, Group("tp", 8), cluster, _perfect())
+    assert found.latency == pytest.approx(2 * 7 * 3e-6)
+
+
+def test_send_recv(h100):
+    assert send_recv_latency(1e9, h100.links[1], _perfect()).latency == pytest.approx(1e9 / 50e9)
+
+
+def test_efficiency_depends_on_size(h100):
+    table = Efficiency("all_gather", "nvlink", (1e6, 1e8), (0.2, 0.8))
+    found = collective_latency("all_gather", 1e7, Group("tp", 2), h100, _perfect(table))
+    assert found.latency == pytest.approx(0.5 * 1e7 / (0.5 * 450e9))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 64, 256, 1024, 16384])
+def test_all_reduce_of_eight_gpus_is_as_measured(size):
+    # Bus bandwidths of 8 A100 and 8 H200, from which the efficiencies were derived.
+    a100 = {1: 18, 4: 72, 16: 106, 64: 172, 256: 194, 1024: 229, 16384: 235}
+    h200 = {1: 40, 4: 107, 16: 220, 64: 347, 256: 436, 1024: 464, 16384: 482}
+    for name, measured in (("dgx-a100-8", a100), ("dgx-h200-8", h200)):
+        cluster = load_cluster(name)
+        num_bytes = size * 2**20
+        seconds = collective_latency(
+            "all_reduce", num_bytes, Group("tp", 8), cluster, load_kernels(cluster)
+        ).latency
+        bus = 2 * 7 / 8 * num_bytes / seconds / 1e9
+        assert bus == pytest.approx(measured[size], rel=0.03 if size > 1 else 0.1)
+
+
+def test_all_gathers_over_a_network_are_near_a_measurement(shared):
+    polars = pytest.importorskip("polars")
+    path = shared / "data/collectives/nccl_all_gather.csv"
+    rows = polars.read_csv(path).rename(str.strip).rows(named=True)
+    cluster = load_cluster("dgx-h100-4096")
+    kernels = load_kernels(cluster)
+    for row in rows:
+        num_bytes = row["size(MB)"] * 2**20
+        seconds = num_bytes / row["out algbw(GB/s)"] / 1e9
+        found = collective_latency(
+            "all_gather", num_bytes, Group("dp", row["GPUs"]), cluster, kernels
+        )
+        # Another network (EFA), so only roughly: within a factor of two.
+        if num_bytes >= 2**29:
+            assert 0.5 < found.latency / seconds < 2
+
+
+def test_roofline(h100):
+    device = h100.device
+    assert compute_latency("gemm", "bf16", 989.4e9, 1.0, device, _perfect()) == pytest.approx(1e-3)
+    assert compute_latency("gemm", "fp8", 1978.9e9, 1.0, device, _perfect()) == pytest.approx(1e-3)
+    assert compute_latency("gemm", "fp8", 1.0, 3.35e9, device, _perfect()) == pytest.approx(1e-3)
+    assert compute_latency("norm", "", 0, 3.35e9, device, _perfect()) == pytest.approx(1e-3)
+    gemm = Efficiency("gemm", "fp8", (1e9, 1e11), (0.25, 0.75), latency_s=1e-5)
+    move = Efficiency("elementwise", "", (1e6, 1e8), (0.4, 0.8), latency_s=2e-5)
+    kernels = _perfect(gemm, move)
+    assert compute_latency("gemm", "fp8", 1e10, 1.0, device, kernels) == pytest.approx(
+        1e10 / (0.5 * 1978.9e12) + 1e-5
+    )
+    assert compute_latency("norm", "", 0, 1e7, device, kernels) == pytest.approx(
+        1e7 / (0.6 * 3.35e12) + 2e-5
+    )

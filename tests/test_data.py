@@ -1,0 +1,269 @@
+import csv
+import math
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import msgspec
+import pytest
+
+from prism_jax.data import (
+    FAMILIES,
+    list_clusters,
+    list_devices,
+    list_jobs,
+    list_kernels,
+    list_models,
+    load_cluster,
+    load_device,
+    load_job,
+    load_kernels,
+    load_model,
+    load_source,
+)
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_importing_data_is_light():
+    code = (
+        "import sys, importlib.util, types\n"
+        # The package's own `__init__` may import jax; this layer may not.
+        "package = types.ModuleType('prism_jax')\n"
+        f"package.__path__ = [{str(_ROOT / 'prism_jax')!r}]\n"
+        "sys.modules['prism_jax'] = package\n"
+        "import prism_jax.data, prism_jax.cluster, prism_jax.workload\n"
+        "print([m for m in ('jax', 'polars', 'scipy', 'equinox') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_devices(name):
+    device = load_device(name)
+    assert device.name == name
+    assert device.source
+    assert device.peak_flop_per_s["bf16"] > 1e14
+    assert 1e12 < device.memory_bandwidth_bytes_per_s < 1e13
+    for dtype, value in device.peak_flop_per_s.items():
+        assert dtype in ("fp16", "bf16", "fp8")
+        assert 1e14 < value < 1e16
+
+
+@pytest.mark.parametrize("folder", ["devices", "clusters"])
+def test_each_number_of_a_machine_has_its_source_beside_it(folder):
+    for path in (_ROOT / "hardware" / folder).glob("*.toml"):
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition("=")
+            if "e" in value.partition("#")[0] and key.strip() not in ("kind", "kernels", "source"):
+                assert "# source: " in value or value.strip().startswith('"'), (path, line)
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_clusters(name):
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.source
+    assert cluster.num_devices == int(name.rsplit("-", 1)[1])
+    assert cluster.links[-1].group >= min(cluster.num_devices, cluster.links[0].group)
+    for link in cluster.links:
+        assert 1e10 < link.bandwidth_bytes_per_s < 1e12
+    kernels = load_kernels(cluster)
+    kinds = {v.kernel for v in kernels.variability if v.component == "residual"}
+    assert {"gemm", "attention", "elementwise", "norm", "all_gather", "send_recv"} <= kinds
+    for component in ("rank", "step", "network"):
+        assert kernels.find_variation(component) is not None
+
+
+def test_gb200_nodes_fill_nvlink_domains():
+    for name in list_clusters():
+        cluster = load_cluster(name)
+        if cluster.device.name == "gb200":
+            assert cluster.num_nodes % 18 == 0
+            assert cluster.links[0].group == 72
+
+
+# Published sizes, in billions.
+@pytest.mark.parametrize(
+    ("name", "billions", "tolerance"),
+    [
+        ("gpt3-175b", 174.6, 0.005),
+        ("llama-3.1-8b", 8.030261248, 1e-9),
+        ("llama-3.1-70b", 70.553706496, 1e-9),
+        ("llama-3.1-405b", 405.853388800, 1e-9),
+        ("megatron-22b", 22.0, 0.02),
+        ("megatron-530b", 529.6, 0.005),
+        ("megatron-1t", 1008.0, 0.005),
+    ],
+)
+def test_parameters_are_as_published(name, billions, tolerance):
+    assert load_model(name).num_parameters == pytest.approx(billions * 1e9, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_models(name):
+    model = load_model(name)
+    assert model.name == name
+    assert model.source
+
+
+@pytest.mark.parametrize("name", list_jobs())
+def test_jobs(name):
+    job = load_job(name)
+    assert job.name == name
+    assert job.source
+    assert job.measured is not None
+    assert job.measured.source
+    assert job.kernels is not None
+    assert job.cluster is not None
+    assert job.layout.world_size == job.cluster.num_devices
+
+
+def test_measured_steps_are_those_of_the_logs(shared):
+    polars = pytest.importorskip("polars")
+    steps = polars.read_parquet(shared / "data/mlperf/step_times.parquet")
+    steps = steps.filter(polars.col("phase") == "steady")
+    systems = {
+        "gpt3-175b-h100-4096": "eos-dfw_n512_ngc23.09_nemo",
+        "gpt3-175b-h100-768": "dgxh100_n96_nemo",
+    }
+    for name, system in systems.items():
+        seconds = steps.filter(polars.col("system") == system)["step_time_s"]
+        measured = load_job(name).measured
+        assert measured is not None
+        assert measured.num_samples == len(seconds)
+        assert measured.mean_s == pytest.approx(seconds.mean(), rel=1e-3)
+        assert measured.p50_s == pytest.approx(seconds.median(), rel=1e-3)
+        assert measured.p95_s == pytest.approx(seconds.quantile(0.95), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", list_kernels())
+def test_kernels_have_a_source(name):
+    source = load_source(name)
+    assert source.licence
+    assert source.constants
+    with open(_ROOT / "kernels" / name / "variability.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        assert row["source"]
+        assert row["family"] in FAMILIES
+
+
+def test_efficiencies_are_sane_and_interpolated():
+    kernels = load_kernels(load_cluster("dgx-h100-4096"))
+    for table in kernels.efficiency:
+        for value in table.values:
+            assert 0 < value < 1.1
+        assert table.at(0.5) == table.values[0]
+        assert table.at(1e30) == table.values[-1]
+        for size, value in zip(table.sizes, table.values, strict=True):
+            assert table.at(size) == pytest.approx(value)
+        middle = math.sqrt(table.sizes[0] * table.sizes[1])
+        assert table.at(middle) == pytest.approx((table.values[0] + table.values[1]) / 2)
+    assert kernels.find_efficiency("gemm", "fp8") is not None
+    assert kernels.find_efficiency("gemm", "int3") is None
+
+
+@pytest.mark.parametrize("name", ["slow_worker", "stage_imbalance"])
+def test_a_job_of_a_trace_has_a_layout_and_a_schedule_only(shared, name):
+    job = load_job(shared / f"data/straggler_traces/{name}_job.toml")
+    assert job.name == name
+    assert job.model is None
+    assert job.kernels is None
+    assert job.layout.world_size == job.world_size
+
+
+def test_overrides():
+    job = load_job(
+        "gpt3-175b-h100-4096",
+        (
+            "layout.dp=64",
+            "cluster.num_nodes=600",
+            "cluster.links.infiniband.bandwidth_bytes_per_s=25e9",
+            "cluster.device.memory_bytes = 96e9",
+            "kernels.all_gather.sigma=0.1",
+            "kernels.rank.sigma=0.03",
+            "kernels.network.slowdown=2",
+            "training.dtype=bf16",
+            'training.recompute="full"',
+            "model.num_kv_heads=8",
+            "schedule.blocking=true",
+            "measured.p99_s=2",
+        ),
+    )
+    assert job.layout.dp == 64
+    assert job.cluster is not None
+    assert job.cluster.num_devices == 4800
+    assert job.cluster.links[1].bandwidth_bytes_per_s == 25e9
+    assert job.cluster.device.memory_bytes == 96e9
+    assert job.training is not None
+    assert (job.training.dtype, job.training.recompute) == ("bf16", "full")
+    assert job.model is not None
+    assert job.model.kv_heads == 8
+    assert job.schedule.blocking is True
+    assert job.measured is not None
+    assert job.measured.p99_s == 2.0
+    kernels = job.kernels
+    assert kernels is not None
+    assert kernels.find_variation("residual", "all_gather").parameters["sigma"] == 0.1  # pyright: ignore
+    assert kernels.find_variation("rank").parameters["sigma"] == 0.03  # pyright: ignore
+    assert kernels.find_variation("network").parameters["slowdown"] == 2.0  # pyright: ignore
+    # What was not named is as it was.
+    before = load_job("gpt3-175b-h100-4096").kernels
+    assert before is not None
+    assert kernels.find_variation("step") == before.find_variation("step")
+
+
+def test_overrides_take_names():
+    job = load_job(
+        "megatron-175b-a100-64",
+        ("model=megatron-22b", "cluster=dgx-h100-64", "cluster.device=h200-sxm", "layout.pp=1"),
+    )
+    assert job.model == load_model("megatron-22b")
+    assert job.cluster is not None
+    assert job.cluster.device == load_device("h200-sxm")
+
+
+def test_a_file_of_ones_own(tmp_path):
+    (tmp_path / "gpu.toml").write_text(
+        'kind = "device"\nmemory_bytes = 1e9\nmemory_bandwidth_bytes_per_s = 1e12\n'
+        "peak_flop_per_s = { bf16 = 1e14 }\n"
+    )
+    (tmp_path / "machine.toml").write_text(
+        'kind = "cluster"\ndevice = "gpu.toml"\nnum_nodes = 1\ndevices_per_node = 8\n'
+        '[[links]]\nname = "nvlink"\ngroup = 8\nbandwidth_bytes_per_s = 1e11\n'
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'kind = "job"\ncluster = "machine.toml"\n'
+        "model = { num_layers = 2, hidden_size = 64, num_heads = 4, ffn_size = 256, "
+        "vocab_size = 100 }"
+        '\n[layout]\ntp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
+        "[training]\nmicrobatch_size = 1\nsequence_length = 128\n"
+    )
+    job = load_job(path)
+    assert job.name == "mine"
+    assert job.model is not None
+    assert job.model.hidden_size == 64
+    assert job.cluster is not None
+    assert job.cluster.device.name == "gpu"
+    assert job.kernels is not None
+    assert [source.name for source in job.kernels.sources] == ["h100-sxm", "dgx-h100"]
+    assert load_job(str(path), "layout.tp=4").layout.tp == 4
+
+
+def test_every_file_is_toml_of_a_kind():
+    for folder in ("hardware", "kernels", "jobs"):
+        for path in (_ROOT / folder).rglob("*.toml"):
+            assert "kind" in tomllib.loads(path.read_text()), path
+
+
+def test_structs_are_immutable():
+    job = load_job("megatron-22b-a100-8")
+    with pytest.raises(AttributeError):
+        job.layout.tp = 2  # pyright: ignore
+    assert msgspec.structs.replace(job.layout, tp=2).tp == 2

@@ -1,0 +1,316 @@
+import math
+from collections import Counter
+
+import pytest
+
+from prism_jax.data import Job, load_job
+from prism_jax.workload import (
+    Block,
+    Kernel,
+    Workload,
+    block_mean,
+    kernel_flop,
+    layers_of_stages,
+    lower_job,
+)
+
+
+_H100 = "gpt3-175b-h100-4096"
+_A100 = "megatron-175b-a100-64"
+_LLAMA = (
+    "model=llama-3.1-8b",
+    "training.sequence_length=8192",
+    "layout.tp=2",
+    "layout.pp=4",
+    "layout.dp=2",
+    "schedule.virtual_stages=2",
+)
+
+
+def _kernels(block: Block) -> Counter[Kernel]:
+    """How often each kernel of a block runs, collectives too."""
+    counts: Counter[Kernel] = Counter()
+    for segment, times in block:
+        for kernel, count in segment.kernels:
+            counts[kernel] += count * times
+        if segment.collective is not None:
+            counts[segment.collective] += times
+    return counts
+
+
+def _flop(job: Job, workload: Workload) -> float:
+    """The FLOPs of a replica's step."""
+    total = 0.0
+    for block in (*workload.forward, *workload.backward):
+        total += sum(kernel_flop(kernel) * count for kernel, count in _kernels(block).items())
+    return total * workload.group_size * job.schedule.num_microbatches
+
+
+def _collective_bytes(block: Block) -> Counter[str]:
+    """Bytes of the tensor-parallel collectives of a block by kind, each the full tensor."""
+    counts: Counter[str] = Counter()
+    for kernel, count in _kernels(block).items():
+        if kernel.link is not None and " tp" in kernel.size:
+            counts[kernel.kind] += count * int(kernel.size.split("B")[0])
+    return counts
+
+
+@pytest.mark.parametrize("name", ["megatron-22b-a100-8", _A100])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_flop_of_unfused_gpt_equals_korthikanti(name, recompute):
+    job = load_job(name, (f"training.recompute={recompute}",))
+    model, training = job.model, job.training
+    assert model is not None
+    assert training is not None
+    sequences = job.schedule.num_microbatches * training.microbatch_size
+    s, h, L, V = training.sequence_length, model.hidden_size, model.num_layers, model.vocab_size
+    layers = 24 * sequences * s * L * h**2
+    attention = 4 * sequences * s**2 * h * L
+    head = 2 * sequences * s * h * V
+    expected = 3 * (layers + attention + head)
+    assert expected == pytest.approx(
+        72 * sequences * s * L * h**2 * (1 + s / (6 * h) + V / (12 * h * L))
+    )
+    expected += {"none": 0, "selective": attention, "full": layers + attention}[recompute]
+    assert _flop(job, lower_job(job)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        _LLAMA,
+        (*_LLAMA, "layout.cp=2"),
+        (*_LLAMA, "layout.tp=1"),
+        ("layout.dp=1",),
+        (*_LLAMA, "training.sequence_parallel=false"),
+    ],
+)
+def test_flop_of_flash_attention_models(overrides):
+    job = load_job(_H100, overrides)
+    model, training = job.model, job.training
+    assert model is not None
+    assert training is not None
+    tokens = training.sequence_length * job.schedule.num_microbatches
+    parameters = model.num_layers * model.layer_matmul_parameters
+    parameters += model.vocab_size * model.hidden_size
+    # Two products forward, five backward (one is computed again), half of each masked.
+    attention = 7 * model.num_layers * model.num_heads * model.head_dim * training.sequence_length
+    expected = tokens * (6 * parameters + attention)
+    assert _flop(job, lower_job(job)) == pytest.approx(expected, rel=1e-12)
+    if model.name == "llama-3.1-8b":
+        # 6 N per token, without the embedding, which is looked up.
+        n = model.num_parameters - model.embedding_parameters
+        assert 6 * parameters == pytest.approx(6 * n, rel=1e-4)
+
+
+def test_bytes_of_tensor_parallel_collectives():
+    job = load_job(_H100)
+    workload = lower_job(job)
+    full = 2 * 2048 * 12288  # Bytes, tokens, hidden size: x T h.
+    middle = 40
+    # Forward: two gathers and two scatters for each layer; backward: the gathers of X come on top.
+    assert _collective_bytes(workload.forward[middle]) == {
+        "all_gather": 2 * full,
+        "reduce_scatter": 2 * full,
+    }
+    assert _collective_bytes(workload.backward[middle]) == {
+        "all_gather": 4 * full,
+        "reduce_scatter": 2 * full,
+    }
+    reduced = lower_job(load_job(_H100, ("training.sequence_parallel=false",)))
+    assert _collective_bytes(reduced.forward[middle]) == {"all_reduce": 2 * full}
+    assert _collective_bytes(reduced.backward[middle]) == {"all_reduce": 2 * full}
+    again = lower_job(load_job(_H100, ("training.recompute=full",)))
+    assert _collective_bytes(again.backward[middle]) == {
+        "all_gather": 6 * full,
+        "reduce_scatter": 4 * full,
+    }
+
+
+def test_shapes_of_the_gemms():
+    workload = lower_job(load_job(_H100))
+    forward = {k.size: c for k, c in _kernels(workload.forward[40]).items() if k.kind == "gemm"}
+    assert forward == {
+        "fp8 2048x9216x12288": 1,
+        "fp8 2048x12288x3072": 1,
+        "fp8 2048x12288x12288": 2,  # Up and down happen to be alike.
+    }
+    backward = {
+        k.size.removesuffix(" added"): c
+        for k, c in _kernels(workload.backward[40]).items()
+        if k.kind == "gemm"
+    }
+    assert backward == {
+        "fp8 2048x12288x9216": 1,
+        "fp8 12288x9216x2048": 1,
+        "fp8 2048x3072x12288": 1,
+        "fp8 3072x12288x2048": 1,
+        "fp8 2048x12288x12288": 2,
+        "fp8 12288x12288x2048": 2,
+    }
+
+
+def test_bytes_between_pipeline_ranks():
+    job = load_job(_H100)
+    workload = lower_job(job)
+    expected = 2 * 2048 * 12288 // 4
+    assert {kernel.size.split("B")[0] for kernel in workload.send_recv.values()} == {str(expected)}
+    ranks = range(8)
+    neighbours = {(r, (r + 1) % 8) for r in ranks} | {((r + 1) % 8, r) for r in ranks}
+    assert set(workload.send_recv) == neighbours
+    plain = lower_job(
+        load_job(_H100, ("schedule.virtual_stages=1", "training.sequence_parallel=false"))
+    )
+    assert set(plain.send_recv) == neighbours - {(0, 7), (7, 0)}
+    assert plain.send_recv[0, 1].size.split("B")[0] == str(4 * expected)
+    # Replicas lie between the neighbours, so the adapters carry it all.
+    assert plain.send_recv[0, 1].link == "infiniband"
+
+
+def test_stages_differ_at_the_ends_only():
+    workload = lower_job(load_job(_H100))
+    assert len(workload.forward) == len(workload.backward) == 96
+    assert len(set(workload.forward[1:-1])) == 1
+    assert len(set(workload.backward[1:-1])) == 1
+    assert block_mean(workload.forward[-1]) > block_mean(workload.forward[1])
+    assert {k.kind for k in _kernels(workload.forward[0])} - {
+        k.kind for k in _kernels(workload.forward[1])
+    } == {"embedding"}
+    assert {k.kind for k in _kernels(workload.forward[-1])} - {
+        k.kind for k in _kernels(workload.forward[1])
+    } == {"loss", "all_reduce"}
+    assert workload.group_size == 4
+
+
+def test_layers_are_counted_not_listed():
+    one = lower_job(load_job(_H100)).forward[40]
+    twelve = lower_job(load_job(_H100, ("schedule.virtual_stages=1",))).forward[4]
+    assert len(one) == len(twelve)
+    assert {segment: 12 * times for segment, times in one if segment.collective} == {
+        segment: times for segment, times in twelve if segment.collective
+    }
+    assert block_mean(twelve) == pytest.approx(12 * block_mean(one))
+
+
+def test_without_groups_nobody_waits():
+    workload = lower_job(load_job(_H100, (*_LLAMA, "layout.tp=1")))
+    for block in (*workload.forward, *workload.backward):
+        assert len(block) == 1
+        assert block[0][0].collective is None
+    assert workload.group_size == 1
+
+
+def test_context_parallel_gathers_keys_and_values():
+    workload = lower_job(load_job(_H100, (*_LLAMA, "layout.cp=2")))
+    layers = 32 // 8
+    found = {k.size: c for k, c in _kernels(workload.forward[3]).items() if " cp2 " in k.size}
+    # Keys and values, two bytes, the whole sequence, 8 / tp heads of 128.
+    assert found == {f"{2 * 2 * 8192 * 4 * 128}B cp2 nvlink": layers}
+    back = [k for k in _kernels(workload.backward[3]) if " cp2 " in k.size]
+    assert [k.kind for k in back] == ["reduce_scatter"]
+    assert workload.group_size == 4
+
+
+def test_uneven_stages():
+    job = load_job(
+        _H100,
+        (
+            "model=llama-3.1-405b",
+            "schedule.virtual_stages=8",
+            "schedule.embedding_counts_as_layer=true",
+            "schedule.head_counts_as_layer=true",
+        ),
+    )
+    assert job.model is not None
+    layers = layers_of_stages(job.model, job.layout, job.schedule)
+    assert layers == (1, *[2] * 62, 1)
+    job = load_job(_A100, ("schedule.layers_per_stage=[" + "4," * 20 + "0,4,4,8]",))
+    workload = lower_job(job)
+    assert sum(len(block) == 0 for block in workload.forward) == 1
+    assert block_mean(workload.forward[20]) == 0
+    assert block_mean(workload.forward[22]) * 2 < block_mean(workload.forward[23])
+
+
+def test_overlap_leaves_a_part():
+    plain = lower_job(load_job(_H100, ("training.tp_overlap=false",)))
+    overlapped = lower_job(load_job(_H100))
+    assert block_mean(overlapped.forward[40]) < block_mean(plain.forward[40])
+    for parts in (
+        ("reduce_scatter", "training.overlap_grad_reduce=false"),
+        ("tail", "training.overlap_param_gather=false"),
+    ):
+        exposed = lower_job(load_job(_H100, (parts[1],)))
+        before, after = getattr(overlapped, parts[0]), getattr(exposed, parts[0])
+        if parts[0] == "reduce_scatter":
+            before, after = before[3], after[3]
+        assert 0 < block_mean(before) < block_mean(after)
+
+
+def test_gradients_are_reduced_over_replicas_and_context():
+    job = load_job(_H100, ("training.overlap_grad_reduce=false",))
+    workload = lower_job(job)
+    assert job.model is not None
+    (segment, times), *rest = workload.reduce_scatter[3]
+    assert times == 1
+    assert not rest
+    assert segment.collective is not None
+    assert segment.collective.kind == "reduce_scatter"
+    parameters = 12 * job.model.layer_parameters / 4
+    assert segment.collective.size == f"{round(2 * parameters)}B dp128 infiniband"
+    # The ends also add up the gradients of the embedding, of which each has a copy.
+    for rank in (0, 7):
+        kinds = [s.collective.kind for s, _ in workload.reduce_scatter[rank] if s.collective]
+        assert kinds == ["reduce_scatter", "all_reduce"]
+    zero = lower_job(load_job(_H100, ("training.zero=0",)))
+    assert {k.kind for k in _kernels(zero.reduce_scatter[3])} == {"all_reduce"}
+    assert "all_gather" not in {k.kind for k in _kernels(zero.tail)}
+
+
+def test_one_replica_reduces_nothing():
+    workload = lower_job(load_job("megatron-22b-a100-8"))
+    assert workload.reduce_scatter == ((),)
+    assert workload.send_recv == {}
+
+
+def test_the_optimizer_moves_thirty_bytes_per_parameter():
+    job = load_job(_H100)
+    assert job.model is not None
+    found = [k for k in _kernels(lower_job(job).tail) if k.kind == "optimizer"]
+    first = 12 * job.model.layer_parameters + job.model.embedding_parameters
+    sizes = sorted(int(kernel.size[:-1]) for kernel in found)
+    assert sizes[1] == pytest.approx(30 * first / 4 / 128, rel=1e-3)
+    assert sizes[0] == pytest.approx(4 * first / 4 / 128, rel=1e-3)
+
+
+def test_selective_recompute_is_free_with_flash_attention():
+    assert lower_job(load_job(_H100, ("training.recompute=selective",))) == lower_job(
+        load_job(_H100)
+    )
+
+
+def test_all_means_are_positive_and_named_apart():
+    for overrides in ((), _LLAMA, (*_LLAMA, "layout.cp=2", "training.recompute=full")):
+        workload = lower_job(load_job(_H100, overrides))
+        names: dict[tuple[str, str], float] = {}
+        blocks = (*workload.forward, *workload.backward, *workload.reduce_scatter, workload.tail)
+        for block in blocks:
+            for kernel, count in _kernels(block).items():
+                assert count > 0
+                assert math.isfinite(kernel.mean)
+                assert kernel.mean > 0
+                assert names.setdefault((kernel.kind, kernel.size), kernel.mean) == kernel.mean
+
+
+@pytest.mark.parametrize("name", [_H100, _A100])
+def test_each_kind_of_kernel_has_a_law_and_each_collective_a_link(name):
+    job = load_job(name)
+    assert job.kernels is not None
+    assert job.cluster is not None
+    workload = lower_job(job)
+    links = {link.name for link in job.cluster.links}
+    blocks = (*workload.forward, *workload.backward, *workload.reduce_scatter, workload.tail)
+    kernels = {kernel for block in blocks for kernel in _kernels(block)}
+    for kernel in (*kernels, *workload.send_recv.values()):
+        assert job.kernels.find_variation("residual", kernel.kind) is not None
+        collective = kernel.kind.startswith(("all_", "reduce_")) or kernel.kind == "send_recv"
+        assert (kernel.link in links) == collective

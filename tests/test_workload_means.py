@@ -1,0 +1,153 @@
+"""Means of measured steps, from configuration alone."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from prism_jax.data import Job, Kernels, list_jobs, load_job
+from prism_jax.schedule import evaluate, make_schedule
+from prism_jax.workload import Block, Kernel, lower_job
+
+
+def _normal_maximum(n: float) -> float:
+    """The mean of the largest of n standard normals (Blom)."""
+    return float(ndtri((n - 0.375) / (n + 0.25))) if n > 1 else 0.0
+
+
+def _seconds(parts: Block, members: int, kernels: Kernels) -> float:
+    """The mean latency of a block whose segments wait for the slowest of some members."""
+
+    def deviation(kernel: Kernel) -> float:
+        law = kernels.find_variation("residual", kernel.kind)
+        return kernel.mean * (law.parameters.get("sigma", 0.0) if law else 0.0)
+
+    total = 0.0
+    for segment, times in parts:
+        mean = sum(kernel.mean * count for kernel, count in segment.kernels)
+        variance = sum(deviation(kernel) ** 2 * count for kernel, count in segment.kernels)
+        if segment.collective is not None:
+            mean += segment.collective.mean + _normal_maximum(members) * math.sqrt(variance)
+        total += times * mean
+    return total
+
+
+def estimate(job: Job) -> float:
+    """The mean step time: the schedule with constant blocks, then the tail, and on what the GPUs
+    compute the factor of the slowest of them."""
+    workload = lower_job(job)
+    assert job.kernels is not None
+    kernels, schedule, ranks = job.kernels, job.schedule, job.layout.pp
+    order = make_schedule(
+        schedule.kind,
+        num_ranks=ranks,
+        num_microbatches=schedule.num_microbatches,
+        virtual_stages=schedule.virtual_stages,
+    )
+    sends = np.zeros((ranks, ranks))
+    for (sender, receiver), kernel in workload.send_recv.items():
+        sends[sender, receiver] = kernel.mean
+
+    def costs(blocks: tuple[Block, ...]) -> np.ndarray:
+        seconds = [_seconds(block, workload.group_size, kernels) for block in blocks]
+        return np.tile(np.array(seconds)[:, None], schedule.num_microbatches)
+
+    makespan = float(
+        evaluate(
+            order,
+            forward=costs(workload.forward),
+            backward=costs(workload.backward),
+            send_recv=sends,
+            blocking=schedule.kind == "1f1b",
+        ).makespan
+    )
+    rank = kernels.find_variation("rank")
+    sigma = rank.parameters["sigma"] if rank else 0.0
+    slowest = math.exp(sigma * _normal_maximum(job.layout.world_size))
+    exposed = max(_seconds(block, 1, kernels) for block in workload.reduce_scatter)
+    return slowest * makespan + exposed + _seconds(workload.tail, 1, kernels)
+
+
+@pytest.mark.parametrize("name", list_jobs())
+def test_shipped_jobs_are_within_ten_percent(name):
+    job = load_job(name)
+    assert job.measured is not None
+    assert job.measured.mean_s is not None
+    assert estimate(job) == pytest.approx(job.measured.mean_s, rel=0.1)
+
+
+_FULL = ("training.recompute=full", "training.sequence_parallel=false")
+_530B = ("model=megatron-530b", "cluster=dgx-a100-512", "layout.pp=35")
+_530B += ("schedule.num_microbatches=280",)
+_1T = ("model=megatron-1t", "cluster=dgx-a100-512", "layout.pp=64", "schedule.kind=1f1b")
+_1T += ("schedule.virtual_stages=1", "schedule.num_microbatches=512")
+_405B = ("model=llama-3.1-405b", "layout.cp=2", "training.sequence_length=8192")
+_405B += ("schedule.virtual_stages=8", "schedule.embedding_counts_as_layer=true")
+_405B += ("schedule.head_counts_as_layer=true",)
+_TP8 = ("layout.tp=8",)
+_70B = ("model=llama-3.1-70b", "cluster=dgx-h100-64", "layout.dp=2", "schedule.virtual_stages=5")
+_70B += ("training.sequence_length=8192",)
+
+
+# Korthikanti et al. 2022 (arXiv:2205.05198), table 5; MLPerf Training v3.0, v3.1 (GPT-3), v5.0 and
+# v5.1 (Llama 3.1 405B), medians of logged steps; Megatron-LM's Llama examples.
+@pytest.mark.parametrize(
+    ("name", "overrides", "measured"),
+    [
+        ("megatron-22b-a100-8", _FULL, 1.42),
+        ("megatron-175b-a100-64", _FULL, 18.13),
+        ("megatron-175b-a100-64", _530B, 37.83),
+        ("megatron-175b-a100-64", (*_530B, *_FULL), 49.05),
+        ("megatron-175b-a100-64", _1T, 71.49),
+        ("megatron-175b-a100-64", (*_1T, *_FULL), 94.42),
+        ("gpt3-175b-h100-4096", ("cluster=dgx-h100-6144", "layout.dp=192"), 1.616),
+        ("gpt3-175b-h100-768", (), 11.076),  # v3.1, as much faster as its software.
+        ("gpt3-175b-h100-768", ("layout.dp=16",), 11.053),
+        ("gpt3-175b-h100-768", ("layout.dp=16",), 12.079),  # v3.0
+        (
+            "gpt3-175b-h100-768",
+            ("cluster=dgx-h100-2048", "layout.dp=48", "schedule.num_microbatches=64"),
+            6.340,
+        ),
+        (
+            "gpt3-175b-h100-768",
+            (*_405B, *_TP8, "cluster=dgx-h100-512", "layout.dp=4", "schedule.num_microbatches=288"),
+            55.13,
+        ),
+        (
+            "gpt3-175b-h100-768",
+            (
+                *_405B,
+                *_TP8,
+                "cluster=dgx-h100-2048",
+                "layout.dp=16",
+                "schedule.num_microbatches=72",
+            ),
+            14.22,
+        ),
+        (
+            "gpt3-175b-h100-768",
+            (*_405B, "cluster=dgx-h200-512", "layout.dp=8", "schedule.num_microbatches=144"),
+            50.01,
+        ),
+        (
+            "gpt3-175b-h100-768",
+            (*_405B, "cluster=hgx-b200-256", "layout.dp=4", "schedule.num_microbatches=144"),
+            27.66,
+        ),
+        (
+            "gpt3-175b-h100-768",
+            (*_405B, "cluster=gb200-nvl72-576", "layout.dp=8", "schedule.num_microbatches=112"),
+            19.31,
+        ),
+        (
+            "gpt3-175b-h100-768",
+            (*_405B, "cluster=gb200-nvl72-1152", "layout.dp=16", "schedule.num_microbatches=48"),
+            8.447,
+        ),
+        ("gpt3-175b-h100-768", (*_70B, "schedule.num_microbatches=64"), 10.11),
+    ],
+)
+def test_other_published_steps_are_within_ten_percent(name, overrides, measured):
+    assert estimate(load_job(name, overrides)) == pytest.approx(measured, rel=0.1)
