@@ -33,7 +33,7 @@ class FrozenArray:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return (
+        return self is other or (
             isinstance(other, FrozenArray)
             and self._hash == other._hash
             and self.value.dtype == other.value.dtype

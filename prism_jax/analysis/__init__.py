@@ -1,1 +1,9 @@
-
+from ._estimate import estimate as estimate
+from ._objectives import (
+    AbstractObjective as AbstractObjective,
+    CVaR as CVaR,
+    Exceedance as Exceedance,
+    Mean as Mean,
+    Quantile as Quantile,
+    Std as Std,
+)

@@ -11,10 +11,10 @@ from ._types import Fraction, NonNegative, Positive, Text
 # The parameters of each family of factors. Only a factor's shape counts: it is divided by its mean.
 FAMILIES = {
     "constant": (),
-    "normal": ("sigma",),
+    "normal": ("std",),
     "lognormal": ("sigma",),
     "shifted-lognormal": ("sigma", "shift"),
-    "gamma": ("sigma",),
+    "gamma": ("cv",),
     "weibull": ("shape",),
     "lognormal-mixture": ("sigma", "slow_weight", "slow_factor"),
     "two-regimes": ("probability", "slowdown"),

@@ -1,0 +1,129 @@
+"""`prism-jax jobs`, `hardware` and `kernels`: what is shipped, with sources."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from .. import data
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns of text, the numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+class Jobs:
+    HELP = "list the shipped jobs"
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """There are none."""
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+        del arguments
+        jobs = [data.load_job(name) for name in data.list_jobs()]
+        rows, listed = [], []
+        for job in jobs:
+            layout, schedule, measured = job.layout, job.schedule, job.measured
+            cluster = job.cluster.name if job.cluster else ""
+            model = job.model.name if job.model else ""
+            known = {
+                k: v
+                for k, v in (msgspec.structs.asdict(measured) if measured else {}).items()
+                if v is not None
+            }
+            mean = known.get("mean_s", known.get("p50_s", ""))
+            degrees = f"tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp}"
+            rows.append(
+                (job.name, layout.world_size, model, cluster, degrees, schedule.kind, mean)
+            )
+            listed.append(
+                {
+                    "name": job.name,
+                    "world_size": layout.world_size,
+                    "model": model,
+                    "cluster": cluster,
+                    "layout": msgspec.structs.asdict(layout),
+                    "schedule": schedule.kind,
+                    "num_microbatches": schedule.num_microbatches,
+                    "measured": known,
+                    "source": job.source,
+                }
+            )
+        header = ("job", "GPUs", "model", "cluster", "layout", "schedule", "measured s")
+        sources = [f"{job.name}: {job.source}" for job in jobs if job.source]
+        return {"jobs": listed}, table(header, rows) + "\n\n" + "\n".join(sources)
+
+
+class Hardware:
+    HELP = "list the shipped devices and clusters"
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """There are none."""
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+        del arguments
+        devices = [data.load_device(name) for name in data.list_devices()]
+        clusters = [data.load_cluster(name) for name in data.list_clusters()]
+        peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
+        rows = [
+            (
+                device.name,
+                f"{device.memory_bytes / 1e9:.0f}",
+                f"{device.memory_bandwidth_bytes_per_s / 1e12:.2f}",
+                *(f"{device.peak_flop_per_s.get(d, 0) / 1e12:.0f}" for d in peaks),
+            )
+            for device in devices
+        ]
+        header = ("device", "GB", "TB/s", *(f"{dtype} TFLOP/s" for dtype in peaks))
+        links = [
+            (
+                cluster.name,
+                cluster.num_devices,
+                cluster.device.name,
+                ", ".join(
+                    f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.0f} GB/s" for link in cluster.links
+                ),
+            )
+            for cluster in clusters
+        ]
+        text = [table(header, rows), table(("cluster", "devices", "device", "links"), links)]
+        sources = [f"{x.name}: {x.source}" for x in (*devices, *clusters) if x.source]
+        result = {
+            "devices": [msgspec.to_builtins(device) for device in devices],
+            "clusters": [msgspec.to_builtins(cluster) for cluster in clusters],
+        }
+        return result, "\n\n".join([*text, "\n".join(sources)])
+
+
+class KernelProfiles:
+    HELP = "list the shipped kernel profiles, with their sources"
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """There are none."""
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+        del arguments
+        sources = [data.load_source(name) for name in data.list_kernels()]
+        parts = []
+        for source in sources:
+            lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
+            lines += [f"  chosen: {c.name} = {c.value}: {c.reason}" for c in source.constants]
+            parts.append("\n".join(lines))
+        return {"kernels": [msgspec.to_builtins(s) for s in sources]}, "\n\n".join(parts)

@@ -1,0 +1,87 @@
+"""The command `prism-jax`. JAX is imported by the commands that need it, so that help is quick."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from .._misc import unknown_name
+from . import _catalogue, _simulate
+
+
+_COMMANDS = {
+    "simulate": _simulate,
+    "jobs": _catalogue.Jobs,
+    "hardware": _catalogue.Hardware,
+    "kernels": _catalogue.KernelProfiles,
+}
+
+
+class _UsageError(ValueError):
+    pass
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises one sentence in place of printing the usage."""
+
+    def error(self, message: str):
+        raise _UsageError(f"{message[0].upper()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    **Arguments:**
+
+    - `arguments`: words of the command line; those of the process by default.
+
+    **Returns:**
+
+    The exit status: 0, 1 for a failure, 2 for bad input, 130 when interrupted.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed = _parse(arguments)
+        result, text = parsed.run(parsed)
+        print(json.dumps(result, allow_nan=False) if parsed.json else text)
+        sys.stdout.flush()
+    except ValueError as error:
+        print(f"prism-jax: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("prism-jax: interrupted before the first result.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`, say) has seen enough; keep the interpreter from flushing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, MemoryError) as error:
+        print(f"prism-jax: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="prism-jax",
+        description="The distribution of a distributed training step's time.",
+        allow_abbrev=False,
+    )
+    version = importlib.metadata.version("prism-jax")
+    parser.add_argument("--version", action="version", version=f"prism-jax {version}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    for name, command in _COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=command.HELP, description=command.HELP, allow_abbrev=False
+        )
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    names = [word for word in arguments if not word.startswith("-")]
+    if names and arguments[0] == names[0] and names[0] not in _COMMANDS:
+        raise _UsageError(unknown_name("command", names[0], _COMMANDS))
+    if not arguments:
+        raise _UsageError(f"No command was given; use one of {', '.join(_COMMANDS)}.")
+    return parser.parse_args(arguments)

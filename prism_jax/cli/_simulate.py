@@ -1,0 +1,143 @@
+"""`prism-jax simulate`: the law of a job's step time, beside what was measured."""
+
+import argparse
+import math
+import os
+import sys
+from typing import Any
+
+from ._arguments import count, seed
+
+
+HELP = "simulate a job and print the law of its step time"
+
+_QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file")
+    parser.add_argument(
+        "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the job, for example layout.dp=64; may be given again",
+    )
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import load_job
+
+    job = load_job(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+
+    import jax
+
+    from ..engine import simulate
+    from ..program import compile_job
+
+    # XLA runs a loop over small arrays on one core; one device for each core uses them all.
+    if "XLA_FLAGS" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    program = compile_job(job)
+    law = simulate(
+        program,
+        num_samples=arguments.samples,
+        key=jax.random.key(arguments.seed),
+        progress=sys.stderr.isatty(),
+    )
+    measured = _measured(job, arguments.overrides)
+    result = _result(job, law, measured)
+    if law.interrupted:
+        print(
+            f"prism-jax: interrupted after {law.num_samples:,} of {law.requested:,} steps; the law "
+            "is of those.",
+            file=sys.stderr,
+        )
+    return result, _text(job, program, result)
+
+
+def _measured(job, overrides) -> dict[str, Any] | None:
+    """What was measured; it says nothing about a job that was changed."""
+    if job.measured is None or overrides:
+        return None
+    fields = {k: getattr(job.measured, k) for k in job.measured.__struct_fields__}
+    return {k: v for k, v in fields.items() if v is not None}
+
+
+def _result(job, law, measured) -> dict[str, Any]:
+    figures = {
+        "mean": (law.mean, law.mean_interval()),
+        "std": (law.std, law.std_interval()),
+        **{
+            name: (law.quantile(q), law.quantile_interval(q)) for name, q in _QUANTILES.items()
+        },
+    }
+    step_time: dict[str, Any] = {}
+    for name, (value, interval) in figures.items():
+        step_time[name] = value
+        known = not any(math.isnan(x) for x in interval)
+        step_time[f"{name}_interval"] = list(interval) if known else None
+    step_time["confidence_level"] = 0.95
+    step_time["quantiles"] = [[i / 200, law.quantile(i / 200)] for i in range(1, 200)]
+    result = {
+        "job": job.name,
+        "world_size": job.layout.world_size,
+        "step_time_s": step_time,
+        "num_samples": law.num_samples,
+        "requested_samples": law.requested,
+        "compile_s": law.compile_s,
+        "run_s": law.run_s,
+        "samples_per_s": law.num_samples / max(law.run_s, 1e-9),
+    }
+    if measured:
+        result["measured"] = measured
+        result["relative_error"] = {
+            name: step_time[name] / measured[f"{name}_s"] - 1
+            for name in figures
+            if f"{name}_s" in measured
+        }
+    return result
+
+
+def _text(job, program, result) -> str:
+    layout = job.layout
+    degrees = ", ".join(
+        f"{name} {value}"
+        for name in ("tp", "pp", "dp", "cp", "ep")
+        if (value := getattr(layout, name)) > 1
+    )
+    lines = [
+        f"{job.name}: {layout.world_size:,} GPUs ({degrees}), {job.schedule.kind}, "
+        f"{job.schedule.num_microbatches} microbatches, {program.num_ops:,} ops",
+        "",
+    ]
+    measured, step_time = result.get("measured"), result["step_time_s"]
+    header = f"{'step time':<10} {'predicted':>12}   {'95 % interval':^23}"
+    lines.append(header + (f" {'measured':>12} {'error':>9}" if measured else ""))
+    unknown = False
+    for name in ("mean", "std", *_QUANTILES):
+        interval = step_time[f"{name}_interval"]
+        unknown |= interval is None
+        between = f"{interval[0]:.5g} .. {interval[1]:.5g} s" if interval else "unknown*"
+        line = f"{name:<10} {step_time[name]:>10.5g} s   {between:^23}"
+        if measured and f"{name}_s" in measured:
+            error = 100 * result["relative_error"][name]
+            line += f" {measured[f'{name}_s']:>10.5g} s {error:>+7.2f} %"
+        lines.append(line)
+    lines.append("")
+    if unknown:
+        lines.append(
+            "* fewer than 20 independent replica samples lie beyond it; raise --samples."
+        )
+    if measured:
+        lines.append(f"measured: {measured['source']}")
+    lines.append(
+        f"{result['num_samples']:,} steps; set-up {result['compile_s']:.1f} s, simulation "
+        f"{result['run_s']:.1f} s ({result['samples_per_s']:,.0f} steps/s)"
+    )
+    return "\n".join(lines)

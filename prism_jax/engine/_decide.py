@@ -1,0 +1,144 @@
+"""Which replica decides each step."""
+
+import dataclasses
+import itertools as it
+import math
+
+import numpy as np
+
+from ..program import network_probabilities, Program
+from ._random import KeyData
+from ._replicas import Replicas, sample_weights, select, Selection
+
+
+# Irrational steps, to deal out ranks and regimes evenly over any run of steps.
+_GOLDEN = (np.sqrt(5) - 1) / 2
+_SILVER = np.sqrt(2) - 1
+# The exact rule looks at the slowest samples of each pipeline rank, of which a step has 14 on average.
+_CANDIDATES = 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """How the steps of a run are decided.
+
+    **Attributes:**
+
+    - `kept`: replica samples.
+    - `selections`: for each regime of the network, how a step picks among them.
+    - `probabilities`: of the regimes.
+    - `num_steps`: their number; ranks are stratified into as many equal parts.
+    - `offsets`: where the sequences start, from the key.
+    - `rule`: `"vector"` or `"exact"`.
+    - `seed`: for the draws of the exact rule.
+    """
+
+    kept: Replicas
+    selections: tuple[Selection, ...]
+    probabilities: np.ndarray
+    num_steps: int
+    offsets: tuple[float, float]
+    rule: str
+    seed: int
+
+    def regimes(self, steps: np.ndarray) -> np.ndarray:
+        """The regime of the network in each step."""
+        uniform = np.modf(steps * _SILVER + self.offsets[1])[0]
+        return np.searchsorted(np.cumsum(self.probabilities)[:-1], uniform, "right")
+
+    def uniforms(self, steps: np.ndarray) -> np.ndarray:
+        """The rank, among a step's replicas, of each step's decisive one: in (0, 1), one in each of
+        `num_steps` equal parts.
+        """
+        n = self.num_steps
+        stride = next(a for a in it.count(max(round(_GOLDEN * n), 1)) if math.gcd(a, n) == 1)
+        part = (steps.astype(np.uint64) * np.uint64(stride)) % np.uint64(n)
+        return np.clip((part + self.offsets[0]) / n, 2.0**-54, 1 - 2.0**-53)
+
+    def picks(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The regime of each step and its position in that regime's selection (vector rule)."""
+        regimes, uniforms = self.regimes(steps), self.uniforms(steps)
+        position = np.zeros(len(steps), np.int64)
+        for g, selection in enumerate(self.selections):
+            members = regimes == g
+            position[members] = selection.pick(uniforms[members])
+        return regimes, position
+
+    def samples(self, steps: np.ndarray) -> np.ndarray:
+        """Which kept sample decides each step (vector rule)."""
+        regimes, position = self.picks(steps)
+        sample = np.zeros(len(steps), np.int64)
+        for g, selection in enumerate(self.selections):
+            members = regimes == g
+            sample[members] = selection.order[position[members]]
+        return sample
+
+    def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of the pipeline ranks and the regime, for `count` steps from `first` on."""
+        steps = np.arange(first, first + count)
+        if self.rule == "vector":
+            return self.kept.ends[:, self.samples(steps)], self.regimes(steps).astype(np.int32)
+        return self._exact(steps)
+
+    def _exact(self, steps):
+        """Each pipeline rank's own slowest replica, of those that can be some rank's slowest."""
+        regimes = self.regimes(steps)
+        ends = np.zeros((len(self.kept.ends), len(steps)), self.kept.ends.dtype)
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, int(steps[0])]))
+        for g, selection in enumerate(self.selections):
+            members = np.flatnonzero(regimes == g)
+            if not len(members):
+                continue
+            mine = self.kept.ends[:, selection.order]
+            share = _CANDIDATES / selection.num_replicas
+            candidate = np.zeros(len(selection.order), bool)
+            for row in mine:
+                slowest = np.argsort(-row, kind="stable")
+                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
+                candidate[slowest[above < share]] = True
+            chosen = np.flatnonzero(candidate)
+            weights = selection.weights[chosen]
+            drawn = rng.binomial(selection.num_replicas, min(weights.sum(), 1), len(members))
+            drawn = np.maximum(drawn, 1)
+            cumulative = np.cumsum(weights) / weights.sum()
+            picked = np.searchsorted(cumulative, rng.random(drawn.sum()))
+            starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
+            values = mine[:, chosen[np.minimum(picked, len(chosen) - 1)]]
+            ends[:, members] = np.maximum.reduceat(values, starts, axis=1)
+        return ends, regimes.astype(np.int32)
+
+
+def decide(
+    program: Program,
+    kept: Replicas,
+    key: KeyData,
+    num_steps: int,
+    *,
+    explicit: bool = False,
+    rule: str = "vector",
+) -> Decision:
+    """Sets up how steps are decided. With `explicit`, each kept sample is the slowest of a whole
+    step's replicas already.
+    """
+    weights = sample_weights(program, kept)
+    regime = np.array([s.regime for s in program.strata])[kept.stratum]
+    probabilities = np.asarray(network_probabilities(program), np.float64)
+    probabilities = probabilities / probabilities.sum()
+    present = np.bincount(regime, minlength=len(probabilities)) > 0
+    if not present.all():  # Only in runs of a handful of samples.
+        probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
+    replicas = 1 if explicit else program.num_replicas
+    words = [int(word) for word in np.asarray(key)]
+    rng = np.random.Generator(np.random.Philox(key=words))
+    first, second = rng.random(2)
+    return Decision(
+        kept=kept,
+        selections=tuple(
+            select(kept, weights, regime == g, replicas) for g in range(len(probabilities))
+        ),
+        probabilities=probabilities,
+        num_steps=num_steps,
+        offsets=(float(first), float(second)),
+        rule=rule,
+        seed=words[0],
+    )

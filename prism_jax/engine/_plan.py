@@ -1,0 +1,172 @@
+"""What a program's parameters amount to, computed once before any sample is drawn."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..latency import AbstractLatency, Maximum
+from ..program import NODE_SCORES, Program, class_moments, slowest_nodes, stall_rates
+
+
+# Quantile tables are uniform in the standard-normal score: their error is small where the tails are.
+SCORE_RANGE = 6.0
+NUM_SCORES = 2049
+
+Table = Float[Array, " scores"]
+
+
+class Plan(eqx.Module):
+    """Tables from which latencies are looked up. Differentiable in the program's parameters.
+
+    **Attributes:**
+
+    - `program`: of which only the static part is read.
+    - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
+        factor of the slowest GPU, in seconds.
+    - `nodes`, `tail_nodes`: those factors, for a rank's group and for all GPUs together.
+    - `mean`: of each class that is one kernel with a law of its own, by regime, in seconds.
+    - `residuals`: that law's shape, for each kind of kernel; mean one.
+    - `slowest`, `tail_slowest`, `microbatch`, `step`: tables of the shared factors.
+    - `stall_shares`: the cumulative shares of the ops that may stall; `stall_sizes` by kind.
+    """
+
+    program: Program
+    moments: Float[Array, "3 classes regimes nodes"]
+    nodes: Float[Array, " nodes"]
+    tail_nodes: Float[Array, " nodes"]
+    mean: Float[Array, "classes regimes"]
+    residuals: Float[Array, "kinds scores"]
+    slowest: Table | None
+    tail_slowest: Table | None
+    microbatch: Table | None
+    step: Table | None
+    stall_shares: Float[Array, " stalls"] | None
+    stall_sizes: Float[Array, "stall_kinds scores"] | None
+
+
+def make_plan(program: Program) -> Plan:
+    """Computes the tables. Pure, jittable and differentiable."""
+    table, variability = program.latencies, program.variability
+    dtype = table.mean.dtype
+    cumulants = table.cumulants(variability.residual)
+    if variability.network is None:
+        network = jnp.ones((len(table.mean), 1), dtype)
+    else:
+        factors = variability.network.factors().astype(dtype)
+        exposed = jnp.asarray(table.on_network.value)[:, None]
+        network = jnp.where(exposed, factors[None, :], jnp.ones((1, 1), dtype))
+    direct = program.blocks.direct.value
+    chosen = jnp.asarray(direct >= 0)[:, None]
+    rank = variability.rank
+    stalls = [variability.stalls[kind].size for kind in sorted(variability.stalls)]
+    has_stalls = len(program.stall_ops.value) > 0
+    return Plan(
+        program=program,
+        moments=class_moments(program.blocks, cumulants, network, rank),
+        nodes=slowest_nodes(rank, program.group_size, dtype),
+        tail_nodes=slowest_nodes(rank, program.world_size, dtype),
+        mean=jnp.where(chosen, table.mean[direct][:, None] * network[direct], jnp.zeros((), dtype)),
+        residuals=jnp.stack([_relative(variability.residual[kind], dtype) for kind in table.kinds]),
+        slowest=None if rank is None else _slowest(rank, program.group_size, dtype),
+        tail_slowest=None if rank is None else _slowest(rank, program.world_size, dtype),
+        microbatch=_optional(variability.microbatch, dtype),
+        step=_optional(variability.step, dtype),
+        stall_shares=_shares(stall_rates(program)).astype(dtype) if has_stalls else None,
+        stall_sizes=jnp.stack([_tabulate(law, dtype) for law in stalls]) if has_stalls else None,
+    )
+
+
+def _tabulate(law: AbstractLatency, dtype) -> Table:
+    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
+    return law.from_normal(scores).astype(dtype) * jnp.ones_like(scores)
+
+
+def _relative(law: AbstractLatency, dtype) -> Table:
+    return _tabulate(law, dtype) / law.mean().astype(dtype)
+
+
+def _optional(law: AbstractLatency | None, dtype) -> Table | None:
+    return None if law is None else _relative(law, dtype)
+
+
+def _slowest(rank: AbstractLatency, count: int, dtype) -> Table:
+    return _tabulate(Maximum(rank, count), dtype) / rank.mean().astype(dtype)
+
+
+def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
+    total = jnp.sum(rates)
+    return jnp.cumsum(rates) / jnp.where(total > 0, total, 1)
+
+
+def look_up(
+    tables: Float[Array, "tables scores"],
+    which: Int[Array, "*rows"],
+    z: Float[Array, "*shape"],
+) -> Float[Array, "*shape"]:
+    """The quantile of the law `tables[which]` at the score `z`, linear between nodes."""
+    step = 2 * SCORE_RANGE / (NUM_SCORES - 1)
+    position = (z + z.dtype.type(SCORE_RANGE)) / z.dtype.type(step)
+    low = jnp.clip(jax.lax.stop_gradient(jnp.floor(position)), 0, NUM_SCORES - 2)
+    index = low.astype(jnp.int32) + which.astype(jnp.int32) * NUM_SCORES
+    flat = tables.reshape(-1)
+    below, above = flat[index], flat[index + 1]
+    return below + (position - low) * (above - below)
+
+
+def look_up_one(table: Table, z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`look_up` in a single table."""
+    return look_up(table[None, :], jnp.zeros((1,) * z.ndim, jnp.int32), z)
+
+
+def row_laws(
+    plan: Plan,
+    classes: np.ndarray,
+    slowest: Float[Array, "rows samples"],
+    nodes: Float[Array, " nodes"],
+    regimes: Int[Array, " samples"],
+) -> tuple[Float[Array, "4 rows samples"], np.ndarray]:
+    """The law of each row's latency in each sample, given the factor of its slowest GPU.
+
+    **Returns:**
+
+    Mean, standard deviation and skewness of the collapsed kernels, and the mean of a kernel with a
+    law of its own; and that law's kind for each row.
+    """
+    position = jnp.zeros(slowest.shape, jnp.int32)
+    for k in range(1, len(NODE_SCORES) - 1):
+        position = position + (slowest >= nodes[k]).astype(jnp.int32)
+    low, high = nodes[position], nodes[position + 1]
+    flat = high <= low
+    share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
+    moments = plan.moments[:, classes].reshape(3, len(classes), -1)
+    index = regimes[None, :] * len(NODE_SCORES) + position
+    below = jnp.take_along_axis(moments, index[None], axis=2)
+    above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
+    collapsed = below + share[None] * (above - below)
+    direct = plan.program.blocks.direct.value[classes]
+    compute = jnp.asarray(plan.program.blocks.compute.value[classes])[:, None]
+    own = plan.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
+    alone = jnp.asarray(direct >= 0)[:, None]
+    collapsed = jnp.where(alone[None], 0, collapsed)
+    kinds = np.where(direct >= 0, plan.program.latencies.kind.value[direct], 0)
+    return jnp.concatenate([collapsed, own[None]]), kinds
+
+
+def latency(
+    plan: Plan,
+    laws: Float[Array, "4 rows samples"],
+    kinds: Int[Array, " rows"],
+    z: Float[Array, "rows samples"],
+) -> Float[Array, "rows samples"]:
+    """Latencies at scores `z`, in seconds: the Wilson-Hilferty cube of `ThreeMoment` for what is
+    collapsed, the table for what is one kernel.
+    """
+    mean, std, skewness, own = laws
+    t = z / 6 - skewness / 36
+    collapsed = mean + std * (6 * t * (1 + skewness * t * (1 + skewness * t / 3)))
+    collapsed = jnp.maximum(collapsed, 0)
+    if not np.any(plan.program.blocks.direct.value >= 0):
+        return collapsed
+    return collapsed + own * look_up(plan.residuals, kinds[:, None], z)

@@ -1,0 +1,70 @@
+"""From replicas to a step: reduction of gradients, the barrier of all ranks, and the tail."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from ._plan import latency, look_up_one, Plan, row_laws
+from ._random import fold, KeyData, normals
+
+
+# The stream of random numbers of a step, apart from those of its replicas.
+STEPS = 100
+
+
+def compose_steps(
+    plan: Plan,
+    ends: Float[Array, "ranks samples"],
+    step_ids: UInt32[Array, " samples"],
+    key: KeyData,
+    regimes: Int[Array, " samples"],
+) -> Float[Array, " samples"]:
+    """Step times from the ends of each step's decisive replica:
+    `G * max_s(E_s + RS_s) + tail`, with the factor `G` of the step, the exposed reduction of
+    gradients `RS_s` of pipeline rank `s`, and a tail after the barrier of all ranks.
+
+    **Arguments:**
+
+    - `ends`: the end of each pipeline rank, in seconds.
+    - `step_ids`: which draws of the factor, the reductions and the tail to use.
+    - `regimes`: of the network, the same as of the replica.
+
+    **Returns:**
+
+    Step times in seconds. Differentiable in `ends` and the plan.
+    """
+    program = plan.program
+    dtype = ends.dtype
+    number = program.num_ranks
+    counters = jnp.arange((number + 4) // 2, dtype=jnp.uint32)
+    z = normals(fold(key, STEPS), step_ids, counters, dtype)
+    one = jnp.ones((1, ends.shape[1]), dtype)
+
+    finished = ends
+    if np.any(program.reduce_scatter.value >= 0):
+        classes = program.reduce_scatter.value
+        ones = jnp.broadcast_to(one, ends.shape)
+        laws, kinds = row_laws(plan, classes, ones, plan.nodes, regimes)
+        reduction = latency(plan, laws, jnp.asarray(kinds), z[:number])
+        finished = ends + jnp.where(jnp.asarray(classes >= 0)[:, None], reduction, 0)
+    step = jnp.max(finished, axis=0)
+    if plan.step is not None:
+        step = step * look_up_one(plan.step, z[number])
+    if program.tail >= 0:
+        slowest = one
+        if plan.tail_slowest is not None:
+            slowest = look_up_one(plan.tail_slowest, z[number + 1])[None, :]
+        laws, kinds = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
+        step = step + latency(plan, laws, jnp.asarray(kinds), z[number + 2][None, :])[0]
+    return step
+
+
+def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
+    """The mean of each pipeline rank's exposed reduction of gradients, in seconds."""
+    classes = plan.program.reduce_scatter.value
+    means = plan.moments[0, classes, :, 0] + plan.mean[classes]
+    return jnp.where(jnp.asarray(classes >= 0)[:, None], means, 0)
+
+
+compose_steps_jit = eqx.filter_jit(compose_steps)

@@ -1,0 +1,120 @@
+import abc
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.special import ndtr, ndtri
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ._parameters import Rule, parameter_dtype
+
+
+class AbstractLatency(eqx.Module):
+    r"""Abstract base class for all latency distributions.
+
+    A latency is a monotone function of a standard normal score: $x = F^{-1}(\Phi(z))$. The two
+    directions of that map, `from_normal` and `to_normal`, define a family, and are accurate in both
+    tails. Derivatives with respect to every parameter are pathwise (equivalently, implicit), and
+    are finite where the variance is zero.
+
+    Parameters are array leaves of one dtype. They have equal rank or are scalars, and broadcast to
+    `batch_shape`. The parameter that one would call the mean is called `location` in every family,
+    because `mean` is a method.
+    """
+
+    @property
+    @abc.abstractmethod
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape that the parameters broadcast to: one latency for each of its elements."""
+
+    @abc.abstractmethod
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        r"""The latency whose standard normal score is `z`: $F^{-1}(\Phi(z))$.
+
+        **Arguments:**
+
+        - `z`: scores. Their rank is that of the batch, or either is a scalar; they broadcast.
+
+        **Returns:**
+
+        Latencies, in seconds, in the dtype of the parameters. Differentiable with respect to the
+        parameters and `z`.
+        """
+
+    @abc.abstractmethod
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        r"""The standard normal score of a latency, $\Phi^{-1}(F(x))$: the inverse of `from_normal`.
+
+        **Arguments:**
+
+        - `x`: latencies, in seconds. Their rank is that of the batch, or either is a scalar.
+
+        **Returns:**
+
+        Scores; infinite, or very large, outside the support.
+        """
+
+    @abc.abstractmethod
+    def mean(self) -> Float[Array, "..."]:
+        """The mean, in seconds, of shape `batch_shape`."""
+
+    @abc.abstractmethod
+    def variance(self) -> Float[Array, "..."]:
+        """The variance, in seconds squared, of shape `batch_shape`."""
+
+    @abc.abstractmethod
+    def third_moment(self) -> Float[Array, "..."]:
+        """The third central moment (the third cumulant), in seconds cubed."""
+
+    @abc.abstractmethod
+    def _rules(self) -> tuple[Rule, ...]:
+        """What `check` demands of the parameters that this class itself holds."""
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The floating dtype of the parameters, in which everything is computed."""
+        return parameter_dtype(self)
+
+    def cdf(self, x: ArrayLike) -> Float[Array, "..."]:
+        """The probability of a latency of at most `x`, elementwise; `x` as in `to_normal`."""
+        return ndtr(self.to_normal(x))
+
+    def survival(self, x: ArrayLike) -> Float[Array, "..."]:
+        """The probability of a latency above `x`, accurate where tiny; `x` as in `to_normal`."""
+        return ndtr(-self.to_normal(x))
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+        """Draws latencies.
+
+        **Arguments:**
+
+        - `key`: a PRNG key.
+        - `shape`: the sample shape, prepended to the batch shape.
+
+        **Returns:**
+
+        An array of shape `shape + batch_shape`, in seconds. Differentiable with respect to the
+        parameters.
+        """
+        batch = self.batch_shape
+        z = jr.normal(key, (math.prod(shape), *batch), self.dtype)
+        return jax.vmap(self.from_normal)(z).reshape(shape + batch)
+
+    def quantile(self, q: ArrayLike) -> Float[Array, "..."]:
+        """The latency that is not exceeded with probability `q`.
+
+        **Arguments:**
+
+        - `q`: probabilities in the open interval (0, 1), of any shape. For probabilities within
+            rounding of one use `from_normal`.
+
+        **Returns:**
+
+        An array of shape `q.shape + batch_shape`, in seconds. Differentiable with respect to the
+        parameters and `q`.
+        """
+        z = ndtri(jnp.asarray(q, self.dtype))
+        return jax.vmap(self.from_normal)(z.reshape(-1)).reshape(z.shape + self.batch_shape)

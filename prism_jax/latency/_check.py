@@ -1,0 +1,38 @@
+import jax
+import numpy as np
+
+from ._base import AbstractLatency
+
+
+def check(latency: AbstractLatency) -> None:
+    """Checks the values of every parameter of a latency, on the host.
+
+    Constructors check shapes only, because they also run under `jax.jit`. Values that are being
+    traced are passed over here.
+
+    **Arguments:**
+
+    - `latency`: a latency; those that it is made of are checked too.
+
+    **Raises:**
+
+    `ValueError`, naming the family, the parameter, what was given and what is allowed.
+    """
+    for name, value, holds, allowed in latency._rules():
+        if isinstance(value, jax.core.Tracer):
+            continue
+        value = np.asarray(value)
+        bad = ~np.broadcast_to(holds(value), value.shape)
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            where = f"[{', '.join(map(str, index))}]" if index else ""
+            raise ValueError(
+                f"`{type(latency).__name__}` got `{name}{where}={value[index]}`; it must be "
+                f"{allowed}."
+            )
+    parts = jax.tree.leaves(
+        latency, is_leaf=lambda x: isinstance(x, AbstractLatency) and x is not latency
+    )
+    for part in parts:
+        if isinstance(part, AbstractLatency):
+            check(part)

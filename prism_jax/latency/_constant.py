@@ -1,0 +1,45 @@
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from ._base import AbstractLatency
+from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._scores import step_score
+
+
+class Constant(AbstractLatency):
+    """A latency that does not vary."""
+
+    value: Float[Array, "..."]
+
+    def __init__(self, value: ArrayLike):
+        (self.value,) = as_parameters(value)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        shape = broadcast_batch(jnp.shape(z), self.batch_shape)
+        return jnp.broadcast_to(self.value, shape)
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        return step_score(jnp.asarray(x, self.dtype) - self.value)
+
+    def mean(self) -> Float[Array, "..."]:
+        return self.value
+
+    def variance(self) -> Float[Array, "..."]:
+        return jnp.zeros_like(self.value)
+
+    def third_moment(self) -> Float[Array, "..."]:
+        return jnp.zeros_like(self.value)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return (non_negative("value", self.value),)
+
+
+Constant.__init__.__doc__ = """**Arguments:**
+
+- `value`: the latency, in seconds. Must be non-negative.
+"""

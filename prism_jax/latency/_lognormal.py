@@ -1,0 +1,118 @@
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from ._base import AbstractLatency
+from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._scores import step_score
+
+
+def _score(x: Array, median: Array, sigma: Array) -> Array:
+    varies = (sigma > 0) & (median > 0) & (x > 0)
+    ratio = jnp.where(varies, x, 1.0) / jnp.where(varies, median, 1.0)
+    score = jnp.log(ratio) / jnp.where(varies, sigma, 1.0)
+    return jnp.where(varies, score, step_score(x - median))
+
+
+def _variance(median: Array, sigma: Array) -> Array:
+    return median**2 * jnp.exp(sigma**2) * jnp.expm1(sigma**2)
+
+
+def _third_moment(median: Array, sigma: Array) -> Array:
+    growth = jnp.expm1(sigma**2)
+    return (median * jnp.exp(0.5 * sigma**2)) ** 3 * growth**2 * (growth + 3.0)
+
+
+class LogNormal(AbstractLatency):
+    r"""A log-normal latency, $m \exp(\sigma z)$.
+
+    Parametrised by its median, which is what a profile reports, so that a change of `sigma` leaves
+    the median where it is.
+    """
+
+    median: Float[Array, "..."]
+    sigma: Float[Array, "..."]
+
+    def __init__(self, median: ArrayLike, sigma: ArrayLike):
+        self.median, self.sigma = as_parameters(median, sigma)
+
+    def __check_init__(self):
+        _ = self.batch_shape
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast_batch(self.median.shape, self.sigma.shape)
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        return self.median * jnp.exp(self.sigma * jnp.asarray(z, self.dtype))
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        return _score(jnp.asarray(x, self.dtype), self.median, self.sigma)
+
+    def mean(self) -> Float[Array, "..."]:
+        return self.median * jnp.exp(0.5 * self.sigma**2)
+
+    def variance(self) -> Float[Array, "..."]:
+        return _variance(self.median, self.sigma)
+
+    def third_moment(self) -> Float[Array, "..."]:
+        return _third_moment(self.median, self.sigma)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return (non_negative("median", self.median), non_negative("sigma", self.sigma))
+
+
+LogNormal.__init__.__doc__ = """**Arguments:**
+
+- `median`: the median, in seconds. Must be non-negative.
+- `sigma`: the standard deviation of the logarithm. Must be non-negative; zero gives a constant.
+"""
+
+
+class ShiftedLogNormal(AbstractLatency):
+    r"""A log-normal latency on top of a least latency, $s + m \exp(\sigma z)$."""
+
+    shift: Float[Array, "..."]
+    median: Float[Array, "..."]
+    sigma: Float[Array, "..."]
+
+    def __init__(self, shift: ArrayLike, median: ArrayLike, sigma: ArrayLike):
+        self.shift, self.median, self.sigma = as_parameters(shift, median, sigma)
+
+    def __check_init__(self):
+        _ = self.batch_shape
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast_batch(self.shift.shape, self.median.shape, self.sigma.shape)
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        return self.shift + self.median * jnp.exp(self.sigma * jnp.asarray(z, self.dtype))
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        return _score(jnp.asarray(x, self.dtype) - self.shift, self.median, self.sigma)
+
+    def mean(self) -> Float[Array, "..."]:
+        return self.shift + self.median * jnp.exp(0.5 * self.sigma**2)
+
+    def variance(self) -> Float[Array, "..."]:
+        return jnp.broadcast_to(_variance(self.median, self.sigma), self.batch_shape)
+
+    def third_moment(self) -> Float[Array, "..."]:
+        return jnp.broadcast_to(_third_moment(self.median, self.sigma), self.batch_shape)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return (
+            non_negative("shift", self.shift),
+            non_negative("median", self.median),
+            non_negative("sigma", self.sigma),
+        )
+
+
+ShiftedLogNormal.__init__.__doc__ = """**Arguments:**
+
+- `shift`: the least latency, in seconds. Must be non-negative.
+- `median`: the median of what comes on top, in seconds. Must be non-negative.
+- `sigma`: the standard deviation of the logarithm of what comes on top. Must be non-negative; zero
+    gives a constant.
+"""

@@ -1,0 +1,226 @@
+import functools as ft
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from ._base import AbstractLatency
+from ._parameters import Rule, as_parameters, broadcast_batch
+from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
+
+
+_MAX_STEPS = 120
+
+
+def _shares(weights: Array) -> list[Array]:
+    """The normalised weight of each component."""
+    total = jnp.sum(weights, axis=-1)
+    return [weights[..., i] / total for i in range(weights.shape[-1])]
+
+
+def _scores(components: tuple[AbstractLatency, ...], x: Array) -> tuple[list, list]:
+    """The score of `x` under each component, and its derivative with respect to `x`."""
+    pairs = [jax.jvp(c.to_normal, (x,), (jnp.ones_like(x),)) for c in components]
+    return [score for score, _ in pairs], [slope for _, slope in pairs]
+
+
+def _largest(values: list[Array]) -> Array:
+    return jax.lax.stop_gradient(ft.reduce(jnp.maximum, values))
+
+
+def _log_tail(shares: list[Array], scores: list[Array], sign: Array | float) -> Array:
+    """The logarithm of the distribution (sign 1) or survival (sign -1) function."""
+    logs = [log_ndtr(sign * score) for score in scores]
+    top = _largest([jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)])
+    terms = (w * jnp.exp(jnp.minimum(l - top, 80.0)) for w, l in zip(shares, logs, strict=True))
+    return top + jnp.log(sum(terms, jnp.zeros_like(top)))
+
+
+@eqx.filter_custom_jvp
+def _solve(mixture: "Mixture", z: Array) -> Array:
+    """The quantile of score `z`, by Newton's method inside a bracket."""
+    shares = _shares(mixture.weights)
+    # Under each component, the quantile of the mixture lies on one side of the component's own.
+    own = [c.from_normal(z) for c in mixture.components]
+    low, high = ft.reduce(jnp.minimum, own), ft.reduce(jnp.maximum, own)
+    low, high, z, *shares = jnp.broadcast_arrays(low, high, z, *shares)
+    sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
+    target = log_ndtr(sign * z)
+    eps = float(jnp.finfo(z.dtype).eps)
+
+    def go_on(state):
+        *_, active, step = state
+        return jnp.any(active) & (step < _MAX_STEPS)
+
+    def advance(state):
+        x, low, high, last, active, step = state
+        scores, slopes = _scores(mixture.components, x)
+        log_p = _log_tail(shares, scores, sign)
+        error = sign * (log_p - target)
+        density = sum(
+            w * jnp.exp(jnp.clip(log_density(jnp.clip(s, -1e3, 1e3)) - log_p, -80.0, 80.0)) * d
+            for w, s, d in zip(shares, scores, slopes, strict=True)
+        )
+        new_low = jnp.where(error < 0, x, low)
+        new_high = jnp.where(error < 0, high, x)
+        rising = density > 0
+        newton = x - error / jnp.where(rising, density, 1.0)
+        # A Newton step that does not halve the one before gives way to bisection.
+        use = rising & (newton >= new_low) & (newton <= new_high)
+        use = use & (jnp.abs(newton - x) <= 0.5 * last)
+        new = jnp.where(use, newton, 0.5 * (new_low + new_high))
+        change = jnp.abs(new - x)
+        # A converged element is frozen, so that no element depends on its neighbours.
+        x, low, high, last = (
+            jnp.where(active, now, before)
+            for now, before in ((new, x), (new_low, low), (new_high, high), (change, last))
+        )
+        active = active & (change > 2.0 * eps * jnp.abs(new)) & (error != 0)
+        return x, low, high, last, active, step + 1
+
+    active = high - low > 2.0 * eps * jnp.abs(high)
+    start = 0.5 * (low + high)
+    x, *_ = jax.lax.while_loop(go_on, advance, (start, low, high, high - low, active, 0))
+    return x
+
+
+@_solve.def_jvp
+def _(primals, tangents):
+    mixture, z = primals
+    mixture_dot, z_dot = tangents
+    x = _solve(mixture, z)
+    shares = _shares(mixture.weights)
+    scores, slopes = _scores(mixture.components, x)
+    sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
+    # Densities, over the largest of them so that none underflows.
+    logs = [
+        jnp.where(
+            d > 0, log_density(jnp.clip(s, -1e3, 1e3)) + jnp.log(jnp.where(d > 0, d, 1.0)), -1e30
+        )
+        for s, d in zip(scores, slopes, strict=True)
+    ]
+    top = _largest([jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)])
+    dense = top > -1e29
+    top = jnp.where(dense, top, 0.0)
+    parts = [
+        jnp.exp(jnp.clip(log_density(jnp.clip(s, -1e3, 1e3)) - top, -1e4, 80.0)) for s in scores
+    ]
+    density = sum(w * p * d for w, p, d in zip(shares, parts, slopes, strict=True))
+    density = jnp.where(dense, density, 1.0)
+
+    def per_density(tangent, weight):
+        return jnp.where(dense, weight * tangent / density, 0.0)
+
+    out = jnp.zeros_like(x)
+    atom_dot = jnp.zeros_like(x)
+    atoms = jnp.zeros_like(x)
+    if z_dot is not None:
+        rate = jnp.exp(jnp.minimum(log_density(z) - top, 80.0))
+        out = out + per_density(z_dot, rate)
+    if mixture_dot.weights is not None:
+        share_dots = jax.jvp(_shares, (mixture.weights,), (mixture_dot.weights,))[1]
+        for share_dot, score in zip(share_dots, scores, strict=True):
+            tail = sign * jnp.exp(jnp.minimum(log_ndtr(sign * score) - top, 80.0))
+            out = out - per_density(share_dot, tail)
+    probabilities = [jnp.exp(log_ndtr(sign * s)) for s in scores]
+    for i, (c, c_dot) in enumerate(zip(mixture.components, mixture_dot.components, strict=True)):
+        # A component without spread at this score: the mixture moves along with it.
+        own, own_slope = jax.jvp(c.from_normal, (z,), (jnp.ones_like(z),))
+        near = jnp.abs(x - own) <= 32.0 * float(jnp.finfo(x.dtype).eps) * jnp.abs(own)
+        hit = (own_slope == 0) & near & (shares[i] > 0)
+        atoms = atoms + hit.astype(x.dtype)
+        if not jax.tree.leaves(c_dot):
+            continue
+        _, score_dot = eqx.filter_jvp(lambda c: c.to_normal(x), (c,), (c_dot,))
+        if score_dot is not None:
+            out = out - jnp.where(slopes[i] > 0, per_density(score_dot, shares[i] * parts[i]), 0.0)
+        # The score within the component: what the others leave of the probability.
+        others = sum(
+            w * p for j, (w, p) in enumerate(zip(shares, probabilities, strict=True)) if j != i
+        )
+        left = (jnp.exp(log_ndtr(sign * z)) - others) / jnp.where(shares[i] > 0, shares[i], 1.0)
+        eps = float(jnp.finfo(x.dtype).eps)
+        within = sign * ndtri_exp(jnp.log(jnp.clip(left, eps, 1.0 - eps)))
+        _, own_dot = eqx.filter_jvp(lambda c, z=within: c.from_normal(z), (c,), (c_dot,))
+        if own_dot is not None:
+            atom_dot = atom_dot + jnp.where(hit, own_dot, 0.0)
+    return x, jnp.where(atoms > 0, atom_dot / jnp.maximum(atoms, 1.0), out)
+
+
+class Mixture(AbstractLatency):
+    r"""A latency that follows one of several laws, chosen at random: $F = \sum_i w_i F_i$.
+
+    Its quantile has no closed form: it is found by Newton's method between the quantiles of the
+    components, and differentiated implicitly. Components of zero variance are allowed.
+    """
+
+    weights: Float[Array, "... components"]
+    components: tuple[AbstractLatency, ...]
+
+    def __init__(
+        self, weights: ArrayLike | Sequence[float], components: tuple[AbstractLatency, ...]
+    ):
+        like = [jnp.zeros((), component.dtype) for component in components]
+        self.weights = as_parameters(weights, *like)[0]
+        self.components = tuple(components)
+
+    def __check_init__(self):
+        if not self.components or self.weights.shape[-1:] != (len(self.components),):
+            raise ValueError(
+                f"`Mixture` got weights of shape {self.weights.shape} for {len(self.components)} "
+                "components; the trailing axis must have one weight for each, and at least one."
+            )
+        _ = self.batch_shape
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast_batch(
+            self.weights.shape[:-1], *(component.batch_shape for component in self.components)
+        )
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        z = jnp.asarray(z, self.dtype)
+        return _solve(self, jnp.broadcast_to(z, broadcast_batch(z.shape, self.batch_shape)))
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        shares = _shares(self.weights)
+        scores = [component.to_normal(x) for component in self.components]
+        return score_of_tails(_log_tail(shares, scores, 1.0), _log_tail(shares, scores, -1.0))
+
+    def mean(self) -> Float[Array, "..."]:
+        pairs = zip(_shares(self.weights), self.components, strict=True)
+        return ft.reduce(jnp.add, [share * component.mean() for share, component in pairs])
+
+    def variance(self) -> Float[Array, "..."]:
+        mean = self.mean()
+        pairs = zip(_shares(self.weights), self.components, strict=True)
+        return ft.reduce(jnp.add, [w * (c.variance() + (c.mean() - mean) ** 2) for w, c in pairs])
+
+    def third_moment(self) -> Float[Array, "..."]:
+        mean = self.mean()
+        terms = []
+        for share, component in zip(_shares(self.weights), self.components, strict=True):
+            apart = component.mean() - mean
+            third = component.third_moment() + apart * (3.0 * component.variance() + apart**2)
+            terms.append(share * third)
+        return ft.reduce(jnp.add, terms)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        def adds_up(weights: np.ndarray) -> np.ndarray:
+            good = np.isfinite(weights) & (weights >= 0)
+            return good & (np.sum(weights, axis=-1, keepdims=True) > 0)
+
+        allowed = "finite, at least 0, and not all 0"
+        return (Rule("weights", self.weights, adds_up, allowed),)
+
+
+Mixture.__init__.__doc__ = """**Arguments:**
+
+- `weights`: the weight of each component along the trailing axis; they need not sum to one. The
+    axes before it belong to the batch.
+- `components`: the laws, whose batches broadcast.
+"""

@@ -1,0 +1,96 @@
+import jax.numpy as jnp
+from jax.scipy.special import ndtr, ndtri
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from ._base import AbstractLatency
+from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._scores import log_density, step_score
+
+
+class Normal(AbstractLatency):
+    r"""A normal latency, $\mu + \sigma z$, conditioned to be positive.
+
+    The parameters are those before truncation, so `mean()` and `variance()` differ from `location`
+    and `std ** 2` where zero is within a few standard deviations. Where it is not, the scores are
+    those of the plain normal law to the last bit.
+    """
+
+    location: Float[Array, "..."]
+    std: Float[Array, "..."]
+
+    def __init__(self, location: ArrayLike, std: ArrayLike):
+        self.location, self.std = as_parameters(location, std)
+
+    def __check_init__(self):
+        _ = self.batch_shape
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast_batch(self.location.shape, self.std.shape)
+
+    def _truncation(self, z: Float[Array, "..."]) -> tuple[Array, Array]:
+        """Standard deviations from zero to the location, and whether truncation matters at `z`."""
+        info = jnp.finfo(self.dtype)
+        varies = self.std > 0
+        depth = jnp.where(varies, self.location / jnp.where(varies, self.std, 1.0), jnp.inf)
+        # In these units the correction to a score is about ndtr(-depth) * ndtr(-z) / density(z).
+        matters = ndtr(-depth) > 0.5 * float(info.eps) * ndtr(jnp.minimum(z, 0.0))
+        return jnp.where(matters, depth, 1.0), matters
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        z = jnp.asarray(z, self.dtype)
+        tiny = float(jnp.finfo(self.dtype).tiny)
+        depth, matters = self._truncation(z)
+        kept = ndtr(depth)
+        below = ndtri(jnp.clip(ndtr(-depth) + kept * ndtr(jnp.minimum(z, 0.0)), tiny, 0.8))
+        above = -ndtri(jnp.maximum(kept * ndtr(-jnp.maximum(z, 0.0)), tiny))
+        score = jnp.where(matters, jnp.where(z > 0, above, below), z)
+        x = self.location + self.std * score
+        return jnp.where(matters, jnp.maximum(x, 0.0), x)
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        x = jnp.asarray(x, self.dtype)
+        tiny = float(jnp.finfo(self.dtype).tiny)
+        varies = self.std > 0
+        plain = (x - self.location) / jnp.where(varies, self.std, 1.0)
+        depth, matters = self._truncation(plain)
+        kept = ndtr(depth)
+        cdf = (ndtr(jnp.minimum(plain, 0.0)) - ndtr(-depth)) / kept
+        inside = cdf > tiny
+        below = ndtri(jnp.where(inside, jnp.minimum(cdf, 0.5), 0.5))
+        below = jnp.where(inside, below, -jnp.inf)
+        above = -ndtri(jnp.maximum(ndtr(-jnp.maximum(plain, 0.0)) / kept, tiny))
+        score = jnp.where(matters, jnp.where(plain > 0, above, below), plain)
+        score = jnp.where(varies, score, step_score(x - self.location))
+        return jnp.where(x >= 0, score, -jnp.inf)
+
+    def _hazard(self) -> tuple[Array, Array]:
+        varies = self.std > 0
+        # Beyond forty standard deviations the density underflows in every dtype.
+        depth = jnp.minimum(self.location, 40.0 * self.std) / jnp.where(varies, self.std, 1.0)
+        hazard = jnp.where(varies, jnp.exp(log_density(depth)) / ndtr(depth), 0.0)
+        return depth, hazard
+
+    def mean(self) -> Float[Array, "..."]:
+        _, hazard = self._hazard()
+        return self.location + self.std * hazard
+
+    def variance(self) -> Float[Array, "..."]:
+        depth, hazard = self._hazard()
+        return self.std**2 * (1.0 - hazard * (depth + hazard))
+
+    def third_moment(self) -> Float[Array, "..."]:
+        depth, hazard = self._hazard()
+        return self.std**3 * hazard * ((hazard + depth) * (2.0 * hazard + depth) - 1.0)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return (non_negative("location", self.location), non_negative("std", self.std))
+
+
+Normal.__init__.__doc__ = """**Arguments:**
+
+- `location`: the mean before truncation, in seconds. Must be non-negative.
+- `std`: the standard deviation before truncation, in seconds. Must be non-negative; zero gives a
+    constant.
+"""

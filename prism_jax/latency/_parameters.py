@@ -1,0 +1,72 @@
+"""What the families share about their parameters: dtypes, shapes, and the rules `check` applies."""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+
+def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
+    """Arrays of one floating dtype: that of the arrays given, or the default if all are mere numbers."""
+    arrays = [jnp.asarray(value) for value in values]
+    strong = [
+        array.dtype
+        for value, array in zip(values, arrays, strict=True)
+        if isinstance(value, (jax.Array, np.ndarray))
+        and not array.weak_type
+        and jnp.issubdtype(array.dtype, jnp.floating)
+    ]
+    dtype = ft.reduce(jnp.promote_types, strong) if strong else jnp.zeros(()).dtype
+    return [jnp.asarray(array, dtype) for array in arrays]
+
+
+def broadcast_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common batch shape of parameters, which have equal rank or are scalars."""
+    if len({len(shape) for shape in shapes if shape}) > 1:
+        raise ValueError(
+            f"The batch shapes {', '.join(map(str, shapes))} differ in rank; give every parameter "
+            "the same number of axes, or make it a scalar."
+        )
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"The batch shapes {', '.join(map(str, shapes))} do not broadcast; give every axis "
+            "the same length, or one."
+        ) from None
+
+
+def parameter_dtype(tree: eqx.Module) -> jnp.dtype:
+    """The floating dtype that the arrays of a module promote to."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
+    return ft.reduce(jnp.promote_types, dtypes) if dtypes else jnp.zeros(()).dtype
+
+
+class Rule(NamedTuple):
+    """What `check` demands of one parameter."""
+
+    name: str
+    value: Array
+    holds: Callable[[np.ndarray], np.ndarray]
+    allowed: str
+
+
+def finite(name: str, value: Array) -> Rule:
+    """A rule: finite numbers."""
+    return Rule(name, value, np.isfinite, "finite")
+
+
+def non_negative(name: str, value: Array) -> Rule:
+    """A rule: finite numbers from zero up."""
+    return Rule(name, value, lambda x: np.isfinite(x) & (x >= 0), "finite and at least 0")
+
+
+def positive(name: str, value: Array) -> Rule:
+    """A rule: numbers above zero, infinity included."""
+    return Rule(name, value, lambda x: x > 0, "positive")

@@ -1,0 +1,66 @@
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from ._base import AbstractLatency
+from ._parameters import Rule, as_parameters, broadcast_batch, non_negative, positive
+from ._scores import expectation, log_ndtr, score_of_tails, step_score
+
+
+class Weibull(AbstractLatency):
+    r"""A Weibull latency, with survival $\exp(-(x / \lambda)^k)$; shape one is the exponential."""
+
+    scale: Float[Array, "..."]
+    shape: Float[Array, "..."]
+
+    def __init__(self, scale: ArrayLike, shape: ArrayLike):
+        self.scale, self.shape = as_parameters(scale, shape)
+
+    def __check_init__(self):
+        _ = self.batch_shape
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return broadcast_batch(self.scale.shape, self.shape.shape)
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        log_hazard = jnp.log(-log_ndtr(-jnp.asarray(z, self.dtype)))
+        return self.scale * jnp.exp(log_hazard / self.shape)
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        x = jnp.asarray(x, self.dtype)
+        varies = (x > 0) & (self.scale > 0) & jnp.isfinite(self.shape)
+        ratio = jnp.where(varies, x, 1.0) / jnp.where(varies, self.scale, 1.0)
+        log_hazard = jnp.where(varies, self.shape, 1.0) * jnp.log(ratio)
+        # Past these the score is beyond every sample, and its derivatives must stay finite.
+        limit = 0.9 * float(np.log(jnp.finfo(x.dtype).max))
+        hazard = jnp.exp(jnp.clip(log_hazard, -limit, min(limit, 12.0)))
+        small = hazard < 1e-3
+        log_cdf = jnp.where(small, jnp.log(hazard) - 0.5 * hazard, jnp.log(-jnp.expm1(-hazard)))
+        return jnp.where(varies, score_of_tails(log_cdf, -hazard), step_score(x - self.scale))
+
+    def mean(self) -> Float[Array, "..."]:
+        return self.scale * jnp.exp(gammaln(1.0 + 1.0 / self.shape))
+
+    # The closed forms of the higher moments cancel where the shape is large; this does not.
+    def _central_moment(self, order: int) -> Float[Array, "..."]:
+        mean = self.mean()
+        return expectation(lambda z: (self.from_normal(z) - mean) ** order, self.dtype)
+
+    def variance(self) -> Float[Array, "..."]:
+        return self._central_moment(2)
+
+    def third_moment(self) -> Float[Array, "..."]:
+        return self._central_moment(3)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return (non_negative("scale", self.scale), positive("shape", self.shape))
+
+
+Weibull.__init__.__doc__ = """**Arguments:**
+
+- `scale`: the latency exceeded with probability $1 / e$, in seconds. Must be non-negative.
+- `shape`: the shape. Must be positive; infinity gives a constant.
+"""

@@ -1,0 +1,150 @@
+"""Collapse of the kernels of a block into one latency (mean, standard deviation, skewness).
+
+A block is a row of segments. Within a segment every member of the tensor- and context-parallel
+group runs its kernels by itself; then a collective waits for the slowest. Sums add their cumulants.
+The maximum is taken under the condition that the slowest GPU of the group has the factor `A`, which
+the group's blocks share: one member runs at `A`, the others at factors below it,
+
+    P(max <= x | A) = F(x / A) * (E[F(x / a) | a < A]) ** (n - 1).
+
+Taking `A` outside the maxima instead would count the slowest GPU twice.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._misc import FrozenArray
+from ..latency import AbstractLatency, Maximum, ThreeMoment
+
+
+# Standard-normal scores of the slowest GPU's factor at which the moments are computed; between them
+# they are interpolated linearly in the factor.
+NODE_SCORES = np.linspace(-4.5, 4.5, 19)
+
+# The members below A, by Gauss-Legendre in probability; the law of a segment, on a grid in units of
+# its standard deviation.
+_BELOW, _BELOW_WEIGHTS = np.polynomial.legendre.leggauss(24)
+_BELOW, _BELOW_WEIGHTS = (_BELOW + 1) / 2, _BELOW_WEIGHTS / 2
+_GRID = np.linspace(-7.0, 11.0, 181)
+
+
+class Blocks(eqx.Module):
+    """Which kernels make up the ops of each class. Static.
+
+    **Attributes:**
+
+    - `segments`: `(segments, kernels)`, how often each kernel runs in a segment, on each member.
+    - `members`: `(segments,)`, how many members run it.
+    - `class_segments`: `(classes, segments)`, how often a class contains a segment.
+    - `class_collectives`: `(classes, kernels)`, how often it contains a collective.
+    - `direct`: `(classes,)`, the kernel of a class that is one kernel and keeps its own law, or -1.
+    - `compute`: `(classes,)`, whether the factor of the rank applies to it.
+    """
+
+    segments: FrozenArray = eqx.field(static=True)
+    members: FrozenArray = eqx.field(static=True)
+    class_segments: FrozenArray = eqx.field(static=True)
+    class_collectives: FrozenArray = eqx.field(static=True)
+    direct: FrozenArray = eqx.field(static=True)
+    compute: FrozenArray = eqx.field(static=True)
+
+
+def slowest_nodes(rank: AbstractLatency | None, count: int, dtype) -> Float[Array, " nodes"]:
+    """The factor of the slowest of `count` GPUs at `NODE_SCORES`; the mean over GPUs is one."""
+    scores = jnp.asarray(NODE_SCORES, dtype)
+    if rank is None:
+        return jnp.ones_like(scores)
+    return (Maximum(rank, count).from_normal(scores) / rank.mean()).astype(dtype)
+
+
+def segment_maxima(
+    mean: Float[Array, ""],
+    variance: Float[Array, ""],
+    third: Float[Array, ""],
+    rank: AbstractLatency | None,
+    count: int,
+) -> Float[Array, "3 nodes"]:
+    """Mean, variance and third central moment of the slowest of `count` members' segments, given
+    the factor of their slowest GPU, at `NODE_SCORES`.
+
+    Differentiable. Source: the module's docstring.
+    """
+    dtype = mean.dtype
+    slowest = slowest_nodes(rank, count, dtype)
+    if count == 1:
+        return jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
+    constant = variance <= 0
+    std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
+    # A constant segment is treated as one of tiny spread, so that its derivative is right too.
+    spread = jnp.maximum(std, 1e-6 * mean)
+    skewness = jnp.where(constant, 0, third / jnp.where(constant, 1, std) ** 3)
+    law = ThreeMoment(jnp.zeros((), dtype), jnp.ones((), dtype), skewness)
+
+    # log P(score of one GPU < that of the slowest) at each node
+    scores = jnp.asarray(NODE_SCORES, dtype)
+    below = jnp.exp(jax.scipy.special.log_ndtr(scores) / count)
+    probabilities = below[:, None] * jnp.asarray(_BELOW, dtype)[None, :]
+    if rank is None:
+        ratio = jnp.ones((len(scores), len(_BELOW)), dtype)
+    else:
+        others = rank.from_normal(jax.scipy.special.ndtri(probabilities)) / rank.mean()
+        ratio = (slowest[:, None] / others).astype(dtype)
+    grid = jnp.asarray(_GRID, dtype)[None, :]
+    # P(a member below A ends before A * (mean + spread * y)), in units of its own spread
+    ratio = ratio[:, :, None]
+    score = (ratio - 1) * (mean / spread) + ratio * grid[None]
+    other = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), law.cdf(score))
+    cdf = law.cdf(grid) * other ** (count - 1)
+
+    def integral(values):
+        return jnp.trapezoid(values, dx=dtype.type(_GRID[1] - _GRID[0]), axis=-1)
+
+    # Moments by integrating the survival above a centre and the distribution below it.
+    first = grid[0, -1] - integral(cdf)
+    above = jnp.maximum(grid - first[:, None], 0)
+    beneath = jnp.maximum(first[:, None] - grid, 0)
+    second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
+    skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
+    scale = slowest * std
+    return jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
+
+
+def class_moments(
+    blocks: Blocks,
+    cumulants: Float[Array, "3 kernels"],
+    network: Float[Array, " kernels regimes"],
+    rank: AbstractLatency | None,
+) -> Float[Array, "3 classes regimes nodes"]:
+    """Mean, standard deviation and skewness of each class, for each regime of the network, given
+    the factor of the slowest GPU at `NODE_SCORES`. Differentiable in all that is not static.
+    """
+    dtype = cumulants.dtype
+    serial = cumulants @ jnp.asarray(blocks.segments.value.T, dtype)
+    maxima = [jnp.zeros((3, 0, len(NODE_SCORES)), dtype)]
+    order = []
+    for count in np.unique(blocks.members.value):
+        chosen = np.flatnonzero(blocks.members.value == count)
+        order.extend(chosen)
+        maxima.append(
+            jax.vmap(
+                lambda c, count=int(count): segment_maxima(c[0], c[1], c[2], rank, count),
+                in_axes=1,
+                out_axes=1,
+            )(serial[:, chosen])
+        )
+    slowest = jnp.concatenate(maxima, axis=1)[:, np.argsort(order)]
+    compute = jnp.einsum(
+        "cs,jsn->jcn", jnp.asarray(blocks.class_segments.value, dtype), slowest
+    )
+    powers = jnp.stack([network, network**2, network**3])
+    communication = jnp.einsum(
+        "ck,jk,jkr->jcr", jnp.asarray(blocks.class_collectives.value, dtype), cumulants, powers
+    )
+    mean, variance, third = compute[:, :, None, :] + communication[:, :, :, None]
+    constant = variance <= 0
+    std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
+    skewness = jnp.where(constant, 0, third / jnp.where(constant, 1, std) ** 3)
+    return jnp.stack([mean, std, skewness])

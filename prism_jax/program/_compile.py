@@ -1,0 +1,149 @@
+"""From a model, its layout, a schedule and a cluster to a program: the door from configuration to
+arrays.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, Variation
+from ..latency import AbstractLatency, make_latency, Scaled
+from ..schedule import make_schedule, op_graph
+from ..workload import Block, lower, Segment, Workload
+from ._assemble import assemble
+from ._program import Program
+from ._variability import Network, Stall, Variability
+
+
+def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -> Program:
+    """Compiles a job. See `compile_program`.
+
+    **Arguments:**
+
+    - `job`: from `load_job`.
+    - `resolution`: `"block"` collapses the kernels of a block; `"kernel"` draws them all (a check).
+
+    **Returns:**
+
+    A [`Program`][].
+
+    **Raises:**
+
+    `ValueError` where the job has no model, or its layout does not fit it.
+    """
+    if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
+        raise ValueError(
+            f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
+            "`training` to predict its step."
+        )
+    try:
+        return compile_program(
+            job.model,
+            job.layout,
+            job.schedule,
+            job.cluster,
+            training=job.training,
+            kernels=job.kernels,
+            resolution=resolution,
+        )
+    except ValueError as error:
+        raise ValueError(f"Job `{job.name}`: {error}") from None
+
+
+def compile_program(
+    model: Model,
+    layout: Layout,
+    schedule: ScheduleConfig,
+    cluster: Cluster,
+    *,
+    training: Training,
+    kernels: Kernels,
+    variability: Variability | None = None,
+    resolution: Literal["block", "kernel"] = "block",
+) -> Program:
+    """Compiles a training step.
+
+    **Arguments:**
+
+    - `model`, `layout`, `schedule`, `training`: what is trained and how it is laid out.
+    - `cluster`: the machine.
+    - `kernels`: how fast its kernels are, and how much they vary.
+    - `variability`: laws to use in place of those of `kernels`.
+    - `resolution`: `"block"` collapses the kernels of a block; `"kernel"` draws them all (a check).
+
+    **Returns:**
+
+    A [`Program`][].
+
+    **Raises:**
+
+    `ValueError` where the layout does not fit the model or the cluster, or the schedule deadlocks.
+    """
+    workload = lower(model, layout, schedule, training, cluster, kernels)
+    order = make_schedule(
+        schedule.kind,
+        num_ranks=layout.pp,
+        num_microbatches=schedule.num_microbatches,
+        virtual_stages=schedule.virtual_stages,
+        microbatch_group_size=schedule.microbatch_group_size,
+    )
+    blocking = schedule.blocking
+    if blocking is None:
+        blocking = schedule.kind == "1f1b"  # As Megatron-LM's, which cannot overlap them.
+    graph = op_graph(order, blocking=blocking)
+    return assemble(
+        graph,
+        blocks_of(graph, workload),
+        variability=variability_of(kernels) if variability is None else variability,
+        reduce_scatter=workload.reduce_scatter,
+        tail=workload.tail,
+        group_size=workload.group_size,
+        num_replicas=layout.dp,
+        # The innermost link joins the devices of a node; what goes further shares the network.
+        network_links=tuple(link.name for link in cluster.links[1:]),
+        resolution=resolution,
+    )
+
+
+def blocks_of(graph, workload: Workload) -> list[Block]:
+    """The block of each op of a graph."""
+    transfers = {
+        pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()
+    }
+    phases = {"F": workload.forward, "B": workload.backward}
+    return [
+        transfers[int(rank), int(peer)] if phase == "SR" else phases[phase][stage]
+        for phase, stage, rank, peer in zip(
+            graph.phase, graph.stage, graph.rank, graph.peer, strict=True
+        )
+    ]
+
+
+def variability_of(kernels: Kernels) -> Variability:
+    """The laws that a profile of kernels holds."""
+    residual, stalls, shared = {}, {}, {}
+    network = None
+    for variation in kernels.variability:
+        if variation.component == "network":
+            network = Network(
+                jnp.asarray(variation.parameters["probability"], float),
+                jnp.asarray(variation.parameters["slowdown"], float),
+            )
+        elif variation.component == "stall":
+            stalls[variation.kernel] = _stall(variation)
+        elif variation.component == "residual":
+            residual[variation.kernel] = _law(variation)
+        else:
+            shared[variation.component] = _law(variation)
+    return Variability(residual=residual, network=network, stalls=stalls, **shared)
+
+
+def _law(variation: Variation) -> AbstractLatency:
+    return make_latency(variation.family, variation.parameters)
+
+
+def _stall(variation: Variation) -> Stall:
+    parameters = dict(variation.parameters)
+    rate, median = parameters.pop("rate"), parameters.pop("median_s")
+    law = make_latency(variation.family, parameters)
+    return Stall(jnp.asarray(rate, float), Scaled(law, median))

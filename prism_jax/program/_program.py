@@ -1,0 +1,148 @@
+"""The program: everything that the engine needs of a training step."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._misc import FrozenArray
+from ..maxplus import Levels
+from ._collapse import Blocks
+from ._table import LatencyTable
+from ._variability import Variability
+
+
+class Ops(eqx.Module):
+    """What each op of the graph is. Static; one entry per op.
+
+    **Attributes:**
+
+    - `phase`: `F`, `B`, `I`, `W`, `FB` (an overlapped pair), or `SR` (send_recv).
+    - `stage`: its (global virtual) stage; of a send_recv, the one that sends.
+    - `microbatch`.
+    - `rank`: the pipeline rank it runs on; of a send_recv, the one that sends.
+    - `row`: its entry of `Rows`.
+    """
+
+    phase: FrozenArray = eqx.field(static=True)
+    stage: FrozenArray = eqx.field(static=True)
+    microbatch: FrozenArray = eqx.field(static=True)
+    rank: FrozenArray = eqx.field(static=True)
+    row: FrozenArray = eqx.field(static=True)
+
+
+class Rows(eqx.Module):
+    """The pairs (class of op, rank) that occur: all that decides an op's law. Static.
+
+    **Attributes:**
+
+    - `class_`: which class of `Blocks`.
+    - `rank`: the pipeline rank whose slowest GPU slows it, or -1 for communication.
+    """
+
+    class_: FrozenArray = eqx.field(static=True)
+    rank: FrozenArray = eqx.field(static=True)
+
+
+class Stratum(eqx.Module):
+    """One part of the replica samples: the network's regime and the number of stalls are set, and
+    the weights of the samples make up for it. Static.
+
+    **Attributes:**
+
+    - `regime`: 0 for a calm network, 1 for a congested one.
+    - `stalls`: how many stalls the replica has.
+    - `share`: the share of the samples that the stratum gets.
+    """
+
+    regime: int = eqx.field(static=True)
+    stalls: int = eqx.field(static=True)
+    share: float = eqx.field(static=True)
+
+
+class Program(eqx.Module):
+    """One training step, compiled: a max-plus graph of ops and the laws of their latencies.
+
+    The arrays among `latencies` and `variability` are its parameters: derivatives are taken with
+    respect to them, and new values never recompile. All else is static.
+
+    **Attributes:**
+
+    - `latencies`: mean and law of every kernel.
+    - `variability`: the factors that ops share, and stalls.
+    - `levels`: the graph of one replica of the pipeline.
+    - `ops`, `rows`, `blocks`: what the ops are, and which kernels they are made of.
+    - `reduce_scatter`: for each pipeline rank, the class of the exposed reduction of its gradients
+        over the replicas, or -1.
+    - `tail`: the class of what follows when all ranks have met, or -1.
+    - `stall_ops`, `stall_kinds`, `stall_counts`: which ops may stall: op, position of the kernel's
+        kind in `sorted(variability.stalls)`, and calls times members.
+    - `strata`: how the replica samples are divided.
+    - `num_replicas`: the data-parallel copies of the pipeline.
+    - `group_size`: members of a tensor- and context-parallel group.
+    - `world_size`: GPUs of the job.
+    - `resolution`: `"block"`, or `"kernel"` to draw every kernel of every member.
+    """
+
+    latencies: LatencyTable
+    variability: Variability
+    levels: Levels
+    ops: Ops
+    rows: Rows
+    blocks: Blocks
+    sequences: tuple[FrozenArray, ...] = eqx.field(static=True)
+    reduce_scatter: FrozenArray = eqx.field(static=True)
+    tail: int = eqx.field(static=True)
+    stall_ops: FrozenArray = eqx.field(static=True)
+    stall_kinds: FrozenArray = eqx.field(static=True)
+    stall_counts: FrozenArray = eqx.field(static=True)
+    strata: tuple[Stratum, ...] = eqx.field(static=True)
+    num_replicas: int = eqx.field(static=True)
+    group_size: int = eqx.field(static=True)
+    world_size: int = eqx.field(static=True)
+    resolution: str = eqx.field(static=True)
+
+    @property
+    def num_ops(self) -> int:
+        return self.levels.num_ops
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.reduce_scatter.value)
+
+    @property
+    def num_microbatches(self) -> int:
+        return int(self.ops.microbatch.value.max(initial=0)) + 1
+
+
+def network_probabilities(program: Program) -> Float[Array, " regimes"]:
+    """The probability of each regime of the network; one regime where there is no `network`."""
+    network = program.variability.network
+    if network is None:
+        return jnp.ones((1,), program.latencies.mean.dtype)
+    return network.probabilities()
+
+
+def stall_rates(program: Program) -> Float[Array, " stalls"]:
+    """Expected stalls of each entry of `stall_ops` in one replica's step."""
+    kinds = sorted(program.variability.stalls)
+    rates = jnp.stack([program.variability.stalls[kind].rate for kind in kinds])
+    counts = jnp.asarray(program.stall_counts.value, rates.dtype)
+    return rates[program.stall_kinds.value] * counts
+
+
+def stall_probabilities(program: Program) -> Float[Array, " counts"]:
+    """The probability of 0, 1, ... stalls in one replica's step, up to the most of any stratum,
+    which stands for itself and more.
+    """
+    most = max(stratum.stalls for stratum in program.strata)
+    dtype = program.latencies.mean.dtype
+    if most == 0:
+        return jnp.ones((1,), dtype)
+    rate = jnp.sum(stall_rates(program))
+    counts = np.arange(most)
+    log_factorial = np.cumsum(np.log(np.maximum(counts, 1)))
+    body = jnp.exp(
+        jnp.asarray(counts, dtype) * jnp.log(rate) - rate - jnp.asarray(log_factorial, dtype)
+    )
+    return jnp.append(body, jnp.maximum(1 - jnp.sum(body), 0)).astype(dtype)

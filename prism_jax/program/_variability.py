@@ -1,0 +1,64 @@
+"""What makes latencies vary: each kernel by itself, and what many ops share (design: one rank, one
+step, one microbatch, the network, stalls)."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..latency import AbstractLatency
+
+
+class Network(eqx.Module):
+    """A network that is calm in most steps and congested in the others, for all of a step.
+
+    **Attributes:**
+
+    - `probability`: the share of congested steps.
+    - `slowdown`: latency of communication between nodes in a congested step over a calm one.
+    """
+
+    probability: Float[Array, ""]
+    slowdown: Float[Array, ""]
+
+    def factors(self) -> Float[Array, "2"]:
+        """The factor on communication in a calm and in a congested step; its mean is one."""
+        calm = 1 / (1 + self.probability * (self.slowdown - 1))
+        return jnp.stack([calm, calm * self.slowdown])
+
+    def probabilities(self) -> Float[Array, "2"]:
+        return jnp.stack([1 - self.probability, self.probability])
+
+
+class Stall(eqx.Module):
+    """A rare long pause of a kernel.
+
+    **Attributes:**
+
+    - `rate`: stalls per call of the kernel and member.
+    - `size`: how long one lasts, in seconds.
+    """
+
+    rate: Float[Array, ""]
+    size: AbstractLatency
+
+
+class Variability(eqx.Module):
+    """The laws around the mean latencies. All but the sizes of stalls are factors: only their shape
+    counts, for they are divided by their mean.
+
+    **Attributes:**
+
+    - `residual`: for each kind of kernel, its own noise; a kind that is missing is constant.
+    - `rank`: the persistent factor of one GPU on its compute. `None`: all GPUs are equal.
+    - `step`: the factor of one step on every op.
+    - `microbatch`: the factor of a microbatch's data on all that is computed for it.
+    - `network`: the regime that all communication between nodes shares in a step.
+    - `stalls`: for each kind of kernel that stalls, how.
+    """
+
+    residual: dict[str, AbstractLatency] = eqx.field(default_factory=dict)
+    rank: AbstractLatency | None = None
+    step: AbstractLatency | None = None
+    microbatch: AbstractLatency | None = None
+    network: Network | None = None
+    stalls: dict[str, Stall] = eqx.field(default_factory=dict)

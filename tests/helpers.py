@@ -1,0 +1,100 @@
+"""Oracles and small programs that tests share. The oracles use neither JAX nor the package's graphs."""
+
+import heapq
+
+import jax.numpy as jnp
+import numpy as np
+
+from prism_jax.latency import LogNormal
+from prism_jax.program import assemble, Variability
+from prism_jax.schedule import op_graph, OpGraph
+from prism_jax.workload import Kernel, Segment
+
+
+def event_loop_ends(predecessors, latencies) -> list[float]:
+    """The end of every op, by an event loop: an op starts when the last it waits for has ended."""
+    successors = [[] for _ in predecessors]
+    waiting = [len(before) for before in predecessors]
+    for op, before in enumerate(predecessors):
+        for p in before:
+            successors[p].append(op)
+    ends = [0.0] * len(predecessors)
+    events = [(latencies[op], op) for op, count in enumerate(waiting) if not count]
+    heapq.heapify(events)
+    while events:
+        now, op = heapq.heappop(events)
+        ends[op] = now
+        for s in successors[op]:
+            waiting[s] -= 1
+            if not waiting[s]:
+                heapq.heappush(events, (now + latencies[s], s))
+    assert not any(waiting)
+    return ends
+
+
+def random_dag(seed: int, num_ops: int = 40, fan_in: int = 4) -> list[tuple[int, ...]]:
+    """Predecessors of a random graph; some ops wait for nothing, some are nobody's predecessor."""
+    rng = np.random.default_rng(seed)
+    predecessors = [()]
+    for op in range(1, num_ops):
+        count = min(op, int(rng.integers(0, fan_in + 1)))
+        predecessors.append(tuple(int(p) for p in rng.choice(op, count, replace=False)))
+    return predecessors
+
+
+def graph_of(predecessors, *, rank=None, microbatch=None, last=None) -> OpGraph:
+    """An op graph of forward ops only, by default all on one rank that ends when everything has."""
+    num_ops = len(predecessors)
+    zeros = np.zeros(num_ops, np.int64)
+    rank = zeros if rank is None else np.asarray(rank)
+    ranks = int(rank.max()) + 1
+    orders = tuple(tuple(int(op) for op in np.flatnonzero(rank == r)) for r in range(ranks))
+    return OpGraph(
+        phase=np.full(num_ops, "F"),
+        stage=rank,
+        microbatch=zeros if microbatch is None else np.asarray(microbatch),
+        rank=rank,
+        peer=zeros - 1,
+        other_stage=zeros - 1,
+        other_microbatch=zeros - 1,
+        backward=np.zeros(num_ops, bool),
+        predecessors=tuple(tuple(p) for p in predecessors),
+        orders=orders,
+        last=orders if last is None else last,
+    )
+
+
+def one_kernel(kind: str, mean: float, link: str | None = None):
+    """A block of one kernel that every member runs, or of one collective."""
+    kernel = Kernel(kind, f"{mean!r}", mean, link)
+    if link is not None:
+        return ((Segment((), kernel), 1),)
+    return ((Segment(((kernel, 1),)), 1),)
+
+
+def pipeline_program(
+    schedule,
+    *,
+    forward: float | np.ndarray = 1.0,
+    backward: float | np.ndarray = 2.0,
+    send_recv: float = 0.05,
+    variability: Variability | None = None,
+    **options,
+):
+    """A program of a schedule in which each op is one kernel; costs are per stage."""
+    graph = op_graph(schedule)
+    forward = np.broadcast_to(np.asarray(forward, float), schedule.num_stages)
+    backward = np.broadcast_to(np.asarray(backward, float), schedule.num_stages)
+    forwards = [one_kernel("gemm", float(x)) for x in forward]
+    backwards = [one_kernel("gemm", float(x)) for x in backward]
+    transfer = one_kernel("send_recv", send_recv, "network")
+    blocks = [
+        transfer if phase == "SR" else (forwards if phase == "F" else backwards)[stage]
+        for phase, stage in zip(graph.phase, graph.stage, strict=True)
+    ]
+    return assemble(graph, blocks, variability=variability, **options)
+
+
+def lognormal(sigma: float) -> LogNormal:
+    """A log-normal factor of median one."""
+    return LogNormal(jnp.ones(()), jnp.asarray(sigma, jnp.result_type(float)))

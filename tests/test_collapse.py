@@ -1,0 +1,137 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from prism_jax.engine import simulate
+from prism_jax.program import assemble, segment_maxima, slowest_nodes, Variability
+from prism_jax.schedule import InterleavedOneFOneB, op_graph
+from prism_jax.workload import Kernel, Segment
+
+from .helpers import lognormal
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
+@pytest.mark.parametrize(("cv", "skewness"), [(0.01, 0.3), (0.05, 0.5), (0.0, 0.0)])
+def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
+    """Draws every member with its own GPU; then draws the collapsed law given the slowest GPU."""
+    rng = np.random.default_rng(1)
+    samples = 400_000
+    rank = lognormal(gpu_sigma) if gpu_sigma else None
+    moments = np.asarray(
+        segment_maxima(
+            jnp.asarray(1.0), jnp.asarray(cv**2), jnp.asarray(skewness * cv**3), rank, count
+        )
+    )
+    nodes = np.asarray(slowest_nodes(rank, count, jnp.dtype(float)))
+
+    gpus = np.exp(gpu_sigma * rng.standard_normal((samples, count)) - gpu_sigma**2 / 2)
+    if skewness:
+        shape = 4 / skewness**2
+        runs = 1 + cv * (rng.gamma(shape, 1, (samples, count)) - shape) / np.sqrt(shape)
+    else:
+        runs = np.ones((samples, count))
+    expected = (gpus * runs).max(axis=1)
+    slowest = gpus.max(axis=1)
+
+    def at(values):
+        return np.interp(slowest, nodes, values) if gpu_sigma else np.full(samples, values[0])
+
+    mean, variance, third = map(at, moments)
+    std = np.sqrt(variance)
+    g = third / np.maximum(std, 1e-12) ** 3
+    t = rng.standard_normal(samples) / 6 - g / 36
+    drawn = mean + std * 6 * t * (1 + g * t * (1 + g * t / 3))
+
+    # Given the slowest GPU, what is left is the members' noise alone.
+    error = np.std(expected - mean) / np.sqrt(samples)
+    assert abs(np.mean(mean - expected)) < 5 * error + 2e-5
+    # The 99th percentiles are each known to about this.
+    noise = 4 * np.sqrt(2 * 0.99 * 0.01 / samples) / 0.0267 * np.std(expected)
+    assert abs(np.quantile(drawn, 0.99) - np.quantile(expected, 0.99)) < 1e-3 + noise
+    assert np.std(drawn) == pytest.approx(np.std(expected), rel=0.01, abs=1e-9)
+
+
+def _tensor_parallel_program(gpu_sigma, resolution):
+    """Two stages on two ranks of four members; blocks of 8 segments with a collective after each."""
+    compute = Kernel("gemm", "a", 1e-3), Kernel("elementwise", "b", 2e-4)
+    gather = Kernel("all_gather", "c", 1e-4, "nvlink")
+    forward = ((Segment(((compute[0], 2), (compute[1], 3)), gather), 8),)
+    backward = ((Segment(((compute[0], 4), (compute[1], 3)), gather), 7), (Segment(((compute[1], 1),)), 1))
+    transfer = ((Segment((), Kernel("send_recv", "d", 5e-4, "network")), 1),)
+    graph = op_graph(InterleavedOneFOneB(2, 4, 2))
+    blocks = [{"F": forward, "B": backward, "SR": transfer}[phase] for phase in graph.phase]
+    variability = Variability(
+        residual={
+            "gemm": lognormal(0.03),
+            "elementwise": lognormal(0.1),
+            "all_gather": lognormal(0.2),
+            "send_recv": lognormal(0.3),
+        },
+        rank=lognormal(gpu_sigma) if gpu_sigma else None,
+    )
+    return assemble(
+        graph, blocks, variability=variability, group_size=4, num_replicas=2, resolution=resolution
+    )
+
+
+@pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
+def test_blocks_equal_every_kernel_drawn(gpu_sigma):
+    samples = 60_000
+    laws = [
+        simulate(
+            _tensor_parallel_program(gpu_sigma, resolution),
+            num_samples=samples,
+            key=jax.random.key(seed),
+        )
+        for seed, resolution in enumerate(["block", "kernel"])
+    ]
+    block, kernel = laws
+    noise = np.hypot(block.mean_error, kernel.mean_error)
+    assert abs(block.mean / kernel.mean - 1) < max(2e-4, 3 * noise / kernel.mean)
+    low, high = kernel.quantile_interval(0.99)
+    wide = 3 * (high - low) / 2 / 1.96 * np.sqrt(2)
+    gap = abs(block.quantile(0.99) - kernel.quantile(0.99))
+    assert gap < max(1e-3 * kernel.mean, wide)
+
+
+def test_moments_are_differentiable_down_to_the_gpu():
+    def skew_sum(parameters):
+        mean, variance, third, sigma = parameters
+        return jnp.sum(segment_maxima(mean, variance, third, lognormal(sigma), 4)[:2, ::6])
+
+    at = jnp.array([1.0, 0.02**2, 0.3 * 0.02**3, 0.02])
+    gradient = jax.grad(skew_sum)(at)
+    for i, step in enumerate([1e-5, 1e-7, 1e-9, 1e-6]):
+        unit = jnp.zeros(4).at[i].set(step)
+        difference = (skew_sum(at + unit) - skew_sum(at - unit)) / (2 * step)
+        assert gradient[i] == pytest.approx(float(difference), rel=1e-4)
+
+
+def test_a_segment_without_noise_has_the_derivative_of_one_with_little():
+    def mean(std):
+        return segment_maxima(jnp.asarray(1.0), std**2, jnp.zeros(()), None, 8)[0, 0]
+
+    assert mean(jnp.zeros(())) == 1.0
+    # The expected maximum of eight standard normals.
+    assert jax.grad(mean)(jnp.asarray(1e-4)) == pytest.approx(1.42360, rel=1e-3)
+    assert np.isfinite(jax.grad(mean)(jnp.zeros(())))
+
+
+def test_constant_kernels_sum_exactly():
+    program = _tensor_parallel_program(0.0, "block")
+    quiet = eqx.tree_at(
+        lambda p: [law.sigma for law in p.variability.residual.values()],
+        program,
+        [jnp.zeros(())] * 4,
+    )
+    law = simulate(quiet, num_samples=2000, key=jax.random.key(0))
+    loud = simulate(
+        eqx.tree_at(lambda p: p.latencies.mean, quiet, 2 * quiet.latencies.mean),
+        num_samples=2000,
+        key=jax.random.key(0),
+    )
+    assert law.std == 0
+    assert loud.mean == pytest.approx(2 * law.mean, rel=1e-12)
+    assert law.quantile_interval(0.95) == (law.mean, law.mean)

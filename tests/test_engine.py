@@ -1,0 +1,275 @@
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from prism_jax.engine import sample_replica_ends, simulate
+from prism_jax.engine._random import key_data, normals, threefry
+from prism_jax.program import assemble, Network, Stall, Variability
+from prism_jax.schedule import evaluate, GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB
+
+from .helpers import event_loop_ends, graph_of, lognormal, one_kernel, pipeline_program, random_dag
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equals_an_event_loop_exactly_on_random_graphs(seed):
+    rng = np.random.default_rng(seed)
+    predecessors = random_dag(seed, num_ops=30)
+    rank = rng.integers(0, 3, len(predecessors))
+    rank[:3] = [0, 1, 2]
+    latencies = rng.exponential(size=len(predecessors))
+    graph = graph_of(predecessors, rank=rank)
+    program = assemble(graph, [one_kernel("gemm", float(x)) for x in latencies])
+    ends = sample_replica_ends(program, jnp.arange(2, dtype=jnp.uint32), jax.random.key(0))
+    expected = np.array(event_loop_ends(predecessors, list(latencies)))
+    assert np.array_equal(ends[:, 0], [expected[rank == r].max() for r in range(3)])
+    assert np.array_equal(ends[:, 0], ends[:, 1])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [GPipe(3, 5), OneFOneB(4, 6), InterleavedOneFOneB(2, 4, 3), LoopedBFS(2, 3, 2)],
+    ids=lambda s: type(s).__name__,
+)
+def test_constant_latencies_give_the_exact_evaluation(schedule):
+    forward = np.arange(1.0, 1 + schedule.num_stages)
+    backward = 2 * forward
+    program = pipeline_program(schedule, forward=forward, backward=backward, send_recv=0.25)
+    shape = (schedule.num_stages, schedule.num_microbatches)
+    timeline = evaluate(
+        schedule,
+        forward=np.broadcast_to(forward[:, None], shape),
+        backward=np.broadcast_to(backward[:, None], shape),
+        send_recv=0.25,
+    )
+    ends = sample_replica_ends(program, jnp.arange(1, dtype=jnp.uint32), jax.random.key(0))
+    assert np.array_equal(ends[:, 0], timeline.rank_ends)
+
+
+def test_the_closed_form_of_a_sum_and_of_a_maximum():
+    """One rank adds its ops up; two ops that wait for nothing race."""
+    variability = Variability(residual={"gemm": lognormal(0.2)})
+    program = pipeline_program(OneFOneB(1, 8), variability=variability)
+    law = simulate(program, num_samples=100_000, key=jax.random.key(0))
+    relative = np.expm1(0.2**2)
+    assert law.mean == pytest.approx(24.0, abs=4 * law.mean_error)
+    assert law.std == pytest.approx(np.sqrt(8 * (1 + 4) * relative), abs=4 * law.std_error)
+    race = assemble(
+        graph_of([(), ()]), [one_kernel("gemm", 1.0)] * 2, variability=variability
+    )
+    law = simulate(race, num_samples=100_000, key=jax.random.key(0))
+    median = np.exp(-(0.2**2) / 2)
+    assert law.cdf(median) == pytest.approx(0.25, abs=0.005)
+
+
+def _rich_program():
+    variability = Variability(
+        residual={"gemm": lognormal(0.05), "send_recv": lognormal(0.3)},
+        rank=lognormal(0.02),
+        step=lognormal(0.01),
+        microbatch=lognormal(0.03),
+        network=Network(jnp.asarray(0.1), jnp.asarray(3.0)),
+        stalls={"gemm": Stall(jnp.asarray(1e-3), lognormal(0.5))},
+    )
+    return pipeline_program(
+        OneFOneB(2, 3), variability=variability, num_replicas=8, network_links=("network",)
+    )
+
+
+def test_the_first_samples_do_not_depend_on_how_many_there_are():
+    program, key = _rich_program(), jax.random.key(7)
+    many = sample_replica_ends(program, jnp.arange(3000, dtype=jnp.uint32), key)
+    few = sample_replica_ends(program, jnp.arange(10, dtype=jnp.uint32), key)
+    assert np.array_equal(many[:, :10], few)
+
+
+_DEVICES = """
+import hashlib, sys, jax, numpy as np
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+jax.config.update("jax_enable_x64", True)
+from prism_jax.engine import simulate
+from prism_jax.engine._simulate import draw_replicas, make_plan_jit
+from prism_jax.engine._random import key_data
+from tests.test_engine import _rich_program
+program = _rich_program()
+key = jax.random.key(3)
+kept = []
+for n in (5000, 20_000):
+    replicas, _ = draw_replicas(make_plan_jit(program), key_data(key), n)
+    kept.append(np.asarray(replicas.ends[:, :5000]))
+assert len(jax.devices()) == int(sys.argv[1])
+assert np.array_equal(*kept)
+law = simulate(program, num_samples=20_000, key=key)
+print(hashlib.sha256(kept[0].tobytes() + law.largest.tobytes() + law.counts.tobytes()).hexdigest())
+"""
+
+
+def test_one_and_eight_devices_give_the_same_bits(pytestconfig):
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _DEVICES, devices],
+            cwd=pytestconfig.rootpath,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for devices in ("1", "8")
+    }
+    assert len(found) == 1
+
+
+def test_float32_is_within_rounding_of_float64():
+    program = _rich_program()
+    single = jax.tree.map(
+        lambda x: x.astype(jnp.float32) if eqx.is_inexact_array(x) else x, program
+    )
+    ids = jnp.arange(4000, dtype=jnp.uint32)
+    double_ends = sample_replica_ends(program, ids, jax.random.key(0))
+    single_ends = sample_replica_ends(single, ids, jax.random.key(0))
+    assert single_ends.dtype == jnp.float32
+    # Uniforms have 23 bits against 32, so samples differ where a score is in the tail.
+    np.testing.assert_allclose(single_ends, double_ends, rtol=1e-4)
+
+
+def test_parameter_values_and_keys_do_not_compile_again():
+    program = _rich_program()
+    ids = jnp.arange(8, dtype=jnp.uint32)
+
+    @eqx.filter_jit
+    @eqx.debug.assert_max_traces(max_traces=1)
+    def sample(program, key):
+        return sample_replica_ends(program, ids, key)
+
+    sample(program, jax.random.key(0))
+    slower = eqx.tree_at(lambda p: p.latencies.mean, program, 2 * program.latencies.mean)
+    first = sample(program, jax.random.key(1))
+    second = sample(slower, jax.random.key(1))
+    assert np.all(second > first)
+
+
+def test_vmap_over_keys_and_parameters_is_a_loop():
+    program = _rich_program()
+    ids = jnp.arange(16, dtype=jnp.uint32)
+    keys = jax.random.split(jax.random.key(0), 3)
+    mapped = jax.vmap(lambda key: sample_replica_ends(program, ids, key))(keys)
+    looped = jnp.stack([sample_replica_ends(program, ids, key) for key in keys])
+    np.testing.assert_allclose(mapped, looped, rtol=1e-12)
+    sigmas = jnp.array([0.0, 0.05, 0.1])
+
+    def with_sigma(sigma):
+        changed = eqx.tree_at(lambda p: p.variability.residual["gemm"].sigma, program, sigma)
+        return sample_replica_ends(changed, ids, keys[0])
+
+    np.testing.assert_allclose(
+        jax.vmap(with_sigma)(sigmas), jnp.stack([with_sigma(s) for s in sigmas]), rtol=1e-12
+    )
+
+
+def test_eulers_identity():
+    """A replica's ends are homogeneous of degree one in the mean latencies of its kernels."""
+    variability = Variability(residual={"gemm": lognormal(0.05), "send_recv": lognormal(0.3)})
+    program = pipeline_program(OneFOneB(3, 4), variability=variability)
+    ids = jnp.arange(50, dtype=jnp.uint32)
+
+    @jax.grad
+    def criticality(mean):
+        changed = eqx.tree_at(lambda p: p.latencies.mean, program, mean)
+        return jnp.sum(jnp.max(sample_replica_ends(changed, ids, jax.random.key(0)), axis=0))
+
+    mean = program.latencies.mean
+    ends = sample_replica_ends(program, ids, jax.random.key(0))
+    total = float(jnp.sum(jnp.max(ends, axis=0)))
+    assert float(jnp.sum(mean * criticality(mean))) == pytest.approx(total, rel=1e-12)
+
+
+def test_threefry_is_the_published_one():
+    """With 20 rounds the test vectors of Random123; with 13 an independent implementation."""
+
+    def reference(key, counter, rounds):
+        mask = 2**32 - 1
+        schedule = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
+        x, y = (counter[0] + schedule[0]) & mask, (counter[1] + schedule[1]) & mask
+        for i in range(rounds):
+            r = [13, 15, 26, 6, 17, 29, 16, 24][i % 8]
+            x = (x + y) & mask
+            y = (((y << r) | (y >> (32 - r))) & mask) ^ x
+            if i % 4 == 3:
+                j = i // 4 + 1
+                x = (x + schedule[j % 3]) & mask
+                y = (y + schedule[(j + 1) % 3] + j) & mask
+        return x, y
+
+    assert reference((0, 0), (0, 0), 20) == (0x6B200159, 0x99BA4EFE)
+    ones = 2**32 - 1
+    assert reference((ones, ones), (ones, ones), 20) == (0x1CB996FC, 0xBB002BE7)
+    key, counter = (0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3)
+    found = threefry(jnp.array(key, jnp.uint32), *(jnp.uint32(c) for c in counter))
+    assert tuple(int(word) for word in found) == reference(key, counter, 13)
+
+
+def test_normals_are_normal_and_independent():
+    import scipy.stats
+
+    ids = jnp.arange(20_000, dtype=jnp.uint32)
+    for dtype in (jnp.float32, jnp.float64):
+        words = key_data(jax.random.key(1))
+        z = np.asarray(normals(words, ids, jnp.arange(4, dtype=jnp.uint32), jnp.dtype(dtype)))
+        assert z.shape == (8, 20_000)
+        for row in z:
+            assert scipy.stats.kstest(row, "norm").pvalue > 1e-3
+        correlation = np.corrcoef(np.concatenate([z, z[:, ::-1]]))
+        off = correlation[~np.eye(16, dtype=bool)]
+        assert np.abs(off).max() < 5 / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize("bad", [0, -5, True, 2**32])
+def test_a_bad_number_of_samples_is_refused(bad):
+    with pytest.raises(ValueError, match="num_samples"):
+        simulate(_rich_program(), num_samples=bad, key=jax.random.key(0))
+
+
+def test_bad_programs_are_refused():
+    graph = graph_of([()])
+    block = [one_kernel("gemm", 1.0)]
+    with pytest.raises(ValueError, match="negative"):
+        assemble(graph, [one_kernel("gemm", -1.0)])
+    with pytest.raises(ValueError, match="residual of gemm.*sigma"):
+        assemble(graph, block, variability=Variability(residual={"gemm": lognormal(-0.1)}))
+    with pytest.raises(ValueError, match="did you mean `gemm`"):
+        assemble(graph, block, variability=Variability(residual={"gem": lognormal(0.1)}))
+    with pytest.raises(ValueError, match="stall rate of `gemm`"):
+        stalls = {"gemm": Stall(jnp.asarray(-1.0), lognormal(0.1))}
+        assemble(graph, block, variability=Variability(stalls=stalls))
+    with pytest.raises(ValueError, match="at least 1"):
+        assemble(graph, block, num_replicas=0)
+    with pytest.raises(ValueError, match="must be 'vector'"):
+        simulate(
+            assemble(graph, block), num_samples=1, key=jax.random.key(0), replicas="all"  # pyright: ignore
+        )
+    negative = eqx.tree_at(lambda p: p.latencies.mean, assemble(graph, block), -jnp.ones(1))
+    with pytest.raises(ValueError, match="negative or not finite"):
+        simulate(negative, num_samples=10, key=jax.random.key(0))
+
+
+def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
+    from prism_jax.engine import _simulate
+
+    program = _rich_program()
+    calls = 0
+    original = _simulate.add_replicas
+
+    def interrupt(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # One call is the pilot's.
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(_simulate, "add_replicas", interrupt)
+    law = simulate(program, num_samples=1_000_000, key=jax.random.key(0))
+    assert law.interrupted
+    assert 0 < law.num_samples < law.requested == 1_000_000
+    assert np.isfinite(law.mean)

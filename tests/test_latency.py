@@ -1,0 +1,544 @@
+import functools as ft
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import scipy.optimize as so
+import scipy.stats as st
+
+import prism_jax.latency as pl
+from prism_jax.latency._scores import log_ndtr, ndtri_exp
+
+
+SCORES = np.array([-8.0, -5.5, -3.0, -1.0, -0.2, 0.0, 0.3, 1.0, 2.0, 3.5, 5.5, 8.0])
+
+
+def _truncated(location, std):
+    return st.truncnorm(-location / std, np.inf, loc=location, scale=std)
+
+
+def _gamma(mean, cv):
+    return st.gamma(1 / cv**2, scale=mean * cv**2)
+
+
+TWINS = {
+    "normal-narrow": (pl.Normal(2.0, 0.04), st.norm(2.0, 0.04)),
+    "normal-truncated": (pl.Normal(1.0, 0.8), _truncated(1.0, 0.8)),
+    "normal-half": (pl.Normal(0.0, 1.5), _truncated(0.0, 1.5)),
+    "lognormal": (pl.LogNormal(2.0, 0.3), st.lognorm(0.3, scale=2.0)),
+    "lognormal-wide": (pl.LogNormal(1.0, 1.2), st.lognorm(1.2)),
+    "shifted-lognormal": (
+        pl.ShiftedLogNormal(1.0, 0.5, 0.4),
+        st.lognorm(0.4, loc=1.0, scale=0.5),
+    ),
+    "gamma-narrow": (pl.Gamma(2.0, 0.01), _gamma(2.0, 0.01)),
+    "gamma": (pl.Gamma(2.0, 0.08), _gamma(2.0, 0.08)),
+    "gamma-wide": (pl.Gamma(2.0, 0.6), _gamma(2.0, 0.6)),
+    "gamma-heavy": (pl.Gamma(1.0, 20**0.5), _gamma(1.0, 20**0.5)),
+    "weibull": (pl.Weibull(2.0, 1.7), st.weibull_min(1.7, scale=2.0)),
+    "weibull-heavy": (pl.Weibull(2.0, 0.6), st.weibull_min(0.6, scale=2.0)),
+    "weibull-narrow": (pl.Weibull(2.0, 60.0), st.weibull_min(60.0, scale=2.0)),
+    "scaled": (pl.Scaled(pl.LogNormal(1.0, 0.3), 3.0), st.lognorm(0.3, scale=3.0)),
+    "shifted": (pl.Shifted(pl.Gamma(1.0, 0.5), 2.0), st.gamma(4, loc=2.0, scale=0.25)),
+    "maximum-weibull": (
+        pl.Maximum(pl.Weibull(1.0, 2.0), 16),
+        st.exponweib(16, 2.0),
+    ),
+}
+TABLE = np.exp(0.2 * np.linspace(-6, 6, 33)) + 0.1 * np.linspace(0, 1, 33) ** 2
+OTHERS = {
+    "constant": pl.Constant(2.0),
+    "three-moment": pl.ThreeMoment(2.0, 0.3, 0.6),
+    "three-moment-mirrored": pl.ThreeMoment(2.0, 0.3, -0.6),
+    "three-moment-normal": pl.ThreeMoment(2.0, 0.3, 0.0),
+    "empirical": pl.Empirical(TABLE),
+    "mixture": pl.Mixture(
+        [3.0, 1.0, 0.05],
+        (pl.LogNormal(1.0, 0.1), pl.Gamma(1.4, 0.1), pl.Shifted(pl.Weibull(1.0, 1.2), 1.0)),
+    ),
+    "maximum": pl.Maximum(pl.LogNormal(1.0, 0.2), 8),
+}
+ALL = {name: latency for name, (latency, _) in TWINS.items()} | OTHERS
+every = pytest.mark.parametrize("name", ALL)
+
+
+def _summary(latency, z):
+    """Everything that a law says, compiled at once."""
+    x = latency.from_normal(z)
+    return x, latency.to_normal(x), latency.mean(), latency.variance(), latency.third_moment()
+
+
+@ft.cache
+def _summaries(name):
+    return [np.asarray(y) for y in eqx.filter_jit(_summary)(ALL[name], jnp.asarray(SCORES))]
+
+
+def _twin_quantiles(twin):
+    return np.where(SCORES > 0, twin.isf(st.norm.sf(SCORES)), twin.ppf(st.norm.cdf(SCORES)))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_scipy_twin(name):
+    latency, twin = TWINS[name]
+    x, score, mean, variance, third = _summaries(name)
+    expected = _twin_quantiles(twin)
+    std = twin.std()
+    np.testing.assert_allclose(x, expected, rtol=1e-9, atol=1e-10 * std)
+    np.testing.assert_allclose(mean, twin.mean(), rtol=1e-12)
+    np.testing.assert_allclose(variance, twin.var(), rtol=1e-8)
+    np.testing.assert_allclose(third, twin.stats("s") * std**3, rtol=1e-5, atol=1e-10 * std**3)
+    inner = slice(1, -1)
+    np.testing.assert_allclose(st.norm.cdf(score)[inner], twin.cdf(x)[inner], rtol=1e-7)
+    np.testing.assert_allclose(st.norm.sf(score)[inner], twin.sf(x)[inner], rtol=1e-7)
+    outside = jnp.asarray([-1.0, 1e3])
+    np.testing.assert_allclose(latency.cdf(outside), [0.0, 1.0], atol=1e-12)
+    np.testing.assert_allclose(latency.survival(outside), [1.0, 0.0], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"constant"}))
+def test_scores_round_trip(name):
+    x, score, *_ = _summaries(name)
+    clipped = np.clip(SCORES, -6, 6) if name == "empirical" else SCORES
+    keep = np.abs(clipped) < 6 if name == "empirical" else slice(None)
+    if name in ("normal-truncated", "normal-half"):
+        keep = SCORES > -4  # The distance from zero is known to the rounding of the location.
+    np.testing.assert_allclose(score[keep], clipped[keep], atol=1e-7)
+    assert np.all(np.diff(x[np.abs(SCORES) <= 6]) > 0)
+
+
+@every
+def test_moments_of_the_law(name):
+    """The stated moments are those of the quantile function."""
+    latency = ALL[name]
+    z = jnp.linspace(-12, 12, 24_001)
+    weights = jnp.exp(-0.5 * z**2)
+    weights = weights / jnp.sum(weights)
+    x = eqx.filter_jit(lambda latency, z: latency.from_normal(z))(latency, z)
+    _, _, mean, variance, third = _summaries(name)
+    average = jnp.sum(weights * x)
+    np.testing.assert_allclose(mean, average, rtol=1e-8)
+    np.testing.assert_allclose(variance, jnp.sum(weights * (x - average) ** 2), rtol=1e-6)
+    scale = float(variance) ** 1.5
+    expected = jnp.sum(weights * (x - average) ** 3)
+    np.testing.assert_allclose(third, expected, rtol=1e-5, atol=1e-6 * scale)
+
+
+@every
+def test_samples_follow_the_law(name):
+    latency = ALL[name]
+
+    def scores(latency):
+        x = latency.sample(jr.key(7), (50, 400))
+        return x, latency.cdf(x.reshape(-1)), latency.quantile(jnp.asarray([[0.1], [0.9]]))
+
+    x, levels, quantiles = eqx.filter_jit(scores)(latency)
+    assert x.shape == (50, 400)
+    assert quantiles.shape == (2, 1)
+    if name == "constant":
+        assert np.all(x == 2.0)
+        return
+    assert st.kstest(np.asarray(levels), "uniform").pvalue > 0.01
+    at = latency.cdf(quantiles) if name != "mixture" else jax.jit(latency.cdf)(quantiles)
+    np.testing.assert_allclose(at, [[0.1], [0.9]], rtol=1e-9)
+
+
+@every
+def test_gradients_match_differences(name):
+    """Of the quantile and of the distribution function, for every parameter and the argument."""
+    latency = ALL[name]
+    arrays, static = eqx.partition(latency, eqx.is_inexact_array)
+    flat, unravel = jax.flatten_util.ravel_pytree(arrays)
+    z = jnp.asarray(SCORES[np.abs(SCORES) < 5.9])
+    x = latency.from_normal(z) if name == "constant" else jnp.asarray(_summaries(name)[0])[1:-1]
+
+    def values(flat, shift):
+        law = eqx.combine(unravel(flat), static)
+        out = [law.from_normal(z + shift), jnp.stack([law.mean(), law.variance()])]
+        if name != "constant":
+            out.append(law.cdf(x + shift))
+        return jnp.concatenate(out)
+
+    point = jnp.concatenate([flat, jnp.zeros((1,))])
+    both = jax.jit(lambda p: (jax.jacfwd(g)(p), jax.vmap(g)(p + steps), jax.vmap(g)(p - steps)))
+
+    def g(p):
+        return values(p[:-1], p[-1])
+
+    size = 1e-5 * jnp.maximum(jnp.abs(point), 0.1)
+    steps = jnp.diag(size)
+    jacobian, high, low = both(point)
+    expected = ((high - low) / (2 * size[:, None])).T
+    scale = np.maximum(np.abs(expected).max(axis=0, keepdims=True), 1.0)
+    tight = 3e-6 if name == "empirical" else 3e-7
+    np.testing.assert_allclose(jacobian / scale, expected / scale, atol=tight, rtol=1e-5)
+    reverse = jax.jit(jax.grad(lambda p: jnp.sum(g(p))))(point)
+    np.testing.assert_allclose(reverse, jacobian.sum(axis=0), rtol=1e-9, atol=1e-9)
+
+
+CONSTANTS = {
+    "normal": (pl.Normal(2.0, 0.0), {"location": 1.0, "std": 1.3}),
+    "lognormal": (pl.LogNormal(2.0, 0.0), {"median": 1.0, "sigma": 2.6}),
+    "shifted": (pl.ShiftedLogNormal(1.0, 1.0, 0.0), {"shift": 1.0, "median": 1.0, "sigma": 1.3}),
+    "gamma": (pl.Gamma(2.0, 0.0), {"location": 1.0, "cv": 2.6}),
+    "weibull": (pl.Weibull(2.0, np.inf), {"scale": 1.0, "shape": 0.0}),
+    "three-moment": (pl.ThreeMoment(2.0, 0.0, 0.0), {"location": 1.0, "std": 1.3}),
+    "empirical": (pl.Empirical(np.full(9, 2.0)), {}),
+    "scaled": (pl.Scaled(pl.LogNormal(1.0, 0.5), 0.0), {"factor": np.exp(0.65)}),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_zero_variance(name):
+    latency, expected = CONSTANTS[name]
+    value = 0.0 if name == "scaled" else 2.0
+
+    def everything(latency, z):
+        return latency.from_normal(z), latency.mean(), latency.variance(), latency.third_moment()
+
+    x, mean, variance, third = everything(latency, 1.3)
+    np.testing.assert_allclose([x, mean], value, rtol=1e-15)
+    np.testing.assert_allclose([variance, third], 0.0, atol=1e-25)
+    np.testing.assert_array_equal(latency.cdf(jnp.asarray([value - 0.1, value + 0.1])), [0, 1])
+    gradient = eqx.filter_grad(lambda latency: latency.from_normal(1.3))(latency)
+    for parameter, slope in expected.items():
+        np.testing.assert_allclose(getattr(gradient, parameter), slope, rtol=1e-12)
+
+    def total(latency):
+        sums = sum(jnp.sum(y) for y in everything(latency, -0.7))
+        return sums + latency.cdf(value - 0.1) + latency.cdf(value + 0.1)
+
+    for leaf in jax.tree.leaves(eqx.filter_grad(total)(latency)):
+        assert np.all(np.isfinite(leaf))
+
+
+def test_zero_variance_in_a_mixture_and_a_maximum():
+    mixture = pl.Mixture([0.75, 0.25], (pl.LogNormal(1.0, 0.0), pl.Constant(3.0)))
+    run = eqx.filter_jit(eqx.filter_value_and_grad(lambda m, z: m.from_normal(z)))
+    x, gradient = run(mixture, jnp.asarray(-0.2))
+    assert x == 1.0
+    body, slow = gradient.components
+    assert body.median == 1.0
+    # The score within the component, as in the limit of small sigma.
+    within = st.norm.ppf(st.norm.cdf(-0.2) / 0.75)
+    np.testing.assert_allclose(body.sigma, within, rtol=1e-9)
+    assert slow.value == 0.0
+    np.testing.assert_array_equal(gradient.weights, 0.0)
+    x, gradient = run(mixture, jnp.asarray(1.5))
+    assert x == 3.0
+    assert gradient.components[1].value == 1.0
+    assert gradient.components[0].sigma == 0.0
+    # Close to the limit, the smooth rule agrees.
+    narrow = eqx.tree_at(lambda m: m.components[0].sigma, mixture, jnp.asarray(1e-6))
+    _, gradient = run(narrow, jnp.asarray(-0.2))
+    np.testing.assert_allclose(gradient.components[0].sigma, within, rtol=1e-5)
+    np.testing.assert_allclose(mixture.variance(), 0.75 * 0.25 * 4)
+    slowest = pl.Maximum(pl.LogNormal(1.0, 0.0), 4)
+    gradient = eqx.filter_grad(lambda m: m.mean())(slowest)
+    np.testing.assert_allclose(gradient.base.sigma, 1.029375373, rtol=1e-8)
+
+
+@pytest.mark.parametrize("skewness", [0.0, 1e-9, 1e-3, 0.3, 1.0, -0.5])
+def test_three_moments_match(skewness):
+    latency = pl.ThreeMoment(5.0, 2.0, skewness)
+    np.testing.assert_allclose(latency.mean(), 5.0, rtol=2e-5)
+    np.testing.assert_allclose(latency.variance(), 4.0, rtol=2e-3)
+    np.testing.assert_allclose(latency.third_moment(), 8 * skewness, rtol=0.02, atol=1e-12)
+    z = jnp.linspace(-3.0, 3.0, 13)
+    pearson = st.pearson3(skewness, 5.0, 2.0).ppf(st.norm.cdf(z))
+    np.testing.assert_allclose(latency.from_normal(z), pearson, atol=2.0 * 0.05 * skewness**2)
+
+
+def test_cube_of_a_normal_inverts():
+    z = jnp.linspace(-5, 5, 11)
+    for skewness in (-1.0, -1e-7, 0.0, 0.7):
+        y = pl.cube_normal(z, jnp.asarray(skewness))
+        np.testing.assert_allclose(pl.cube_normal_score(y, jnp.asarray(skewness)), z, atol=1e-10)
+
+
+def test_mixture_against_brentq():
+    wide = [(0.9, st.norm(1.0, 0.02)), (0.08, st.lognorm(0.2, scale=1.5)), (0.02, st.gamma(4.0))]
+    mixture = pl.Mixture(
+        [w for w, _ in wide], (pl.Normal(1.0, 0.02), pl.LogNormal(1.5, 0.2), pl.Gamma(4.0, 0.5))
+    )
+    z = np.linspace(-7, 7, 57)
+    x = np.asarray(eqx.filter_jit(lambda m, z: m.from_normal(z))(mixture, jnp.asarray(z)))
+
+    def error(x, z):
+        if z > 0:
+            return np.log(st.norm.sf(z)) - np.log(sum(w * law.sf(x) for w, law in wide))
+        return np.log(sum(w * law.cdf(x) for w, law in wide)) - np.log(st.norm.cdf(z))
+
+    expected = [so.brentq(error, 1e-6, 200, args=(s,), xtol=1e-14, rtol=1e-14) for s in z]
+    np.testing.assert_allclose(x, expected, rtol=1e-10)
+
+
+def test_maximum_against_closed_forms():
+    """Of exponential copies (harmonic numbers), of normal copies, and of drawn copies."""
+    run = eqx.filter_jit(lambda m: (m.mean(), m.variance(), m.third_moment()))
+    k = np.arange(1, 65)
+    mean, variance, third = run(pl.Maximum(pl.Weibull(2.0, 1.0), 64))
+    np.testing.assert_allclose(mean, 2 * np.sum(1 / k), rtol=1e-10)
+    np.testing.assert_allclose(variance, 4 * np.sum(1 / k**2), rtol=1e-10)
+    np.testing.assert_allclose(third, 16 * np.sum(1 / k**3), rtol=1e-9)
+    mean, variance, _ = run(pl.Maximum(pl.Normal(100.0, 1.0), 2))
+    np.testing.assert_allclose(mean - 100, 1 / np.sqrt(np.pi), rtol=1e-10)
+    np.testing.assert_allclose(variance, 1 - 1 / np.pi, rtol=1e-10)
+
+    base = pl.LogNormal(1.0, 0.3)
+    draws = np.asarray(base.sample(jr.key(3), (20_000, 24))).max(axis=1)
+    levels = pl.Maximum(base, 24).cdf(jnp.asarray(draws))
+    assert st.kstest(np.asarray(levels), "uniform").pvalue > 0.01
+
+    same = pl.Maximum(base, 1)
+    np.testing.assert_array_equal(same.from_normal(SCORES), base.from_normal(SCORES))
+
+
+def test_tails_of_the_normal():
+    z = np.concatenate([np.linspace(-36, 8, 177), [-200.0, -60.0]])
+    log_p = np.asarray(log_ndtr(jnp.asarray(z)))
+    np.testing.assert_allclose(log_p, st.norm.logcdf(z), rtol=1e-9)
+    np.testing.assert_allclose(ndtri_exp(jnp.asarray(log_p)), z, rtol=1e-8, atol=1e-14)
+    np.testing.assert_array_equal(ndtri_exp(jnp.zeros(())), jnp.inf)
+    slope = jax.vmap(jax.grad(lambda z: ndtri_exp(log_ndtr(z))))(jnp.asarray(z))
+    np.testing.assert_allclose(slope, 1.0, rtol=1e-3)
+
+
+def test_empirical_from_samples():
+    draws = np.random.default_rng(0).gamma(4.0, 0.5, (2, 100_000))
+    latency = pl.empirical_from_samples(draws, num_nodes=65)
+    assert latency.batch_shape == (2,)
+    np.testing.assert_allclose(latency.mean(), draws.mean(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(latency.variance(), draws.var(axis=1), rtol=1e-3)
+    q = np.array([0.01, 0.5, 0.99])
+    np.testing.assert_allclose(latency.quantile(q), np.quantile(draws, q, axis=1), rtol=3e-3)
+    np.testing.assert_allclose(latency.cdf(latency.quantile(0.3)), 0.3, rtol=1e-10)
+    assert latency.from_normal(9.0).shape == (2,)
+    assert np.all(latency.from_normal(9.0) == draws.max(axis=1))
+    assert pl.empirical_from_samples(draws[0].astype(np.float32)).dtype == jnp.float32
+
+
+def test_empirical_approaches_the_law():
+    """A table of 129 nodes reproduces a smooth law and its moments."""
+    law = pl.LogNormal(1.0, 0.2)
+    table = pl.Empirical(law.from_normal(jnp.linspace(-6, 6, 129)))
+    z = jnp.linspace(-5, 5, 777)
+    np.testing.assert_allclose(table.from_normal(z), law.from_normal(z), rtol=1e-6)
+    np.testing.assert_allclose(table.mean(), law.mean(), rtol=1e-8)
+    np.testing.assert_allclose(table.variance(), law.variance(), rtol=1e-6)
+    np.testing.assert_allclose(table.third_moment(), law.third_moment(), rtol=1e-5)
+
+
+def _batched():
+    a = jnp.asarray([1.0, 2.0, 3.0])
+    b = jnp.asarray([0.05, 0.3, 0.9])
+    mixture = pl.Mixture(
+        jnp.asarray([[1.0, 0.1], [1.0, 0.2], [1.0, 1.0]]), (pl.LogNormal(a, b), pl.Constant(4.0))
+    )
+    return {
+        "constant": pl.Constant(a),
+        "normal": pl.Normal(a, b),
+        "lognormal": pl.LogNormal(a, 0.2),
+        "shifted-lognormal": pl.ShiftedLogNormal(a, 1.0, b),
+        "gamma": pl.Gamma(a, b),
+        "weibull": pl.Weibull(a, 1.5),
+        "empirical": pl.Empirical(a[:, None] + jnp.linspace(0.0, 1.0, 17)[None] ** 2),
+        "mixture": mixture,
+        "scaled": pl.Scaled(pl.LogNormal(1.0, 0.2), a),
+        "shifted": pl.Shifted(pl.LogNormal(a, 0.2), 1.0),
+        "maximum": pl.Maximum(pl.LogNormal(1.0, b), 4),
+        "three-moment": pl.ThreeMoment(a, b, 0.3),
+    }
+
+
+@pytest.mark.parametrize("name", _batched())
+def test_batches_and_transforms(name):
+    latency = _batched()[name]
+    assert latency.batch_shape == (3,)
+    column = jnp.linspace(-2.0, 2.0, 3)
+
+    def everything(latency):
+        x = latency.from_normal(column)
+        return (
+            x,
+            latency.from_normal(0.5),
+            latency.to_normal(x),
+            latency.cdf(1.5),
+            latency.sample(jr.key(0), (2, 5)),
+            latency.quantile(jnp.asarray([[0.2, 0.5, 0.6, 0.7]])),
+            latency.mean(),
+            latency.variance(),
+            latency.third_moment(),
+        )
+
+    compiled = eqx.filter_jit(everything)(latency)
+    shapes = [(3,)] * 4 + [(2, 5, 3), (1, 4, 3)] + [(3,)] * 3
+    assert [y.shape for y in compiled] == shapes
+    if name != "gamma":
+        for y, eager in zip(compiled, everything(latency), strict=True):
+            np.testing.assert_allclose(y, eager, rtol=1e-9, atol=1e-12)
+
+    # One batch element at a time: by vmap over the parameters that have a batch, and by indexing.
+    arrays, static = eqx.partition(latency, eqx.is_array)
+    axes = jax.tree.map(lambda leaf: 0 if leaf.shape[:1] == (3,) else None, arrays)
+    one = lambda arrays, z: eqx.combine(arrays, static).from_normal(z)  # noqa: E731
+    mapped = jax.jit(jax.vmap(one, (axes, 0)))(arrays, column)
+    np.testing.assert_allclose(mapped, compiled[0], rtol=1e-12)
+    loop = jax.jit(one)
+    for i in range(3):
+        single = jax.tree.map(lambda l, axis, i=i: l if axis is None else l[i], arrays, axes)
+        np.testing.assert_allclose(loop(single, column[i]), compiled[0][i], rtol=1e-12)
+
+    leaves, treedef = jax.tree.flatten(latency)
+    assert eqx.tree_equal(jax.tree.unflatten(treedef, leaves), latency)
+    assert all(leaf.dtype == jnp.float64 for leaf in leaves)
+
+
+@every
+def test_single_precision(name):
+    latency = ALL[name]
+    # Both from the same rounded parameters.
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), latency)
+    double = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), single)
+    assert single.dtype == jnp.float32
+    z = SCORES[np.abs(SCORES) <= 5.5]
+    run = eqx.filter_jit(_summary)
+    x, score, *moments = run(single, jnp.asarray(z, jnp.float32))
+    z = np.asarray(jnp.asarray(z, jnp.float32), np.float64)
+    expected, _, *exact = run(double, jnp.asarray(z))
+    std = float(jnp.sqrt(exact[1]))
+    for y in (x, score, *moments):
+        assert y.dtype == jnp.float32
+    np.testing.assert_allclose(x, expected, rtol=5e-6, atol=1.5e-6 * max(std, 1.0))
+    for y, e, tolerance in zip(moments, exact, (2e-6, 1e-3, 1e-2), strict=True):
+        np.testing.assert_allclose(y, e, rtol=tolerance, atol=1e-3 * std**3)
+
+
+def test_scalars_take_the_dtype_of_arrays():
+    latency = pl.LogNormal(jnp.ones(2, jnp.float32), 0.1)
+    assert latency.sigma.dtype == jnp.float32
+    assert pl.Scaled(latency, 2).factor.dtype == jnp.float32
+    assert pl.Mixture([1, 2], (latency, latency)).weights.dtype == jnp.float32
+    assert pl.LogNormal(np.arange(1, 3), 1).median.dtype == jnp.float64
+    assert latency.sample(jr.key(0), (3,)).dtype == jnp.float32
+
+
+def test_gamma_is_smooth_across_its_branches():
+    """The series and Newton's method meet, in value and derivative, and down to no variance."""
+    run = jax.jit(jax.vmap(jax.value_and_grad(lambda cv, z: pl.Gamma(1.0, cv).from_normal(z))))
+    z = jnp.asarray([-6.0, -1.0, 0.0, 2.0, 6.0])
+    below, slope_below = run(jnp.full(5, 0.125), z)
+    above, slope_above = run(jnp.full(5, 0.125 + 1e-13), z)
+    np.testing.assert_allclose(below, above, rtol=1e-11)
+    np.testing.assert_allclose(slope_below, slope_above, rtol=1e-8, atol=1e-9)
+    value, slope = run(jnp.asarray([0.0, 1e-12, 1e-7, 1e-4, 1e-3]), jnp.full(5, 2.0))
+    np.testing.assert_allclose(value, 1 + 2 * np.array([0, 1e-12, 1e-7, 1e-4, 1e-3]), atol=2e-6)
+    np.testing.assert_allclose(slope, 2.0, atol=3e-3)
+
+
+def test_registry():
+    parameters = {
+        "sigma": 0.1,
+        "std": 0.1,
+        "cv": 0.1,
+        "shape": 2.0,
+        "shift": 0.5,
+        "skewness": 0.2,
+        "slow_weight": 0.01,
+        "slow_factor": 2.0,
+    }
+    for family, names in pl.latency_families().items():
+        given = {name: parameters[name] for name in names if name in parameters}
+        latency = pl.make_latency(family, given)
+        assert latency.batch_shape == ()
+    given = {"sigma": 0.0, "slow_weight": 0.25, "slow_factor": 3.0}
+    slow = pl.make_latency("lognormal-mixture", given)
+    np.testing.assert_allclose(slow.mean(), 1.5)
+    assert pl.make_latency("gamma", {"mean": 2.0, "cv": 0.1}).location == 2.0
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "message"),
+    [
+        ("log-normal", {}, "No latency family `log-normal`; did you mean `lognormal`"),
+        ("gamma", {"cvv": 0.1}, "No parameter of `gamma` `cvv`; did you mean `cv`"),
+        ("gamma", {}, "`gamma` lacks `cv`; give it a number"),
+        ("lognormal-mixture", {"sigma": 0.1}, "lacks `slow_weight` and `slow_factor`"),
+        ("lognormal", {"sigma": -0.1}, r"`LogNormal` got `sigma=-0.1`; it must be finite and at"),
+        (
+            "lognormal-mixture",
+            {"sigma": 0.1, "slow_weight": 1.5, "slow_factor": 2.0},
+            "`slow_weight=1.5`; it must be between 0 and 1",
+        ),
+    ],
+)
+def test_registry_errors(family, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        pl.make_latency(family, parameters)
+
+
+BAD = [
+    (pl.Constant(np.nan), r"`Constant` got `value=nan`"),
+    (pl.Normal(1.0, -1.0), r"`Normal` got `std=-1.0`; it must be finite and at least 0\."),
+    (pl.Gamma(np.ones(2), np.array([0.1, -0.2])), r"`Gamma` got `cv\[1\]=-0.2`"),
+    (pl.Weibull(1.0, 0.0), "`Weibull` got `shape=0.0`; it must be positive"),
+    (pl.ThreeMoment(1.0, 1.0, np.inf), "`ThreeMoment` got `skewness=inf`; it must be finite"),
+    (pl.Empirical([1.0, 3.0, 2.0]), r"`Empirical` got `table\[2\]=2.0`; .* non-decreasing"),
+    (pl.Mixture([0, 0], (pl.Constant(1.0),) * 2), r"`weights\[0\]=0.0`; .* not all 0"),
+    (pl.Mixture([1, -1], (pl.Constant(1.0),) * 2), r"`weights\[0\]=1.0|`weights\[1\]=-1.0"),
+    (pl.Maximum(pl.Scaled(pl.LogNormal(1.0, 0.1), -2.0), 2), "`Scaled` got `factor=-2.0`"),
+    (pl.Shifted(pl.LogNormal(1.0, -0.1), 2.0), "`LogNormal` got `sigma=-0.1`"),
+]
+
+
+@pytest.mark.parametrize(("latency", "message"), BAD)
+def test_check(latency, message):
+    with pytest.raises(ValueError, match=message):
+        pl.check(latency)
+
+
+def test_check_passes_over_good_values_and_tracers():
+    for latency in ALL.values():
+        pl.check(latency)
+    jax.jit(lambda sigma: pl.check(pl.LogNormal(1.0, sigma)))(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pl.LogNormal(np.ones(2), np.ones(3)), "do not broadcast"),
+        (lambda: pl.Gamma(np.ones(2), np.ones((1, 2))), "differ in rank"),
+        (lambda: pl.Maximum(pl.Constant(1.0), 0), "`count=0`; it must be at least 1"),
+        (lambda: pl.Mixture([1.0], (pl.Constant(1.0),) * 2), "for 2 components"),
+        (lambda: pl.Empirical([1.0, 2.0]), "at least 3 nodes"),
+        (lambda: pl.empirical_from_samples([]), "at least one"),
+        (lambda: pl.empirical_from_samples([np.nan]), "not finite"),
+        (lambda: pl.empirical_from_samples([1.0], num_nodes=2), "use at least 3"),
+    ],
+)
+def test_static_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_abstract_or_final():
+    classes = [cls for _, cls in inspect.getmembers(pl, inspect.isclass)]
+    assert len(classes) == 13
+    for cls in classes:
+        assert inspect.isabstract(cls) == cls.__name__.startswith("Abstract")
+        if not inspect.isabstract(cls):
+            assert "**Arguments:**" in (cls.__init__.__doc__ or "")
+            assert not any(issubclass(c, cls) and c is not cls for c in classes)
+        for base in cls.__mro__[1:]:
+            if not issubclass(base, eqx.Module) or base is eqx.Module:
+                continue
+            for name in vars(cls).keys() & vars(base).keys():
+                old = vars(base)[name]
+                if name.startswith("__") or not (
+                    inspect.isroutine(old) or isinstance(old, property)
+                ):
+                    continue
+                assert getattr(old, "__isabstractmethod__", False), (cls, name)

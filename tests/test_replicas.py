@@ -1,0 +1,155 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from prism_jax.engine import sample_replica_ends, simulate
+from prism_jax.engine._replicas import select, Replicas, standard_error
+from prism_jax.program import Network, Stall, Variability
+from prism_jax.schedule import GPipe, OneFOneB
+
+from .helpers import lognormal, one_kernel, pipeline_program
+
+
+_EVERYTHING = {
+    "residual": {"gemm": lognormal(0.03), "send_recv": lognormal(0.3), "reduce_scatter": lognormal(0.2)},
+    "rank": lognormal(0.02),
+    "step": lognormal(0.01),
+    "microbatch": lognormal(0.03),
+}
+_CONGESTED = Network(jnp.asarray(0.1), jnp.asarray(3.0))
+_STALLS = {"gemm": Stall(jnp.asarray(2e-4), lognormal(0.5))}
+
+
+def _program(num_replicas, **variability):
+    # Equal stages tie: every rank ends at nearly the same time, and any may decide the step.
+    return pipeline_program(
+        OneFOneB(4, 6),
+        variability=Variability(**variability),
+        num_replicas=num_replicas,
+        network_links=("network",),
+        reduce_scatter=[one_kernel("reduce_scatter", 0.8, "network")] * 4,
+        tail=one_kernel("optimizer", 0.3),
+    )
+
+
+_CASES = {
+    "independent": {"residual": _EVERYTHING["residual"]},
+    "factors": _EVERYTHING,
+    "network": {**_EVERYTHING, "network": _CONGESTED},
+    "stalls": {**_EVERYTHING, "stalls": _STALLS},
+    "everything": {**_EVERYTHING, "network": _CONGESTED, "stalls": _STALLS},
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("num_replicas", [1, 64])
+def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
+    program = _program(num_replicas, **_CASES[case])
+    steps = 40_000 if num_replicas == 1 else 8_000
+    explicit = simulate(program, num_samples=steps, key=jax.random.key(1), replicas="explicit")
+    vector = simulate(program, num_samples=200_000, key=jax.random.key(2))
+    exact = simulate(program, num_samples=200_000, key=jax.random.key(3), replicas="exact")
+    noise = np.hypot(explicit.mean_error, vector.mean_error)
+    # The vector rule is good to 0.13 % of the mean; the exact rule has no error of its own.
+    assert abs(vector.mean - explicit.mean) < 4 * noise + 1.3e-3 * explicit.mean
+    assert abs(exact.mean - explicit.mean) < 5 * noise + 1e-4 * explicit.mean
+    for q in (0.05, 0.5, 0.95):
+        low, high = explicit.quantile_interval(q)
+        tolerance = 2 * (high - low) + 1.3e-3 * explicit.mean
+        assert abs(vector.quantile(q) - explicit.quantile(q)) < tolerance
+        assert abs(exact.quantile(q) - explicit.quantile(q)) < tolerance
+
+
+def test_the_intervals_cover_explicit_replicas():
+    """At R = 64, over many seeds, the 95 % interval of p95 holds the value of a long explicit run."""
+    program = _program(64, **_EVERYTHING)
+    truth = simulate(program, num_samples=40_000, key=jax.random.key(100), replicas="explicit")
+    target = truth.quantile(0.95)
+    slack = (truth.quantile_interval(0.95)[1] - truth.quantile_interval(0.95)[0]) / 2
+    covered = 0
+    seeds = 40
+    for seed in range(seeds):
+        law = simulate(program, num_samples=20_000, key=jax.random.key(seed))
+        low, high = law.quantile_interval(0.95)
+        covered += low - slack <= target <= high + slack
+    assert covered >= scipy.stats.binom.ppf(0.001, seeds, 0.95)
+
+
+def test_intervals_are_as_wide_as_repetitions_scatter():
+    program = _program(16, **_CASES["everything"])
+    laws = [simulate(program, num_samples=8_000, key=jax.random.key(s)) for s in range(40)]
+    for figure, error in (
+        (lambda law: law.mean, lambda law: law.mean_error),
+        (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
+        (lambda law: law.quantile(0.95), lambda law: np.diff(law.quantile_interval(0.95))[0] / 3.92),
+    ):
+        scatter = np.std([figure(law) for law in laws], ddof=1)
+        claimed = np.mean([error(law) for law in laws])
+        assert 0.7 < claimed / scatter < 1.5
+
+
+def test_too_few_samples_for_a_tail_are_said_to_be():
+    law = simulate(_program(4096, **_EVERYTHING), num_samples=4_000, key=jax.random.key(0))
+    assert law.support(0.99) < 20
+    assert all(np.isnan(x) for x in law.quantile_interval(0.99))
+
+
+def test_one_replica_is_the_replica_itself():
+    """With R = 1 and no more than the pipeline, a step is one replica sample, each used about once."""
+    program = pipeline_program(
+        GPipe(2, 4), variability=Variability(residual={"gemm": lognormal(0.1)})
+    )
+    samples = 20_000
+    ends = sample_replica_ends(program, jnp.arange(samples, dtype=jnp.uint32), jax.random.key(5))
+    law = simulate(program, num_samples=samples, key=jax.random.key(5))
+    direct = np.max(np.asarray(ends), axis=0)
+    assert law.mean == pytest.approx(direct.mean(), rel=1e-5)
+    assert law.std == pytest.approx(direct.std(), rel=1e-3)
+    assert law.mean_error == pytest.approx(direct.std() / np.sqrt(samples), rel=0.05)
+    for q in (0.1, 0.5, 0.9):
+        assert law.quantile(q) == pytest.approx(np.quantile(direct, q), abs=0.01 * law.std)
+
+
+def test_stalls_occur_at_their_rate_and_add_their_size():
+    stalls = {"gemm": Stall(jnp.asarray(1e-3), lognormal(0.0))}
+    program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
+    law = simulate(program, num_samples=50_000, key=jax.random.key(0), replicas="explicit")
+    quiet = 10 * 3.0
+    rate = 20 * 1e-3
+    width = (law.edges[1] - law.edges[0]) / 2**16
+    assert law.quantile(0.5) == pytest.approx(quiet, abs=width)
+    assert law.mean == pytest.approx(quiet + rate, abs=4 * law.mean_error)
+    assert law.exceedance(quiet + 0.5) == pytest.approx(1 - np.exp(-rate), abs=0.003)
+    weighted = simulate(program, num_samples=50_000, key=jax.random.key(0))
+    assert weighted.mean == pytest.approx(quiet + rate, rel=1e-4)
+    # Ranks are stratified, so a probability is right to within about one step of all.
+    assert weighted.exceedance(quiet + 1.5) == pytest.approx(
+        scipy.stats.poisson.sf(1, rate), abs=1.5 / 50_000
+    )
+
+
+def test_the_jackknife_equals_resampling():
+    """`standard_error` against the spread over resamples with Poisson weights."""
+    rng = np.random.default_rng(0)
+    n, R, steps = 400, 8, 20_000
+    score = rng.standard_normal(n)
+    kept = Replicas(
+        ids=np.arange(n, dtype=np.uint32),
+        ends=score[None],
+        score=score,
+        stratum=np.zeros(n, np.int32),
+        counts=np.array([n]),
+    )
+    uniform = (np.arange(steps) + 0.5) / steps
+    weights = np.full(n, 1 / n)
+    selection = select(kept, weights, np.ones(n, bool), R)
+    position = selection.pick(uniform)
+    times = score[selection.order][position]
+    found = standard_error(selection, position, (times - times.mean()) / steps)
+    means = []
+    for _ in range(400):
+        resampled = rng.poisson(1.0, n).astype(float)
+        again = select(kept, resampled / resampled.sum(), np.ones(n, bool), R)
+        means.append(score[again.order][again.pick(uniform)].mean())
+    assert found == pytest.approx(np.std(means), rel=0.15)
