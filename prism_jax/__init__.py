@@ -1,15 +1,15 @@
-"""The distribution of a distributed training step's time, and which kernels' variability makes it wide."""
+"""The distribution of a training step's time, and which kernels' variability makes it wide."""
 
 import importlib.metadata
 
 from .analysis import (
     AbstractObjective as AbstractObjective,
     CVaR as CVaR,
-    estimate as estimate,
     Exceedance as Exceedance,
     Mean as Mean,
     Quantile as Quantile,
     Std as Std,
+    estimate as estimate,
 )
 from .data import (
     Cluster as Cluster,
@@ -17,32 +17,32 @@ from .data import (
     Job as Job,
     Kernels as Kernels,
     Layout as Layout,
+    Model as Model,
+    ScheduleConfig as ScheduleConfig,
+    Training as Training,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,
     load_model as load_model,
-    Model as Model,
-    ScheduleConfig as ScheduleConfig,
-    Training as Training,
 )
 from .engine import Law as Law, sample_replica_ends as sample_replica_ends, simulate as simulate
 from .program import (
-    compile_job as compile_job,
-    compile_program as compile_program,
     Network as Network,
     Program as Program,
     Stall as Stall,
     Variability as Variability,
+    compile_job as compile_job,
+    compile_program as compile_program,
 )
 from .schedule import (
     AbstractSchedule as AbstractSchedule,
     CustomSchedule as CustomSchedule,
-    evaluate as evaluate,
     GPipe as GPipe,
     InterleavedOneFOneB as InterleavedOneFOneB,
     LoopedBFS as LoopedBFS,
     OneFOneB as OneFOneB,
     Timeline as Timeline,
+    evaluate as evaluate,
 )
 
 

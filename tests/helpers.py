@@ -1,4 +1,4 @@
-"""Oracles and small programs that tests share. The oracles use neither JAX nor the package's graphs."""
+"""Oracles, which use neither JAX nor the package's graphs, and small programs for tests."""
 
 import heapq
 
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from prism_jax.latency import LogNormal
-from prism_jax.program import assemble, Variability
-from prism_jax.schedule import op_graph, OpGraph
+from prism_jax.program import Variability, assemble
+from prism_jax.schedule import OpGraph, op_graph
 from prism_jax.workload import Kernel, Segment
 
 
@@ -35,7 +35,7 @@ def event_loop_ends(predecessors, latencies) -> list[float]:
 def random_dag(seed: int, num_ops: int = 40, fan_in: int = 4) -> list[tuple[int, ...]]:
     """Predecessors of a random graph; some ops wait for nothing, some are nobody's predecessor."""
     rng = np.random.default_rng(seed)
-    predecessors = [()]
+    predecessors: list[tuple[int, ...]] = [()]
     for op in range(1, num_ops):
         count = min(op, int(rng.integers(0, fan_in + 1)))
         predecessors.append(tuple(int(p) for p in rng.choice(op, count, replace=False)))

@@ -3,8 +3,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from prism_jax.engine import simulate
-from prism_jax.program import assemble, segment_maxima, slowest_nodes, Variability
+from prism_jax.program import Variability, assemble, gpu_factors, segment_maxima
 from prism_jax.schedule import InterleavedOneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
 
@@ -19,12 +20,10 @@ def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
     rng = np.random.default_rng(1)
     samples = 400_000
     rank = lognormal(gpu_sigma) if gpu_sigma else None
-    moments = np.asarray(
-        segment_maxima(
-            jnp.asarray(1.0), jnp.asarray(cv**2), jnp.asarray(skewness * cv**3), rank, count
-        )
-    )
-    nodes = np.asarray(slowest_nodes(rank, count, jnp.dtype(float)))
+    (group,), _ = gpu_factors(rank, (count,), jnp.zeros(1))
+    variance, third = jnp.asarray(cv**2), jnp.asarray(skewness * cv**3)
+    moments = np.asarray(segment_maxima(jnp.asarray(1.0), variance, third, group, count))
+    nodes = np.asarray(group.slowest)
 
     gpus = np.exp(gpu_sigma * rng.standard_normal((samples, count)) - gpu_sigma**2 / 2)
     if skewness:
@@ -54,11 +53,14 @@ def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
 
 
 def _tensor_parallel_program(gpu_sigma, resolution):
-    """Two stages on two ranks of four members; blocks of 8 segments with a collective after each."""
+    """Two stages on two ranks of four members; blocks of 8 segments, each with a collective."""
     compute = Kernel("gemm", "a", 1e-3), Kernel("elementwise", "b", 2e-4)
     gather = Kernel("all_gather", "c", 1e-4, "nvlink")
     forward = ((Segment(((compute[0], 2), (compute[1], 3)), gather), 8),)
-    backward = ((Segment(((compute[0], 4), (compute[1], 3)), gather), 7), (Segment(((compute[1], 1),)), 1))
+    backward = (
+        (Segment(((compute[0], 4), (compute[1], 3)), gather), 7),
+        (Segment(((compute[1], 1),)), 1),
+    )
     transfer = ((Segment((), Kernel("send_recv", "d", 5e-4, "network")), 1),)
     graph = op_graph(InterleavedOneFOneB(2, 4, 2))
     blocks = [{"F": forward, "B": backward, "SR": transfer}[phase] for phase in graph.phase]
@@ -99,7 +101,8 @@ def test_blocks_equal_every_kernel_drawn(gpu_sigma):
 def test_moments_are_differentiable_down_to_the_gpu():
     def skew_sum(parameters):
         mean, variance, third, sigma = parameters
-        return jnp.sum(segment_maxima(mean, variance, third, lognormal(sigma), 4)[:2, ::6])
+        (group,), _ = gpu_factors(lognormal(sigma), (4,), jnp.zeros(1))
+        return jnp.sum(segment_maxima(mean, variance, third, group, 4)[:2, ::6])
 
     at = jnp.array([1.0, 0.02**2, 0.3 * 0.02**3, 0.02])
     gradient = jax.grad(skew_sum)(at)
@@ -110,8 +113,10 @@ def test_moments_are_differentiable_down_to_the_gpu():
 
 
 def test_a_segment_without_noise_has_the_derivative_of_one_with_little():
+    (group,), _ = gpu_factors(None, (8,), jnp.zeros(1))
+
     def mean(std):
-        return segment_maxima(jnp.asarray(1.0), std**2, jnp.zeros(()), None, 8)[0, 0]
+        return segment_maxima(jnp.asarray(1.0), std**2, jnp.zeros(()), group, 8)[0, 0]
 
     assert mean(jnp.zeros(())) == 1.0
     # The expected maximum of eight standard normals.

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from prism_jax.engine import sample_replica_ends, simulate
 from prism_jax.engine._random import key_data, normals, threefry
-from prism_jax.program import assemble, Network, Stall, Variability
-from prism_jax.schedule import evaluate, GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB
+from prism_jax.program import Network, Stall, Variability, assemble
+from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, evaluate
 
 from .helpers import event_loop_ends, graph_of, lognormal, one_kernel, pipeline_program, random_dag
 
@@ -57,9 +58,7 @@ def test_the_closed_form_of_a_sum_and_of_a_maximum():
     relative = np.expm1(0.2**2)
     assert law.mean == pytest.approx(24.0, abs=4 * law.mean_error)
     assert law.std == pytest.approx(np.sqrt(8 * (1 + 4) * relative), abs=4 * law.std_error)
-    race = assemble(
-        graph_of([(), ()]), [one_kernel("gemm", 1.0)] * 2, variability=variability
-    )
+    race = assemble(graph_of([(), ()]), [one_kernel("gemm", 1.0)] * 2, variability=variability)
     law = simulate(race, num_samples=100_000, key=jax.random.key(0))
     median = np.exp(-(0.2**2) / 2)
     assert law.cdf(median) == pytest.approx(0.25, abs=0.005)
@@ -236,18 +235,21 @@ def test_bad_programs_are_refused():
     block = [one_kernel("gemm", 1.0)]
     with pytest.raises(ValueError, match="negative"):
         assemble(graph, [one_kernel("gemm", -1.0)])
-    with pytest.raises(ValueError, match="residual of gemm.*sigma"):
+    with pytest.raises(ValueError, match=r"residual of gemm.*sigma"):
         assemble(graph, block, variability=Variability(residual={"gemm": lognormal(-0.1)}))
     with pytest.raises(ValueError, match="did you mean `gemm`"):
         assemble(graph, block, variability=Variability(residual={"gem": lognormal(0.1)}))
+    stalls = {"gemm": Stall(jnp.asarray(-1.0), lognormal(0.1))}
     with pytest.raises(ValueError, match="stall rate of `gemm`"):
-        stalls = {"gemm": Stall(jnp.asarray(-1.0), lognormal(0.1))}
         assemble(graph, block, variability=Variability(stalls=stalls))
     with pytest.raises(ValueError, match="at least 1"):
         assemble(graph, block, num_replicas=0)
     with pytest.raises(ValueError, match="must be 'vector'"):
         simulate(
-            assemble(graph, block), num_samples=1, key=jax.random.key(0), replicas="all"  # pyright: ignore
+            assemble(graph, block),
+            num_samples=1,
+            key=jax.random.key(0),
+            replicas="all",  # pyright: ignore
         )
     negative = eqx.tree_at(lambda p: p.latencies.mean, assemble(graph, block), -jnp.ones(1))
     with pytest.raises(ValueError, match="negative or not finite"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.optimize as so
 import scipy.stats as st
+from jax.flatten_util import ravel_pytree
 
 import prism_jax.latency as pl
 from prism_jax.latency._scores import log_ndtr, ndtri_exp
@@ -25,125 +26,143 @@ def _gamma(mean, cv):
     return st.gamma(1 / cv**2, scale=mean * cv**2)
 
 
+def _column(*values):
+    """Parameters of several cases of a family, to compile it once; scores are the other axis."""
+    return np.array(values)[:, None]
+
+
 TWINS = {
-    "normal-narrow": (pl.Normal(2.0, 0.04), st.norm(2.0, 0.04)),
-    "normal-truncated": (pl.Normal(1.0, 0.8), _truncated(1.0, 0.8)),
-    "normal-half": (pl.Normal(0.0, 1.5), _truncated(0.0, 1.5)),
-    "lognormal": (pl.LogNormal(2.0, 0.3), st.lognorm(0.3, scale=2.0)),
-    "lognormal-wide": (pl.LogNormal(1.0, 1.2), st.lognorm(1.2)),
+    "normal": (
+        pl.Normal(_column(2.0, 1.0, 0.0), _column(0.04, 0.8, 1.5)),
+        [st.norm(2.0, 0.04), _truncated(1.0, 0.8), _truncated(0.0, 1.5)],
+    ),
+    "lognormal": (
+        pl.LogNormal(_column(2.0, 1.0, 1.0), _column(0.02, 0.3, 1.2)),
+        [st.lognorm(0.02, scale=2.0), st.lognorm(0.3), st.lognorm(1.2)],
+    ),
     "shifted-lognormal": (
-        pl.ShiftedLogNormal(1.0, 0.5, 0.4),
-        st.lognorm(0.4, loc=1.0, scale=0.5),
+        pl.ShiftedLogNormal(_column(1.0), 0.5, 0.4),
+        [st.lognorm(0.4, loc=1.0, scale=0.5)],
     ),
-    "gamma-narrow": (pl.Gamma(2.0, 0.01), _gamma(2.0, 0.01)),
-    "gamma": (pl.Gamma(2.0, 0.08), _gamma(2.0, 0.08)),
-    "gamma-wide": (pl.Gamma(2.0, 0.6), _gamma(2.0, 0.6)),
-    "gamma-heavy": (pl.Gamma(1.0, 20**0.5), _gamma(1.0, 20**0.5)),
-    "weibull": (pl.Weibull(2.0, 1.7), st.weibull_min(1.7, scale=2.0)),
-    "weibull-heavy": (pl.Weibull(2.0, 0.6), st.weibull_min(0.6, scale=2.0)),
-    "weibull-narrow": (pl.Weibull(2.0, 60.0), st.weibull_min(60.0, scale=2.0)),
-    "scaled": (pl.Scaled(pl.LogNormal(1.0, 0.3), 3.0), st.lognorm(0.3, scale=3.0)),
-    "shifted": (pl.Shifted(pl.Gamma(1.0, 0.5), 2.0), st.gamma(4, loc=2.0, scale=0.25)),
-    "maximum-weibull": (
-        pl.Maximum(pl.Weibull(1.0, 2.0), 16),
-        st.exponweib(16, 2.0),
+    "gamma": (
+        pl.Gamma(2.0, _column(0.01, 0.08, 0.12, 0.13, 0.6, 20**0.5)),
+        [_gamma(2.0, cv) for cv in (0.01, 0.08, 0.12, 0.13, 0.6, 20**0.5)],
     ),
+    "weibull": (
+        pl.Weibull(2.0, _column(0.6, 1.7, 60.0)),
+        [st.weibull_min(shape, scale=2.0) for shape in (0.6, 1.7, 60.0)],
+    ),
+    "scaled": (
+        pl.Scaled(pl.LogNormal(1.0, 0.3), _column(3.0, 0.5)),
+        [st.lognorm(0.3, scale=3.0), st.lognorm(0.3, scale=0.5)],
+    ),
+    "shifted": (
+        pl.Shifted(pl.Weibull(_column(0.25), 4.0), 2.0),
+        [st.weibull_min(4.0, loc=2.0, scale=0.25)],
+    ),
+    "maximum": (pl.Maximum(pl.Weibull(_column(1.0), 2.0), 16), [st.exponweib(16, 2.0)]),
 }
 TABLE = np.exp(0.2 * np.linspace(-6, 6, 33)) + 0.1 * np.linspace(0, 1, 33) ** 2
 OTHERS = {
-    "constant": pl.Constant(2.0),
-    "three-moment": pl.ThreeMoment(2.0, 0.3, 0.6),
-    "three-moment-mirrored": pl.ThreeMoment(2.0, 0.3, -0.6),
-    "three-moment-normal": pl.ThreeMoment(2.0, 0.3, 0.0),
-    "empirical": pl.Empirical(TABLE),
+    "constant": pl.Constant(_column(2.0)),
+    "three-moment": pl.ThreeMoment(2.0, 0.3, _column(0.6, -0.6, 0.0)),
+    "empirical": pl.Empirical(TABLE[None, None]),
     "mixture": pl.Mixture(
-        [3.0, 1.0, 0.05],
-        (pl.LogNormal(1.0, 0.1), pl.Gamma(1.4, 0.1), pl.Shifted(pl.Weibull(1.0, 1.2), 1.0)),
+        np.array([[[3.0, 1.0, 0.05]]]),
+        (pl.LogNormal(1.0, 0.1), pl.Normal(1.4, 0.1), pl.Shifted(pl.Weibull(1.0, 1.2), 1.0)),
     ),
-    "maximum": pl.Maximum(pl.LogNormal(1.0, 0.2), 8),
 }
 ALL = {name: latency for name, (latency, _) in TWINS.items()} | OTHERS
 every = pytest.mark.parametrize("name", ALL)
 
 
-def _summary(latency, z):
+@eqx.filter_jit
+def _summary(latency, z, others):
     """Everything that a law says, compiled at once."""
     x = latency.from_normal(z)
-    return x, latency.to_normal(x), latency.mean(), latency.variance(), latency.third_moment()
+    score = latency.to_normal(x)
+    others = jnp.concatenate([latency.cdf(others), latency.survival(others)], axis=-1)
+    return x, score, others, latency.mean(), latency.variance(), latency.third_moment()
+
+
+_from_normal = eqx.filter_jit(lambda latency, z: latency.from_normal(z))
 
 
 @ft.cache
 def _summaries(name):
-    return [np.asarray(y) for y in eqx.filter_jit(_summary)(ALL[name], jnp.asarray(SCORES))]
-
-
-def _twin_quantiles(twin):
-    return np.where(SCORES > 0, twin.isf(st.norm.sf(SCORES)), twin.ppf(st.norm.cdf(SCORES)))
+    """The summary at `SCORES`, one row for each case."""
+    outside = jnp.asarray([[-1.0, 1e30]])
+    return [np.asarray(y) for y in _summary(ALL[name], jnp.asarray(SCORES[None]), outside)]
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_scipy_twin(name):
-    latency, twin = TWINS[name]
-    x, score, mean, variance, third = _summaries(name)
-    expected = _twin_quantiles(twin)
-    std = twin.std()
-    np.testing.assert_allclose(x, expected, rtol=1e-9, atol=1e-10 * std)
-    np.testing.assert_allclose(mean, twin.mean(), rtol=1e-12)
-    np.testing.assert_allclose(variance, twin.var(), rtol=1e-8)
-    np.testing.assert_allclose(third, twin.stats("s") * std**3, rtol=1e-5, atol=1e-10 * std**3)
+    x, score, outside, *moments = _summaries(name)
     inner = slice(1, -1)
-    np.testing.assert_allclose(st.norm.cdf(score)[inner], twin.cdf(x)[inner], rtol=1e-7)
-    np.testing.assert_allclose(st.norm.sf(score)[inner], twin.sf(x)[inner], rtol=1e-7)
-    outside = jnp.asarray([-1.0, 1e3])
-    np.testing.assert_allclose(latency.cdf(outside), [0.0, 1.0], atol=1e-12)
-    np.testing.assert_allclose(latency.survival(outside), [1.0, 0.0], atol=1e-12)
+    np.testing.assert_array_equal(outside, [[0.0, 1.0, 1.0, 0.0]] * len(outside))
+    for i, twin in enumerate(TWINS[name][1]):
+        std = twin.std()
+        expected = np.where(SCORES > 0, twin.isf(st.norm.sf(SCORES)), twin.ppf(st.norm.cdf(SCORES)))
+        # SciPy's truncated normal loses its upper tail.
+        end = -1 if name == "normal" else None
+        np.testing.assert_allclose(x[i, :end], expected[:end], rtol=1e-9, atol=1e-10 * std)
+        np.testing.assert_allclose(st.norm.cdf(score)[i, inner], twin.cdf(x[i, inner]), rtol=1e-7)
+        np.testing.assert_allclose(st.norm.sf(score)[i, inner], twin.sf(x[i, inner]), rtol=1e-7)
+        mean, variance, third = (float(np.broadcast_to(m, (len(x), 1))[i, 0]) for m in moments)
+        np.testing.assert_allclose(mean, twin.mean(), rtol=1e-7)
+        np.testing.assert_allclose(variance, twin.var(), rtol=1e-6)
+        np.testing.assert_allclose(third / std**3, twin.stats("s"), rtol=1e-4, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"constant"}))
 def test_scores_round_trip(name):
     x, score, *_ = _summaries(name)
-    clipped = np.clip(SCORES, -6, 6) if name == "empirical" else SCORES
-    keep = np.abs(clipped) < 6 if name == "empirical" else slice(None)
-    if name in ("normal-truncated", "normal-half"):
-        keep = SCORES > -4  # The distance from zero is known to the rounding of the location.
-    np.testing.assert_allclose(score[keep], clipped[keep], atol=1e-7)
-    assert np.all(np.diff(x[np.abs(SCORES) <= 6]) > 0)
+    for i in range(len(x)):
+        keep = np.abs(SCORES) < (6 if name == "empirical" else 9)
+        if name == "normal" and i > 0:
+            # The distance from zero is known to the rounding of the location.
+            keep = SCORES > -4
+        np.testing.assert_allclose(score[i, keep], SCORES[keep], atol=1e-7)
+    assert np.all(np.diff(x[:, np.abs(SCORES) <= 6]) > 0)
 
 
-@every
+@pytest.mark.parametrize("name", OTHERS)
 def test_moments_of_the_law(name):
     """The stated moments are those of the quantile function."""
-    latency = ALL[name]
-    z = jnp.linspace(-12, 12, 24_001)
+    z = jnp.linspace(-12, 12, 4801)[None]
     weights = jnp.exp(-0.5 * z**2)
     weights = weights / jnp.sum(weights)
-    x = eqx.filter_jit(lambda latency, z: latency.from_normal(z))(latency, z)
-    _, _, mean, variance, third = _summaries(name)
-    average = jnp.sum(weights * x)
+    x = _from_normal(OTHERS[name], z)
+    *_, mean, variance, third = _summaries(name)
+    average = jnp.sum(weights * x, axis=1, keepdims=True)
     np.testing.assert_allclose(mean, average, rtol=1e-8)
-    np.testing.assert_allclose(variance, jnp.sum(weights * (x - average) ** 2), rtol=1e-6)
-    scale = float(variance) ** 1.5
-    expected = jnp.sum(weights * (x - average) ** 3)
-    np.testing.assert_allclose(third, expected, rtol=1e-5, atol=1e-6 * scale)
+    expected = jnp.sum(weights * (x - average) ** 2, axis=1, keepdims=True)
+    np.testing.assert_allclose(variance, expected, rtol=1e-6, atol=1e-25)
+    expected = jnp.sum(weights * (x - average) ** 3, axis=1, keepdims=True)
+    np.testing.assert_allclose(third, expected, rtol=1e-5, atol=1e-6 * float(variance.max()) ** 1.5)
 
 
 @every
 def test_samples_follow_the_law(name):
     latency = ALL[name]
+    cases = latency.batch_shape[0]
+    q = jnp.asarray([0.1, 0.9])
 
-    def scores(latency):
-        x = latency.sample(jr.key(7), (50, 400))
-        return x, latency.cdf(x.reshape(-1)), latency.quantile(jnp.asarray([[0.1], [0.9]]))
+    @eqx.filter_jit
+    def draw(latency):
+        x = jnp.concatenate([latency.sample(jr.key(7), (50, 40)).reshape(2000, cases)])
+        quantiles = latency.quantile(q)
+        return x, latency.cdf(x.T), quantiles, latency.cdf(quantiles[..., 0].T)
 
-    x, levels, quantiles = eqx.filter_jit(scores)(latency)
-    assert x.shape == (50, 400)
-    assert quantiles.shape == (2, 1)
+    x, levels, quantiles, back = draw(latency)
+    assert x.shape == (2000, cases)
+    assert quantiles.shape == (2, cases, 1)
     if name == "constant":
         assert np.all(x == 2.0)
         return
-    assert st.kstest(np.asarray(levels), "uniform").pvalue > 0.01
-    at = latency.cdf(quantiles) if name != "mixture" else jax.jit(latency.cdf)(quantiles)
-    np.testing.assert_allclose(at, [[0.1], [0.9]], rtol=1e-9)
+    for row in np.asarray(levels):
+        assert st.kstest(row, "uniform").pvalue > 0.01
+    np.testing.assert_allclose(back, np.broadcast_to(q, back.shape), rtol=1e-9)
 
 
 @every
@@ -151,32 +170,34 @@ def test_gradients_match_differences(name):
     """Of the quantile and of the distribution function, for every parameter and the argument."""
     latency = ALL[name]
     arrays, static = eqx.partition(latency, eqx.is_inexact_array)
-    flat, unravel = jax.flatten_util.ravel_pytree(arrays)
-    z = jnp.asarray(SCORES[np.abs(SCORES) < 5.9])
-    x = latency.from_normal(z) if name == "constant" else jnp.asarray(_summaries(name)[0])[1:-1]
+    flat, unravel = ravel_pytree(arrays)
+    z = jnp.asarray(SCORES[None, 1:-1])
+    x = jnp.asarray(_summaries(name)[0][:, 1:-1])
 
-    def values(flat, shift):
-        law = eqx.combine(unravel(flat), static)
-        out = [law.from_normal(z + shift), jnp.stack([law.mean(), law.variance()])]
+    def values(point):
+        law = eqx.combine(unravel(point[:-1]), static)
+        out = [law.from_normal(z + point[-1]), law.mean(), law.variance()]
         if name != "constant":
-            out.append(law.cdf(x + shift))
-        return jnp.concatenate(out)
+            out.append(law.cdf(x + point[-1]))
+        return jnp.concatenate([y.reshape(-1) for y in out])
 
     point = jnp.concatenate([flat, jnp.zeros((1,))])
-    both = jax.jit(lambda p: (jax.jacfwd(g)(p), jax.vmap(g)(p + steps), jax.vmap(g)(p - steps)))
-
-    def g(p):
-        return values(p[:-1], p[-1])
-
     size = 1e-5 * jnp.maximum(jnp.abs(point), 0.1)
-    steps = jnp.diag(size)
-    jacobian, high, low = both(point)
-    expected = ((high - low) / (2 * size[:, None])).T
-    scale = np.maximum(np.abs(expected).max(axis=0, keepdims=True), 1.0)
+    if name == "normal":
+        # At the edge, differences are one-sided.
+        size = size.at[2].set(0.0)
+    around = jnp.concatenate([point[None] + jnp.diag(size), point[None] - jnp.diag(size)])
+    high, low = jnp.split(jax.jit(jax.vmap(values))(around), 2)
+    directions = jnp.eye(len(point))
+    jvp = jax.jit(jax.vmap(lambda d: jax.jvp(values, (point,), (d,))[1]))
+    jacobian = jvp(directions)
+    keep = size > 0
+    expected = (high - low)[keep] / (2 * size[keep, None])
+    scale = np.maximum(np.abs(expected).max(axis=1, keepdims=True), 1.0)
     tight = 3e-6 if name == "empirical" else 3e-7
-    np.testing.assert_allclose(jacobian / scale, expected / scale, atol=tight, rtol=1e-5)
-    reverse = jax.jit(jax.grad(lambda p: jnp.sum(g(p))))(point)
-    np.testing.assert_allclose(reverse, jacobian.sum(axis=0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(jacobian[keep] / scale, expected / scale, atol=tight, rtol=1e-5)
+    reverse = jax.jit(jax.grad(lambda p: jnp.sum(values(p))))(point)
+    np.testing.assert_allclose(reverse, jacobian.sum(axis=1), rtol=1e-8, atol=1e-8)
 
 
 CONSTANTS = {
@@ -199,19 +220,24 @@ def test_zero_variance(name):
     def everything(latency, z):
         return latency.from_normal(z), latency.mean(), latency.variance(), latency.third_moment()
 
-    x, mean, variance, third = everything(latency, 1.3)
+    @eqx.filter_jit
+    def run(latency):
+        sides = jnp.asarray([value - 0.1, value + 0.1])
+        slope = eqx.filter_grad(lambda latency: latency.from_normal(1.3))(latency)
+
+        def total(latency):
+            sums = sum(jnp.sum(y) for y in everything(latency, -0.7))
+            return sums + jnp.sum(latency.cdf(sides))
+
+        return everything(latency, 1.3), latency.cdf(sides), slope, eqx.filter_grad(total)(latency)
+
+    (x, mean, variance, third), levels, slope, finite = run(latency)
     np.testing.assert_allclose([x, mean], value, rtol=1e-15)
     np.testing.assert_allclose([variance, third], 0.0, atol=1e-25)
-    np.testing.assert_array_equal(latency.cdf(jnp.asarray([value - 0.1, value + 0.1])), [0, 1])
-    gradient = eqx.filter_grad(lambda latency: latency.from_normal(1.3))(latency)
-    for parameter, slope in expected.items():
-        np.testing.assert_allclose(getattr(gradient, parameter), slope, rtol=1e-12)
-
-    def total(latency):
-        sums = sum(jnp.sum(y) for y in everything(latency, -0.7))
-        return sums + latency.cdf(value - 0.1) + latency.cdf(value + 0.1)
-
-    for leaf in jax.tree.leaves(eqx.filter_grad(total)(latency)):
+    np.testing.assert_array_equal(levels, [0, 1])
+    for parameter, derivative in expected.items():
+        np.testing.assert_allclose(getattr(slope, parameter), derivative, rtol=1e-12)
+    for leaf in jax.tree.leaves((slope, finite)):
         assert np.all(np.isfinite(leaf))
 
 
@@ -219,17 +245,17 @@ def test_zero_variance_in_a_mixture_and_a_maximum():
     mixture = pl.Mixture([0.75, 0.25], (pl.LogNormal(1.0, 0.0), pl.Constant(3.0)))
     run = eqx.filter_jit(eqx.filter_value_and_grad(lambda m, z: m.from_normal(z)))
     x, gradient = run(mixture, jnp.asarray(-0.2))
-    assert x == 1.0
+    np.testing.assert_allclose(x, 1.0, rtol=1e-14)
     body, slow = gradient.components
-    assert body.median == 1.0
+    np.testing.assert_allclose(body.median, 1.0, rtol=1e-12)
     # The score within the component, as in the limit of small sigma.
     within = st.norm.ppf(st.norm.cdf(-0.2) / 0.75)
     np.testing.assert_allclose(body.sigma, within, rtol=1e-9)
     assert slow.value == 0.0
     np.testing.assert_array_equal(gradient.weights, 0.0)
     x, gradient = run(mixture, jnp.asarray(1.5))
-    assert x == 3.0
-    assert gradient.components[1].value == 1.0
+    np.testing.assert_allclose(x, 3.0, rtol=1e-14)
+    np.testing.assert_allclose(gradient.components[1].value, 1.0, rtol=1e-12)
     assert gradient.components[0].sigma == 0.0
     # Close to the limit, the smooth rule agrees.
     narrow = eqx.tree_at(lambda m: m.components[0].sigma, mixture, jnp.asarray(1e-6))
@@ -249,7 +275,7 @@ def test_three_moments_match(skewness):
     np.testing.assert_allclose(latency.third_moment(), 8 * skewness, rtol=0.02, atol=1e-12)
     z = jnp.linspace(-3.0, 3.0, 13)
     pearson = st.pearson3(skewness, 5.0, 2.0).ppf(st.norm.cdf(z))
-    np.testing.assert_allclose(latency.from_normal(z), pearson, atol=2.0 * 0.05 * skewness**2)
+    np.testing.assert_allclose(latency.from_normal(z), pearson, atol=0.1 * skewness**2 + 1e-7)
 
 
 def test_cube_of_a_normal_inverts():
@@ -265,15 +291,15 @@ def test_mixture_against_brentq():
         [w for w, _ in wide], (pl.Normal(1.0, 0.02), pl.LogNormal(1.5, 0.2), pl.Gamma(4.0, 0.5))
     )
     z = np.linspace(-7, 7, 57)
-    x = np.asarray(eqx.filter_jit(lambda m, z: m.from_normal(z))(mixture, jnp.asarray(z)))
+    x = np.asarray(_from_normal(mixture, jnp.asarray(z)))
 
     def error(x, z):
         if z > 0:
             return np.log(st.norm.sf(z)) - np.log(sum(w * law.sf(x) for w, law in wide))
         return np.log(sum(w * law.cdf(x) for w, law in wide)) - np.log(st.norm.cdf(z))
 
-    expected = [so.brentq(error, 1e-6, 200, args=(s,), xtol=1e-14, rtol=1e-14) for s in z]
-    np.testing.assert_allclose(x, expected, rtol=1e-10)
+    expected = [so.brentq(ft.partial(error, z=s), 1e-6, 200, xtol=1e-14) for s in z]
+    np.testing.assert_allclose(x, np.array(expected), rtol=1e-10)
 
 
 def test_maximum_against_closed_forms():
@@ -311,7 +337,7 @@ def test_empirical_from_samples():
     draws = np.random.default_rng(0).gamma(4.0, 0.5, (2, 100_000))
     latency = pl.empirical_from_samples(draws, num_nodes=65)
     assert latency.batch_shape == (2,)
-    np.testing.assert_allclose(latency.mean(), draws.mean(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(latency.mean(), draws.mean(axis=1), rtol=5e-4)
     np.testing.assert_allclose(latency.variance(), draws.var(axis=1), rtol=1e-3)
     q = np.array([0.01, 0.5, 0.99])
     np.testing.assert_allclose(latency.quantile(q), np.quantile(draws, q, axis=1), rtol=3e-3)
@@ -377,9 +403,9 @@ def test_batches_and_transforms(name):
     compiled = eqx.filter_jit(everything)(latency)
     shapes = [(3,)] * 4 + [(2, 5, 3), (1, 4, 3)] + [(3,)] * 3
     assert [y.shape for y in compiled] == shapes
-    if name != "gamma":
-        for y, eager in zip(compiled, everything(latency), strict=True):
-            np.testing.assert_allclose(y, eager, rtol=1e-9, atol=1e-12)
+    if name not in ("gamma", "mixture"):  # Slow without compilation.
+        np.testing.assert_allclose(latency.from_normal(column), compiled[0], rtol=1e-12)
+        np.testing.assert_allclose(latency.cdf(1.5), compiled[3], rtol=1e-9, atol=1e-12)
 
     # One batch element at a time: by vmap over the parameters that have a batch, and by indexing.
     arrays, static = eqx.partition(latency, eqx.is_array)
@@ -404,17 +430,17 @@ def test_single_precision(name):
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), latency)
     double = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), single)
     assert single.dtype == jnp.float32
-    z = SCORES[np.abs(SCORES) <= 5.5]
-    run = eqx.filter_jit(_summary)
-    x, score, *moments = run(single, jnp.asarray(z, jnp.float32))
-    z = np.asarray(jnp.asarray(z, jnp.float32), np.float64)
-    expected, _, *exact = run(double, jnp.asarray(z))
-    std = float(jnp.sqrt(exact[1]))
-    for y in (x, score, *moments):
+    z = jnp.asarray(SCORES[None], jnp.float32)
+    outside = jnp.asarray([[-1.0, 1e30]])
+    x, score, levels, *moments = _summary(single, z, outside.astype(jnp.float32))
+    expected, _, _, *exact = _summary(double, z.astype(jnp.float64), outside)
+    std = np.sqrt(np.broadcast_to(exact[1], (len(x), 1)))
+    for y in (x, score, levels, *moments):
         assert y.dtype == jnp.float32
-    np.testing.assert_allclose(x, expected, rtol=5e-6, atol=1.5e-6 * max(std, 1.0))
+    error = np.abs(x - expected) / np.maximum(np.abs(expected), std)
+    assert np.max(error[:, 1:-1]) < 5e-6
     for y, e, tolerance in zip(moments, exact, (2e-6, 1e-3, 1e-2), strict=True):
-        np.testing.assert_allclose(y, e, rtol=tolerance, atol=1e-3 * std**3)
+        np.testing.assert_allclose(y, e, rtol=tolerance, atol=1e-6)
 
 
 def test_scalars_take_the_dtype_of_arrays():
@@ -457,7 +483,7 @@ def test_registry():
     given = {"sigma": 0.0, "slow_weight": 0.25, "slow_factor": 3.0}
     slow = pl.make_latency("lognormal-mixture", given)
     np.testing.assert_allclose(slow.mean(), 1.5)
-    assert pl.make_latency("gamma", {"mean": 2.0, "cv": 0.1}).location == 2.0
+    assert pl.make_latency("gamma", {"mean": 2.0, "cv": 0.1}).mean() == 2.0
 
 
 @pytest.mark.parametrize(

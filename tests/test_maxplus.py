@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from prism_jax.maxplus import op_ends, propagate, to_levels
 
 from .helpers import event_loop_ends, random_dag

@@ -3,8 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+
 from prism_jax.engine import sample_replica_ends, simulate
-from prism_jax.engine._replicas import select, Replicas, standard_error
+from prism_jax.engine._replicas import Replicas, select, standard_error
 from prism_jax.program import Network, Stall, Variability
 from prism_jax.schedule import GPipe, OneFOneB
 
@@ -12,7 +13,11 @@ from .helpers import lognormal, one_kernel, pipeline_program
 
 
 _EVERYTHING = {
-    "residual": {"gemm": lognormal(0.03), "send_recv": lognormal(0.3), "reduce_scatter": lognormal(0.2)},
+    "residual": {
+        "gemm": lognormal(0.03),
+        "send_recv": lognormal(0.3),
+        "reduce_scatter": lognormal(0.2),
+    },
     "rank": lognormal(0.02),
     "step": lognormal(0.01),
     "microbatch": lognormal(0.03),
@@ -62,7 +67,7 @@ def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
 
 
 def test_the_intervals_cover_explicit_replicas():
-    """At R = 64, over many seeds, the 95 % interval of p95 holds the value of a long explicit run."""
+    """At R = 64, over many seeds, the 95 % interval of p95 holds that of a long explicit run."""
     program = _program(64, **_EVERYTHING)
     truth = simulate(program, num_samples=40_000, key=jax.random.key(100), replicas="explicit")
     target = truth.quantile(0.95)
@@ -82,7 +87,10 @@ def test_intervals_are_as_wide_as_repetitions_scatter():
     for figure, error in (
         (lambda law: law.mean, lambda law: law.mean_error),
         (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
-        (lambda law: law.quantile(0.95), lambda law: np.diff(law.quantile_interval(0.95))[0] / 3.92),
+        (
+            lambda law: law.quantile(0.95),
+            lambda law: np.diff(law.quantile_interval(0.95))[0] / 3.92,
+        ),
     ):
         scatter = np.std([figure(law) for law in laws], ddof=1)
         claimed = np.mean([error(law) for law in laws])
@@ -96,7 +104,7 @@ def test_too_few_samples_for_a_tail_are_said_to_be():
 
 
 def test_one_replica_is_the_replica_itself():
-    """With R = 1 and no more than the pipeline, a step is one replica sample, each used about once."""
+    """With R = 1 and no more than the pipeline, a step is one replica sample, used once."""
     program = pipeline_program(
         GPipe(2, 4), variability=Variability(residual={"gemm": lognormal(0.1)})
     )

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import Composed, composed_steps, pull_back
@@ -20,9 +21,9 @@ def estimate(
     """Estimates a figure of the law of the step time.
 
     Works under `eqx.filter_grad` and `eqx.filter_value_and_grad` with respect to `program`: the
-    derivative is taken with respect to every mean, spread, factor and stall rate at once, by running
-    the same samples again. It runs a loop on the host, so it is not for use under `jax.jit` or
-    `jax.vmap`; the pure core is `sample_replica_ends`.
+    derivative is taken with respect to every mean, spread, factor and stall rate at once, by
+    running the same samples again. It runs a loop on the host, so it is not for use under `jax.jit`
+    or `jax.vmap`; the pure core is `sample_replica_ends`.
 
     **Arguments:**
 
@@ -67,10 +68,8 @@ def _backward(composed: Composed, cotangent, perturbed, program, arguments):
 
 
 def _refuse_tracers(program: Program) -> None:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(program)):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(program)):
         raise ValueError(
             "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "
             "`jax.vmap`; call them outside, or use `sample_replica_ends`, which can."
         )
-
-

@@ -46,9 +46,7 @@ class Jobs:
             }
             mean = known.get("mean_s", known.get("p50_s", ""))
             degrees = f"tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp}"
-            rows.append(
-                (job.name, layout.world_size, model, cluster, degrees, schedule.kind, mean)
-            )
+            rows.append((job.name, layout.world_size, model, cluster, degrees, schedule.kind, mean))
             listed.append(
                 {
                     "name": job.name,
@@ -96,7 +94,8 @@ class Hardware:
                 cluster.num_devices,
                 cluster.device.name,
                 ", ".join(
-                    f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.0f} GB/s" for link in cluster.links
+                    f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.0f} GB/s"
+                    for link in cluster.links
                 ),
             )
             for cluster in clusters

@@ -15,7 +15,9 @@ _QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file")
+    parser.add_argument(
+        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
+    )
     parser.add_argument(
         "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
     )
@@ -73,9 +75,7 @@ def _result(job, law, measured) -> dict[str, Any]:
     figures = {
         "mean": (law.mean, law.mean_interval()),
         "std": (law.std, law.std_interval()),
-        **{
-            name: (law.quantile(q), law.quantile_interval(q)) for name, q in _QUANTILES.items()
-        },
+        **{name: (law.quantile(q), law.quantile_interval(q)) for name, q in _QUANTILES.items()},
     }
     step_time: dict[str, Any] = {}
     for name, (value, interval) in figures.items():
@@ -131,9 +131,7 @@ def _text(job, program, result) -> str:
         lines.append(line)
     lines.append("")
     if unknown:
-        lines.append(
-            "* fewer than 20 independent replica samples lie beyond it; raise --samples."
-        )
+        lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")
     if measured:
         lines.append(f"measured: {measured['source']}")
     lines.append(

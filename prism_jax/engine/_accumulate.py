@@ -3,7 +3,7 @@
 import numpy as np
 
 from ._decide import Decision
-from ._law import Law, LEVELS, NUM_BINS, NUM_EXTREMES
+from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 from ._replicas import standard_error
 
 
@@ -108,7 +108,7 @@ class _Errors:
         if not self.known:
             return 0.0
         total = squares = 0.0
-        for g, selection in enumerate(self.selections):
+        for g in range(len(self.selections)):
             members = self.regimes == g
             per_sample = np.bincount(self.position[members], weight[members])
             total += per_sample.sum()

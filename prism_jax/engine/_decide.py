@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from ..program import network_probabilities, Program
+from ..program import Program, network_probabilities
 from ._random import KeyData
-from ._replicas import Replicas, sample_weights, select, Selection
+from ._replicas import Replicas, Selection, sample_weights, select
 
 
 # Irrational steps, to deal out ranks and regimes evenly over any run of steps.
 _GOLDEN = (np.sqrt(5) - 1) / 2
 _SILVER = np.sqrt(2) - 1
-# The exact rule looks at the slowest samples of each pipeline rank, of which a step has 14 on average.
+# The exact rule looks at the slowest samples of each pipeline rank: 14 in a step, on average.
 _CANDIDATES = 14
 
 

@@ -1,12 +1,12 @@
-"""`resolution="kernel"`: every kernel of every member, drawn by itself. The check of the collapse."""
+"""`resolution="kernel"`: every kernel of every member, drawn by itself. A check of the collapse."""
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
-from ._plan import look_up, look_up_one, Plan, NUM_SCORES, SCORE_RANGE
-from ._random import fold, KeyData, normals
+from ._plan import NUM_SCORES, SCORE_RANGE, Plan, look_up, look_up_one
+from ._random import KeyData, normals
 
 
 def member_factors(

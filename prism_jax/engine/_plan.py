@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..latency import AbstractLatency, Maximum
-from ..program import NODE_SCORES, Program, class_moments, slowest_nodes, stall_rates
+from ..latency import AbstractLatency
+from ..program import NODE_SCORES, Program, class_moments, gpu_factors, stall_rates
 
 
-# Quantile tables are uniform in the standard-normal score: their error is small where the tails are.
+# Quantile tables are uniform in the standard-normal score, which keeps their error small in tails.
 SCORE_RANGE = 6.0
 NUM_SCORES = 2049
 
@@ -59,18 +59,21 @@ def make_plan(program: Program) -> Plan:
         network = jnp.where(exposed, factors[None, :], jnp.ones((1, 1), dtype))
     direct = program.blocks.direct.value
     chosen = jnp.asarray(direct >= 0)[:, None]
-    rank = variability.rank
+    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
+    counts = (program.group_size, program.world_size)
+    (ranks, everyone), slowest = gpu_factors(variability.rank, counts, scores)
+    groups = {program.world_size: everyone, program.group_size: ranks}
     stalls = [variability.stalls[kind].size for kind in sorted(variability.stalls)]
     has_stalls = len(program.stall_ops.value) > 0
     return Plan(
         program=program,
-        moments=class_moments(program.blocks, cumulants, network, rank),
-        nodes=slowest_nodes(rank, program.group_size, dtype),
-        tail_nodes=slowest_nodes(rank, program.world_size, dtype),
+        moments=class_moments(program.blocks, cumulants, network, groups),
+        nodes=ranks.slowest,
+        tail_nodes=everyone.slowest,
         mean=jnp.where(chosen, table.mean[direct][:, None] * network[direct], jnp.zeros((), dtype)),
         residuals=jnp.stack([_relative(variability.residual[kind], dtype) for kind in table.kinds]),
-        slowest=None if rank is None else _slowest(rank, program.group_size, dtype),
-        tail_slowest=None if rank is None else _slowest(rank, program.world_size, dtype),
+        slowest=None if variability.rank is None else slowest[0],
+        tail_slowest=None if variability.rank is None else slowest[1],
         microbatch=_optional(variability.microbatch, dtype),
         step=_optional(variability.step, dtype),
         stall_shares=_shares(stall_rates(program)).astype(dtype) if has_stalls else None,
@@ -89,10 +92,6 @@ def _relative(law: AbstractLatency, dtype) -> Table:
 
 def _optional(law: AbstractLatency | None, dtype) -> Table | None:
     return None if law is None else _relative(law, dtype)
-
-
-def _slowest(rank: AbstractLatency, count: int, dtype) -> Table:
-    return _tabulate(Maximum(rank, count), dtype) / rank.mean().astype(dtype)
 
 
 def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:

@@ -13,4 +13,4 @@ def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     from tqdm import tqdm
 
     with tqdm(total=total, unit="sample", unit_scale=True, leave=False, delay=1.0) as bar:
-        yield bar.update
+        yield lambda count: bar.update(count) and None

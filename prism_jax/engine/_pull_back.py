@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ..program import network_probabilities, Program
-from ._decide import decide, Decision
-from ._plan import make_plan, Plan
-from ._random import key_data, KeyData
+from ..program import Program, network_probabilities
+from ._decide import Decision, decide
+from ._plan import Plan, make_plan
+from ._random import KeyData, key_data
 from ._replica import replica_ends, strata_of, stratum_weights
 from ._replicas import Replicas, weight_derivatives
 from ._simulate import check_num_samples, check_plan, draw_replicas, make_plan_jit, step_tile
@@ -72,9 +72,7 @@ def pull_back(
     A program whose parameters are the derivatives; `None` in place of what is not a float.
     """
     plan, decision, key = composed.plan, composed.decision, composed.key
-    zero = jax.tree.map(
-        lambda x: np.zeros(x.shape), eqx.filter(plan, eqx.is_inexact_array)
-    )
+    zero = jax.tree.map(lambda x: np.zeros(x.shape), eqx.filter(plan, eqx.is_inexact_array))
     of_plan, of_ends = _through_steps(composed, slope, zero)
     of_plan = _through_replicas(plan, key, decision.kept, of_ends, of_plan)
     parameters, static = eqx.partition(program, eqx.is_inexact_array)
@@ -175,7 +173,9 @@ def _weights_vjp(parameters, static, of_stratum, of_regime):
     def forward(parameters):
         program = eqx.combine(parameters, static)
         # The samples of a stratum share its weight, so a relative change of it is one of theirs.
-        return jnp.log(stratum_weights(program)), network_probabilities(program)
+        weights = stratum_weights(program)
+        weights = jnp.log(jnp.where(weights > 0, weights, 1))
+        return weights, network_probabilities(program)
 
     outputs, vjp = jax.vjp(forward, parameters)
     return vjp((of_stratum.astype(outputs[0].dtype), of_regime.astype(outputs[1].dtype)))[0]

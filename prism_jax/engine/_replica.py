@@ -6,10 +6,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..maxplus import propagate
-from ..program import network_probabilities, Program, stall_probabilities
+from ..program import Program, network_probabilities, stall_probabilities
 from ._kernels import kernel_latency, member_factors
-from ._plan import latency, look_up, look_up_one, make_plan, Plan, row_laws
-from ._random import fold, key_data, KeyData, normals, uniforms
+from ._plan import Plan, latency, look_up, look_up_one, make_plan, row_laws
+from ._random import KeyData, fold, key_data, normals, uniforms
 
 
 # Streams of random numbers that a replica sample uses, each with a key of its own.
@@ -54,9 +54,7 @@ def strata_of(
     return regimes[which], stalls[which]
 
 
-def stratum_of(
-    program: Program, sample_ids: UInt32[Array, " samples"]
-) -> Int[Array, " samples"]:
+def stratum_of(program: Program, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
     """The number of each sample's stratum among `program.strata`."""
     shares = np.cumsum([s.share for s in program.strata])[:-1]
     bounds = np.minimum(shares * 2.0**32, 2.0**32 - 1).astype(np.uint32)
@@ -69,7 +67,7 @@ def stratum_of(
 
 def stratum_weights(program: Program) -> Float[Array, " strata"]:
     """The weight of each sample of a stratum within its regime of the network: the probability of
-    its number of stalls over its share of the regime's samples. Differentiable in the stalls' rates.
+    its number of stalls over its share of the regime's samples. Differentiable in the rates.
     """
     probabilities = stall_probabilities(program)
     regimes = network_probabilities(program).shape[0]
@@ -183,7 +181,7 @@ def _stalls(plan: Plan, sample_ids, key, stalls) -> tuple[list, list] | None:
 def poisson_stalls(
     program: Program, sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> Int[Array, " samples"]:
-    """The number of stalls of each sample by its law, for replicas that are simulated one by one."""
+    """The number of stalls of each sample by its law, for replicas that are all simulated."""
     probabilities = stall_probabilities(program)
     counter = 2 * max(stratum.stalls for stratum in program.strata)
     u, _ = uniforms(fold(key, STALLS), sample_ids, counter, probabilities.dtype)

@@ -123,7 +123,9 @@ class Selection:
         return np.minimum(position, len(self.order) - 1)
 
 
-def select(kept: Replicas, weights: np.ndarray, members: np.ndarray, num_replicas: int) -> Selection:
+def select(
+    kept: Replicas, weights: np.ndarray, members: np.ndarray, num_replicas: int
+) -> Selection:
     """Orders the samples for which `members` holds."""
     chosen = np.flatnonzero(members)
     # Ties are broken by id, so that the order does not depend on how the samples came.
@@ -164,9 +166,7 @@ def weight_derivatives(
     return R * b * per_weight - below
 
 
-def standard_error(
-    selection: Selection, position: np.ndarray, influence: np.ndarray
-) -> float:
+def standard_error(selection: Selection, position: np.ndarray, influence: np.ndarray) -> float:
     """The standard error that the replica samples, drawn anew, would give a mean over steps: the
     infinitesimal jackknife, i.e. resampling with Poisson weights in the limit of many resamples.
 

@@ -13,11 +13,11 @@ from ..program import Program
 from ._accumulate import Accumulator, grid_of
 from ._decide import Decision, decide
 from ._law import Law
-from ._plan import make_plan, Plan
+from ._plan import Plan, make_plan
 from ._progress import progress_bar
-from ._random import key_data, KeyData
+from ._random import KeyData, key_data
 from ._replica import poisson_stalls, replica_ends, strata_of, stratum_of
-from ._replicas import add_replicas, no_replicas, Replicas
+from ._replicas import Replicas, add_replicas, no_replicas
 from ._step import compose_steps, mean_reductions
 from ._tiles import map_tiles, untile
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
-from ._plan import latency, look_up_one, Plan, row_laws
-from ._random import fold, KeyData, normals
+from ._plan import Plan, latency, look_up_one, row_laws
+from ._random import KeyData, fold, normals
 
 
 # The stream of random numbers of a step, apart from those of its replicas.

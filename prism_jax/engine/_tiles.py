@@ -1,4 +1,4 @@
-"""Tiles: work is cut into pieces of one fixed size, so that results do not depend on the devices."""
+"""Tiles: work is cut into pieces of one size, so that results do not depend on the devices."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from ._base import AbstractLatency
 
@@ -19,7 +20,7 @@ def check(latency: AbstractLatency) -> None:
     `ValueError`, naming the family, the parameter, what was given and what is allowed.
     """
     for name, value, holds, allowed in latency._rules():
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             continue
         value = np.asarray(value)
         bad = ~np.broadcast_to(holds(value), value.shape)

@@ -82,17 +82,20 @@ def _invert(table: Array, x: Array) -> Array:
     cells = table.shape[-1] - 1
     cell = jnp.clip(_count(table, x) - 1, 0, cells - 1).astype(jnp.int32)
     c0, c1, c2, c3 = _cubic(table, cell)
-    low = jnp.zeros_like(c0 + x)
-    high, t = low + 1.0, low + 0.5
+
     # Newton's method inside a bracket; bisection alone would take as many steps as there are bits.
-    for _ in range(60 if jnp.finfo(x.dtype).bits == 64 else 30):
+    def advance(_, state):
+        low, high, t = state
         error = c0 + t * (c1 + t * (c2 + t * c3)) - x
         slope = c1 + t * (2.0 * c2 + 3.0 * t * c3)
-        low = jnp.where(error < 0, t, low)
-        high = jnp.where(error < 0, high, t)
+        low, high = jnp.where(error < 0, t, low), jnp.where(error < 0, high, t)
         newton = t - error / jnp.where(slope > 0, slope, 1.0)
         keep = (slope > 0) & (newton > low) & (newton < high)
-        t = jnp.where(keep, newton, 0.5 * (low + high))
+        return low, high, jnp.where(keep, newton, 0.5 * (low + high))
+
+    low = jnp.zeros_like(c0 + x)
+    steps = 60 if jnp.finfo(x.dtype).bits == 64 else 30
+    *_, t = jax.lax.fori_loop(0, steps, advance, (low, low + 1.0, low + 0.5))
     return (cell.astype(x.dtype) + t) * (2.0 * _REACH / cells) - _REACH
 
 

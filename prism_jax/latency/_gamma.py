@@ -36,19 +36,20 @@ def _polynomial(coefficients: np.ndarray, x: Array, reach: float, scale: float =
     return out
 
 
-def _epsilon(eta0: Array, cv2: Array) -> Array:
-    _, epsilon = temme_series()
-    out = jnp.zeros_like(eta0 * cv2)
-    least = _least_shape(eta0)
-    for k in reversed(range(len(epsilon) if _is_double(eta0) else 3)):
-        out = (out + _polynomial(epsilon[k], eta0, _REACH, least ** -(k + 1))) * cv2
+def _correction(orders: np.ndarray, eta: Array, cv2: Array) -> Array:
+    """A series in the squared coefficient of variation, whose coefficients are series in `eta`."""
+    out = jnp.zeros_like(eta * cv2)
+    least = _least_shape(eta)
+    for k in reversed(range(len(orders) if _is_double(eta) else 3)):
+        out = (out + _polynomial(orders[k], eta, _REACH, least ** -(k + 1))) * cv2
     return out
 
 
 def _excess_near_normal(eta0: Array, cv2: Array) -> Array:
     """x / mean - 1, for a small coefficient of variation."""
-    eta = eta0 + _epsilon(eta0, cv2)
-    return eta * _polynomial(temme_series()[0], eta, _REACH)
+    ratio, epsilon, _ = temme_series()
+    eta = eta0 + _correction(epsilon, eta0, cv2)
+    return eta * _polynomial(ratio, eta, _REACH)
 
 
 def _eta(excess: Array) -> Array:
@@ -199,9 +200,7 @@ class Gamma(AbstractLatency):
         narrow = jnp.where(wide, 0.0, eta)
         narrow_cv = jnp.where(wide | ~varies, 1.0, cv)
         cv2 = jnp.where(wide, 0.0, cv) ** 2
-        eta0 = narrow
-        for _ in range(6):
-            eta0 = narrow - _epsilon(eta0, cv2)
+        eta0 = narrow + _correction(temme_series()[2], narrow, cv2)
         wide = wide & varies
         wide_cv2 = jnp.where(wide, cv, 1.0) ** 2
         far = _score_of_log(1.0 / wide_cv2, jnp.log(jnp.where(wide, ratio, 1.0) / wide_cv2))

@@ -9,7 +9,11 @@ $$a (\eta_0 \varepsilon + \varepsilon^2 / 2)
     = \ell(\eta_0 + \varepsilon) + \log(1 + \varepsilon') - \log \Gamma^*(a),$$
 
 with $\ell(\eta) = \log(\eta / (\lambda - 1))$ and $\Gamma^*$ the ratio of the gamma function to
-Stirling's formula. All are analytic in $\eta_0$ with radius of convergence $2 \sqrt{\pi}$.
+Stirling's formula. In the other direction $\eta_0 = \eta + \delta(\eta)$, where
+
+$$a (\eta \delta + \delta^2 / 2) = -\ell(\eta) + \log(1 + \delta') + \log \Gamma^*(a).$$
+
+All are analytic, with radius of convergence $2 \sqrt{\pi}$.
 """
 
 import functools as ft
@@ -37,12 +41,12 @@ def _derivative(x: np.ndarray) -> np.ndarray:
 
 
 @ft.lru_cache
-def temme_series() -> tuple[np.ndarray, np.ndarray]:
-    r"""Coefficients of $(\lambda - 1) / \eta$ in $\eta$, and of each $\varepsilon_k$ in $\eta_0$.
+def temme_series() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    r"""Coefficients of $(\lambda - 1) / \eta$ in $\eta$, each $\varepsilon_k$, and each $\delta_k$.
 
     **Returns:**
 
-    Arrays `(terms,)` and `(orders, terms)`, the constant terms first.
+    Arrays `(terms,)`, `(orders, terms)` and `(orders, terms)`, the constant terms first.
     """
     # A derivative and a division cost one coefficient each, at every order.
     n = _TERMS + 4 * _ORDERS
@@ -64,18 +68,24 @@ def temme_series() -> tuple[np.ndarray, np.ndarray]:
 
     stirling = np.zeros(_ORDERS + 1)
     stirling[1::2] = [1 / 12, -1 / 360, 1 / 1260][: len(stirling[1::2])]
-    epsilon = np.zeros((_ORDERS + 1, n))
-    for k in range(_ORDERS):
-        right = derivatives[0].copy() if k == 0 else np.zeros(n)
-        power = slope_power = np.zeros_like(epsilon)
-        power[0, 0] = 1.0
-        slope = np.stack([_derivative(row) for row in epsilon])
-        for m in range(1, k + 1):
-            power = _product(epsilon, power)
-            slope_power = _product(slope, slope_power)
-            right += np.convolve(derivatives[m], power[k])[:n] / math.factorial(m)
-            right -= (-1) ** m / m * slope_power[k]
-        right[0] -= stirling[k]
-        right -= 0.5 * _product(epsilon, epsilon)[k + 1]
-        epsilon[k + 1, : n - 1] = right[1:]
-    return excess[:_TERMS], epsilon[1:, :_TERMS]
+
+    def solve(shift: bool) -> np.ndarray:
+        epsilon = np.zeros((_ORDERS + 1, n))
+        for k in range(_ORDERS):
+            right = -log_excess if k == 0 else np.zeros(n)
+            right[0] -= stirling[k]
+            right = right if shift else -right
+            power = slope_power = np.zeros_like(epsilon)
+            power[0, 0] = 1.0
+            slope = np.stack([_derivative(row) for row in epsilon])
+            for m in range(1, k + 1):
+                slope_power = _product(slope, slope_power)
+                right -= (-1) ** m / m * slope_power[k]
+                if shift:
+                    power = _product(epsilon, power)
+                    right += np.convolve(derivatives[m], power[k])[:n] / math.factorial(m)
+            right -= 0.5 * _product(epsilon, epsilon)[k + 1]
+            epsilon[k + 1, : n - 1] = right[1:]
+        return epsilon[1:, :_TERMS]
+
+    return excess[:_TERMS], solve(True), solve(False)

@@ -8,6 +8,13 @@ from ._parameters import Rule
 from ._scores import expectation, log_ndtr, ndtri_exp
 
 
+def score_of_maximum(z: Float[Array, "..."], count: int) -> Float[Array, "..."]:
+    r"""The score $z'$ of one copy where the slowest of `count` has the score $z$:
+    $\Phi(z') = \Phi(z)^{1/n}$, accurate in both tails.
+    """
+    return ndtri_exp(log_ndtr(z) / count) if count > 1 else z
+
+
 class Maximum(AbstractLatency):
     r"""The slowest of several independent copies of another latency.
 
@@ -28,10 +35,7 @@ class Maximum(AbstractLatency):
         return self.base.batch_shape
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
-        z = jnp.asarray(z, self.dtype)
-        if self.count > 1:
-            z = ndtri_exp(log_ndtr(z) / self.count)
-        return self.base.from_normal(z)
+        return self.base.from_normal(score_of_maximum(jnp.asarray(z, self.dtype), self.count))
 
     def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
         z = self.base.to_normal(x)

@@ -43,8 +43,10 @@ class Normal(AbstractLatency):
         tiny = float(jnp.finfo(self.dtype).tiny)
         depth, matters = self._truncation(z)
         kept = ndtr(depth)
-        below = ndtri(jnp.clip(ndtr(-depth) + kept * ndtr(jnp.minimum(z, 0.0)), tiny, 0.8))
-        above = -ndtri(jnp.maximum(kept * ndtr(-jnp.maximum(z, 0.0)), tiny))
+        # `where`, not `minimum`, whose derivative at a tie is a half.
+        lower, upper = jnp.where(z > 0, -1.0, z), jnp.where(z > 0, z, 1.0)
+        below = ndtri(jnp.clip(ndtr(-depth) + kept * ndtr(lower), tiny, 0.8))
+        above = -ndtri(jnp.maximum(kept * ndtr(-upper), tiny))
         score = jnp.where(matters, jnp.where(z > 0, above, below), z)
         x = self.location + self.std * score
         return jnp.where(matters, jnp.maximum(x, 0.0), x)
@@ -56,12 +58,12 @@ class Normal(AbstractLatency):
         plain = (x - self.location) / jnp.where(varies, self.std, 1.0)
         depth, matters = self._truncation(plain)
         kept = ndtr(depth)
-        cdf = (ndtr(jnp.minimum(plain, 0.0)) - ndtr(-depth)) / kept
+        upper = plain > 0
+        cdf = (ndtr(jnp.where(upper, -1.0, plain)) - ndtr(-depth)) / kept
         inside = cdf > tiny
-        below = ndtri(jnp.where(inside, jnp.minimum(cdf, 0.5), 0.5))
-        below = jnp.where(inside, below, -jnp.inf)
-        above = -ndtri(jnp.maximum(ndtr(-jnp.maximum(plain, 0.0)) / kept, tiny))
-        score = jnp.where(matters, jnp.where(plain > 0, above, below), plain)
+        below = jnp.where(inside, ndtri(jnp.where(inside, cdf, 0.5)), -jnp.inf)
+        above = -ndtri(jnp.maximum(ndtr(-jnp.where(upper, plain, 1.0)) / kept, tiny))
+        score = jnp.where(matters, jnp.where(upper, above, below), plain)
         score = jnp.where(varies, score, step_score(x - self.location))
         return jnp.where(x >= 0, score, -jnp.inf)
 

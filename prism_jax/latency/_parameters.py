@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
-    """Arrays of one floating dtype: that of the arrays given, or the default if all are mere numbers."""
+    """Arrays of one floating dtype: that of the arrays given, or the default one."""
     arrays = [jnp.asarray(value) for value in values]
     strong = [
         array.dtype

@@ -27,8 +27,9 @@ def log_ndtr(z: Float[Array, "..."]) -> Float[Array, "..."]:
     scores give finite values, so that sums over the parts of a mixture have finite derivatives.
     """
     z = jnp.clip(z, -_LARGEST, _LARGEST)
-    lower = _log_ndtr(jnp.minimum(z, 0.0))
-    return jnp.where(z > 0, jnp.log1p(-ndtr(-jnp.maximum(z, 0.0))), lower)
+    upper = z > 0
+    lower = _log_ndtr(jnp.where(upper, -1.0, z))
+    return jnp.where(upper, jnp.log1p(-ndtr(-jnp.where(upper, z, 1.0))), lower)
 
 
 @jax.custom_jvp

@@ -50,9 +50,7 @@ def propagate(
     return jnp.max(state[levels.sinks.value], axis=1)
 
 
-def op_ends(
-    levels: Levels, latencies: Float[Array, "ops samples"]
-) -> Float[Array, "ops samples"]:
+def op_ends(levels: Levels, latencies: Float[Array, "ops samples"]) -> Float[Array, "ops samples"]:
     """The end of every op, in seconds, from latencies that already exist.
 
     For graphs and sample counts small enough to hold. Differentiable; ties share equally.

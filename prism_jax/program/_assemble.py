@@ -39,14 +39,14 @@ def assemble(
     - `blocks`: for each op, its kernels. An op that is one kernel keeps that kernel's law; the
         kernels of any other are collapsed to one latency.
     - `variability`: what makes latencies vary; nothing by default.
-    - `reduce_scatter`: for each pipeline rank, the exposed reduction of its gradients over replicas.
+    - `reduce_scatter`: for each pipeline rank, the exposed reduction of gradients over replicas.
     - `tail`: what follows when all ranks of all replicas have met.
     - `group_size`: members of a tensor- and context-parallel group, who wait for one another at
         the collectives of a block.
     - `num_replicas`: data-parallel copies of the graph.
     - `network_links`: the links that share the network's regime.
-    - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency. Slow;
-        a check of the collapse.
+    - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency.
+        Slow; a check of the collapse.
 
     **Returns:**
 

@@ -10,6 +10,9 @@ the group's blocks share: one member runs at `A`, the others at factors below it
 Taking `A` outside the maxima instead would count the slowest GPU twice.
 """
 
+import functools as ft
+from collections.abc import Mapping, Sequence
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
-from ..latency import AbstractLatency, Maximum, ThreeMoment
+from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
 
 
 # Standard-normal scores of the slowest GPU's factor at which the moments are computed; between them
@@ -52,19 +55,67 @@ class Blocks(eqx.Module):
     compute: FrozenArray = eqx.field(static=True)
 
 
-def slowest_nodes(rank: AbstractLatency | None, count: int, dtype) -> Float[Array, " nodes"]:
-    """The factor of the slowest of `count` GPUs at `NODE_SCORES`; the mean over GPUs is one."""
-    scores = jnp.asarray(NODE_SCORES, dtype)
+class Group(eqx.Module):
+    """The factors of a group's GPUs: of the slowest, and of the others given the slowest.
+
+    **Attributes:**
+
+    - `slowest`: the factor of the slowest GPU at `NODE_SCORES`.
+    - `others`: factors of a GPU below it, at equally likely points.
+    """
+
+    slowest: Float[Array, " nodes"]
+    others: Float[Array, "nodes below"]
+
+
+def gpu_factors(
+    rank: AbstractLatency | None,
+    counts: Sequence[int],
+    scores: Float[Array, " scores"],
+) -> tuple[list[Group], list[Float[Array, " scores"]]]:
+    """The factors of groups of GPUs, whose mean over GPUs is one.
+
+    **Arguments:**
+
+    - `rank`: the law of one GPU's factor; `None` for equal GPUs.
+    - `counts`: how many GPUs each group has.
+    - `scores`: standard-normal scores.
+
+    **Returns:**
+
+    For each group its factors at the nodes, and that of its slowest GPU at `scores`.
+    """
+    dtype = scores.dtype
+    nodes = jnp.asarray(NODE_SCORES, dtype)
     if rank is None:
-        return jnp.ones_like(scores)
-    return (Maximum(rank, count).from_normal(scores) / rank.mean()).astype(dtype)
+        equal = Group(jnp.ones_like(nodes), jnp.ones((len(nodes), len(_BELOW)), dtype))
+        return [equal] * len(counts), [jnp.ones_like(scores)] * len(counts)
+    wanted = []
+    for count in counts:
+        # P(one GPU is below the slowest of the group), of which the others have an even share.
+        below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
+        shares = below[:, None] * jnp.asarray(_BELOW, dtype)[None, :]
+        wanted += [
+            score_of_maximum(nodes, count),
+            jax.scipy.special.ndtri(shares).reshape(-1),
+            score_of_maximum(scores, count),
+        ]
+    # One call for all: a law without a closed quantile is costly to compile.
+    factors = rank.from_normal(jnp.concatenate(wanted).astype(rank.dtype)) / rank.mean()
+    sizes = np.cumsum([len(scores) for scores in wanted])[:-1]
+    parts = jnp.split(factors.astype(dtype), sizes)
+    groups = [
+        Group(slowest, others.reshape(len(nodes), -1))
+        for slowest, others in zip(parts[::3], parts[1::3], strict=True)
+    ]
+    return groups, parts[2::3]
 
 
 def segment_maxima(
     mean: Float[Array, ""],
     variance: Float[Array, ""],
     third: Float[Array, ""],
-    rank: AbstractLatency | None,
+    group: Group,
     count: int,
 ) -> Float[Array, "3 nodes"]:
     """Mean, variance and third central moment of the slowest of `count` members' segments, given
@@ -73,31 +124,19 @@ def segment_maxima(
     Differentiable. Source: the module's docstring.
     """
     dtype = mean.dtype
-    slowest = slowest_nodes(rank, count, dtype)
+    slowest = group.slowest
     if count == 1:
         return jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
-    constant = variance <= 0
-    std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
+    std, skewness = _shape(variance, third)
     # A constant segment is treated as one of tiny spread, so that its derivative is right too.
     spread = jnp.maximum(std, 1e-6 * mean)
-    skewness = jnp.where(constant, 0, third / jnp.where(constant, 1, std) ** 3)
-    law = ThreeMoment(jnp.zeros((), dtype), jnp.ones((), dtype), skewness)
-
-    # log P(score of one GPU < that of the slowest) at each node
-    scores = jnp.asarray(NODE_SCORES, dtype)
-    below = jnp.exp(jax.scipy.special.log_ndtr(scores) / count)
-    probabilities = below[:, None] * jnp.asarray(_BELOW, dtype)[None, :]
-    if rank is None:
-        ratio = jnp.ones((len(scores), len(_BELOW)), dtype)
-    else:
-        others = rank.from_normal(jax.scipy.special.ndtri(probabilities)) / rank.mean()
-        ratio = (slowest[:, None] / others).astype(dtype)
     grid = jnp.asarray(_GRID, dtype)[None, :]
     # P(a member below A ends before A * (mean + spread * y)), in units of its own spread
-    ratio = ratio[:, :, None]
+    ratio = (slowest[:, None] / group.others)[:, :, None]
     score = (ratio - 1) * (mean / spread) + ratio * grid[None]
-    other = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), law.cdf(score))
-    cdf = law.cdf(grid) * other ** (count - 1)
+    probability = jax.scipy.special.ndtr(cube_normal_score(score, skewness))
+    other = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), probability)
+    cdf = jax.scipy.special.ndtr(cube_normal_score(grid, skewness)) * other ** (count - 1)
 
     def integral(values):
         return jnp.trapezoid(values, dx=dtype.type(_GRID[1] - _GRID[0]), axis=-1)
@@ -112,39 +151,43 @@ def segment_maxima(
     return jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
 
 
+def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
+    """Standard deviation and skewness; zero, with a derivative, for a constant."""
+    constant = variance <= 0
+    std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
+    return std, jnp.where(constant, 0, third / jnp.where(constant, 1, std) ** 3)
+
+
 def class_moments(
     blocks: Blocks,
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
-    rank: AbstractLatency | None,
+    groups: Mapping[int, Group],
 ) -> Float[Array, "3 classes regimes nodes"]:
     """Mean, standard deviation and skewness of each class, for each regime of the network, given
     the factor of the slowest GPU at `NODE_SCORES`. Differentiable in all that is not static.
+
+    **Arguments:**
+
+    - `blocks`: what the classes are made of.
+    - `cumulants`: of each kernel's latency.
+    - `network`: the factor on each kernel in each regime.
+    - `groups`: the factors of the GPUs of a group, by how many members it has.
     """
     dtype = cumulants.dtype
     serial = cumulants @ jnp.asarray(blocks.segments.value.T, dtype)
     maxima = [jnp.zeros((3, 0, len(NODE_SCORES)), dtype)]
     order = []
-    for count in np.unique(blocks.members.value):
+    for count, group in groups.items():
         chosen = np.flatnonzero(blocks.members.value == count)
         order.extend(chosen)
-        maxima.append(
-            jax.vmap(
-                lambda c, count=int(count): segment_maxima(c[0], c[1], c[2], rank, count),
-                in_axes=1,
-                out_axes=1,
-            )(serial[:, chosen])
-        )
+        one = ft.partial(segment_maxima, group=group, count=count)
+        maxima.append(jax.vmap(one, out_axes=1)(*serial[:, chosen]))
     slowest = jnp.concatenate(maxima, axis=1)[:, np.argsort(order)]
-    compute = jnp.einsum(
-        "cs,jsn->jcn", jnp.asarray(blocks.class_segments.value, dtype), slowest
-    )
+    compute = jnp.einsum("cs,jsn->jcn", jnp.asarray(blocks.class_segments.value, dtype), slowest)
     powers = jnp.stack([network, network**2, network**3])
     communication = jnp.einsum(
         "ck,jk,jkr->jcr", jnp.asarray(blocks.class_collectives.value, dtype), cumulants, powers
     )
     mean, variance, third = compute[:, :, None, :] + communication[:, :, :, None]
-    constant = variance <= 0
-    std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
-    skewness = jnp.where(constant, 0, third / jnp.where(constant, 1, std) ** 3)
-    return jnp.stack([mean, std, skewness])
+    return jnp.stack([mean, *_shape(variance, third)])

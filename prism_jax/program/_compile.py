@@ -7,9 +7,9 @@ from typing import Literal
 import jax.numpy as jnp
 
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, Variation
-from ..latency import AbstractLatency, make_latency, Scaled
+from ..latency import AbstractLatency, Scaled, make_latency
 from ..schedule import make_schedule, op_graph
-from ..workload import Block, lower, Segment, Workload
+from ..workload import Block, Segment, Workload, lower
 from ._assemble import assemble
 from ._program import Program
 from ._variability import Network, Stall, Variability
@@ -107,9 +107,7 @@ def compile_program(
 
 def blocks_of(graph, workload: Workload) -> list[Block]:
     """The block of each op of a graph."""
-    transfers = {
-        pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()
-    }
+    transfers = {pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()}
     phases = {"F": workload.forward, "B": workload.backward}
     return [
         transfers[int(rank), int(peer)] if phase == "SR" else phases[phase][stage]

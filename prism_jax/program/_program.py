@@ -1,8 +1,9 @@
 """The program: everything that the engine needs of a training step."""
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
@@ -140,9 +141,6 @@ def stall_probabilities(program: Program) -> Float[Array, " counts"]:
     if most == 0:
         return jnp.ones((1,), dtype)
     rate = jnp.sum(stall_rates(program))
-    counts = np.arange(most)
-    log_factorial = np.cumsum(np.log(np.maximum(counts, 1)))
-    body = jnp.exp(
-        jnp.asarray(counts, dtype) * jnp.log(rate) - rate - jnp.asarray(log_factorial, dtype)
-    )
+    # Integer powers, so that a rate of zero and its derivative are right.
+    body = jnp.exp(-rate) * jnp.stack([rate**k / math.factorial(k) for k in range(most)])
     return jnp.append(body, jnp.maximum(1 - jnp.sum(body), 0)).astype(dtype)

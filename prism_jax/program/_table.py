@@ -37,7 +37,9 @@ class LatencyTable(eqx.Module):
             law = residual[kind]
             mean = law.mean()
             relative.append(
-                jnp.stack([jnp.ones_like(mean), law.variance() / mean**2, law.third_moment() / mean**3])
+                jnp.stack(
+                    [jnp.ones_like(mean), law.variance() / mean**2, law.third_moment() / mean**3]
+                )
             )
         relative = jnp.stack(relative, axis=1).astype(self.mean.dtype)
         powers = jnp.stack([self.mean, self.mean**2, self.mean**3])

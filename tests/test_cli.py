@@ -1,0 +1,160 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from prism_jax.cli import main
+
+
+_TOML = """
+kind = "job"
+model = "megatron-22b"
+cluster = "dgx-a100-8"
+[layout]
+tp = 8
+[schedule]
+kind = "1f1b"
+num_microbatches = 2
+[training]
+microbatch_size = 4
+sequence_length = 2048
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(_TOML)
+    return str(path)
+
+
+def _error(arguments, capsys) -> str:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["simulate", "gpt3-175b-h100-4069"], "did you mean `gpt3-175b-h100-4096`"),
+        (["simulate", "JOB", "--samples", "0"], "`0` must be a whole number of at least 1"),
+        (["simulate", "JOB", "--samples", "-5"], "-5"),
+        (["simulate", "JOB", "--samples=-5"], "`-5` must be a whole number of at least 1"),
+        (["simulate", "JOB", "--samples", "nan"], "`nan` must be a whole number of at least 1"),
+        (["simulate", "JOB", "--samples", "1.5"], "`1.5` must be a whole number of at least 1"),
+        (["simulate", "JOB", "--seed", "x"], "`x` must be a whole number"),
+        (["simulate", "JOB", "--set", "layout.dq=4"], "did you mean `.*dp`"),
+        (["simulate", "JOB", "--set", "layout.dp"], "layout.dp"),
+        (["simulate", "JOB", "--set", "layout.dp=x"], "layout.dp"),
+        (["simulate", "JOB", "--set", "layout.tp=7"], "does not divide"),
+        (["simulate", "JOB", "--set", "layout.tp=1", "--set", "layout.pp=5"], "do not divide"),
+        (["simulate", "JOB", "--set", "layout.dp=2"], "16"),
+        (["simulate", "JOB", "--set", "kernels.gemm.sigma=-0.1"], "sigma"),
+        (["simulate", "JOB", "--set", "schedule.kind=2f2b"], "2f2b"),
+        (["simulate"], "JOB"),
+        (["simulat", "JOB"], "did you mean `simulate`"),
+        (["simulate", "JOB", "--sample", "3"], "--sample"),
+        ([], "No command"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, match, job, capsys):
+    import re
+
+    line = _error([job if word == "JOB" else word for word in arguments], capsys)
+    assert re.search(match, line), line
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"kind = [", "TOML"),
+        (b"\xff\xfe\x00binary", "TOML|UTF-8"),
+        (b"{'json': 1}", "TOML"),
+        (b"", "kind"),
+        (b'kind = "device"\n', "kind"),
+        (_TOML.replace("tp = 8", "tp = -8").encode(), "tp"),
+        (_TOML.replace("tp = 8", 'tp = "eight"').encode(), "tp"),
+        (_TOML.replace("num_microbatches = 2", "").encode(), "num_microbatches"),
+        (_TOML.replace("[layout]", "[layuot]").encode(), "layuot"),
+    ],
+)
+def test_bad_files_are_one_sentence(content, match, tmp_path, capsys):
+    import re
+
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    line = _error(["simulate", str(path)], capsys)
+    assert "broken.toml" in line
+    assert re.search(match, line), line
+
+
+def test_missing_files_and_folders_are_one_sentence(tmp_path, capsys):
+    assert "nowhere.toml" in _error(["simulate", str(tmp_path / "nowhere.toml")], capsys)
+    _error(["simulate", str(tmp_path)], capsys)
+
+
+def test_json_has_what_other_tools_read(job, capsys):
+    assert main(["simulate", job, "--samples", "4000", "--seed", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    step_time = found["step_time_s"]
+    for name in ("mean", "std", "p5", "p50", "p95", "p99"):
+        low, high = step_time[f"{name}_interval"]
+        assert low <= step_time[name] <= high
+    quantiles = step_time["quantiles"]
+    assert [q for q, _ in quantiles] == [i / 200 for i in range(1, 200)]
+    assert [s for _, s in quantiles] == sorted(s for _, s in quantiles)
+    assert quantiles[99][1] == step_time["p50"]
+    assert found["num_samples"] == 4000
+    assert found["compile_s"] > 0
+    assert found["samples_per_s"] > 0
+    assert "measured" not in found
+
+
+def test_overrides_change_the_prediction(job, capsys):
+    means = []
+    for microbatches in (2, 4):
+        override = f"schedule.num_microbatches={microbatches}"
+        assert main(["simulate", job, "--samples", "500", "--set", override, "--json"]) == 0
+        means.append(json.loads(capsys.readouterr().out)["step_time_s"]["mean"])
+    assert 1.8 < means[1] / means[0] < 2.1
+
+
+@pytest.mark.parametrize("name", ["megatron-22b-a100-8", "megatron-175b-a100-64"])
+def test_shipped_jobs_are_within_ten_per_cent_of_measured(name, capsys):
+    assert main(["simulate", name, "--samples", "2000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert abs(found["relative_error"]["mean"]) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt3-175b-h100-4096", "gpt3-175b-h100-768"])
+def test_large_shipped_jobs_are_within_ten_per_cent_of_measured(name, capsys):
+    assert main(["simulate", name, "--samples", "4000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for figure in ("mean", "p50", "p95"):
+        assert abs(found["relative_error"][figure]) < 0.1
+
+
+@pytest.mark.parametrize("command", ["jobs", "hardware", "kernels"])
+def test_catalogues_have_sources(command, capsys):
+    assert main([command]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3
+    assert main([command, "--json"]) == 0
+    found = capsys.readouterr().out
+    assert "source" in found or "licence" in found
+
+
+def test_the_command_itself_and_a_clean_exit(tmp_path):
+    command = pathlib.Path(sys.executable).with_name("prism-jax")
+    run = subprocess.run([command, "simulate", "nothing"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    run = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
+    assert "simulate" in run.stdout

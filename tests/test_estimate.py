@@ -1,0 +1,158 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std, estimate
+from prism_jax.engine import simulate
+from prism_jax.program import Network, Stall, Variability
+from prism_jax.schedule import OneFOneB
+
+from .helpers import lognormal, one_kernel, pipeline_program
+
+
+def _program(num_replicas):
+    variability = Variability(
+        residual={"gemm": lognormal(0.05), "send_recv": lognormal(0.3)},
+        rank=lognormal(0.02),
+        step=lognormal(0.01),
+        microbatch=lognormal(0.03),
+        network=Network(jnp.asarray(0.1), jnp.asarray(3.0)),
+        stalls={"gemm": Stall(jnp.asarray(2e-4), lognormal(0.5))},
+    )
+    return pipeline_program(
+        OneFOneB(3, 4),
+        variability=variability,
+        num_replicas=num_replicas,
+        network_links=("network",),
+        reduce_scatter=[one_kernel("reduce_scatter", 0.5, "network")] * 3,
+        tail=one_kernel("optimizer", 0.3),
+    )
+
+
+# What is changed, and by how much for a central difference.
+_PARAMETERS = {
+    "mean": (lambda p: p.latencies.mean, 0.01),
+    "gemm": (lambda p: p.variability.residual["gemm"].sigma, 0.005),
+    "send_recv": (lambda p: p.variability.residual["send_recv"].sigma, 0.03),
+    "rank": (lambda p: p.variability.rank.sigma, 0.004),
+    "step": (lambda p: p.variability.step.sigma, 0.002),
+    "microbatch": (lambda p: p.variability.microbatch.sigma, 0.004),
+    "slowdown": (lambda p: p.variability.network.slowdown, 0.3),
+    "probability": (lambda p: p.variability.network.probability, 0.02),
+    "stall rate": (lambda p: p.variability.stalls["gemm"].rate, 5e-5),
+    "stall size": (lambda p: p.variability.stalls["gemm"].size.median, 0.1),
+}
+_OBJECTIVES = [Mean(), Std(), Quantile(0.9), CVaR(0.8), Exceedance(24.5)]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 16])
+def test_gradients_equal_differences(num_replicas):
+    """Every parameter and objective, against central differences with common random numbers."""
+    program = _program(num_replicas)
+    seeds = range(4)
+    found, expected = {}, {}
+    for objective in _OBJECTIVES:
+        for seed in seeds:
+            gradient = eqx.filter_grad(estimate)(
+                program, objective, num_samples=16_000, key=jax.random.key(seed)
+            )
+            for name, (get, _) in _PARAMETERS.items():
+                slope = float(np.sum(get(gradient)))
+                found.setdefault((objective, name), []).append(slope)
+    for name, (get, step) in _PARAMETERS.items():
+        for seed in seeds:
+            laws = []
+            for sign in (1, -1):
+                changed = eqx.tree_at(get, program, get(program) + sign * step)
+                laws.append(_steps(changed, seed))
+            for objective in _OBJECTIVES:
+                up, down = (objective.value(steps) for steps in laws)
+                expected.setdefault((objective, name), []).append((up - down) / (2 * step))
+    for pair, slopes in found.items():
+        differences = expected[pair]
+        noise = np.hypot(np.std(slopes, ddof=1), np.std(differences, ddof=1)) / np.sqrt(len(seeds))
+        gap = abs(np.mean(slopes) - np.mean(differences))
+        # Kernel smoothing and the finite step bias both by a few per cent of the largest slope.
+        largest = max(abs(np.mean(differences)), abs(np.mean(slopes)))
+        assert gap < 5 * noise + 0.04 * largest, (pair, slopes, differences)
+
+
+def _steps(program, seed):
+    from prism_jax.engine import composed_steps
+
+    return composed_steps(program, num_samples=64_000, key=jax.random.key(1000 + seed)).steps
+
+
+def test_the_value_is_that_of_the_law():
+    program = _program(4)
+    law = simulate(program, num_samples=9_000, key=jax.random.key(2))
+    arguments = {"num_samples": 9_000, "key": jax.random.key(2)}
+    assert float(estimate(program, Mean(), **arguments)) == pytest.approx(law.mean, rel=1e-12)
+    assert float(estimate(program, Std(), **arguments)) == pytest.approx(law.std, rel=1e-9)
+    quantile = float(estimate(program, Quantile(0.9), **arguments))
+    assert quantile == pytest.approx(float(law.quantile(0.9)), rel=1e-12)
+    assert float(estimate(program, Exceedance(24.5), **arguments)) == pytest.approx(
+        law.exceedance(24.5), abs=1e-4
+    )
+
+
+def test_the_derivative_with_respect_to_all_means_is_the_step_itself():
+    """Euler's identity for a program without stalls, whose sizes are in seconds of their own."""
+    program = _program(8)
+    quiet = eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, jnp.zeros(()))
+    value, gradient = eqx.filter_value_and_grad(estimate)(
+        quiet, Mean(), num_samples=4_000, key=jax.random.key(0)
+    )
+    total = float(jnp.sum(quiet.latencies.mean * gradient.latencies.mean))
+    assert total == pytest.approx(float(value), rel=1e-9)
+
+
+def test_differences_of_programs_have_derivatives():
+    program = _program(2)
+
+    def gain(program):
+        faster = eqx.tree_at(lambda p: p.latencies.mean, program, 0.9 * program.latencies.mean)
+        arguments = {"num_samples": 2_000, "key": jax.random.key(0)}
+        return estimate(program, Mean(), **arguments) - estimate(faster, Mean(), **arguments)
+
+    value, gradient = eqx.filter_value_and_grad(gain)(program)
+    assert value > 0
+    assert np.all(np.isfinite(gradient.latencies.mean))
+
+
+def test_tracers_are_refused_with_advice():
+    program = _program(1)
+
+    @eqx.filter_jit
+    def traced(program):
+        return estimate(program, Mean(), num_samples=10, key=jax.random.key(0))
+
+    with pytest.raises(ValueError, match="use `sample_replica_ends`"):
+        traced(program)
+
+
+@pytest.mark.parametrize("objective", [Mean(), Std(), Quantile(0.3), CVaR(0.9), Exceedance(0.5)])
+def test_influence_and_slope_are_derivatives(objective):
+    """Of the figure, with respect to a common shift and to the weights of the samples."""
+    steps = np.random.default_rng(0).gamma(4.0, 0.2, 200_000)
+    slope = objective.slope(steps)
+    shift = 0.01
+    direct = (objective.value(steps + shift) - objective.value(steps - shift)) / (2 * shift)
+    assert np.sum(slope) == pytest.approx(direct, rel=0.03, abs=1e-9)
+    influence = objective.influence(steps)
+    assert abs(np.mean(influence)) < 1e-9 * max(1, np.abs(influence).max())
+    # The standard error that the influence gives, against repetitions.
+    repeats = np.random.default_rng(1).gamma(4.0, 0.2, (200, 5_000))
+    scatter = np.std([objective.value(row) for row in repeats])
+    claimed = np.std(influence) / np.sqrt(5_000)
+    assert claimed == pytest.approx(scatter, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Quantile(1.0), lambda: CVaR(-0.1), lambda: Exceedance(0.0)]
+)
+def test_impossible_objectives_are_refused(make):
+    with pytest.raises(ValueError, match=r"must (lie|be)"):
+        make()

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+
+from prism_jax.engine._accumulate import Accumulator, grid_of
+from prism_jax.engine._decide import Decision
+from prism_jax.engine._replicas import Replicas, select
+
+
+def _law(steps, batches=7):
+    """A law of given steps, each decided by a replica sample of its own."""
+    steps = np.asarray(steps, float)
+    n = len(steps)
+    kept = Replicas(
+        ids=np.arange(n, dtype=np.uint32),
+        ends=steps[None],
+        score=steps,
+        stratum=np.zeros(n, np.int32),
+        counts=np.array([n]),
+    )
+    selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
+    decision = Decision(kept, (selection,), np.ones(1), n, (0.5, 0.5), "vector", 0)
+    ordered = steps[decision.samples(np.arange(n))]
+    accumulator = Accumulator(grid_of(steps[:4096]))
+    for part in np.array_split(ordered, batches):
+        accumulator.add(0, part)
+    return accumulator.law(decision, requested=n, compile_s=0.0, run_s=1.0)
+
+
+def test_moments_and_quantiles_equal_numpy():
+    steps = 1.6 + np.random.default_rng(0).gamma(3.0, 0.01, 200_000)
+    law = _law(steps)
+    assert law.mean == pytest.approx(steps.mean(), rel=1e-12)
+    assert law.std == pytest.approx(steps.std(), rel=1e-9)
+    for q in (0.0, 1e-4, 0.01, 0.3, 0.5, 0.95, 0.9999, 1.0):
+        assert law.quantile(q) == pytest.approx(np.quantile(steps, q), abs=1e-3 * law.std)
+    for t in (1.601, 1.63, 1.7, 1.5, 2.5):
+        assert law.cdf(t) == pytest.approx(np.mean(steps <= t), abs=1e-4)
+        assert law.exceedance(t) == pytest.approx(np.mean(steps > t), abs=1e-4)
+    many = law.quantile(np.array([0.1, 0.9]))
+    assert list(np.asarray(many)) == [law.quantile(0.1), law.quantile(0.9)]
+
+
+def test_extremes_beyond_the_grid_are_exact():
+    steps = np.concatenate([np.full(50_000, 1.0) + np.linspace(0, 0.01, 50_000), [1e6, 2e6]])
+    law = _law(steps)
+    assert law.quantile(1.0) == 2e6
+    assert law.exceedance(5e5) == pytest.approx(2 / len(steps))
+    assert law.counts.sum() == len(steps)
+
+
+def test_intervals_cover():
+    """The 95 % intervals of mean, std and quantiles over 300 repetitions."""
+    rng = np.random.default_rng(3)
+    hits = np.zeros(5)
+    for _ in range(300):
+        law = _law(rng.standard_normal(2_000) + 10)
+        hits += [
+            law.mean_interval()[0] <= 10 <= law.mean_interval()[1],
+            law.std_interval()[0] <= 1 <= law.std_interval()[1],
+            law.quantile_interval(0.5)[0] <= 10 <= law.quantile_interval(0.5)[1],
+            law.quantile_interval(0.05)[0] <= 8.3551 <= law.quantile_interval(0.05)[1],
+            law.quantile_interval(0.95)[0] <= 11.6449 <= law.quantile_interval(0.95)[1],
+        ]
+    # Three standard errors of a coverage of 0.95.
+    assert np.all(np.abs(hits / 300 - 0.95) < 0.038)
+
+
+def test_support_is_the_number_of_samples_beyond():
+    law = _law(np.random.default_rng(0).standard_normal(10_000) + 10)
+    assert law.support(0.95) == pytest.approx(500, rel=0.02)
+    assert law.support(0.05) == pytest.approx(500, rel=0.02)
+    assert law.support(0.9995) < 20
+    assert np.isnan(law.quantile_interval(0.9995)[0])
+
+
+def test_a_constant_step_time():
+    law = _law(np.full(1000, 3.5))
+    assert law.mean == 3.5
+    assert law.std == 0
+    assert law.quantile(0.3) == pytest.approx(3.5)
+    assert law.quantile_interval(0.95) == (3.5, 3.5)
+
+
+def test_bad_levels_are_refused():
+    law = _law(np.linspace(1, 2, 100))
+    for call in (
+        lambda: law.quantile(1.1),
+        lambda: law.quantile(float("nan")),
+        lambda: law.quantile_interval(0.0),
+        lambda: law.mean_interval(95),
+    ):
+        with pytest.raises(ValueError, match="must lie"):
+            call()

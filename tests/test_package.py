@@ -1,0 +1,84 @@
+import inspect
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import equinox as eqx
+import pytest
+
+import prism_jax
+from prism_jax import analysis, data, engine, latency, program
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_public_names_are_sorted_and_imported_by_name():
+    lines = (_ROOT / "prism_jax/__init__.py").read_text().splitlines()
+    names = [n for n in vars(prism_jax) if not n.startswith("_") and n[0].isupper()]
+    assert len(names) >= 20
+    modules = [line.split()[1] for line in lines if line.startswith("from .")]
+    assert modules == sorted(modules)
+
+
+@pytest.mark.parametrize("namespace", [analysis, engine, latency, program])
+def test_classes_are_abstract_or_final(namespace):
+    classes = [
+        cls
+        for _, cls in inspect.getmembers(namespace, inspect.isclass)
+        if issubclass(cls, eqx.Module)
+    ]
+    assert classes or namespace is engine
+    for cls in classes:
+        abstract = inspect.isabstract(cls)
+        assert abstract == cls.__name__.startswith("Abstract"), cls
+        for base in cls.__mro__[1:]:
+            if not issubclass(base, eqx.Module) or base is eqx.Module:
+                continue
+            assert base.__name__.startswith("Abstract"), f"{cls} subclasses a final class"
+            for name in vars(cls).keys() & vars(base).keys():
+                old = vars(base)[name]
+                concrete = inspect.isroutine(old) and not getattr(
+                    old, "__isabstractmethod__", False
+                )
+                assert name.startswith("__") or not concrete, f"{cls} overrides {base}.{name}"
+
+
+def test_importing_imports_only_what_is_needed():
+    script = (
+        "import sys, prism_jax; print(sorted({'polars', 'tyro', 'tqdm', 'matplotlib', 'optax'}"
+        " & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_files_and_laws_use_the_same_names_of_families():
+    known = latency.latency_families()
+    for family, parameters in data.FAMILIES.items():
+        if family != "two-regimes":
+            assert set(parameters) <= set(known[family])
+
+
+def test_the_wheel_holds_the_data(tmp_path):
+    builder = (
+        "import os, sys; os.chdir(sys.argv[1]); import hatchling.build as b;"
+        "print(b.build_wheel(sys.argv[2]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", builder, str(_ROOT), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wheel = zipfile.ZipFile(tmp_path / run.stdout.split()[-1])
+    names = set(wheel.namelist())
+    wheel.close()
+    for folder in ("hardware", "kernels", "jobs"):
+        files = [p for p in (_ROOT / folder).rglob("*") if p.is_file()]
+        assert files
+        for file in files:
+            assert file.suffix in (".toml", ".csv"), file
+            assert f"prism_jax/data/{file.relative_to(_ROOT)}" in names
+    assert not any(name.startswith("tests/") for name in names)
