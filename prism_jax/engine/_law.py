@@ -10,10 +10,8 @@ NUM_BINS = 2**16
 NUM_EXTREMES = 10_000
 # Levels at which the standard error of the distribution function is kept; between them its ratio to
 # sqrt(q (1 - q)) is interpolated.
-LEVELS = np.array(
-    [1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5]
-    + [0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999]  # noqa: RUF005
-)
+_LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35])
+LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 # Fewer independent replica samples than this beyond a quantile, and its interval is not known.
 FEWEST = 20
 

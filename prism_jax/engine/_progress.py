@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], object]]:
     """Gives a function that is told how much more is done."""
     if not show:
         yield lambda count: None
@@ -13,4 +13,4 @@ def progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     from tqdm import tqdm
 
     with tqdm(total=total, unit="sample", unit_scale=True, leave=False, delay=1.0) as bar:
-        yield lambda count: bar.update(count) and None
+        yield bar.update
