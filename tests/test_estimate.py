@@ -109,6 +109,27 @@ def test_the_derivative_with_respect_to_all_means_is_the_step_itself():
     assert total == pytest.approx(float(value), rel=1e-9)
 
 
+def test_single_precision_gives_the_same_derivatives():
+    """With kernels of microseconds, whose cubes single precision cannot hold in seconds."""
+    program = _program(4)
+    program = eqx.tree_at(
+        lambda p: (p.latencies.mean, p.variability.stalls["gemm"].size.median),
+        program,
+        (1e-6 * program.latencies.mean, 1e-6 * jnp.ones(())),
+    )
+    single = jax.tree.map(
+        lambda x: x.astype(jnp.float32) if eqx.is_inexact_array(x) else x, program
+    )
+    gradients = [
+        eqx.filter_grad(estimate)(p, Mean(), num_samples=4_000, key=jax.random.key(0))
+        for p in (program, single)
+    ]
+    for name, (get, _) in _PARAMETERS.items():
+        double, found = (np.asarray(get(gradient), float) for gradient in gradients)
+        scale = max(np.abs(double).max(), 1e-7)
+        np.testing.assert_allclose(found, double, atol=0.02 * scale, err_msg=name)
+
+
 def test_differences_of_programs_have_derivatives():
     program = _program(2)
 

@@ -155,7 +155,8 @@ def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
     """Standard deviation and skewness; zero, with a derivative, for a constant."""
     constant = variance <= 0
     std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
-    return std, jnp.where(constant, 0, third / jnp.where(constant, 1, std) ** 3)
+    skewness = third / jnp.where(constant, 1, variance) / jnp.where(constant, 1, std)
+    return std, jnp.where(constant, 0, skewness)
 
 
 def class_moments(
@@ -175,6 +176,10 @@ def class_moments(
     - `groups`: the factors of the GPUs of a group, by how many members it has.
     """
     dtype = cumulants.dtype
+    # In seconds, cubes of what a kernel varies by would be lost in single precision.
+    unit = jax.lax.stop_gradient(jnp.max(cumulants[0]))
+    unit = jnp.where(unit > 0, unit, 1)
+    cumulants = cumulants / jnp.stack([unit, unit**2, unit**3])[:, None]
     serial = cumulants @ jnp.asarray(blocks.segments.value.T, dtype)
     maxima = [jnp.zeros((3, 0, len(NODE_SCORES)), dtype)]
     order = []
@@ -190,4 +195,5 @@ def class_moments(
         "ck,jk,jkr->jcr", jnp.asarray(blocks.class_collectives.value, dtype), cumulants, powers
     )
     mean, variance, third = compute[:, :, None, :] + communication[:, :, :, None]
-    return jnp.stack([mean, *_shape(variance, third)])
+    std, skewness = _shape(variance, third)
+    return jnp.stack([mean * unit, std * unit, skewness])
