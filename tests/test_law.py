@@ -73,6 +73,13 @@ def test_support_is_the_number_of_samples_beyond():
     assert np.isnan(law.quantile_interval(0.9995)[0])
 
 
+def test_one_step_says_nothing_about_the_spread():
+    law = _law([2.5], batches=1)
+    assert law.mean == law.quantile(0.9) == 2.5
+    for interval in (law.mean_interval(), law.std_interval(), law.quantile_interval(0.5)):
+        assert all(np.isnan(x) for x in interval)
+
+
 def test_a_constant_step_time():
     law = _law(np.full(1000, 3.5))
     assert law.mean == 3.5

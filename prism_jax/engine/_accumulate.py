@@ -75,6 +75,7 @@ class Accumulator:
             largest=self._largest,
             mean_error=errors.standard_error(centred),
             std_error=of_std,
+            mean_support=errors.support(np.ones(len(steps))),
             level_errors=np.array([errors.standard_error(b - b.mean()) for b in below]),
             level_support=np.array([min(errors.support(b), errors.support(1 - b)) for b in below]),
             compile_s=compile_s,

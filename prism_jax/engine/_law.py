@@ -28,6 +28,7 @@ class Law:
     - `edges`: the two ends of a grid of equal bins; `counts`: steps in each, and below and above.
     - `smallest`, `largest`: the extreme steps, exactly, in ascending order.
     - `mean_error`, `std_error`: standard errors.
+    - `mean_support`: how many independent replica samples the steps come from.
     - `level_errors`: standard error of the distribution function at the quantiles of `LEVELS`.
     - `level_support`: how many independent replica samples lie beyond them, on the poorer side.
     - `compile_s`, `run_s`: wall time, in seconds.
@@ -45,6 +46,7 @@ class Law:
     largest: np.ndarray
     mean_error: float
     std_error: float
+    mean_support: float
     level_errors: np.ndarray
     level_support: np.ndarray
     compile_s: float
@@ -93,14 +95,22 @@ class Law:
         return 1 - self.cdf(t)
 
     def mean_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval for the mean, in seconds."""
-        half = _normal_score(level) * self.mean_error
+        """A confidence interval for the mean, in seconds; `nan` twice where it is not known, as in
+        `quantile_interval`.
+        """
+        half = self._half_width(self.mean_error, level)
         return self.mean - half, self.mean + half
 
     def std_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval for the standard deviation, in seconds."""
-        half = _normal_score(level) * self.std_error
-        return max(self.std - half, 0.0), self.std + half
+        """A confidence interval for the standard deviation, in seconds; `nan` twice where it is not
+        known.
+        """
+        half = self._half_width(self.std_error, level)
+        return float(np.maximum(self.std - half, 0.0)), self.std + half
+
+    def _half_width(self, error: float, level: float) -> float:
+        score = _normal_score(level)
+        return float("nan") if self.mean_support < FEWEST else score * error
 
     def quantile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the quantile at `q`, in seconds (Woodruff's: the distribution
@@ -113,10 +123,10 @@ class Law:
         """
         if not 0 < q < 1:
             raise ValueError(f"The quantile `q={q}` must lie between 0 and 1 to have an interval.")
+        if self.mean_support < FEWEST or (self.std > 0 and self.support(q) < FEWEST):
+            return float("nan"), float("nan")
         if self.std == 0:
             return self.mean, self.mean
-        if self.support(q) < FEWEST:
-            return float("nan"), float("nan")
         relative = self.level_errors / np.sqrt(LEVELS * (1 - LEVELS))
         half = _normal_score(level) * np.interp(q, LEVELS, relative) * np.sqrt(q * (1 - q))
         low, high = np.clip([q - half, q + half], 0, 1)
