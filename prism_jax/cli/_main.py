@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The exit status: 0, 1 for a failure, 2 for bad input, 130 when interrupted.
     """
+    is_command = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parsed = _parse(arguments)
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("prism-jax: interrupted before the first result.", file=sys.stderr)
+        if is_command:  # XLA may still be compiling, and crashes if the interpreter is taken down.
+            sys.stderr.flush()
+            os._exit(130)
         return 130
     except BrokenPipeError:
         # The reader (`head`, say) has seen enough; keep the interpreter from flushing again.

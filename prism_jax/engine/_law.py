@@ -1,9 +1,9 @@
 """The law of the step time: what `simulate` returns."""
 
 import dataclasses
+import statistics
 
 import numpy as np
-import scipy.stats
 
 
 NUM_BINS = 2**16
@@ -143,4 +143,4 @@ class Law:
 def _normal_score(level: float) -> float:
     if not 0 < level < 1:
         raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
-    return float(scipy.stats.norm.ppf((1 + level) / 2))
+    return statistics.NormalDist().inv_cdf((1 + level) / 2)

@@ -194,7 +194,8 @@ class Gamma(AbstractLatency):
         inside = (x > 0) & (self.location > 0)
         ratio = jnp.where(inside, x, 1.0) / jnp.where(inside, self.location, 1.0)
         cv, ratio, inside = jnp.broadcast_arrays(self.cv, ratio, inside)
-        eta = _eta(ratio - 1.0)
+        # Near zero, where eta is infinite, the series is not used; its derivative must be finite.
+        eta = _eta(jnp.maximum(ratio - 1.0, -0.999))
         wide = (cv * cv * _least_shape(ratio) > 1.0) | (jnp.abs(eta) > _REACH)
         varies = cv > 0
         narrow = jnp.where(wide, 0.0, eta)

@@ -1,12 +1,12 @@
 """From a graph of ops and the blocks they stand for to a program."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
 from .._misc import FrozenArray, unknown_name
 from ..latency import Constant, check
@@ -285,16 +285,17 @@ def _strata(variability: Variability, entries) -> tuple[Stratum, ...]:
     rate = sum(float(variability.stalls[kinds[kind]].rate) * calls for _, kind, calls in entries)
     stalls = np.ones(1)
     if rate > 0:
-        # Beyond `most` there is nothing that a step could show.
-        most = int(max(2, scipy.stats.poisson.isf(1e-9, rate)))
-        if most > 64:
+        if rate > 20:
             raise ValueError(
                 f"A replica's step has {rate:.3g} stalls on average; stalls are rare pauses, so "
                 "lower their rates to a few per step or put them into the residual law."
             )
-        counts = np.arange(most + 1)
-        law = scipy.stats.poisson.pmf(counts, rate)
-        law[-1] = scipy.stats.poisson.sf(most - 1, rate)
+        # As many as a step could show: the rest has a probability of less than 1e-9.
+        law = [math.exp(-rate)]
+        while len(law) < 3 or 1 - sum(law) > 1e-9:
+            law.append(law[-1] * rate / len(law))
+        counts = np.arange(len(law))
+        law = np.array(law) / sum(law)
         rare = np.where(counts > 0, 0.5**counts, 0)
         stalls = (law + rare / rare.sum()) / 2
     return tuple(
