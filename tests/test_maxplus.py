@@ -17,8 +17,8 @@ def _ends_of_sinks(levels, latencies):
     return propagate(levels, latency, rows, jnp.zeros(latencies.shape[1], latencies.dtype))
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("width", [None, 1, 3, 64])
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("width", [None, 1, 3])
 def test_equals_an_event_loop_exactly(seed, width):
     predecessors = random_dag(seed)
     rng = np.random.default_rng(seed)

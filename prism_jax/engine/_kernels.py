@@ -37,6 +37,7 @@ def kernel_latency(
 ) -> Float[Array, "width samples"]:
     """Latencies of one level's ops, kernel by kernel; `otherwise` for those that are one kernel."""
     program = plan.program
+    assert plan.residuals is not None
     classes = program.rows.class_.value
     longest = max(len(program.sequences[c].value) for c in classes)
     # Kernel (-1: none) and whether the members wait for one another after it, for each row.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..latency import AbstractLatency
+from ..latency import AbstractLatency, Constant, cube_normal, LogNormal
 from ..program import NODE_SCORES, Program, class_moments, gpu_factors, stall_rates
 
 
@@ -27,7 +27,8 @@ class Plan(eqx.Module):
         factor of the slowest GPU, in seconds.
     - `nodes`, `tail_nodes`: those factors, for a rank's group and for all GPUs together.
     - `mean`: of each class that is one kernel with a law of its own, by regime, in seconds.
-    - `residuals`: that law's shape, for each kind of kernel; mean one.
+    - `sigmas`: that law's shape, for each kind of kernel, where it is log-normal or constant.
+    - `residuals`: tables of that shape where it is neither; `None` where no op needs one.
     - `slowest`, `tail_slowest`, `microbatch`, `step`: tables of the shared factors.
     - `stall_shares`: the cumulative shares of the ops that may stall; `stall_sizes` by kind.
     """
@@ -37,7 +38,8 @@ class Plan(eqx.Module):
     nodes: Float[Array, " nodes"]
     tail_nodes: Float[Array, " nodes"]
     mean: Float[Array, "classes regimes"]
-    residuals: Float[Array, "kinds scores"]
+    sigmas: Float[Array, " kinds"]
+    residuals: Float[Array, "kinds scores"] | None
     slowest: Table | None
     tail_slowest: Table | None
     microbatch: Table | None
@@ -71,7 +73,8 @@ def make_plan(program: Program) -> Plan:
         nodes=ranks.slowest,
         tail_nodes=everyone.slowest,
         mean=jnp.where(chosen, table.mean[direct][:, None] * network[direct], jnp.zeros((), dtype)),
-        residuals=jnp.stack([_relative(variability.residual[kind], dtype) for kind in table.kinds]),
+        sigmas=jnp.stack([_sigma(variability.residual[kind], dtype) for kind in table.kinds]),
+        residuals=_residuals(program),
         slowest=None if variability.rank is None else slowest[0],
         tail_slowest=None if variability.rank is None else slowest[1],
         microbatch=_optional(variability.microbatch, dtype),
@@ -79,6 +82,24 @@ def make_plan(program: Program) -> Plan:
         stall_shares=_shares(stall_rates(program)).astype(dtype) if has_stalls else None,
         stall_sizes=jnp.stack([_tabulate(law, dtype) for law in stalls]) if has_stalls else None,
     )
+
+
+def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
+    """The parameter of a log-normal law, zero for others."""
+    return jnp.asarray(law.sigma if isinstance(law, LogNormal) else 0.0, dtype)
+
+
+def _residuals(program: Program) -> Float[Array, "kinds scores"] | None:
+    """Tables for all kinds, if some op is a single kernel whose law has no cheap closed form.
+    Kernels drawn one by one always use tables.
+    """
+    table, residual = program.latencies, program.variability.residual
+    direct = program.blocks.direct.value
+    single = {table.kinds[kind] for kind in table.kind.value[direct[direct >= 0]]}
+    closed = all(isinstance(residual[kind], LogNormal | Constant) for kind in single)
+    if closed and program.resolution == "block":
+        return None
+    return jnp.stack([_relative(residual[kind], table.mean.dtype) for kind in table.kinds])
 
 
 def _tabulate(law: AbstractLatency, dtype) -> Table:
@@ -160,12 +181,13 @@ def latency(
     z: Float[Array, "rows samples"],
 ) -> Float[Array, "rows samples"]:
     """Latencies at scores `z`, in seconds: the Wilson-Hilferty cube of `ThreeMoment` for what is
-    collapsed, the table for what is one kernel.
+    collapsed; for what is one kernel a log-normal, or a table.
     """
     mean, std, skewness, own = laws
-    t = z / 6 - skewness / 36
-    collapsed = mean + std * (6 * t * (1 + skewness * t * (1 + skewness * t / 3)))
-    collapsed = jnp.maximum(collapsed, 0)
+    collapsed = jnp.maximum(mean + std * cube_normal(z, skewness), 0)
     if not np.any(plan.program.blocks.direct.value >= 0):
         return collapsed
-    return collapsed + own * look_up(plan.residuals, kinds[:, None], z)
+    if plan.residuals is not None:
+        return collapsed + own * look_up(plan.residuals, kinds[:, None], z)
+    sigma = plan.sigmas[kinds][:, None]
+    return collapsed + own * jnp.exp(sigma * (z - sigma / 2))

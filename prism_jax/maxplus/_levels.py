@@ -72,10 +72,11 @@ def to_levels(
         for op, before in enumerate(predecessors):
             asap[op] = 1 + max((asap[p] for p in before), default=-1)
         widest = int(np.bincount(asap).max()) if len(asap) else 1
-        # A level costs as much as a few lanes of padding, so few wide levels win ties.
-        candidates = {w for w in range(1, widest + 1) if w >= widest / 4}
+        # Random numbers come in pairs, and powers of two vectorise best. A level costs as much as a
+        # lane or two of padding.
+        candidates = [2**k for k in range(1, 7) if 2 ** (k - 1) < widest] or [1]
         rows = min(
-            (_schedule(predecessors, w) for w in sorted(candidates)[-12:]),
+            (_schedule(predecessors, w) for w in candidates[-3:]),
             key=lambda rows: len(rows) * (2 + max(map(len, rows), default=1)),
         )
     else:
