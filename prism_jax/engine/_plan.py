@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..latency import AbstractLatency, Constant, cube_normal, LogNormal
+from ..latency import AbstractLatency, Constant, LogNormal, cube_normal
 from ..program import NODE_SCORES, Program, class_moments, gpu_factors, stall_rates
 
 
