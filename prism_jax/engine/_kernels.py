@@ -37,7 +37,8 @@ def kernel_latency(
 ) -> Float[Array, "width samples"]:
     """Latencies of one level's ops, kernel by kernel; `otherwise` for those that are one kernel."""
     program = plan.program
-    assert plan.residuals is not None
+    tables = plan.residuals
+    assert tables is not None
     classes = program.rows.class_.value
     longest = max(len(program.sequences[c].value) for c in classes)
     # Kernel (-1: none) and whether the members wait for one another after it, for each row.
@@ -60,7 +61,7 @@ def kernel_latency(
         alone, together = carry
         counters = number * np.uint32(pairs) + jnp.arange(pairs, dtype=jnp.uint32)
         z = normals(key, sample_ids, counters, mean.dtype)[: count * width]
-        shape = look_up(plan.residuals, jnp.tile(kind[kernel], count)[:, None], z)
+        shape = look_up(tables, jnp.tile(kind[kernel], count)[:, None], z)
         drawn = shape.reshape(count, width, samples) * mean[kernel][None, :, None]
         drawn = jnp.where((kernel >= 0)[None, :, None], drawn, 0)
         closes = (waits == 1)[:, None]
