@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAMPLES ?= 100000
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
@@ -17,9 +17,6 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-
-bench: .venv/dev
-	$(BIN)/pytest -o addopts= benchmarks
 
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -2,11 +2,3 @@
 
 `samples ops ranks stages microbatches kernels classes quantiles levels width fan_in replicas nodes`
 """
-
-from typing import TypeAlias
-
-from jaxtyping import Array, Float, Int
-
-
-FloatScalarLike: TypeAlias = float | int | Float[Array, ""]
-IntScalarLike: TypeAlias = int | Int[Array, ""]

@@ -56,6 +56,10 @@ def _error(arguments, capsys) -> str:
         (["simulate", "JOB", "--set", "layout.tp=7"], "does not divide"),
         (["simulate", "JOB", "--set", "layout.tp=1", "--set", "layout.pp=5"], "do not divide"),
         (["simulate", "JOB", "--set", "layout.dp=2"], "16"),
+        (["simulate", "JOB", "--set", "layout.dp=" + "[" * 3000], "layout.dp"),
+        (["simulate", "JOB", "--set", "schedule.num_microbatches=100000000"], "microbatches"),
+        (["simulate", "x" * 300], "too long|No job"),
+        (["simulate", "JOB", "--set", "kernels.gemm.sigma=1.2"], "skewness"),
         (["simulate", "JOB", "--set", "kernels.gemm.sigma=-0.1"], "sigma"),
         (["simulate", "JOB", "--set", "schedule.kind=2f2b"], "2f2b"),
         (["simulate"], "JOB"),
@@ -115,6 +119,13 @@ def test_json_has_what_other_tools_read(job, capsys):
     assert found["compile_s"] > 0
     assert found["samples_per_s"] > 0
     assert "measured" not in found
+
+
+def test_uneven_stages_with_an_empty_one(job, capsys):
+    options = ["layout.tp=2", "layout.pp=4", "schedule.layers_per_stage=[20, 0, 20, 8]"]
+    arguments = [word for option in options for word in ("--set", option)]
+    assert main(["simulate", job, "--samples", "500", "--json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"]["mean"] > 0
 
 
 def test_overrides_change_the_prediction(job, capsys):

@@ -1,3 +1,4 @@
+import inspect
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from prism_jax.engine import sample_replica_ends, simulate
 from prism_jax.engine._random import key_data, normals, threefry
 from prism_jax.program import Network, Stall, Variability, assemble
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, evaluate
+from prism_jax.workload import Kernel, Segment
 
 from .helpers import event_loop_ends, graph_of, lognormal, one_kernel, pipeline_program, random_dag
 
@@ -101,8 +103,11 @@ for n in (5000, 20_000):
     kept.append(np.asarray(replicas.ends[:, :5000]))
 assert len(jax.devices()) == int(sys.argv[1])
 assert np.array_equal(*kept)
-law = simulate(program, num_samples=20_000, key=key)
-print(hashlib.sha256(kept[0].tobytes() + law.largest.tobytes() + law.counts.tobytes()).hexdigest())
+digest = hashlib.sha256(kept[0].tobytes())
+for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):
+    law = simulate(program, num_samples=steps, key=key, replicas=replicas)
+    digest.update(law.largest.tobytes() + law.counts.tobytes())
+print(digest.hexdigest())
 """
 
 
@@ -245,15 +250,42 @@ def test_bad_programs_are_refused():
     with pytest.raises(ValueError, match="at least 1"):
         assemble(graph, block, num_replicas=0)
     with pytest.raises(ValueError, match="must be 'vector'"):
-        simulate(
-            assemble(graph, block),
-            num_samples=1,
-            key=jax.random.key(0),
-            replicas="all",  # pyright: ignore
+        unchecked(simulate)(
+            assemble(graph, block), num_samples=1, key=jax.random.key(0), replicas="all"
         )
+    wide = Variability(residual={"gemm": lognormal(1.5)})
+    two = ((Segment(((Kernel("gemm", "a", 1.0), 2),)), 1),)
+    with pytest.raises(ValueError, match="skewness"):
+        simulate(assemble(graph, [two], variability=wide), num_samples=9, key=jax.random.key(0))
+    kernels = assemble(graph, [two], variability=wide, resolution="kernel")
+    law = simulate(kernels, num_samples=50_000, key=jax.random.key(0))
+    assert law.mean == pytest.approx(2.0, abs=5 * law.mean_error)
     negative = eqx.tree_at(lambda p: p.latencies.mean, assemble(graph, block), -jnp.ones(1))
     with pytest.raises(ValueError, match="negative or not finite"):
         simulate(negative, num_samples=10, key=jax.random.key(0))
+
+
+def unchecked(function):
+    """A function without the type checks of the test run."""
+    return inspect.unwrap(function)
+
+
+def test_what_is_no_program_or_key_or_is_traced_is_refused():
+    program = _rich_program()
+    with pytest.raises(ValueError, match="use `compile_job`"):
+        unchecked(simulate)("job", num_samples=1, key=jax.random.key(0))  # Without the type hook.
+    with pytest.raises(ValueError, match="use `sample_replica_ends`"):
+        eqx.filter_jit(lambda p: simulate(p, num_samples=9, key=jax.random.key(0)).mean)(program)
+    for key in (jax.random.split(jax.random.key(0), 3), 0):
+        with pytest.raises(ValueError, match="must be one key"):
+            unchecked(key_data)(key)
+
+
+def test_a_stage_without_layers_takes_no_time():
+    graph = graph_of([(), (0,), (1,)])
+    program = assemble(graph, [one_kernel("gemm", 1.0), (), one_kernel("gemm", 2.0)])
+    ends = sample_replica_ends(program, jnp.arange(1, dtype=jnp.uint32), jax.random.key(0))
+    assert float(ends[0, 0]) == 3.0
 
 
 def test_ctrl_c_keeps_what_was_simulated(monkeypatch):

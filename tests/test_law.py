@@ -18,11 +18,11 @@ def _law(steps, batches=7):
         counts=np.array([n]),
     )
     selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
-    decision = Decision(kept, (selection,), np.ones(1), n, (0.5, 0.5), "vector", 0)
+    decision = Decision(kept, (selection,), np.ones(1), n, (0.5, 0.5), "vector", (0, 0))
     ordered = steps[decision.samples(np.arange(n))]
     accumulator = Accumulator(grid_of(steps[:4096]))
     for part in np.array_split(ordered, batches):
-        accumulator.add(0, part)
+        accumulator.add(part)
     return accumulator.law(decision, requested=n, compile_s=0.0, run_s=1.0)
 
 
@@ -46,6 +46,22 @@ def test_extremes_beyond_the_grid_are_exact():
     assert law.quantile(1.0) == 2e6
     assert law.exceedance(5e5) == pytest.approx(2 / len(steps))
     assert law.counts.sum() == len(steps)
+
+
+def test_a_second_mode_far_away_is_on_the_grid_or_not_known():
+    rng = np.random.default_rng(0)
+    steps = 1 + 0.01 * rng.standard_normal(400_000)
+    steps[rng.random(400_000) < 0.05] += 100.0
+    law = _law(steps)
+    for q in (0.5, 0.96, 0.99, 0.999):
+        assert law.quantile(q) == pytest.approx(np.quantile(steps, q), abs=1e-3 * law.std)
+    rare = 1 + 0.01 * rng.standard_normal(400_000)
+    rare[4096:][rng.random(400_000 - 4096) < 0.04] += 100.0  # The pilot sees none of them.
+    law = _law(rare)
+    assert np.isnan(law.quantile(0.965))
+    assert all(np.isnan(x) for x in law.quantile_interval(0.965))
+    assert law.quantile(0.99) == pytest.approx(np.quantile(rare, 0.99))
+    assert law.exceedance(50.0) == pytest.approx(np.mean(rare > 50), abs=1e-9)
 
 
 def test_intervals_cover():

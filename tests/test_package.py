@@ -47,7 +47,7 @@ def test_classes_are_abstract_or_final(namespace):
 
 def test_importing_imports_only_what_is_needed():
     script = (
-        "import sys, prism_jax; late = {'polars', 'tqdm', 'matplotlib', 'optax', 'scipy.stats'};"
+        "import sys, prism_jax; late = {'tqdm', 'matplotlib', 'scipy.stats'};"
         "print(sorted(late & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -162,3 +162,47 @@ def test_the_jackknife_equals_resampling():
         again = select(kept, resampled / resampled.sum(), np.ones(n, bool), R)
         means.append(score[again.order][again.pick(uniform)].mean())
     assert found == pytest.approx(np.std(means), rel=0.15)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 16])
+def test_a_long_run_is_right_although_most_samples_are_forgotten(num_replicas, monkeypatch):
+    """With room for few samples, against the same samples all kept, in NumPy."""
+    from prism_jax.engine import _replicas
+
+    monkeypatch.setattr(_replicas, "RESERVOIR", 2_000)
+    monkeypatch.setattr(_replicas, "EXTREMES", 1_000)
+    program = pipeline_program(
+        OneFOneB(2, 3),
+        variability=Variability(residual={"gemm": lognormal(0.2)}),
+        num_replicas=num_replicas,
+    )
+    samples = 60_000
+    laws = [simulate(program, num_samples=samples, key=jax.random.key(s)) for s in range(6)]
+    ends = sample_replica_ends(program, jnp.arange(480_000, dtype=jnp.uint32), jax.random.key(99))
+    direct = np.max(np.asarray(ends), axis=0).reshape(-1, num_replicas).max(axis=1)
+    noise = np.std(direct) / np.sqrt(len(direct))
+    gaps = [(law.mean - direct.mean()) / np.hypot(law.mean_error, noise) for law in laws]
+    assert abs(np.mean(gaps)) < 4 / np.sqrt(len(laws))
+    assert np.mean([law.std for law in laws]) == pytest.approx(np.std(direct), rel=0.03)
+    for q in (0.1, 0.5, 0.95):
+        found = np.mean([float(law.quantile(q)) for law in laws])
+        expected = float(np.quantile(direct, q))
+        assert found == pytest.approx(expected, abs=0.05 * float(np.std(direct)))
+
+
+def test_a_rate_of_stalls_that_was_zero_when_compiled():
+    stalls = {"gemm": Stall(jnp.zeros(()), lognormal(0.0))}
+    program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
+
+    def with_rate(rate):
+        import equinox as eqx
+
+        return eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, jnp.asarray(rate))
+
+    rare = simulate(with_rate(1e-4), num_samples=20_000, key=jax.random.key(0))
+    # Ranks are stratified, so the share of steps with a stall is right to within two steps.
+    assert rare.mean == pytest.approx(30 + 20 * 1e-4, abs=2 / 20_000)
+    with pytest.raises(ValueError, match="compile it with the new rate"):
+        simulate(with_rate(0.05), num_samples=10, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="stall rate of `gemm`"):
+        simulate(with_rate(-0.05), num_samples=10, key=jax.random.key(0))

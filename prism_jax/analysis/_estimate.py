@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import Composed, composed_steps, pull_back
@@ -36,13 +35,17 @@ def estimate(
 
     The figure, a scalar in seconds (a probability for `Exceedance`).
     """
+    if not isinstance(objective, AbstractObjective):
+        raise ValueError(
+            f"The objective {objective!r} must be one of `Mean()`, `Std()`, `Quantile(q)`, "
+            "`CVaR(q)` and `Exceedance(threshold)`."
+        )
     return _estimate(program, (objective, num_samples, key))
 
 
 @eqx.filter_custom_vjp
 def _estimate(program, arguments):
     objective, num_samples, key = arguments
-    _refuse_tracers(program)
     composed = composed_steps(program, num_samples=num_samples, key=key)
     return jnp.asarray(objective.value(composed.steps), program.latencies.mean.dtype)
 
@@ -50,7 +53,6 @@ def _estimate(program, arguments):
 @_estimate.def_fwd
 def _forward(perturbed, program, arguments):
     objective, num_samples, key = arguments
-    _refuse_tracers(program)
     composed = composed_steps(program, num_samples=num_samples, key=key)
     value = jnp.asarray(objective.value(composed.steps), program.latencies.mean.dtype)
     return value, composed
@@ -65,11 +67,3 @@ def _backward(composed: Composed, cotangent, perturbed, program, arguments):
     return jax.tree.map(
         lambda g: None if g is None else g * cotangent, gradient, is_leaf=lambda g: g is None
     )
-
-
-def _refuse_tracers(program: Program) -> None:
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(program)):
-        raise ValueError(
-            "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "
-            "`jax.vmap`; call them outside, or use `sample_replica_ends`, which can."
-        )

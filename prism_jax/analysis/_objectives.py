@@ -126,7 +126,7 @@ class Exceedance(AbstractObjective):
     threshold: float = eqx.field(static=True)
 
     def __check_init__(self):
-        if not self.threshold > 0:
+        if not 0 < self.threshold < float("inf"):
             raise ValueError(f"The threshold of {self.threshold} s must be a positive step time.")
 
     def value(self, steps: Steps) -> float:

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parse(arguments)
         result, text = parsed.run(parsed)
+        if sys.stdout is None:
+            return 1
         print(json.dumps(result, allow_nan=False) if parsed.json else text)
         sys.stdout.flush()
     except ValueError as error:
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader (`head`, say) has seen enough; keep the interpreter from flushing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (OSError, MemoryError) as error:
         print(f"prism-jax: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`prism-jax simulate`: the law of a job's step time, beside what was measured."""
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..program import compile_job
 
     # XLA runs a loop over small arrays on one core; one device for each core uses them all.
-    if "XLA_FLAGS" not in os.environ:
+    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     program = compile_job(job)
     law = simulate(

@@ -1,10 +1,10 @@
 """Mean latencies of collectives: alpha-beta, with an efficiency that depends on size.
 
 Rings, as NCCL runs them: each rank passes on `(n - 1) / n` of the gathered tensor in `n - 1` hops.
-Where several ranks of a group share an inner domain (a node), each reduces or gathers its share
-over its own network adapter while the inner links run at the same time, so the slower of the two
-counts. NVLS (reduction within NVLink switches) is in the all-reduce's efficiency, which may
-therefore exceed one.
+A small all-reduce between nodes takes a tree. Where several ranks of a group share an inner domain
+(a node), each reduces or gathers its share over its own network adapter while the inner links run
+at the same time, so the slower of the two counts. NVLS (reduction within NVLink switches) is in the
+all-reduce's efficiency, which may therefore exceed one.
 """
 
 import math
@@ -59,8 +59,14 @@ def collective_latency(
     share = num_bytes if kind == "all_to_all" else num_bytes / local
     outside = (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
     inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
-    hops = (domains - 1) * link.latency_s + (n - domains) * domain.latency_s
-    return Transfer(link.name, passes * (max(outside, inside) + hops))
+    moved = passes * max(outside, inside)
+    ring = moved + passes * ((domains - 1) * link.latency_s + (n - domains) * domain.latency_s)
+    if kind != "all_reduce":
+        return Transfer(link.name, ring)
+    # A tree of nodes, each a chain, has half the bandwidth and fewer hops (NCCL, tuning.cc).
+    depth = math.ceil(math.log2(domains))
+    tree = 2 * moved + passes * (depth * link.latency_s + (local - 1) * domain.latency_s)
+    return Transfer(link.name, min(ring, tree))
 
 
 def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:

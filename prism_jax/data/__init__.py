@@ -1,3 +1,4 @@
+from ._check import check_parts as check_parts
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link
 from ._job import (
     Job as Job,

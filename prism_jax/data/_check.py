@@ -1,7 +1,14 @@
 """Whether the parts of a job fit together, as far as no kernel is needed to tell."""
 
+import msgspec
+
 from ._hardware import Cluster
-from ._job import Job
+from ._job import Job, Layout, ScheduleConfig, Training
+from ._model import Model
+
+
+# A graph of so many ops takes about a minute and some gigabytes to compile.
+MAX_BLOCKS = 2_000_000
 
 
 def check_job(job: Job, where: str) -> None:
@@ -20,6 +27,12 @@ def check_job(job: Job, where: str) -> None:
             "it out."
         )
     stages = layout.pp * schedule.virtual_stages
+    if stages * schedule.num_microbatches > MAX_BLOCKS:
+        raise ValueError(
+            f"{where}: the step has {stages} stages times {schedule.num_microbatches} "
+            f"microbatches, more than the {MAX_BLOCKS:,} blocks that fit; use a smaller "
+            "`schedule.num_microbatches`."
+        )
     if schedule.layers_per_stage is not None:
         if len(schedule.layers_per_stage) != stages:
             raise ValueError(
@@ -54,6 +67,21 @@ def check_job(job: Job, where: str) -> None:
                     f"`{job.cluster.device.name}` has no `peak_flop_per_s` for {dtype!r}; it has "
                     f"{', '.join(sorted(dtypes)) or 'none'}."
                 )
+
+
+def check_parts(
+    model: Model, layout: Layout, schedule: ScheduleConfig, training: Training, cluster: Cluster
+) -> None:
+    """Raises a `ValueError` of one sentence for parts that were made by hand and that no file could
+    hold, or that contradict each other.
+    """
+    for part in (model, layout, schedule, training, cluster):
+        try:
+            msgspec.convert(msgspec.to_builtins(part), type(part))
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the {type(part).__name__} cannot be used: {error}.") from None
+    job = Job(layout, schedule, model=model, training=training, cluster=cluster)
+    check_job(job, "the program")
 
 
 def check_cluster(cluster: Cluster, where: str) -> None:

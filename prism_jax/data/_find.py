@@ -56,6 +56,8 @@ def find_file(
             raise ValueError(unknown_name(what, name, names))
         return data_folder(kind) / f"{name}.toml"
     path = pathlib.Path(name)
+    if len(str(path)) > 4096 or any(len(part) > 255 for part in path.parts):
+        raise ValueError(f"{str(name)[:60]}...: this is too long for a path; give a `.toml` file.")
     if beside is not None and not path.is_absolute() and (beside / path).exists():
         path = beside / path
     if path.is_dir():

@@ -47,7 +47,7 @@ def parse_override(text: str) -> Override:
         )
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = {"value": value}
     return Override(text, keys, parsed["value"] if len(parsed) == 1 else value)
 

@@ -40,7 +40,7 @@ def read_toml(path: pathlib.Path, kind: str) -> dict[str, Any]:
     """
     try:
         table = tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: this is not valid TOML: {_one_line(error)}.") from None
     given = table.pop("kind", None)
     if given is None:

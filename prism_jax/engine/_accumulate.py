@@ -7,7 +7,7 @@ from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 from ._replicas import standard_error
 
 
-# Standard errors are computed from the first steps; more would not change them.
+# Standard errors are computed from at most so many steps, and are a little too large for more.
 _ERROR_STEPS = 2**20
 
 
@@ -15,7 +15,11 @@ def grid_of(pilot: np.ndarray) -> tuple[float, float]:
     """The two ends of the grid of bins, far beyond what the pilot saw."""
     low, middle, high = (float(x) for x in np.quantile(pilot, [0.01, 0.5, 0.99]))
     spread = max((high - low) / 4.65, 1e-9 * abs(middle), 1e-15)
-    return max(middle - 30 * spread, 0.0), middle + 50 * spread
+    smallest, largest = float(pilot.min()), float(pilot.max())
+    return (
+        max(min(middle - 30 * spread, 2 * smallest - middle), 0.0),
+        max(middle + 50 * spread, 2 * largest - middle),
+    )
 
 
 class Accumulator:
@@ -31,8 +35,8 @@ class Accumulator:
         self._largest = np.zeros(0)
         self._first: list[np.ndarray] = []
 
-    def add(self, first: int, steps: np.ndarray) -> None:
-        """Adds steps; batches come in the order of their ids."""
+    def add(self, steps: np.ndarray) -> None:
+        """Adds steps; they come in the order of their ids."""
         steps = np.asarray(steps, np.float64)
         if not self.num_samples:
             self._centre = float(steps[0])

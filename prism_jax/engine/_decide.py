@@ -1,6 +1,7 @@
 """Which replica decides each step."""
 
 import dataclasses
+import functools as ft
 import itertools as it
 import math
 
@@ -16,6 +17,7 @@ _GOLDEN = (np.sqrt(5) - 1) / 2
 _SILVER = np.sqrt(2) - 1
 # The exact rule looks at the slowest samples of each pipeline rank: 14 in a step, on average.
 _CANDIDATES = 14
+BLOCK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Decision:
     - `num_steps`: their number; ranks are stratified into as many equal parts.
     - `offsets`: where the sequences start, from the key.
     - `rule`: `"vector"` or `"exact"`.
-    - `seed`: for the draws of the exact rule.
+    - `seed`: for the draws of the exact rule, which are made in blocks of `BLOCK` steps.
     """
 
     kept: Replicas
@@ -39,7 +41,7 @@ class Decision:
     num_steps: int
     offsets: tuple[float, float]
     rule: str
-    seed: int
+    seed: tuple[int, int]
 
     def regimes(self, steps: np.ndarray) -> np.ndarray:
         """The regime of the network in each step."""
@@ -76,27 +78,25 @@ class Decision:
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the pipeline ranks and the regime, for `count` steps from `first` on."""
         steps = np.arange(first, first + count)
+        regimes = self.regimes(steps).astype(np.int32)
         if self.rule == "vector":
-            return self.kept.ends[:, self.samples(steps)], self.regimes(steps).astype(np.int32)
-        return self._exact(steps)
+            return self.kept.ends[:, self.samples(steps)], regimes
+        starts = range(first - first % BLOCK, first + count, BLOCK)
+        ends = np.concatenate([self._exact(start) for start in starts], axis=1)
+        return ends[:, first % BLOCK :][:, :count], regimes
 
-    def _exact(self, steps):
-        """Each pipeline rank's own slowest replica, of those that can be some rank's slowest."""
-        regimes = self.regimes(steps)
-        ends = np.zeros((len(self.kept.ends), len(steps)), self.kept.ends.dtype)
-        rng = np.random.Generator(np.random.Philox(key=[self.seed, int(steps[0])]))
+    def _exact(self, first: int) -> np.ndarray:
+        """The end of each pipeline rank's own slowest replica, in the block of steps from `first`:
+        of R replicas, those are drawn that can be some rank's slowest.
+        """
+        regimes = self.regimes(np.arange(first, first + BLOCK))
+        ends = np.zeros((len(self.kept.ends), BLOCK), self.kept.ends.dtype)
+        rng = np.random.Generator(np.random.Philox(key=list(self.seed), counter=[0, 0, 0, first]))
         for g, selection in enumerate(self.selections):
             members = np.flatnonzero(regimes == g)
             if not len(members):
                 continue
-            mine = self.kept.ends[:, selection.order]
-            share = _CANDIDATES / selection.num_replicas
-            candidate = np.zeros(len(selection.order), bool)
-            for row in mine:
-                slowest = np.argsort(-row, kind="stable")
-                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
-                candidate[slowest[above < share]] = True
-            chosen = np.flatnonzero(candidate)
+            mine, chosen = self.candidates[g]
             weights = selection.weights[chosen]
             drawn = rng.binomial(selection.num_replicas, min(weights.sum(), 1), len(members))
             drawn = np.maximum(drawn, 1)
@@ -105,7 +105,24 @@ class Decision:
             starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
             values = mine[:, chosen[np.minimum(picked, len(chosen) - 1)]]
             ends[:, members] = np.maximum.reduceat(values, starts, axis=1)
-        return ends, regimes.astype(np.int32)
+        return ends
+
+    @ft.cached_property
+    def candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each regime, all ends in its selection's order, and which of them may be a rank's
+        slowest.
+        """
+        found = []
+        for selection in self.selections:
+            mine = self.kept.ends[:, selection.order]
+            share = _CANDIDATES / selection.num_replicas
+            candidate = np.zeros(len(selection.order), bool)
+            for row in mine:
+                slowest = np.argsort(-row, kind="stable")
+                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
+                candidate[slowest[above < share]] = True
+            found.append((mine, np.flatnonzero(candidate)))
+        return found
 
 
 def decide(
@@ -140,5 +157,5 @@ def decide(
         num_steps=num_steps,
         offsets=(float(first), float(second)),
         rule=rule,
-        seed=words[0],
+        seed=(words[0], words[1]),
     )

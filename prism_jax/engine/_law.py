@@ -60,7 +60,8 @@ class Law:
     def quantile(self, q: float | np.ndarray) -> float | np.ndarray:
         """The quantile at `q` in [0, 1], in seconds.
 
-        Exact among the `smallest` and `largest`; else to within one bin of the grid.
+        Exact among the `smallest` and `largest`; else to within one bin of the grid. `nan` for the
+        rare levels that lie beyond the grid and short of the extremes.
         """
         levels = np.asarray(q, float)
         if np.any(~((levels >= 0) & (levels <= 1))):
@@ -78,7 +79,8 @@ class Law:
         below = np.concatenate([[0], np.cumsum(self.counts)[:-1]]) / self.num_samples
         grid = np.linspace(*self.edges, NUM_BINS + 1)
         # `counts[0]` lies below the grid, so `below[1]` belongs to its first edge.
-        return np.asarray(np.interp(levels, below[1:], grid))
+        inside = (levels >= below[1]) & (levels <= below[-1])
+        return np.where(inside, np.interp(levels, below[1:], grid), np.nan)
 
     def cdf(self, t: float) -> float:
         """The probability that a step takes at most `t` seconds."""

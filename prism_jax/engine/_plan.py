@@ -7,7 +7,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ..latency import AbstractLatency, Constant, LogNormal, cube_normal
-from ..program import NODE_SCORES, Program, class_moments, gpu_factors, stall_rates
+from ..program import (
+    NODE_SCORES,
+    Program,
+    class_moments,
+    gpu_factors,
+    segment_skewness,
+    stall_rates,
+)
 
 
 # Quantile tables are uniform in the standard-normal score, which keeps their error small in tails.
@@ -25,6 +32,7 @@ class Plan(eqx.Module):
     - `program`: of which only the static part is read.
     - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
         factor of the slowest GPU, in seconds.
+    - `skewness`: of the segments that members run by themselves.
     - `nodes`, `tail_nodes`: those factors, for a rank's group and for all GPUs together.
     - `mean`: of each class that is one kernel with a law of its own, by regime, in seconds.
     - `sigmas`: that law's shape, for each kind of kernel, where it is log-normal or constant.
@@ -35,6 +43,7 @@ class Plan(eqx.Module):
 
     program: Program
     moments: Float[Array, "3 classes regimes nodes"]
+    skewness: Float[Array, " segments"]
     nodes: Float[Array, " nodes"]
     tail_nodes: Float[Array, " nodes"]
     mean: Float[Array, "classes regimes"]
@@ -70,6 +79,7 @@ def make_plan(program: Program) -> Plan:
     return Plan(
         program=program,
         moments=class_moments(program.blocks, cumulants, network, groups),
+        skewness=segment_skewness(program.blocks, cumulants),
         nodes=ranks.slowest,
         tail_nodes=everyone.slowest,
         mean=jnp.where(chosen, table.mean[direct][:, None] * network[direct], jnp.zeros((), dtype)),

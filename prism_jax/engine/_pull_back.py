@@ -19,7 +19,14 @@ from ._plan import Plan, make_plan
 from ._random import KeyData, key_data
 from ._replica import replica_ends, strata_of, stratum_weights
 from ._replicas import Replicas, weight_derivatives
-from ._simulate import check_num_samples, check_plan, draw_replicas, make_plan_jit, step_tile
+from ._simulate import (
+    check_num_samples,
+    check_plan,
+    check_program,
+    draw_replicas,
+    make_plan_jit,
+    step_tile,
+)
 from ._step import compose_steps
 from ._tiles import map_tiles, sum_tiles, untile
 
@@ -43,6 +50,7 @@ class Composed:
 
 def composed_steps(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Composed:
     """Simulates steps and keeps their times (8 bytes each)."""
+    check_program(program)
     check_num_samples(num_samples)
     plan = make_plan_jit(program)
     check_plan(plan)

@@ -12,6 +12,9 @@ from ._plan import Plan, latency, look_up, look_up_one, make_plan, row_laws
 from ._random import KeyData, fold, key_data, normals, uniforms
 
 
+# Samples of a tile: all work is cut into pieces of this size.
+TILE = 1024
+
 # Streams of random numbers that a replica sample uses, each with a key of its own.
 OPS, RANKS, MICROBATCHES, STALLS, MEMBERS = range(5)
 
@@ -36,8 +39,16 @@ def sample_replica_ends(
 
     Ends in seconds.
     """
-    regimes, stalls = strata_of(program, sample_ids)
-    return replica_ends(make_plan(program), sample_ids, key_data(key), regimes, stalls)
+    plan, words = make_plan(program), key_data(key)
+    number = sample_ids.shape[0]
+    # In tiles of the size that `simulate` uses, for the same bits whatever the number.
+    tiles = jnp.pad(sample_ids, (0, -number % TILE)).reshape(-1, TILE)
+
+    def one_tile(ids):
+        return replica_ends(plan, ids, words, *strata_of(program, ids))
+
+    ends = lax.map(one_tile, tiles)
+    return jnp.moveaxis(ends, 0, 1).reshape(ends.shape[1], -1)[:, :number]
 
 
 def strata_of(

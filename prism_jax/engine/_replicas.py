@@ -15,7 +15,7 @@ EXTREMES = 2**17
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """Replica samples, of which the slowest are all there and the first stand for the rest.
+    """Replica samples: the slowest of all, and the first, which stand for the rest.
 
     **Attributes:**
 
@@ -71,7 +71,8 @@ def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
     """The weight of each kept sample. Within a regime of the network they sum to one.
 
     A stratum's probability is spread over its samples. Where samples were forgotten, those that
-    are slower than any forgotten one stand for themselves, and the rest for all the rest.
+    are slower than any forgotten one stand for themselves, and the first of the others for all the
+    others. What is neither (slow among fewer samples than there are now) has no weight.
     """
     total = kept.counts.sum()
     probability = np.asarray(stratum_weights(program), np.float64)
@@ -86,7 +87,7 @@ def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
         if not members.any():
             continue
         alone = members & (kept.score >= bound)
-        others = members & ~alone
+        others = members & ~alone & (kept.ids < RESERVOIR)
         weights[alone] = probability[s] / count
         if others.any():
             weights[others] = probability[s] * (count - alone.sum()) / count / others.sum()

@@ -1,6 +1,5 @@
 """From replicas to a step: reduction of gradients, the barrier of all ranks, and the tail."""
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
@@ -33,6 +32,11 @@ def compose_steps(
     **Returns:**
 
     Step times in seconds. Differentiable in `ends` and the plan.
+
+    !!! note
+
+        The slowest GPU of the tail is drawn by itself, although it is one of those that the
+        replicas have; the tail is too short for that to show.
     """
     program = plan.program
     dtype = ends.dtype
@@ -65,6 +69,3 @@ def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
     classes = plan.program.reduce_scatter.value
     means = plan.moments[0, classes, :, 0] + plan.mean[classes]
     return jnp.where(jnp.asarray(classes >= 0)[:, None], means, 0)
-
-
-compose_steps_jit = eqx.filter_jit(compose_steps)

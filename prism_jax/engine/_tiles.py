@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from ._replica import TILE
 
-TILE = 1024  # Samples; the last tile is padded, never shortened.
+
 TILES_PER_CALL = 4  # On each device; the host looks up (progress, Ctrl-C) between calls.
 
 

@@ -1,9 +1,10 @@
-from ._assemble import assemble as assemble
+from ._assemble import assemble as assemble, check_variability as check_variability
 from ._collapse import (
     NODE_SCORES as NODE_SCORES,
     class_moments as class_moments,
     gpu_factors as gpu_factors,
     segment_maxima as segment_maxima,
+    segment_skewness as segment_skewness,
 )
 from ._compile import (
     compile_job as compile_job,

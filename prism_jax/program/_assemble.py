@@ -69,13 +69,14 @@ def assemble(
             f"{len(reduce_scatter)} blocks were given for the reduction of gradients; give one for "
             f"each of the {len(graph.orders)} pipeline ranks."
         )
-    _check(variability)
+    check_variability(variability)
     after = [block for block in (*reduce_scatter, tail) if block]
     kernels = _distinct(kernel for block in (*blocks, *after) for kernel in _kernels(block))
     table = _latency_table(list(kernels), variability, network_links)
     world_size = group_size * len(graph.orders) * num_replicas
 
-    classes = _distinct([*((b, group_size) for b in (*blocks, *reduce_scatter) if b)])
+    # A stage without layers has an empty block, which takes no time.
+    classes = _distinct((b, group_size) for b in (*blocks, *filter(None, reduce_scatter)))
     if tail:
         classes[(tail, world_size)] = len(classes)
     laid_out, sequences = _lay_out(list(classes), kernels, table)
@@ -154,7 +155,8 @@ def _calls(block: Block, members: int) -> dict[Kernel, int]:
     return calls
 
 
-def _check(variability: Variability) -> None:
+def check_variability(variability: Variability) -> None:
+    """Raises a `ValueError` of one sentence if a law or a rate has impossible parameters."""
     laws = {f"residual of {kind}": law for kind, law in variability.residual.items()}
     laws |= {f"stall of {kind}": stall.size for kind, stall in variability.stalls.items()}
     for name in ("rank", "step", "microbatch"):
@@ -187,7 +189,7 @@ def _latency_table(
 ) -> LatencyTable:
     kinds = _distinct(kernel.kind for kernel in kernels)
     for kind in (*variability.residual, *variability.stalls):
-        if kind not in kinds and kernels and not _known_kind(kind):
+        if kind not in kinds and kind not in KINDS:
             raise ValueError(unknown_name("kind of kernel", kind, (*kinds, *KINDS)))
     bad = [k for k in kernels if not (np.isfinite(k.mean) and k.mean >= 0)]
     if bad:
@@ -209,6 +211,7 @@ KINDS = (
     "gemm",
     "attention",
     "elementwise",
+    "norm",
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -218,10 +221,6 @@ KINDS = (
     "loss",
     "optimizer",
 )
-
-
-def _known_kind(kind: str) -> bool:
-    return kind in KINDS
 
 
 def _lay_out(
@@ -284,7 +283,7 @@ def _strata(variability: Variability, entries) -> tuple[Stratum, ...]:
     kinds = sorted(variability.stalls)
     rate = sum(float(variability.stalls[kinds[kind]].rate) * calls for _, kind, calls in entries)
     stalls = np.ones(1)
-    if rate > 0:
+    if entries:
         if rate > 20:
             raise ValueError(
                 f"A replica's step has {rate:.3g} stalls on average; stalls are rare pauses, so "

@@ -159,6 +159,16 @@ def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
     return std, jnp.where(constant, 0, skewness)
 
 
+def segment_skewness(
+    blocks: Blocks, cumulants: Float[Array, "3 kernels"]
+) -> Float[Array, " segments"]:
+    """The skewness of what one member runs in each segment; zero where no other member waits."""
+    unit = jnp.max(cumulants[0], initial=1e-30)
+    counts = jnp.asarray(blocks.segments.value.T, cumulants.dtype)
+    _, skewness = _shape(cumulants[1] / unit**2 @ counts, cumulants[2] / unit**3 @ counts)
+    return jnp.where(jnp.asarray(blocks.members.value > 1), skewness, 0)
+
+
 def class_moments(
     blocks: Blocks,
     cumulants: Float[Array, "3 kernels"],

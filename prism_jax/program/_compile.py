@@ -6,7 +6,17 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, Variation
+from ..data import (
+    Cluster,
+    Job,
+    Kernels,
+    Layout,
+    Model,
+    ScheduleConfig,
+    Training,
+    Variation,
+    check_parts,
+)
 from ..latency import AbstractLatency, Scaled, make_latency
 from ..schedule import make_schedule, op_graph
 from ..workload import Block, Segment, Workload, lower
@@ -79,6 +89,7 @@ def compile_program(
 
     `ValueError` where the layout does not fit the model or the cluster, or the schedule deadlocks.
     """
+    check_parts(model, layout, schedule, training, cluster)
     workload = lower(model, layout, schedule, training, cluster, kernels)
     order = make_schedule(
         schedule.kind,

@@ -59,6 +59,8 @@ def _gradient_kernels(
     kernels = []
     if costs.dp.size > 1:
         parameters = sum(parameters_of_rank(model, layout, schedule, rank))
+        if parameters == 0:
+            return []
         kind = "reduce_scatter" if training.zero else "all_reduce"
         kernel = costs.collective(kind, size * parameters, costs.dp)
         if training.overlap_grad_reduce:
@@ -86,6 +88,8 @@ def _hide(
     stages = stages_of_rank(costs.layout, schedule, rank)
     group = min(schedule.microbatch_group_size or costs.layout.pp, schedule.num_microbatches)
     total = sum(parameters)
+    if total == 0:
+        return kernel
     end = 0.0
     now = 0.0
     # From the stage that is at the edge of the step outwards is the order of neither phase; by
