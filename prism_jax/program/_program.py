@@ -73,6 +73,7 @@ class Program(eqx.Module):
     - `variability`: the factors that ops share, and stalls.
     - `levels`: the graph of one replica of the pipeline.
     - `ops`, `rows`, `blocks`: what the ops are, and which kernels they are made of.
+    - `sequences`: the kernels of each class in order, and where members wait, for `"kernel"`.
     - `reduce_scatter`: for each pipeline rank, the class of the exposed reduction of its gradients
         over the replicas, or -1.
     - `tail`: the class of what follows when all ranks have met, or -1.

@@ -1,0 +1,77 @@
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+import prism_jax as prism
+
+
+@pytest.fixture(scope="module")
+def job():
+    return prism.load_job("megatron-22b-a100-8")
+
+
+def _compile(job, **changes):
+    parts = {name: getattr(job, name) for name in ("model", "layout", "schedule", "cluster")}
+    options = {name: getattr(job, name) for name in ("training", "kernels")}
+    for name, change in changes.items():
+        into = parts if name in parts else options
+        into[name] = msgspec.structs.replace(into[name], **change)
+    return prism.compile_program(*parts.values(), **options)
+
+
+def test_a_shipped_job_equals_every_kernel_drawn(job):
+    """2,500 kernels on each of eight GPUs, and a law for each of two blocks."""
+    laws = [
+        prism.simulate(
+            prism.compile_job(job, resolution=resolution),
+            num_samples=samples,
+            key=jax.random.key(0),
+        )
+        for resolution, samples in (("block", 100_000), ("kernel", 2_048))
+    ]
+    noise = np.hypot(*(law.mean_error for law in laws))
+    assert abs(laws[0].mean - laws[1].mean) < 2e-4 * laws[1].mean + 4 * noise
+    assert abs(laws[0].std / laws[1].std - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"layout": {"tp": 0}}, "Layout"),
+        ({"layout": {"dp": 1000}}, "8000"),
+        ({"layout": {"tp": 3}}, "does not divide"),
+        ({"training": {"dtype": "fp4"}}, "Training"),
+        ({"training": {"zero": 3}}, "Training"),
+        ({"training": {"recompute": "typo"}}, "Training"),
+        ({"schedule": {"num_microbatches": -1}}, "ScheduleConfig"),
+        ({"schedule": {"kind": "1b1f"}}, "1b1f"),
+        ({"model": {"num_layers": 0}}, "Model"),
+        (
+            {"schedule": {"kind": "interleaved-1f1b", "blocking": True, "virtual_stages": 2}},
+            "block",
+        ),
+    ],
+)
+def test_impossible_parts_are_refused(job, changes, match):
+    with pytest.raises(ValueError, match=match):
+        _compile(job, **changes)
+
+
+def test_a_job_without_a_model_says_what_it_lacks(tmp_path):
+    path = tmp_path / "trace.toml"
+    path.write_text(
+        'kind = "job"\n[layout]\npp = 4\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
+    )
+    with pytest.raises(ValueError, match="add `model`, `cluster` and `training`"):
+        prism.compile_job(prism.load_job(path))
+
+
+def test_send_recv_blocks_by_default_in_1f1b_only(job):
+    def levels(**schedule):
+        schedule = {"num_microbatches": 8, **schedule}
+        return _compile(job, layout={"pp": 4, "tp": 2}, schedule=schedule).levels
+
+    assert levels() == levels(blocking=True)
+    assert levels() != levels(blocking=False)
+    assert levels(kind="gpipe") == levels(kind="gpipe", blocking=False)
