@@ -103,7 +103,7 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
     """
     keys, text, value = override.keys, override.text, override.value
     component = "residual"
-    if len(keys) == 4 and keys[2] in ("residual", "stall"):
+    if len(keys) == 4 and keys[2] in ("residual", "stall") and keys[1] not in SHARED:
         component, keys = keys[2], (keys[0], keys[1], keys[3])
     if len(keys) != 3:
         raise ValueError(
