@@ -1,5 +1,6 @@
 """The core: samples of one replica of the pipeline."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -19,6 +20,7 @@ TILE = 1024
 OPS, RANKS, MICROBATCHES, STALLS, MEMBERS = range(5)
 
 
+@eqx.filter_jit
 def sample_replica_ends(
     program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
 ) -> Float[Array, "ranks samples"]:
@@ -41,8 +43,10 @@ def sample_replica_ends(
     """
     plan, words = make_plan(program), key_data(key)
     number = sample_ids.shape[0]
-    # In tiles of the size that `simulate` uses, for the same bits whatever the number.
-    tiles = jnp.pad(sample_ids, (0, -number % TILE)).reshape(-1, TILE)
+    # In tiles of one size, and more than one: XLA compiles a loop of one turn as something else,
+    # and the bits must not depend on the number of samples.
+    padding = max(-number % TILE, 2 * TILE - number)
+    tiles = jnp.pad(sample_ids, (0, padding)).reshape(-1, TILE)
 
     def one_tile(ids):
         return replica_ends(plan, ids, words, *strata_of(program, ids))

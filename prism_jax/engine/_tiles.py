@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ._replica import TILE
 
 
-TILES_PER_CALL = 4  # On each device; the host looks up (progress, Ctrl-C) between calls.
+TILES_PER_CALL = 2  # On each device; the host looks up (progress, Ctrl-C) between calls.
 
 
 def map_tiles(
