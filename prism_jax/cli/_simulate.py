@@ -129,7 +129,7 @@ def _text(job, program, result) -> str:
         if measured and f"{name}_s" in measured:
             error = 100 * result["relative_error"][name]
             line += f" {measured[f'{name}_s']:>10.5g} s {error:>+7.2f} %"
-        lines.append(line)
+        lines.append(line.rstrip())
     lines.append("")
     if unknown:
         lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")
