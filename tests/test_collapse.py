@@ -80,14 +80,14 @@ def _tensor_parallel_program(gpu_sigma, resolution):
 
 @pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
 def test_blocks_equal_every_kernel_drawn(gpu_sigma):
-    samples = 60_000
+    samples = 120_000
     laws = [
         simulate(
             _tensor_parallel_program(gpu_sigma, resolution),
             num_samples=samples,
             key=jax.random.key(seed),
         )
-        for seed, resolution in enumerate(["block", "kernel"])
+        for seed, resolution in [(5, "block"), (6, "kernel")]
     ]
     block, kernel = laws
     noise = np.hypot(block.mean_error, kernel.mean_error)

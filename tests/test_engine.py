@@ -220,7 +220,7 @@ def test_normals_are_normal_and_independent():
     ids = jnp.arange(20_000, dtype=jnp.uint32)
     for dtype in (jnp.float32, jnp.float64):
         words = key_data(jax.random.key(1))
-        z = np.asarray(normals(words, ids, jnp.arange(4, dtype=jnp.uint32), jnp.dtype(dtype)))
+        z = np.asarray(normals(words, ids, 8, jnp.dtype(dtype)))
         assert z.shape == (8, 20_000)
         for row in z:
             assert scipy.stats.kstest(row, "norm").pvalue > 1e-3

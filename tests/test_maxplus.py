@@ -3,18 +3,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.maxplus import op_ends, propagate, to_levels
+from prism_jax.maxplus import Latencies, op_ends, propagate, to_levels
 
 from .helpers import event_loop_ends, random_dag
 
 
 def _ends_of_sinks(levels, latencies):
-    def latency(ops, row):
-        del row
-        return latencies[ops]
+    """With latencies given, and no noise."""
 
-    rows = jnp.zeros(len(levels.ops.value))
-    return propagate(levels, latency, rows, jnp.zeros(latencies.shape[1], latencies.dtype))
+    def noise(arguments, level, pair):
+        del arguments, level
+        return (jnp.zeros(pair.shape),) * 2
+
+    given = Latencies(
+        tables={"given": latencies},
+        rows={"given": levels.ops},
+        shared=None,
+        latency=lambda op, mine, shared, z: mine["given"] + z,
+        noise=noise,
+        noise_arguments=None,
+    )
+    return propagate(levels, given, latencies.shape[1], latencies.dtype)
 
 
 @pytest.mark.parametrize("seed", range(8))

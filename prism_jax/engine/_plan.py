@@ -1,10 +1,12 @@
 """What a program's parameters amount to, computed once before any sample is drawn."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from ..latency import AbstractLatency, Constant, LogNormal, cube_normal
 from ..program import (
@@ -15,6 +17,7 @@ from ..program import (
     segment_skewness,
     stall_rates,
 )
+from ._elementary import exp
 
 
 # Quantile tables are uniform in the standard-normal score, which keeps their error small in tails.
@@ -156,48 +159,60 @@ def row_laws(
     slowest: Float[Array, "rows samples"],
     nodes: Float[Array, " nodes"],
     regimes: Int[Array, " samples"],
-) -> tuple[Float[Array, "4 rows samples"], np.ndarray]:
-    """The law of each row's latency in each sample, given the factor of its slowest GPU.
+) -> dict[str, Shaped[Array, "rows samples"]]:
+    """What `latency` needs to know of each row's law in each sample, given the factor of its
+    slowest GPU. Parts that no row needs are left out, for they would cost time.
 
     **Returns:**
 
-    Mean, standard deviation and skewness of the collapsed kernels, and the mean of a kernel with a
-    law of its own; and that law's kind for each row.
+    `mean`, `std` and `skewness` of collapsed kernels, zero for others; `own`, the mean of a kernel
+    with a law of its own, zero for others, with its `sigma` or the number of its table `kind`.
     """
-    position = jnp.zeros(slowest.shape, jnp.int32)
-    for k in range(1, len(NODE_SCORES) - 1):
-        position = position + (slowest >= nodes[k]).astype(jnp.int32)
-    low, high = nodes[position], nodes[position + 1]
-    flat = high <= low
-    share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
-    moments = plan.moments[:, classes].reshape(3, len(classes), -1)
-    index = regimes[None, :] * len(NODE_SCORES) + position
-    below = jnp.take_along_axis(moments, index[None], axis=2)
-    above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
-    collapsed = below + share[None] * (above - below)
     direct = plan.program.blocks.direct.value[classes]
-    compute = jnp.asarray(plan.program.blocks.compute.value[classes])[:, None]
-    own = plan.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
-    alone = jnp.asarray(direct >= 0)[:, None]
-    collapsed = jnp.where(alone[None], 0, collapsed)
-    kinds = np.where(direct >= 0, plan.program.latencies.kind.value[direct], 0)
-    return jnp.concatenate([collapsed, own[None]]), kinds
+    alone = direct >= 0
+    laws: dict[str, Any] = {}
+    if not alone.all():
+        position = jnp.zeros(slowest.shape, jnp.int32)
+        for k in range(1, len(NODE_SCORES) - 1):
+            position = position + (slowest >= nodes[k]).astype(jnp.int32)
+        low, high = nodes[position], nodes[position + 1]
+        flat = high <= low
+        share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
+        moments = plan.moments[:, classes].reshape(3, len(classes), -1)
+        index = regimes[None, :] * len(NODE_SCORES) + position
+        below = jnp.take_along_axis(moments, index[None], axis=2)
+        above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
+        collapsed = below + share[None] * (above - below)
+        collapsed = jnp.where(jnp.asarray(alone)[None, :, None], 0, collapsed)
+        laws |= zip(("mean", "std", "skewness"), collapsed, strict=True)
+    if alone.any():
+        compute = jnp.asarray(plan.program.blocks.compute.value[classes])[:, None]
+        laws["own"] = plan.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
+        kinds = np.where(alone, plan.program.latencies.kind.value[direct], 0)[:, None]
+        if plan.residuals is None:
+            laws["sigma"] = plan.sigmas[kinds]
+        else:
+            laws["kind"] = jnp.asarray(kinds, jnp.int32)
+    return laws
 
 
 def latency(
-    plan: Plan,
-    laws: Float[Array, "4 rows samples"],
-    kinds: Int[Array, " rows"],
-    z: Float[Array, "rows samples"],
-) -> Float[Array, "rows samples"]:
+    laws: dict[str, Shaped[Array, "*rows"]],
+    residuals: Float[Array, "kinds scores"] | None,
+    z: Float[Array, "*shape"],
+) -> Float[Array, "*shape"]:
     """Latencies at scores `z`, in seconds: the Wilson-Hilferty cube of `ThreeMoment` for what is
     collapsed; for what is one kernel a log-normal, or a table.
     """
-    mean, std, skewness, own = laws
-    collapsed = jnp.maximum(mean + std * cube_normal(z, skewness), 0)
-    if not np.any(plan.program.blocks.direct.value >= 0):
-        return collapsed
-    if plan.residuals is not None:
-        return collapsed + own * look_up(plan.residuals, kinds[:, None], z)
-    sigma = plan.sigmas[kinds][:, None]
-    return collapsed + own * jnp.exp(sigma * (z - sigma / 2))
+    seconds = jnp.zeros((), z.dtype)
+    if "mean" in laws:
+        cube = cube_normal(z, laws["skewness"])
+        seconds = jnp.maximum(laws["mean"] + laws["std"] * cube, 0)
+    if "own" in laws:
+        if residuals is None:
+            sigma = laws["sigma"]
+            shape = exp(sigma * (z - sigma / 2))
+        else:
+            shape = look_up(residuals, laws["kind"], z)
+        seconds = seconds + laws["own"] * shape
+    return seconds

@@ -10,6 +10,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
+from ._elementary import log, sin_cos_half_turns
+
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 13
@@ -53,40 +55,56 @@ def fold(key: KeyData, domain: int, index: int | UInt32[Array, ""] = 0) -> KeyDa
     return jnp.stack(threefry(key, jnp.uint32(domain), jnp.asarray(index, jnp.uint32)))
 
 
+def normal_pairs(
+    key: KeyData,
+    sample_ids: UInt32[Array, "*ids"],
+    counters: UInt32[Array, "*counters"],
+    dtype: jnp.dtype,
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+    """Two independent standard normals for each counter and sample, by the transform of Box and
+    Muller ("A note on the generation of random normal deviates", 1958).
+
+    The radius has a uniform of 32 bits, so that normals reach 6.8; the angle one of 31, besides the
+    sign of the cosine. In float32 they are within 1e-6 of what the words give in exact arithmetic
+    (a test measures it).
+
+    **Arguments:**
+
+    - `sample_ids`, `counters`: of shapes that broadcast, such as `(samples,)` and `(pairs, 1)`.
+    """
+    shape = np.broadcast_shapes(counters.shape, sample_ids.shape)
+    first, second = threefry(
+        key, jnp.broadcast_to(sample_ids, shape), jnp.broadcast_to(counters, shape)
+    )
+    uniform = (first.astype(dtype) + dtype.type(0.5)) * dtype.type(2.0**-32)
+    radius = jnp.sqrt(dtype.type(-2) * log(uniform))
+    half_turns = lax.bitcast_convert_type(second, jnp.int32).astype(dtype) * dtype.type(2.0**-32)
+    sine, cosine = sin_cos_half_turns(half_turns)
+    # The angle lies in a half circle; the lowest bit decides which.
+    sign = (1 - 2 * (second & np.uint32(1)).astype(jnp.int32)).astype(dtype)
+    return radius * sine, radius * sign * cosine
+
+
 def normals(
     key: KeyData,
     sample_ids: UInt32[Array, " samples"],
-    counters: UInt32[Array, " pairs"],
+    number: int,
     dtype: jnp.dtype,
-) -> Float[Array, "draws samples"]:
-    """Two standard normals for each counter and sample: rows `i` and `i + pairs`.
-
-    Uniforms have 23 bits in float32 and 32 bits in float64, are symmetric about a half, and are
-    never 0 or 1, so that normals stay within 5.3 and 6.4.
-    """
-    shape = (counters.shape[0], sample_ids.shape[0])
-    words = threefry(
-        key,
-        jnp.broadcast_to(sample_ids[None, :], shape),
-        jnp.broadcast_to(counters[:, None], shape),
-    )
-    return jnp.concatenate([_normal(word, dtype) for word in words])
+) -> Float[Array, "number samples"]:
+    """Standard normals for each sample; rows `i` and `i + ceil(number / 2)` share a counter."""
+    counters = jnp.arange((number + 1) // 2, dtype=jnp.uint32)[:, None]
+    pairs = normal_pairs(key, sample_ids, counters, dtype)
+    return jnp.concatenate(lax.optimization_barrier(pairs))[:number]
 
 
 def uniforms(
     key: KeyData, sample_ids: UInt32[Array, " samples"], counter: int, dtype: jnp.dtype
 ) -> tuple[Float[Array, " samples"], Float[Array, " samples"]]:
-    """Two uniforms in (0, 1) for each sample."""
-    first, second = threefry(key, sample_ids, jnp.full_like(sample_ids, counter))
-    return (_symmetric(first, dtype) + 1) / 2, (_symmetric(second, dtype) + 1) / 2
-
-
-def _symmetric(word, dtype):
-    """A uniform in (-1, 1), on the midpoints of equal intervals."""
+    """Two uniforms in (0, 1) for each sample, of 23 bits in float32 and 32 in float64."""
+    words = threefry(key, sample_ids, jnp.full_like(sample_ids, counter))
     drop = 0 if dtype == jnp.float64 else 9
-    scale = 2.0 ** (drop - 31)
-    return (word >> np.uint32(drop)).astype(dtype) * dtype.type(scale) + dtype.type(scale / 2 - 1)
-
-
-def _normal(word, dtype):
-    return dtype.type(np.sqrt(2)) * lax.erf_inv(_symmetric(word, dtype))
+    first, second = (
+        ((word >> np.uint32(drop)).astype(dtype) + dtype.type(0.5)) * dtype.type(2.0 ** (drop - 32))
+        for word in words
+    )
+    return first, second

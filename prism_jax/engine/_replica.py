@@ -1,16 +1,20 @@
 """The core: samples of one replica of the pipeline."""
 
+import functools as ft
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from ..maxplus import propagate
+from .._misc import FrozenArray
+from ..maxplus import Latencies, propagate
 from ..program import Program, network_probabilities, stall_probabilities
-from ._kernels import kernel_latency, member_factors
+from ._kernels import kernel_latency, kernel_parameters, member_factors
 from ._plan import Plan, latency, look_up, look_up_one, make_plan, row_laws
-from ._random import KeyData, fold, key_data, normals, uniforms
+from ._random import KeyData, fold, key_data, normal_pairs, normals, uniforms
 
 
 # Samples of a tile: all work is cut into pieces of this size.
@@ -102,95 +106,111 @@ def replica_ends(
     program = plan.program
     dtype = plan.mean.dtype
     num_samples = sample_ids.shape[0]
-    rows = program.rows
+    latencies = Latencies(
+        **_tables(plan, sample_ids, key, regimes, stalls),
+        noise=ft.partial(_noise, (program.levels.ops.value.shape[1] + 1) // 2, dtype),
+        noise_arguments=(fold(key, OPS), sample_ids),
+    )
+    return propagate(program.levels, latencies, num_samples, dtype)
 
-    members = None
-    if program.resolution == "kernel":
+
+def _noise(pairs: int, dtype, arguments, level, pair):
+    """The scores of one or more pairs of lanes of a level."""
+    key, sample_ids = arguments
+    return normal_pairs(key, sample_ids, level * np.uint32(pairs) + pair, dtype)
+
+
+def _tables(plan: Plan, sample_ids, key, regimes, stalls) -> dict[str, Any]:
+    """What the latencies of the ops are made of, as fields of `maxplus.Latencies`."""
+    program, dtype = plan.program, plan.mean.dtype
+    per_kernel = program.resolution == "kernel"
+    members = slowest = None
+    if per_kernel:
         members = member_factors(plan, sample_ids, fold(key, MEMBERS))
         slowest = jnp.max(members, axis=0)
-    else:
-        slowest = _slowest_factors(plan, sample_ids, key)
+    elif plan.slowest is not None:
+        z = normals(fold(key, RANKS), sample_ids, program.num_ranks, dtype)
+        slowest = look_up_one(plan.slowest, z)
+    # Laws are the same for all samples where neither GPUs nor the network make a difference.
+    if slowest is None:
+        slowest = jnp.ones((program.num_ranks, 1), dtype)
+    if plan.moments.shape[2] == 1:
+        regimes = jnp.zeros((1,), jnp.int32)
+    number = max(slowest.shape[1], regimes.shape[0])
     # Communication has no GPU; its rank is -1, the last row.
-    slowest = jnp.concatenate([slowest, jnp.ones((1, num_samples), dtype)])
-    factors = slowest[rows.rank.value]
-    laws, kinds = row_laws(plan, rows.class_.value, factors, plan.nodes, regimes)
-    microbatches = _microbatch_factors(plan, sample_ids, key)
-    paused = _stalls(plan, sample_ids, key, stalls)
+    slowest = jnp.broadcast_to(slowest, (program.num_ranks, number))
+    slowest = jnp.concatenate([slowest, jnp.ones((1, number), dtype)])
+    regimes = jnp.broadcast_to(regimes, (number,))
+    rows = program.rows
+    laws = row_laws(plan, rows.class_.value, slowest[rows.rank.value], plan.nodes, regimes)
 
     ops = program.levels.ops.value
-    width = ops.shape[1]
-    pairs = (width + 1) // 2
     op_row = program.ops.row.value[ops]  # Padding lanes take the last op's row; nobody reads them.
-    compute = program.blocks.compute.value[rows.class_.value[op_row]]
-    last = program.num_microbatches
-    op_microbatch = np.where(compute, program.ops.microbatch.value[ops], last)
-    per_level = (
-        jnp.asarray(op_row),
-        jnp.asarray(kinds[op_row]),
-        jnp.asarray(op_microbatch),
-        jnp.arange(len(ops), dtype=jnp.uint32),
-    )
-    draws = fold(key, OPS)
-
-    def level_latency(op, level):
-        row, kind, microbatch, number = level
-        counters = number * np.uint32(pairs) + jnp.arange(pairs, dtype=jnp.uint32)
-        z = normals(draws, sample_ids, counters, dtype)[:width]
-        latencies = latency(plan, laws[:, row], kind, z)
-        if members is not None:
-            latencies = kernel_latency(
-                plan, members, row, latencies, sample_ids, fold(key, MEMBERS, number + 1), regimes
-            )
-        if microbatches is not None:
-            latencies = latencies * microbatches[microbatch]
-        if paused is not None:
-            where, pause = paused
-            for place, size in zip(where, pause, strict=True):
-                latencies = latencies + jnp.where(op[:, None] == place[None, :], size[None, :], 0)
-        return latencies
-
-    return propagate(program.levels, level_latency, per_level, jnp.zeros(num_samples, dtype))
-
-
-def _slowest_factors(plan: Plan, sample_ids, key) -> Float[Array, "ranks samples"]:
-    """The factor of the slowest GPU of each pipeline rank."""
-    number = plan.program.num_ranks
-    if plan.slowest is None:
-        return jnp.ones((number, sample_ids.shape[0]), plan.mean.dtype)
-    counters = jnp.arange((number + 1) // 2, dtype=jnp.uint32)
-    z = normals(fold(key, RANKS), sample_ids, counters, plan.mean.dtype)[:number]
-    return look_up_one(plan.slowest, z)
+    tables: dict[str, Any] = dict(laws)
+    which = dict.fromkeys(laws, op_row)
+    if plan.microbatch is not None:
+        z = normals(fold(key, MICROBATCHES), sample_ids, program.num_microbatches, dtype)
+        ones = jnp.ones((1, sample_ids.shape[0]), dtype)
+        tables["microbatch"] = jnp.concatenate([look_up_one(plan.microbatch, z), ones])
+        compute = program.blocks.compute.value[rows.class_.value[op_row]]
+        # Communication does not depend on the data: the last row.
+        which["microbatch"] = np.where(
+            compute, program.ops.microbatch.value[ops], program.num_microbatches
+        )
+    for_all = {}
+    for j, (place, pause) in enumerate(_stalls(plan, sample_ids, key, stalls)):
+        for_all |= {f"stalled{j}": place, f"pause{j}": pause}
+    shared, op_latency = plan.residuals, _op_latency
+    if members is not None:
+        for m, factor in enumerate(members):
+            tables[f"member{m}"] = factor
+            which[f"member{m}"] = np.maximum(rows.rank.value, 0)[op_row]
+        tables["row"] = jnp.arange(len(rows.rank.value), dtype=jnp.int32)[:, None]
+        which["row"] = op_row
+        words = fold(key, MEMBERS, 1)
+        for_all |= {"id": sample_ids, "regime": regimes, "key0": words[:1], "key1": words[1:]}
+        shared = kernel_parameters(plan)
+        op_latency = ft.partial(_op_latency, kernels=kernel_latency(program))
+    tables |= {name: value[None, :] for name, value in for_all.items()}
+    which |= dict.fromkeys(for_all, np.zeros_like(ops))
+    return {
+        "tables": tables,
+        "rows": {name: FrozenArray(row) for name, row in which.items()},
+        "shared": shared,
+        "latency": op_latency,
+    }
 
 
-def _microbatch_factors(plan: Plan, sample_ids, key) -> Float[Array, "rows samples"] | None:
-    """The factor of each microbatch's data, and a last row of ones for communication."""
-    if plan.microbatch is None:
-        return None
-    number = plan.program.num_microbatches
-    counters = jnp.arange((number + 1) // 2, dtype=jnp.uint32)
-    z = normals(fold(key, MICROBATCHES), sample_ids, counters, plan.mean.dtype)[:number]
-    one = jnp.ones((1, sample_ids.shape[0]), plan.mean.dtype)
-    return jnp.concatenate([look_up_one(plan.microbatch, z), one])
+def _op_latency(op, mine, shared, z, kernels=None):
+    """The latency of an op: see `maxplus.Latencies`."""
+    if kernels is None:
+        seconds = latency(mine, shared, z)
+    else:
+        seconds = kernels(op, mine, shared, z)
+    if "microbatch" in mine:
+        seconds = seconds * mine["microbatch"]
+    for j in range(sum(name.startswith("pause") for name in mine)):
+        seconds = seconds + jnp.where(op == mine[f"stalled{j}"], mine[f"pause{j}"], 0)
+    return seconds
 
 
-def _stalls(plan: Plan, sample_ids, key, stalls) -> tuple[list, list] | None:
+def _stalls(plan: Plan, sample_ids, key, stalls) -> list[tuple[Any, Any]]:
     """Where (which op, or -2) and for how long each of a sample's stalls pauses it."""
     if plan.stall_shares is None or plan.stall_sizes is None:
-        return None
+        return []
     program = plan.program
     ops = jnp.asarray(program.stall_ops.value, jnp.int32)
     kinds = jnp.asarray(program.stall_kinds.value, jnp.int32)
-    where, pause = [], []
+    pauses = []
     for j in range(max(stratum.stalls for stratum in program.strata)):
         dtype = plan.mean.dtype
         u, _ = uniforms(fold(key, STALLS), sample_ids, 2 * j, dtype)
-        counter = jnp.full((1,), 2 * j + 1, jnp.uint32)
-        z = normals(fold(key, STALLS), sample_ids, counter, dtype)[0]
+        z, _ = normal_pairs(fold(key, STALLS), sample_ids, jnp.uint32(2 * j + 1), dtype)
         shares = lax.stop_gradient(plan.stall_shares)
         entry = jnp.clip(jnp.searchsorted(shares, u), 0, len(ops) - 1)
-        where.append(jnp.where(stalls > j, ops[entry], -2))
-        pause.append(look_up(plan.stall_sizes, kinds[entry], z))
-    return where, pause
+        where = jnp.where(stalls > j, ops[entry], -2)
+        pauses.append((where, look_up(plan.stall_sizes, kinds[entry], z)))
+    return pauses
 
 
 def poisson_stalls(

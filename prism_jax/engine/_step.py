@@ -41,16 +41,15 @@ def compose_steps(
     program = plan.program
     dtype = ends.dtype
     number = program.num_ranks
-    counters = jnp.arange((number + 4) // 2, dtype=jnp.uint32)
-    z = normals(fold(key, STEPS), step_ids, counters, dtype)
+    z = normals(fold(key, STEPS), step_ids, number + 3, dtype)
     one = jnp.ones((1, ends.shape[1]), dtype)
 
     finished = ends
     if np.any(program.reduce_scatter.value >= 0):
         classes = program.reduce_scatter.value
         ones = jnp.broadcast_to(one, ends.shape)
-        laws, kinds = row_laws(plan, classes, ones, plan.nodes, regimes)
-        reduction = latency(plan, laws, jnp.asarray(kinds), z[:number])
+        laws = row_laws(plan, classes, ones, plan.nodes, regimes)
+        reduction = latency(laws, plan.residuals, z[:number])
         finished = ends + jnp.where(jnp.asarray(classes >= 0)[:, None], reduction, 0)
     step = jnp.max(finished, axis=0)
     if plan.step is not None:
@@ -59,8 +58,8 @@ def compose_steps(
         slowest = one
         if plan.tail_slowest is not None:
             slowest = look_up_one(plan.tail_slowest, z[number + 1])[None, :]
-        laws, kinds = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
-        step = step + latency(plan, laws, jnp.asarray(kinds), z[number + 2][None, :])[0]
+        laws = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
+        step = step + latency(laws, plan.residuals, z[number + 2][None, :])[0]
     return step
 
 

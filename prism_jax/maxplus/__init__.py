@@ -1,2 +1,2 @@
 from ._levels import Levels as Levels, to_levels as to_levels
-from ._propagate import op_ends as op_ends, propagate as propagate
+from ._propagate import Latencies as Latencies, op_ends as op_ends, propagate as propagate
