@@ -181,6 +181,8 @@ def test_two_chains():
         ([["0F0", "(0F1;0I0)OVERLAP_F_B"]], [0], "which is no token"),
         ([["0F00"]], [0], "which is no token"),
         ([["0F-1"]], [0], "which is no token"),
+        ([["0F0 0F1"]], [0], "Op 0 of rank 0 is '0F0 0F1', which is no token"),
+        ([["0F" + 30 * "1"]], [0], "which is no token"),
         ([["0F0"], ["0B0"]], [0, 1], "`0B0` (stage 0, microbatch 0) on rank 1 is out of place"),
         ([["0F0", "4F0"]], [0], "`4F0` (stage 4, microbatch 0) on rank 0 is out of place"),
         ([["0F3", "0F3"]], [0], "`0F3` (stage 0, microbatch 3) on rank 0 repeats `0F3`"),
@@ -201,6 +203,7 @@ def test_two_chains():
         ([["0F0"]], [-1], "`stage_to_rank` puts stage 0 on rank -1"),
         (["0F0 0B0"], [0], "The order of rank 0 is one string"),
         ([[]], [0], "The orders hold no op"),
+        ([], [], "The orders hold no op"),
     ],
 )
 def test_custom_schedule_errors(orders, stage_to_rank, message):

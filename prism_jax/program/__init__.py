@@ -1,4 +1,5 @@
-from ._assemble import assemble as assemble, check_variability as check_variability
+from ._assemble import assemble as assemble
+from ._check import check_variability as check_variability
 from ._collapse import (
     NODE_SCORES as NODE_SCORES,
     class_moments as class_moments,

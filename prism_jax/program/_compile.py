@@ -120,11 +120,10 @@ def blocks_of(graph, workload: Workload) -> list[Block]:
     """The block of each op of a graph."""
     transfers = {pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()}
     phases = {"F": workload.forward, "B": workload.backward}
+    columns = (graph.phase, graph.stage, graph.rank, graph.peer)
     return [
-        transfers[int(rank), int(peer)] if phase == "SR" else phases[phase][stage]
-        for phase, stage, rank, peer in zip(
-            graph.phase, graph.stage, graph.rank, graph.peer, strict=True
-        )
+        transfers[rank, peer] if phase == "SR" else phases[phase][stage]
+        for phase, stage, rank, peer in zip(*(c.tolist() for c in columns), strict=True)
     ]
 
 

@@ -1,21 +1,25 @@
-from ._nodes import Nodes, find_transfers
+import numpy as np
+
+from ._needs import Needs
+from ._nodes import Nodes
 from ._ops import Ops
 
 
-def blocking_nodes(ops: Ops) -> Nodes:
+def blocking_nodes(ops: Ops, needs: Needs) -> Nodes:
     """The graph in which a send_recv is a rendezvous that blocks both ranks.
 
     A rank is a sequence of compute ops and of batches of transfers. Each waits for all of the one
     before it; a transfer does so on both of its ranks.
     """
     _check(ops)
-    transfers, ends = find_transfers(ops)
-    sends = [[] for _ in ops.actions]
-    receives = [[] for _ in ops.actions]
-    for node, (producer, consumer) in enumerate(ends, len(ops.actions)):
+    phase = ops.phase.tolist()
+    sends = [[] for _ in phase]
+    receives = [[] for _ in phase]
+    ends = zip(needs.producer.tolist(), needs.consumer.tolist(), strict=True)
+    for node, (producer, consumer) in enumerate(ends, len(phase)):
         sends[producer].append(node)
         receives[consumer].append(node)
-    waits = [[] for _ in range(len(ops.actions) + len(transfers))]
+    waits = []
     last = []
     for span in ops.orders:
         done = []
@@ -23,7 +27,7 @@ def blocking_nodes(ops: Ops) -> Nodes:
         for op in span:
             if before is None:
                 batches = [receives[op]]
-            elif ops.actions[before].phase == ops.actions[op].phase:
+            elif phase[before] == phase[op]:
                 batches = [sends[before], receives[op]]
             else:
                 batches = [sends[before] + receives[op]]
@@ -33,21 +37,20 @@ def blocking_nodes(ops: Ops) -> Nodes:
         if before is not None:
             done = _follow(waits, sends[before], done)
         last.append(done)
-    return Nodes(transfers, waits, last)
+    before, after = np.array(waits, np.int64).reshape(-1, 2).T
+    return Nodes(before, after, last)
 
 
 # The nodes of a batch wait for what the rank has done; then they are what it has done.
-def _follow(waits: list[list[int]], batch: list[int], done: list[int]) -> list[int]:
-    for node in batch:
-        waits[node] += done
+def _follow(waits: list[tuple[int, int]], batch: list[int], done: list[int]) -> list[int]:
+    waits += [(other, node) for node in batch for other in done]
     return batch or done
 
 
 def _check(ops: Ops) -> None:
     for rank, span in enumerate(ops.orders):
-        kinds = {(action.stage, action.phase) for action in ops.actions[span.start : span.stop]}
-        stages = sorted({stage for stage, _ in kinds})
-        phases = sorted({phase for _, phase in kinds} - {"F", "B"})
+        stages = np.unique(ops.stage[span.start : span.stop]).tolist()
+        phases = sorted({*ops.phase[span.start : span.stop].tolist()} - {"F", "B"})
         if len(stages) > 1 or phases:
             given = f"stages {stages}" if len(stages) > 1 else f"ops of phase {phases}"
             raise ValueError(

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Sequence
 
 from ._base import AbstractSchedule
+from ._needs import find_needs
 from ._ops import parse_orders
 from ._token import parse_token
 
@@ -57,10 +58,11 @@ class CustomSchedule(AbstractSchedule):
             starts = (0, len(stages) // 2)
         else:
             starts = (0,)
-        actions = parse_orders(tokens, stages, starts).actions
-        if not actions:
+        ops = parse_orders(tokens)
+        if not len(ops.rank):
             raise ValueError("The orders hold no op; give at least one token, as in `0F0`.")
-        last = max(microbatch for action in actions for _, _, microbatch in action.parts)
+        find_needs(ops, stages, starts)
+        last = int(max(ops.microbatch.max(), ops.other_microbatch.max()))
         object.__setattr__(self, "_orders", tokens)
         object.__setattr__(self, "_stage_to_rank", stages)
         object.__setattr__(self, "chain_starts", starts)

@@ -1,14 +1,17 @@
 import dataclasses
 import functools as ft
+import itertools as it
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from .._ragged import group
 from ._base import AbstractSchedule
 from ._blocking import blocking_nodes
+from ._needs import Needs, find_needs
 from ._nodes import asynchronous_nodes
-from ._ops import parse_orders
-from ._token import SEND_RECV, Action
+from ._ops import Ops, action, parse_orders
+from ._token import SEND_RECV
 from ._topological import topological_order
 
 
@@ -85,51 +88,50 @@ def op_graph(schedule: AbstractSchedule, *, blocking: bool = False) -> OpGraph:
 # The costs of a schedule are often evaluated many times over.
 @ft.lru_cache(maxsize=4)
 def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
-    ops = parse_orders(schedule.orders(), schedule.stage_to_rank, schedule.chain_starts)
-    nodes = (blocking_nodes if blocking else asynchronous_nodes)(ops)
-    order = topological_order(nodes.waits, ft.partial(_describe, ops, nodes))
-    new = [0] * len(order)
-    for op, node in enumerate(order):
-        new[node] = op
-    actions = ops.actions + [
-        Action(SEND_RECV, transfer.stage, transfer.microbatch) for transfer in nodes.transfers
-    ]
-    ranks = ops.ranks + [transfer.rank for transfer in nodes.transfers]
-    peers = [-1] * len(ops.actions) + [transfer.peer for transfer in nodes.transfers]
-    backward = [False] * len(ops.actions) + [transfer.backward for transfer in nodes.transfers]
-    phase, stage, microbatch, other_stage, other_microbatch = zip(*actions, strict=True)
+    ops = parse_orders(schedule.orders())
+    needs = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
+    nodes = (blocking_nodes if blocking else asynchronous_nodes)(ops, needs)
+    num_ops, num_sends = len(ops.rank), len(needs.producer)
+    describe = ft.partial(_describe, ops, needs)
+    order = np.array(topological_order(nodes, num_ops + num_sends, describe), np.int64)
+    new = np.empty(len(order), np.int64)
+    new[order] = np.arange(len(order))
+    before = group(new[nodes.after], new[nodes.before], len(order))
+    others, starts = tuple(before.values.tolist()), before.starts.tolist()
+    new = new.tolist()
+
+    def column(of_ops, of_sends):
+        values = np.append(of_ops, np.broadcast_to(of_sends, num_sends))[order]
+        values.setflags(write=False)
+        return values
+
     return OpGraph(
-        phase=_reorder(phase, order),
-        stage=_reorder(stage, order),
-        microbatch=_reorder(microbatch, order),
-        rank=_reorder(ranks, order),
-        peer=_reorder(peers, order),
-        other_stage=_reorder(other_stage, order),
-        other_microbatch=_reorder(other_microbatch, order),
-        backward=_reorder(backward, order),
-        predecessors=tuple(tuple(sorted(new[n] for n in nodes.waits[node])) for node in order),
+        phase=column(ops.phase, SEND_RECV),
+        stage=column(ops.stage, needs.stage),
+        microbatch=column(ops.microbatch, needs.microbatch),
+        rank=column(ops.rank, ops.rank[needs.producer]),
+        peer=column(np.full(num_ops, -1), ops.rank[needs.consumer]),
+        other_stage=column(ops.other_stage, -1),
+        other_microbatch=column(ops.other_microbatch, -1),
+        backward=column(np.zeros(num_ops, bool), needs.backward),
+        predecessors=tuple(others[a:b] for a, b in it.pairwise(starts)),
         orders=tuple(tuple(new[op] for op in span) for span in ops.orders),
         last=tuple(tuple(new[node] for node in last) for last in nodes.last),
     )
 
 
-def _reorder(values, order) -> np.ndarray:
-    array = np.array(values)[order]
-    array.setflags(write=False)
-    return array
-
-
-def _describe(ops, nodes, node: int) -> str:
+def _describe(ops: Ops, needs: Needs, node: int) -> str:
     """How an error names a node."""
-    if node < len(ops.actions):
-        action = ops.actions[node]
+    if node < len(ops.rank):
+        one = action(ops, node)
         return (
-            f"`{action.token}` (stage {action.stage}, microbatch {action.microbatch}) on rank "
-            f"{ops.ranks[node]}"
+            f"`{one.token}` (stage {one.stage}, microbatch {one.microbatch}) on rank "
+            f"{ops.rank[node]}"
         )
-    transfer = nodes.transfers[node - len(ops.actions)]
-    what = "gradient" if transfer.backward else "activation"
+    send = node - len(ops.rank)
+    what = "gradient" if needs.backward[send] else "activation"
     return (
-        f"the send_recv of the {what} of stage {transfer.stage}, microbatch "
-        f"{transfer.microbatch} from rank {transfer.rank} to rank {transfer.peer}"
+        f"the send_recv of the {what} of stage {needs.stage[send]}, microbatch "
+        f"{needs.microbatch[send]} from rank {ops.rank[needs.producer[send]]} to rank "
+        f"{ops.rank[needs.consumer[send]]}"
     )

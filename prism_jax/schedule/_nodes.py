@@ -1,46 +1,28 @@
 from typing import NamedTuple
 
+import numpy as np
+
+from ._needs import Needs
 from ._ops import Ops
 
 
-class Transfer(NamedTuple):
-    """A send_recv, of the output of a stage for one microbatch, from a rank to its peer."""
-
-    stage: int
-    microbatch: int
-    rank: int
-    peer: int
-    backward: bool
-
-
 class Nodes(NamedTuple):
-    """A graph before it is numbered: nodes are the compute ops, then the transfers."""
+    """A graph before it is numbered: nodes are the compute ops, then the send_recv of each need.
 
-    transfers: list[Transfer]
-    waits: list[list[int]]
+    Node `after[i]` waits for node `before[i]`.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
     last: list[list[int]]
 
 
-def find_transfers(ops: Ops) -> tuple[list[Transfer], list[tuple[int, int]]]:
-    """All transfers, and for each of them the op that makes its tensor and the op that needs it."""
-    transfers = []
-    ends = []
-    for consumer, needs in enumerate(ops.needs):
-        for producer, stage, microbatch, backward in needs:
-            rank, peer = ops.ranks[producer], ops.ranks[consumer]
-            transfers.append(Transfer(stage, microbatch, rank, peer, backward))
-            ends.append((producer, consumer))
-    return transfers, ends
-
-
-def asynchronous_nodes(ops: Ops) -> Nodes:
+def asynchronous_nodes(ops: Ops, needs: Needs) -> Nodes:
     """The graph in which send_recvs start at once and occupy no rank."""
-    transfers, ends = find_transfers(ops)
-    waits = [[op - 1] for op in range(len(ops.actions))]
-    for span in ops.orders:
-        if span:
-            waits[span[0]] = []
-    for node, (producer, consumer) in enumerate(ends, len(ops.actions)):
-        waits.append([producer])
-        waits[consumer].append(node)
-    return Nodes(transfers, waits, [list(span[-1:]) for span in ops.orders])
+    followers = 1 + np.flatnonzero(ops.rank[1:] == ops.rank[:-1])
+    transfers = len(ops.rank) + np.arange(len(needs.producer))
+    return Nodes(
+        np.concatenate([followers - 1, needs.producer, transfers]),
+        np.concatenate([followers, transfers, needs.consumer]),
+        [list(span[-1:]) for span in ops.orders],
+    )

@@ -1,5 +1,8 @@
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 
 # A letter of a token, and the phase that it stands for.
@@ -7,9 +10,13 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward
 OVERLAPPED = "FB"
 SEND_RECV = "SR"
 
-_NUMBER = "(0|[1-9][0-9]*)"
+# No more digits than an integer of NumPy holds.
+_NUMBER = "(0|[1-9][0-9]{0,17})"
 _SINGLE = re.compile(f"{_NUMBER}([FBIW]){_NUMBER}")
+_SINGLES = re.compile(f"(?:{_NUMBER}[FBIW]{_NUMBER} )*+")
 _PAIR = re.compile(rf"\({_NUMBER}F{_NUMBER};{_NUMBER}B{_NUMBER}\)OVERLAP_F_B")
+_BLANK_LETTERS = str.maketrans("FBIW", "    ")
+_ONLY_LETTERS = str.maketrans("", "", "0123456789 ")
 
 
 class Action(NamedTuple):
@@ -35,6 +42,21 @@ class Action(NamedTuple):
             backward = ("B", self.other_stage, self.other_microbatch)
             return ("F", self.stage, self.microbatch), backward
         return ((self.phase, self.stage, self.microbatch),)
+
+
+def parse_tokens(tokens: Sequence[object], rank: int) -> list[np.ndarray]:
+    """Reads the tokens of a rank: an array for each field of their `Action`s."""
+    words = [token for token in tokens if isinstance(token, str)]
+    text = " ".join(words) + " "
+    # Orders are long, and nearly all of single ops, which read much faster as one text.
+    if text.count(" ") == len(words) == len(tokens) and _SINGLES.fullmatch(text):
+        numbers = np.array(text.translate(_BLANK_LETTERS).split(), np.int64).reshape(-1, 2)
+        letters = np.array([*text.translate(_ONLY_LETTERS)], "U2")
+        return [letters, *numbers.T, *np.full((2, len(words)), -1)]
+    actions = [parse_token(token, rank, i) for i, token in enumerate(tokens)]
+    columns = zip(*actions, strict=True) if actions else [()] * len(Action._fields)
+    dtypes = ["U2"] + [np.int64] * 4
+    return [np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
 
 
 def parse_token(token: object, rank: int, position: int) -> Action:

@@ -1,0 +1,98 @@
+"""How graphs are cut into levels, and what a program keeps of its ops."""
+
+import jax
+import pytest
+
+import prism_jax as prism
+from prism_jax.maxplus import to_levels
+from prism_jax.program import assemble
+from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, op_graph
+
+from .helpers import graph_of, one_kernel, random_dag
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("width", [None, 1, 3])
+def test_slots_hold_what_is_read_and_no_fewer_would_do(seed, width):
+    predecessors = [*random_dag(seed, num_ops=80), (7, 7)]
+    sinks = [(5, 11), (), (80, 5)]
+    levels = to_levels(predecessors, sinks, width)
+    names = ("ops", "predecessors", "reads", "writes", "sinks", "sink_ops")
+    ops, before, reads, writes, sink_slots, sink_ops = (
+        getattr(levels, name).value for name in names
+    )
+    assert sorted(ops[ops >= 0]) == list(range(81))
+    level = {int(op): l for l, row in enumerate(ops) for op in row if op >= 0}
+    last_read: dict[int, int] = {}
+    for op, l in sorted(level.items(), key=lambda item: item[1]):
+        last_read |= dict.fromkeys(predecessors[op], l)
+    last_read |= {op: len(ops) for sink in sinks for op in sink}
+    # Slot 0 holds the start, for which -1 stands here as in `predecessors`; padding writes to 1.
+    held = {0: -1}
+    most = 0
+    for l in range(len(ops)):
+        for lane, op in enumerate(ops[l]):
+            waits = list(predecessors[op]) if op >= 0 else []
+            assert before[l, lane].tolist() == waits + [-1] * (before.shape[2] - len(waits))
+            assert [held[slot] for slot in reads[l, lane]] == before[l, lane].tolist()
+        kept = writes[l][writes[l] > 1]
+        assert len(set(kept)) == len(kept)
+        held |= {int(slot): int(op) for slot, op in zip(writes[l], ops[l], strict=True)}
+        most = max(most, sum(level[op] <= l < last for op, last in last_read.items()))
+    assert levels.num_slots == 2 + most
+    for slots, members in zip(sink_slots, sink_ops, strict=True):
+        assert [held[slot] for slot in slots] == members.tolist()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "padding"),
+    [
+        (OneFOneB(8, 32), 0.02),
+        (InterleavedOneFOneB(4, 16, 2), 0.03),
+        (InterleavedOneFOneB(8, 16, 12), 0.01),
+        (InterleavedOneFOneB(16, 32, 8), 0.02),
+        (GPipe(8, 64), 0.06),
+        (LoopedBFS(8, 32, 2), 0.06),
+    ],
+    ids=repr,
+)
+def test_levels_are_as_wide_as_a_power_of_two_and_nearly_full(schedule, padding):
+    graph = op_graph(schedule)
+    ops = to_levels(graph.predecessors, graph.last).ops.value
+    assert ops.shape[1] in (2, 4, 8, 16, 32, 64)
+    assert ops.size * (1 - padding) < graph.num_ops
+
+
+def test_no_op_makes_no_level():
+    levels = to_levels([], [()])
+    assert levels.ops.value.shape == (0, 1)
+    assert levels.sinks.value.tolist() == [[0]]
+
+
+def test_equal_blocks_are_one_class_whichever_objects_they_are():
+    graph = op_graph(OneFOneB(3, 4))
+    blocks = [
+        one_kernel("send_recv", 0.1, "network") if phase == "SR" else one_kernel("gemm", 1.0)
+        for phase in graph.phase
+    ]
+    shared = {block: block for block in blocks}
+    program = assemble(graph, blocks)
+    assert program == assemble(graph, [shared[block] for block in blocks])
+    assert len(program.blocks.direct.value) == 2
+    rows = list(zip(program.rows.class_.value, program.rows.rank.value, strict=True))
+    assert len(set(rows)) == len(rows) == 4
+    for op, row in enumerate(program.ops.row.value):
+        send = graph.phase[op] == "SR"
+        assert rows[row] == (blocks[op] != blocks[0], -1 if send else graph.rank[op])
+
+
+def test_a_tail_may_be_the_block_of_an_op():
+    graph = graph_of([(), (0,)])
+    blocks = [one_kernel("gemm", 1.0), one_kernel("gemm", 2.0)]
+    program = assemble(graph, blocks, tail=blocks[0])
+    assert prism.simulate(program, num_samples=1_024, key=jax.random.key(0)).mean == 4.0
+
+
+def test_blocks_are_as_many_as_ops():
+    with pytest.raises(ValueError, match="1 blocks were given for the ops; give one for each of"):
+        assemble(graph_of([(), (0,)]), [one_kernel("gemm", 1.0)])
