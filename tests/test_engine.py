@@ -92,14 +92,15 @@ import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 jax.config.update("jax_enable_x64", True)
 from prism_jax.engine import simulate
-from prism_jax.engine._simulate import draw_replicas, make_plan_jit
+from prism_jax.engine._simulate import Draws, draw_replicas, make_plan_jit
 from prism_jax.engine._random import key_data
 from tests.test_engine import _rich_program
 program = _rich_program()
 key = jax.random.key(3)
 kept = []
 for n in (5000, 20_000):
-    replicas, _ = draw_replicas(make_plan_jit(program), key_data(key), n)
+    draws = Draws("plain", None, 0, n)
+    replicas = draw_replicas(make_plan_jit(program), key_data(key), draws)
     kept.append(np.asarray(replicas.ends[:, :5000]))
 assert len(jax.devices()) == int(sys.argv[1])
 assert np.array_equal(*kept)
@@ -293,7 +294,7 @@ def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
 
     program = _rich_program()
     calls = 0
-    original = _simulate.add_replicas
+    original = _simulate.Reservoir.add
 
     def interrupt(*arguments):
         nonlocal calls
@@ -302,8 +303,8 @@ def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(_simulate, "add_replicas", interrupt)
-    law = simulate(program, num_samples=1_000_000, key=jax.random.key(0))
+    monkeypatch.setattr(_simulate.Reservoir, "add", interrupt)
+    law = simulate(program, num_samples=3_000_000, key=jax.random.key(0))
     assert law.interrupted
-    assert 0 < law.num_samples < law.requested == 1_000_000
+    assert 0 < law.num_samples < law.requested == 3_000_000
     assert np.isfinite(law.mean)

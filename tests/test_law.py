@@ -15,15 +15,24 @@ def _law(steps, batches=7):
         ends=steps[None],
         score=steps,
         stratum=np.zeros(n, np.int32),
+        likelihood=np.ones(n, np.float32),
         counts=np.array([n]),
     )
     selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
     decision = Decision(kept, (selection,), np.ones(1), n, (0.5, 0.5), "vector", (0, 0))
-    ordered = steps[decision.samples(np.arange(n))]
+    ordered = steps[decision.samples(0, n)]
     accumulator = Accumulator(grid_of(steps[:4096]))
     for part in np.array_split(ordered, batches):
         accumulator.add(part)
-    return accumulator.law(decision, requested=n, compile_s=0.0, run_s=1.0)
+    return accumulator.law(
+        decision,
+        requested=n,
+        effective_samples=float(n),
+        program="",
+        keys=((0, 0),),
+        compile_s=0.0,
+        run_s=1.0,
+    )
 
 
 def test_moments_and_quantiles_equal_numpy():

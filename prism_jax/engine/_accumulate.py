@@ -4,7 +4,6 @@ import numpy as np
 
 from ._decide import Decision
 from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
-from ._replicas import standard_error
 
 
 # Standard errors are computed from at most so many steps, and are a little too large for more.
@@ -41,81 +40,121 @@ class Accumulator:
         if not self.num_samples:
             self._centre = float(steps[0])
         deviation = steps - self._centre
-        self._sums += [deviation.sum(), (deviation**2).sum()]
+        self._sums += [deviation.sum(), np.sum(deviation * deviation)]
         low, high = self.grid
-        bins = np.floor((steps - low) / (high - low) * NUM_BINS)
-        bins = np.clip(bins, -1, NUM_BINS).astype(np.int64) + 1
-        self._counts += np.bincount(bins, minlength=NUM_BINS + 2)
-        self._smallest = np.sort(np.concatenate([self._smallest, steps]))[:NUM_EXTREMES]
-        self._largest = np.sort(np.concatenate([self._largest, steps]))[-NUM_EXTREMES:]
+        bins = np.clip((steps - low) * (NUM_BINS / (high - low)) + 1, 0, NUM_BINS + 1)
+        self._counts += np.bincount(bins.astype(np.int64), minlength=NUM_BINS + 2)
+        self._extremes(steps)
         if self.num_samples < _ERROR_STEPS:
             self._first.append(steps)
         self.num_samples += len(steps)
 
-    def law(self, decision: Decision, *, requested: int, compile_s: float, run_s: float) -> Law:
-        """The law of the steps so far."""
+    def _extremes(self, steps: np.ndarray) -> None:
+        if len(self._smallest) == NUM_EXTREMES:
+            low = np.concatenate([self._smallest, steps[steps < self._smallest[-1]]])
+            high = np.concatenate([self._largest, steps[steps > self._largest[0]]])
+        else:
+            low = np.concatenate([self._smallest, steps])
+            high = np.concatenate([self._largest, steps])
+        self._smallest = np.sort(low)[:NUM_EXTREMES]
+        self._largest = np.sort(high)[-NUM_EXTREMES:]
+
+    def law(self, decision: Decision, **about) -> Law:
+        """The law of the steps so far.
+
+        **Arguments:**
+
+        - `about`: further fields of the law.
+        """
         n = self.num_samples
         shift, square = self._sums / n
         mean = self._centre + shift
         std = float(np.sqrt(max(square - shift**2, 0.0)))
         steps = np.concatenate(self._first)
-        errors = _Errors(decision, steps)
+        errors = _Errors(decision, len(steps))
         centred = steps - steps.mean()
         spread = steps.std()
+        of_std = np.zeros(len(steps))
         if spread > 0:
-            of_std = errors.standard_error((centred**2 - spread**2) / (2 * spread))
-        else:
-            of_std = 0.0
-        quantiles = np.quantile(steps, LEVELS)
-        below = [(steps <= t).astype(float) for t in quantiles]
+            of_std = (centred**2 - spread**2) / (2 * spread)
+        levels = [errors.of_level(steps <= t) for t in np.quantile(steps, LEVELS)]
         return Law(
             num_samples=n,
-            requested=requested,
             mean=float(mean),
             std=std,
             edges=self.grid,
             counts=self._counts,
             smallest=self._smallest,
             largest=self._largest,
-            mean_error=errors.standard_error(centred),
-            std_error=of_std,
-            mean_support=errors.support(np.ones(len(steps))),
-            level_errors=np.array([errors.standard_error(b - b.mean()) for b in below]),
-            level_support=np.array([min(errors.support(b), errors.support(1 - b)) for b in below]),
-            compile_s=compile_s,
-            run_s=run_s,
+            mean_error=errors.of_mean(centred),
+            std_error=errors.of_mean(of_std),
+            mean_support=errors.support(),
+            level_errors=np.array([error for error, _ in levels]),
+            level_support=np.array([support for _, support in levels]),
+            **about,
         )
 
 
 class _Errors:
     """Standard errors of means over steps, from what decided them."""
 
-    def __init__(self, decision: Decision, steps: np.ndarray):
-        self.known = decision.rule == "vector"
-        self.selections = decision.selections
-        self.num_steps = len(steps)
-        if self.known:
-            self.regimes, self.position = decision.picks(np.arange(len(steps)))
+    def __init__(self, decision: Decision, num_steps: int):
+        self._known = decision.rule == "vector"
+        self._num_steps = num_steps
+        self._selections = decision.selections
+        if not self._known:
+            return
+        regimes, position = decision.picks(0, num_steps)
+        # For each regime: its steps, what each picked, and how many picked each sample.
+        self._picks = []
+        for g in range(len(self._selections)):
+            mine = slice(None) if len(self._selections) == 1 else np.flatnonzero(regimes == g)
+            self._picks.append((mine, position[mine], self._count(position[mine], None, g)))
 
-    def standard_error(self, contribution: np.ndarray) -> float:
-        if not self.known:
+    def _count(self, position, weights, g) -> np.ndarray:
+        return np.bincount(position, weights, minlength=len(self._selections[g].order))
+
+    def of_mean(self, contribution: np.ndarray) -> float:
+        """Of the mean of contributions, which sum to zero."""
+        if not self._known:
             return float("nan")
-        variance = 0.0
-        for g, selection in enumerate(self.selections):
-            members = self.regimes == g
-            if members.any():
-                influence = contribution[members] / self.num_steps
-                variance += standard_error(selection, self.position[members], influence) ** 2
+        total = [
+            self._count(p, contribution[mine], g) for g, (mine, p, _) in enumerate(self._picks)
+        ]
+        return self._error(total)
+
+    def of_level(self, below: np.ndarray) -> tuple[float, float]:
+        """Of the share of steps below a level, and how many independent replica samples lie beyond
+        it, on the poorer side.
+        """
+        if not self._known:
+            return float("nan"), 0.0
+        counts = [
+            self._count(p[below[mine]], None, g).astype(float)
+            for g, (mine, p, _) in enumerate(self._picks)
+        ]
+        share = np.mean(below)
+        error = self._error(
+            [c - share * n for c, (_, _, n) in zip(counts, self._picks, strict=True)]
+        )
+        above = [n - c for c, (_, _, n) in zip(counts, self._picks, strict=True)]
+        return error, min(_support(counts), _support(above))
+
+    def support(self) -> float:
+        """How many independent replica samples the steps come from."""
+        return _support([n for _, _, n in self._picks]) if self._known else 0.0
+
+    def _error(self, totals) -> float:
+        parts = zip(self._selections, totals, self._picks, strict=True)
+        variance = sum(
+            selection.standard_error(total / self._num_steps) ** 2
+            for selection, total, (_, position, _) in parts
+            if len(position)
+        )
         return float(np.sqrt(variance))
 
-    def support(self, weight: np.ndarray) -> float:
-        """How many independent replica samples the steps with weight come from."""
-        if not self.known:
-            return 0.0
-        total = squares = 0.0
-        for g in range(len(self.selections)):
-            members = self.regimes == g
-            per_sample = np.bincount(self.position[members], weight[members])
-            total += per_sample.sum()
-            squares += (per_sample**2).sum()
-        return total**2 / squares if squares > 0 else 0.0
+
+def _support(counts: list[np.ndarray]) -> float:
+    total = sum(float(c.sum()) for c in counts)
+    squares = sum(float(np.sum(c * c)) for c in counts)
+    return total**2 / squares if squares > 0 else 0.0

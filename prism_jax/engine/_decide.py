@@ -30,7 +30,7 @@ class Decision:
     - `selections`: for each regime of the network, how a step picks among them.
     - `probabilities`: of the regimes.
     - `num_steps`: their number; ranks are stratified into as many equal parts.
-    - `offsets`: where the sequences start, from the key.
+    - `offsets`: where the sequences start, from the key and the first id.
     - `rule`: `"vector"` or `"exact"`.
     - `seed`: for the draws of the exact rule, which are made in blocks of `BLOCK` steps.
     """
@@ -45,45 +45,73 @@ class Decision:
 
     def regimes(self, steps: np.ndarray) -> np.ndarray:
         """The regime of the network in each step."""
+        if len(self.selections) == 1:
+            return np.zeros(len(steps), np.int64)
         uniform = np.modf(steps * _SILVER + self.offsets[1])[0]
         return np.searchsorted(np.cumsum(self.probabilities)[:-1], uniform, "right")
 
-    def uniforms(self, steps: np.ndarray) -> np.ndarray:
+    def uniforms(self, first: int, count: int) -> np.ndarray:
         """The rank, among a step's replicas, of each step's decisive one: in (0, 1), one in each of
-        `num_steps` equal parts.
+        `num_steps` equal parts. Ascending within each block, so that looking samples up is quick.
         """
         n = self.num_steps
-        stride = next(a for a in it.count(max(round(_GOLDEN * n), 1)) if math.gcd(a, n) == 1)
-        part = (steps.astype(np.uint64) * np.uint64(stride)) % np.uint64(n)
-        return np.clip((part + self.offsets[0]) / n, 2.0**-54, 1 - 2.0**-53)
+        steps = np.arange(first, first + count, dtype=np.uint64)
+        part = (steps * np.uint64(self._stride)) % np.uint64(n)
+        uniform = np.clip((part + self.offsets[0]) / n, 2.0**-54, 1 - 2.0**-53)
+        whole = count - count % BLOCK
+        uniform[:whole].reshape(-1, BLOCK).sort(axis=1)
+        uniform[whole:].sort()
+        return uniform
 
-    def picks(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The regime of each step and its position in that regime's selection (vector rule)."""
-        regimes, uniforms = self.regimes(steps), self.uniforms(steps)
-        position = np.zeros(len(steps), np.int64)
+    @ft.cached_property
+    def _stride(self) -> int:
+        n = self.num_steps
+        return next(a for a in it.count(max(round(_GOLDEN * n), 1)) if math.gcd(a, n) == 1)
+
+    def picks(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The regime of each step and its position in that regime's selection (vector rule).
+
+        `first` counts from the start of the run, and is a multiple of `BLOCK`.
+        """
+        regimes = self.regimes(np.arange(first, first + count))
+        uniforms = self.uniforms(first, count)
+        position = np.zeros(count, np.int64)
         for g, selection in enumerate(self.selections):
-            members = regimes == g
-            position[members] = selection.pick(uniforms[members])
+            members = slice(None) if len(self.selections) == 1 else np.flatnonzero(regimes == g)
+            if len(uniforms[members]):
+                position[members] = selection.pick(uniforms[members])
         return regimes, position
 
-    def samples(self, steps: np.ndarray) -> np.ndarray:
+    def samples(self, first: int, count: int) -> np.ndarray:
         """Which kept sample decides each step (vector rule)."""
-        regimes, position = self.picks(steps)
-        sample = np.zeros(len(steps), np.int64)
+        regimes, position = self.picks(first, count)
+        sample = np.zeros(count, np.int64)
         for g, selection in enumerate(self.selections):
-            members = regimes == g
+            members = np.flatnonzero(regimes == g)
             sample[members] = selection.order[position[members]]
         return sample
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the pipeline ranks and the regime, for `count` steps from `first` on."""
-        steps = np.arange(first, first + count)
-        regimes = self.regimes(steps).astype(np.int32)
+        """The ends of the pipeline ranks and the regime, for `count` steps from id `first` on."""
+        first -= self.kept.first
         if self.rule == "vector":
-            return self.kept.ends[:, self.samples(steps)], regimes
+            regimes, position = self.picks(first, count)
+            ends = np.empty((len(self.kept.ends), count), self.kept.ends.dtype)
+            for g, ordered in enumerate(self._ordered):
+                if len(self.selections) == 1:
+                    ends = ordered[:, position]
+                else:
+                    ends[:, regimes == g] = ordered[:, position[regimes == g]]
+            return ends, regimes.astype(np.int32)
+        regimes = self.regimes(np.arange(first, first + count)).astype(np.int32)
         starts = range(first - first % BLOCK, first + count, BLOCK)
         ends = np.concatenate([self._exact(start) for start in starts], axis=1)
         return ends[:, first % BLOCK :][:, :count], regimes
+
+    @ft.cached_property
+    def _ordered(self) -> list[np.ndarray]:
+        """The ends of each selection's samples, in its order."""
+        return [self.kept.ends[:, selection.order] for selection in self.selections]
 
     def _exact(self, first: int) -> np.ndarray:
         """The end of each pipeline rank's own slowest replica, in the block of steps from `first`:
@@ -91,12 +119,14 @@ class Decision:
         """
         regimes = self.regimes(np.arange(first, first + BLOCK))
         ends = np.zeros((len(self.kept.ends), BLOCK), self.kept.ends.dtype)
-        rng = np.random.Generator(np.random.Philox(key=list(self.seed), counter=[0, 0, 0, first]))
+        rng = np.random.Generator(
+            np.random.Philox(key=list(self.seed), counter=[0, 0, 0, self.kept.first + first])
+        )
         for g, selection in enumerate(self.selections):
             members = np.flatnonzero(regimes == g)
             if not len(members):
                 continue
-            mine, chosen = self.candidates[g]
+            mine, chosen = self._candidates[g]
             weights = selection.weights[chosen]
             drawn = rng.binomial(selection.num_replicas, min(weights.sum(), 1), len(members))
             drawn = np.maximum(drawn, 1)
@@ -108,7 +138,7 @@ class Decision:
         return ends
 
     @ft.cached_property
-    def candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each regime, all ends in its selection's order, and which of them may be a rank's
         slowest.
         """
@@ -146,7 +176,7 @@ def decide(
         probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
     replicas = 1 if explicit else program.num_replicas
     words = [int(word) for word in np.asarray(key)]
-    rng = np.random.Generator(np.random.Philox(key=words))
+    rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
     first, second = rng.random(2)
     return Decision(
         kept=kept,

@@ -31,6 +31,12 @@ class Law:
     - `mean_support`: how many independent replica samples the steps come from.
     - `level_errors`: standard error of the distribution function at the quantiles of `LEVELS`.
     - `level_support`: how many independent replica samples lie beyond them, on the poorer side.
+    - `effective_samples`: of the replica samples behind it, how many of equal weight are worth as
+        much.
+    - `degrees`: of freedom of the standard errors, where they come of a few randomisations.
+    - `sampling`: how replica samples were drawn, see `simulate`.
+    - `program`: a digest of what was simulated; laws of one program can be merged.
+    - `keys`: the keys that were used.
     - `compile_s`, `run_s`: wall time, in seconds.
 
     A law has no derivative; that is what `estimate` is for.
@@ -49,8 +55,13 @@ class Law:
     mean_support: float
     level_errors: np.ndarray
     level_support: np.ndarray
+    effective_samples: float
+    program: str
+    keys: tuple[tuple[int, int], ...]
     compile_s: float
     run_s: float
+    degrees: float = float("inf")
+    sampling: str = "plain"
 
     @property
     def interrupted(self) -> bool:
@@ -111,7 +122,7 @@ class Law:
         return float(np.maximum(self.std - half, 0.0)), self.std + half
 
     def _half_width(self, error: float, level: float) -> float:
-        score = _normal_score(level)
+        score = self._score(level)
         return float("nan") if self.mean_support < FEWEST else score * error
 
     def quantile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
@@ -130,7 +141,7 @@ class Law:
         if self.std == 0:
             return self.mean, self.mean
         relative = self.level_errors / np.sqrt(LEVELS * (1 - LEVELS))
-        half = _normal_score(level) * np.interp(q, LEVELS, relative) * np.sqrt(q * (1 - q))
+        half = self._score(level) * np.interp(q, LEVELS, relative) * np.sqrt(q * (1 - q))
         low, high = np.clip([q - half, q + half], 0, 1)
         return float(self.quantile(low)), float(self.quantile(high))
 
@@ -141,8 +152,12 @@ class Law:
         per_share = np.interp(q, LEVELS, self.level_support / share)
         return float(per_share * min(q, 1 - q))
 
+    def _score(self, level: float) -> float:
+        """How many standard errors an interval reaches to each side."""
+        if not 0 < level < 1:
+            raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
+        if np.isinf(self.degrees):
+            return statistics.NormalDist().inv_cdf((1 + level) / 2)
+        from scipy.stats import t
 
-def _normal_score(level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
-    return statistics.NormalDist().inv_cdf((1 + level) / 2)
+        return float(t.ppf((1 + level) / 2, self.degrees))

@@ -18,14 +18,20 @@ from ._decide import Decision, decide
 from ._plan import Plan, make_plan
 from ._random import KeyData, key_data
 from ._replica import replica_ends, strata_of, stratum_weights
-from ._replicas import Replicas, weight_derivatives
+from ._replicas import Replicas
 from ._simulate import (
+    Draws,
+    automatic_sampling,
     check_num_samples,
     check_plan,
     check_program,
     draw_replicas,
+    find_lead,
+    given_scores,
     make_plan_jit,
-    step_tile,
+    parts,
+    run_steps,
+    sobol_points,
 )
 from ._step import compose_steps
 from ._tiles import map_tiles, sum_tiles, untile
@@ -38,28 +44,32 @@ class Composed:
     **Attributes:**
 
     - `steps`: `(n,)` step times in seconds, float64.
-    - `decision`: what decided each.
+    - `parts`: how each part of the run was drawn, and what decided its steps.
     - `plan`, `key`: of the simulation.
     """
 
     steps: Float[np.ndarray, " n"]
-    decision: Decision
+    parts: tuple[tuple[Draws, Decision], ...]
     plan: Plan
     key: KeyData
 
 
 def composed_steps(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Composed:
-    """Simulates steps and keeps their times (8 bytes each)."""
+    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each)."""
     check_program(program)
     check_num_samples(num_samples)
     plan = make_plan_jit(program)
     check_plan(plan)
     words = key_data(key)
-    kept, drawn = draw_replicas(plan, words, num_samples)
-    decision = decide(program, kept, words, drawn)
-    results = map_tiles(step_tile, (plan, words), drawn, decision.inputs)
-    steps = np.concatenate([untile(result) for _, _, result in results]).astype(np.float64)
-    return Composed(steps, decision, plan, words)
+    sampling = automatic_sampling(program, num_samples, "vector")
+    lead = find_lead(plan, sampling)
+    done, steps = [], []
+    for first, count in parts(program, num_samples, sampling):
+        draws = Draws(sampling, lead, first, count)
+        decision = decide(program, draw_replicas(plan, words, draws), words, count)
+        done.append((draws, decision))
+        run_steps(plan, decision, words, count, steps.append)
+    return Composed(np.concatenate(steps).astype(np.float64), tuple(done), plan, words)
 
 
 def pull_back(
@@ -79,10 +89,12 @@ def pull_back(
 
     A program whose parameters are the derivatives; `None` in place of what is not a float.
     """
-    plan, decision, key = composed.plan, composed.decision, composed.key
-    zero = jax.tree.map(lambda x: np.zeros(x.shape), eqx.filter(plan, eqx.is_inexact_array))
-    of_plan, of_ends = _through_steps(composed, slope, zero)
-    of_plan = _through_replicas(plan, key, decision.kept, of_ends, of_plan)
+    plan = composed.plan
+    of_plan = jax.tree.map(lambda x: np.zeros(x.shape), _floats(plan))
+    for draws, decision in composed.parts:
+        mine = slice(draws.first, draws.first + draws.steps)
+        of_plan, of_ends = _through_steps(composed, decision, slope[mine], of_plan)
+        of_plan = _through_replicas(composed, draws, decision.kept, of_ends, of_plan)
     parameters, static = eqx.partition(program, eqx.is_inexact_array)
     of_plan = jax.tree.map(lambda g, x: jnp.asarray(g, x.dtype), of_plan, _floats(plan))
     through_plan = _plan_vjp(parameters, static, of_plan)
@@ -102,22 +114,27 @@ def _plan_vjp(parameters, static, cotangent):
     return vjp(cotangent)[0]
 
 
-def _through_steps(composed: Composed, slope, of_plan):
+def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
     """Back through the composition of steps, to the plan and to the kept samples' ends."""
-    decision = composed.decision
+    start = decision.kept.first
     of_ends = np.zeros(decision.kept.ends.shape)
 
     def inputs(first, count):
         ends, regimes = decision.inputs(first, count)
-        return ends, regimes, slope[first : first + count].astype(ends.dtype)
+        return ends, regimes, slope[first - start :][:count].astype(ends.dtype)
 
     shared = (composed.plan, composed.key)
-    for first, count, (result, _) in map_tiles(_step_vjp, shared, len(composed.steps), inputs):
-        plan_part, ends_part = result
+    cost = composed.plan.program.num_ranks
+
+    def add(first, count, result):
+        nonlocal of_plan
+        plan_part, ends_part = result[0]
         of_plan = sum_tiles((plan_part, count), of_plan)
-        samples = decision.samples(np.arange(first, first + count))
+        samples = decision.samples(first - start, count)
         for row, part in zip(of_ends, untile((ends_part, count)), strict=True):
             row += np.bincount(samples, part, minlength=len(row))
+
+    map_tiles(_step_vjp, shared, len(slope), add, inputs, first=start, cost=cost)
     return of_plan, of_ends
 
 
@@ -132,26 +149,37 @@ def _step_vjp(shared, ids, ends, regimes, slope):
     return vjp(slope)
 
 
-def _through_replicas(plan: Plan, key: KeyData, kept: Replicas, of_ends, of_plan):
+def _through_replicas(composed: Composed, draws: Draws, kept: Replicas, of_ends, of_plan):
     """Back through the samples of a replica that steps depend on, to the plan."""
     needed = np.flatnonzero(np.any(of_ends != 0, axis=0))
+    points = sobol_points(draws, composed.key, kept.ends.dtype)
 
     def inputs(first, count):
         chosen = needed[first : first + count]
-        return kept.ids[chosen], of_ends[:, chosen].astype(kept.ends.dtype)
+        ids = kept.ids[chosen]
+        given = () if points is None else (points[:, ids - np.uint32(draws.first)],)
+        return ids, of_ends[:, chosen].astype(kept.ends.dtype), *given
 
-    for _, _, result in map_tiles(_replica_vjp, (plan, key), len(needed), inputs):
+    shared = (composed.plan, draws.lead, composed.key)
+    cost = composed.plan.program.num_ops
+
+    def add(first, count, result):
+        nonlocal of_plan
+        del first, count
         of_plan = sum_tiles(result, of_plan)
+
+    map_tiles(_replica_vjp, shared, len(needed), add, inputs, cost=cost)
     return of_plan
 
 
-def _replica_vjp(shared, _, ids, cotangent):
-    plan, key = shared
+def _replica_vjp(shared, _, ids, cotangent, *points):
+    plan, lead, key = shared
     floats, rest = eqx.partition(plan, eqx.is_inexact_array)
     regimes, stalls = strata_of(plan.program, ids)
+    given, _ = given_scores(lead, ids, key, *points)
 
     def forward(floats):
-        return replica_ends(eqx.combine(floats, rest), ids, key, regimes, stalls)
+        return replica_ends(eqx.combine(floats, rest), ids, key, regimes, stalls, given)
 
     _, vjp = jax.vjp(forward, floats)
     return vjp(cotangent)[0]
@@ -159,20 +187,22 @@ def _replica_vjp(shared, _, ids, cotangent):
 
 def _through_weights(composed: Composed, influence, parameters, static):
     """Through the weights of the strata: how likely stalls and a congested network are."""
-    decision = composed.decision
-    kept = decision.kept
-    regimes, position = decision.picks(np.arange(len(composed.steps)))
-    of_stratum = np.zeros(len(kept.counts))
-    of_regime = np.zeros(len(decision.probabilities))
-    for g, selection in enumerate(decision.selections):
-        members = regimes == g
-        if not members.any():
-            continue
-        of_regime[g] = influence[members].sum() / decision.probabilities[g]
-        slopes = weight_derivatives(selection, position[members], influence[members])
-        slopes -= np.sum(selection.weights * slopes)
-        stratum = kept.stratum[selection.order]
-        of_stratum += np.bincount(stratum, slopes * selection.weights, len(of_stratum))
+    program = composed.plan.program
+    of_stratum = np.zeros(len(program.strata))
+    of_regime = np.zeros(1 + max(s.regime for s in program.strata))
+    for draws, decision in composed.parts:
+        kept, mine = decision.kept, influence[draws.first :][: draws.steps]
+        regimes, position = decision.picks(0, draws.steps)
+        for g, selection in enumerate(decision.selections):
+            members = regimes == g
+            if not members.any():
+                continue
+            of_regime[g] += mine[members].sum() / decision.probabilities[g]
+            total = np.bincount(position[members], mine[members], len(selection.order))
+            slopes = selection.weight_derivatives(total)
+            slopes -= np.sum(selection.weights * slopes)
+            stratum = kept.stratum[selection.order]
+            of_stratum += np.bincount(stratum, slopes * selection.weights, len(of_stratum))
     return _weights_vjp(parameters, static, jnp.asarray(of_stratum), jnp.asarray(of_regime))
 
 

@@ -21,7 +21,23 @@ from ._random import KeyData, fold, key_data, normal_pairs, normals, uniforms
 TILE = 1024
 
 # Streams of random numbers that a replica sample uses, each with a key of its own.
-OPS, RANKS, MICROBATCHES, STALLS, MEMBERS = range(5)
+OPS, RANKS, MICROBATCHES, STALLS, MEMBERS, LEAD = range(6)
+
+
+class Axes(eqx.Module):
+    """Which draws of a replica sample are given from outside: for each, the row of the scores that
+    takes its place; their number for none. Static.
+
+    **Attributes:**
+
+    - `ops`: `(levels, width)`.
+    - `ranks`: `(ranks,)`, of the factor of each pipeline rank's slowest GPU.
+    - `microbatches`: `(microbatches,)`.
+    """
+
+    ops: FrozenArray = eqx.field(static=True)
+    ranks: FrozenArray = eqx.field(static=True)
+    microbatches: FrozenArray = eqx.field(static=True)
 
 
 @eqx.filter_jit
@@ -101,13 +117,16 @@ def replica_ends(
     key: KeyData,
     regimes: Int[Array, " samples"],
     stalls: Int[Array, " samples"],
+    given: tuple[Axes, Float[Array, "axes samples"]] | None = None,
 ) -> Float[Array, "ranks samples"]:
-    """`sample_replica_ends` from a plan, with the strata of the samples given."""
+    """`sample_replica_ends` from a plan, with the strata of the samples given, and the scores of
+    some draws.
+    """
     program = plan.program
     dtype = plan.mean.dtype
     num_samples = sample_ids.shape[0]
     latencies = Latencies(
-        **_tables(plan, sample_ids, key, regimes, stalls),
+        **_tables(plan, sample_ids, key, regimes, stalls, given),
         noise=ft.partial(_noise, (program.levels.ops.value.shape[1] + 1) // 2, dtype),
         noise_arguments=(fold(key, OPS), sample_ids),
     )
@@ -120,7 +139,7 @@ def _noise(pairs: int, dtype, arguments, level, pair):
     return normal_pairs(key, sample_ids, level * np.uint32(pairs) + pair, dtype)
 
 
-def _tables(plan: Plan, sample_ids, key, regimes, stalls) -> dict[str, Any]:
+def _tables(plan: Plan, sample_ids, key, regimes, stalls, given) -> dict[str, Any]:
     """What the latencies of the ops are made of, as fields of `maxplus.Latencies`."""
     program, dtype = plan.program, plan.mean.dtype
     per_kernel = program.resolution == "kernel"
@@ -130,6 +149,7 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls) -> dict[str, Any]:
         slowest = jnp.max(members, axis=0)
     elif plan.slowest is not None:
         z = normals(fold(key, RANKS), sample_ids, program.num_ranks, dtype)
+        z = z if given is None else _replaced(z, given[0].ranks, given[1])
         slowest = look_up_one(plan.slowest, z)
     # Laws are the same for all samples where neither GPUs nor the network make a difference.
     if slowest is None:
@@ -150,6 +170,7 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls) -> dict[str, Any]:
     which = dict.fromkeys(laws, op_row)
     if plan.microbatch is not None:
         z = normals(fold(key, MICROBATCHES), sample_ids, program.num_microbatches, dtype)
+        z = z if given is None else _replaced(z, given[0].microbatches, given[1])
         ones = jnp.ones((1, sample_ids.shape[0]), dtype)
         tables["microbatch"] = jnp.concatenate([look_up_one(plan.microbatch, z), ones])
         compute = program.blocks.compute.value[rows.class_.value[op_row]]
@@ -157,6 +178,11 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls) -> dict[str, Any]:
         which["microbatch"] = np.where(
             compute, program.ops.microbatch.value[ops], program.num_microbatches
         )
+    if given is not None:
+        axes, scores = given
+        # The last row stands for "not given".
+        tables["given"] = jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)])
+        which["given"] = axes.ops.value
     for_all = {}
     for j, (place, pause) in enumerate(_stalls(plan, sample_ids, key, stalls)):
         for_all |= {f"stalled{j}": place, f"pause{j}": pause}
@@ -181,8 +207,17 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls) -> dict[str, Any]:
     }
 
 
+def _replaced(z, axes: FrozenArray, scores):
+    """The rows of `z`, or of the scores that take their place."""
+    axis = axes.value
+    taken = jnp.asarray(axis < len(scores))[:, None]
+    return jnp.where(taken, scores[np.minimum(axis, len(scores) - 1)], z)
+
+
 def _op_latency(op, mine, shared, z, kernels=None):
     """The latency of an op: see `maxplus.Latencies`."""
+    if "given" in mine:
+        z = jnp.where(jnp.isnan(mine["given"]), z, mine["given"])
     if kernels is None:
         seconds = latency(mine, shared, z)
     else:

@@ -1,6 +1,7 @@
 """Samples of one replica, kept on the host, and which of them decides a step of R replicas."""
 
 import dataclasses
+import functools as ft
 
 import numpy as np
 
@@ -19,52 +20,82 @@ class Replicas:
 
     **Attributes:**
 
-    - `ids`: `(n,)`, sample ids.
+    - `ids`: `(n,)`, sample ids, ascending.
     - `ends`: `(ranks, n)`, when each pipeline rank ends, in seconds.
     - `score`: `(n,)`, the end of the slowest rank with its mean reduction of gradients: what the
         vector rule orders by.
     - `stratum`: `(n,)`.
+    - `likelihood`: `(n,)`, how much likelier each is by its law than by the one it was drawn from.
     - `counts`: `(strata,)`, how many samples were drawn in each stratum, kept or not.
+    - `first`: the first id.
     """
 
     ids: np.ndarray
     ends: np.ndarray
     score: np.ndarray
     stratum: np.ndarray
+    likelihood: np.ndarray
     counts: np.ndarray
+    first: int = 0
+
+    @property
+    def drawn(self) -> int:
+        """How many samples were drawn."""
+        return int(self.counts.sum())
+
+    def effective_samples(self) -> float:
+        """How many samples of equal weight are worth as much for the mean."""
+        likelihood = self.likelihood.astype(np.float64)
+        scale = self.drawn / len(likelihood)
+        return float(likelihood.sum() ** 2 / np.sum(likelihood**2)) * scale
 
 
-def no_replicas(num_ranks: int, num_strata: int, dtype) -> Replicas:
-    return Replicas(
-        ids=np.zeros(0, np.uint32),
-        ends=np.zeros((num_ranks, 0), dtype),
-        score=np.zeros(0, dtype),
-        stratum=np.zeros(0, np.int32),
-        counts=np.zeros(num_strata, np.int64),
-    )
+class Reservoir:
+    """Collects replica samples from id `first` on; forgets what is neither early nor slow."""
 
+    def __init__(self, num_ranks: int, num_strata: int, dtype, first: int = 0):
+        self.first = first
+        self.counts = np.zeros(num_strata, np.int64)
+        ids, score, stratum, likelihood = (
+            np.zeros(0, d) for d in (np.uint32, dtype, np.int32, np.float32)
+        )
+        ends = np.zeros((num_ranks, 0), dtype)
+        self._batches: list[tuple] = [(ids, ends, score, stratum, likelihood)]
+        self._held = 0
+        self._bound = -np.inf  # Of the slowest `EXTREMES` so far.
 
-def add_replicas(kept: Replicas, ids, ends, score, stratum) -> Replicas:
-    """Adds a batch and forgets what is neither early nor slow."""
-    kept = Replicas(
-        ids=np.concatenate([kept.ids, ids]),
-        ends=np.concatenate([kept.ends, ends], axis=1),
-        score=np.concatenate([kept.score, score]),
-        stratum=np.concatenate([kept.stratum, stratum]),
-        counts=kept.counts + np.bincount(stratum, minlength=len(kept.counts)),
-    )
-    if len(kept.ids) < RESERVOIR + 2 * EXTREMES:
-        return kept
-    slow = np.argpartition(kept.score, -EXTREMES)[-EXTREMES:]
-    keep = kept.ids < RESERVOIR
-    keep[slow] = True
-    return dataclasses.replace(
-        kept,
-        ids=kept.ids[keep],
-        ends=kept.ends[:, keep],
-        score=kept.score[keep],
-        stratum=kept.stratum[keep],
-    )
+    @property
+    def drawn(self) -> int:
+        return int(self.counts.sum())
+
+    def add(self, ids, ends, score, stratum, likelihood) -> None:
+        """Adds a batch; ids come in order."""
+        self.counts += np.bincount(stratum, minlength=len(self.counts))
+        batch = (ids, ends, score, stratum, likelihood)
+        if ids[-1] - self.first >= RESERVOIR:
+            keep = np.flatnonzero((ids - self.first < RESERVOIR) | (score >= self._bound))
+            batch = tuple(x[..., keep] for x in batch)
+        self._batches.append(batch)
+        self._held += len(batch[0])
+        if self._held >= RESERVOIR + 2 * EXTREMES:
+            self._forget()
+
+    def _forget(self) -> None:
+        ids, ends, score, stratum, likelihood = self._all()
+        slow = np.argpartition(score, -EXTREMES)[-EXTREMES:]
+        self._bound = score[slow].min()
+        keep = ids - self.first < RESERVOIR
+        keep[slow] = True
+        batch = (ids, ends, score, stratum, likelihood)
+        self._batches = [tuple(x[..., keep] for x in batch)]
+        self._held = int(keep.sum())
+
+    def _all(self):
+        return tuple(np.concatenate(parts, axis=-1) for parts in zip(*self._batches, strict=True))
+
+    def replicas(self) -> Replicas:
+        """What is kept."""
+        return Replicas(*self._all(), counts=self.counts, first=self.first)
 
 
 def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
@@ -79,18 +110,22 @@ def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
     regime = np.array([s.regime for s in program.strata])
     shares = np.array([s.share for s in program.strata])
     probability = probability * shares / np.bincount(regime, shares)[regime]
+    likelihood = kept.likelihood.astype(np.float64)
     weights = np.zeros(len(kept.ids))
     forgotten = total > len(kept.ids)
     bound = np.partition(kept.score, -EXTREMES)[-EXTREMES] if forgotten else -np.inf
+    early = kept.ids - np.uint32(kept.first) < RESERVOIR
     for s, count in enumerate(kept.counts):
         members = kept.stratum == s
         if not members.any():
             continue
         alone = members & (kept.score >= bound)
-        others = members & ~alone & (kept.ids < RESERVOIR)
-        weights[alone] = probability[s] / count
+        others = members & ~alone & early
+        weights[alone] = likelihood[alone] / count
         if others.any():
-            weights[others] = probability[s] * (count - alone.sum()) / count / others.sum()
+            rest = max(1 - weights[alone].sum(), 0)
+            weights[others] = rest * likelihood[others] / likelihood[others].sum()
+        weights[members] *= probability[s] / weights[members].sum()
     for g in range(regime.max() + 1):
         members = regime[kept.stratum] == g
         if members.any():
@@ -118,10 +153,98 @@ class Selection:
     num_replicas: int
 
     def pick(self, uniform: np.ndarray) -> np.ndarray:
-        """Positions in `order`. The share from the top is `1 - U^(1/R)`, without cancellation."""
-        share = -np.expm1(np.log(uniform) / self.num_replicas)
-        position = np.searchsorted(np.cumsum(self.weights), share)
-        return np.minimum(position, len(self.order) - 1)
+        """Positions in `order`: the first with `(1 - its share from the top) ** R <= uniform`."""
+        wanted = 1 - uniform
+        reached, guide = self._guide
+        position = guide[(wanted * (len(guide) - 1)).astype(np.int64)]
+        behind = np.flatnonzero(reached[position] < wanted)
+        while len(behind):
+            position[behind] += 1
+            behind = behind[reached[position[behind]] < wanted[behind]]
+        return position
+
+    @ft.cached_property
+    def _guide(self) -> tuple[np.ndarray, np.ndarray]:
+        """The probability that a step picks each sample or a slower one, and where it passes evenly
+        spaced values: near enough to walk from.
+        """
+        reached = self.cumulative.copy()
+        if self.num_replicas > 1:
+            reached = -np.expm1(self.num_replicas * np.log1p(-np.minimum(reached, 1 - 1e-16)))
+        reached[-1] = np.inf
+        even = np.linspace(0, 1, max(len(reached), 1) + 1)
+        return reached, np.searchsorted(reached, even)
+
+    @ft.cached_property
+    def cumulative(self) -> np.ndarray:
+        """The weight from the slowest sample to each, itself included."""
+        return np.cumsum(self.weights)
+
+    @ft.cached_property
+    def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
+        """What a sample's part in a figure tells of its derivative with respect to the sample's
+        own weight, and to those of faster ones: see `weight_derivatives`.
+        """
+        R = self.num_replicas
+        if R == 1:
+            own = np.where(self.weights > 0, 1 / np.where(self.weights > 0, self.weights, 1), 0)
+            return own, np.zeros(0)
+        above = self.cumulative - self.weights
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            upper = np.log1p(-np.minimum(above, 1))
+            lower = np.log1p(-np.minimum(self.cumulative, 1))
+            a, b = np.exp((R - 1) * upper), np.exp((R - 1) * lower)
+            picked = np.exp(R * upper) * -np.expm1(R * (lower - upper))
+            possible = picked > 0
+            own = np.where(possible, R * b / picked, 0)
+            others = np.where(possible, R * (a - b) / picked, 0)
+        return own, others
+
+    def weight_derivatives(self, total: np.ndarray) -> np.ndarray:
+        """The derivative of a mean over steps with respect to the weight of each replica sample.
+
+        With `W_i = (1 - t_i)^R - (1 - t_i - w_i)^R` the probability that sample `i`, above which
+        the weights sum to `t_i`, is picked, steps that picked it count `W_i(new) / W_i(old)` times.
+
+        **Arguments:**
+
+        - `total`: `(n,)`, what the steps that picked each sample contribute to the figure.
+
+        **Returns:**
+
+        `(n,)`, in the order of the selection. The weights are not normalised in this derivative.
+        """
+        own, others = self._slopes
+        slope = own * total
+        if self.num_replicas > 1:
+            moved = others * total
+            slope -= np.sum(moved) - np.cumsum(moved)
+        return slope
+
+    def standard_error(self, total: np.ndarray) -> float:
+        """The standard error that the replica samples, drawn anew, would give a mean over steps:
+        the infinitesimal jackknife, i.e. resampling with Poisson weights in the limit of many
+        resamples.
+
+        A sample that many steps picked counts as the one sample that it is. The number of samples
+        in each stratum is set, so only the scatter within strata counts.
+
+        **Arguments:**
+
+        - `total`: as of `weight_derivatives`.
+        """
+        change = self.weights * self.weight_derivatives(total)
+        if self._one_stratum:
+            change -= self.weights * change.sum()
+        else:
+            mass = np.bincount(self.stratum, self.weights)
+            centre = np.bincount(self.stratum, change) / np.where(mass > 0, mass, 1)
+            change -= self.weights * centre[self.stratum]
+        return float(np.sqrt(np.sum(change * change)))
+
+    @ft.cached_property
+    def _one_stratum(self) -> bool:
+        return len(self.stratum) == 0 or bool(np.all(self.stratum == self.stratum[0]))
 
 
 def select(
@@ -129,54 +252,13 @@ def select(
 ) -> Selection:
     """Orders the samples for which `members` holds."""
     chosen = np.flatnonzero(members)
+    score = kept.score[chosen]
     # Ties are broken by id, so that the order does not depend on how the samples came.
-    order = chosen[np.lexsort((kept.ids[chosen], -kept.score[chosen]))]
+    if score.dtype == np.float32 and np.all(score >= 0):
+        # The bits of a positive float are in its order: one sort of integers, several times faster.
+        key = (~score.view(np.uint32)).astype(np.uint64) << np.uint64(32)
+        key |= np.arange(len(chosen), dtype=np.uint64)
+        order = chosen[(np.sort(key) & np.uint64(2**32 - 1)).astype(np.int64)]
+    else:
+        order = chosen[np.argsort(-score, kind="stable")]
     return Selection(order, weights[order], kept.stratum[order], num_replicas)
-
-
-def weight_derivatives(
-    selection: Selection, position: np.ndarray, influence: np.ndarray
-) -> np.ndarray:
-    """The derivative of a mean over steps with respect to the weight of each replica sample.
-
-    With `W_i = (1 - t_i)^R - (1 - t_i - w_i)^R` the probability that sample `i`, above which the
-    weights sum to `t_i`, is picked, steps that picked it count `W_i(new) / W_i(old)` times.
-
-    **Arguments:**
-
-    - `position`: `(steps,)`, what each step picked.
-    - `influence`: `(steps,)`, each step's contribution to the figure; they sum to it.
-
-    **Returns:**
-
-    `(n,)`, in the order of the selection. The weights are not normalised in this derivative.
-    """
-    R = selection.num_replicas
-    weights = selection.weights
-    total = np.bincount(position, influence, minlength=len(weights))
-    above = np.concatenate([[0.0], np.cumsum(weights)[:-1]])
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        upper = np.log1p(-np.minimum(above, 1))
-        lower = np.log1p(-np.minimum(above + weights, 1))
-        picked = np.exp(R * upper) * -np.expm1(R * (lower - upper))
-        per_weight = np.where((total != 0) & (picked > 0), total / picked, 0)
-        a = np.exp((R - 1) * upper) if R > 1 else np.ones_like(upper)
-        b = np.exp((R - 1) * lower) if R > 1 else np.ones_like(lower)
-    shift = R * (a - b) * per_weight
-    below = np.concatenate([np.cumsum(shift[::-1])[::-1][1:], [0.0]])
-    return R * b * per_weight - below
-
-
-def standard_error(selection: Selection, position: np.ndarray, influence: np.ndarray) -> float:
-    """The standard error that the replica samples, drawn anew, would give a mean over steps: the
-    infinitesimal jackknife, i.e. resampling with Poisson weights in the limit of many resamples.
-
-    A sample that many steps picked counts as the one sample that it is. The number of samples in
-    each stratum is set, so only the scatter within strata counts.
-    """
-    slope = weight_derivatives(selection, position, influence)
-    stratum, weights = selection.stratum, selection.weights
-    total = np.bincount(stratum, weights)[stratum]
-    centre = np.bincount(stratum, weights * slope)[stratum] / np.where(total > 0, total, 1)
-    change = weights * (slope - centre)
-    return float(np.sqrt(np.sum(change**2)))

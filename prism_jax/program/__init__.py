@@ -11,6 +11,7 @@ from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
 )
+from ._digest import digest as digest
 from ._program import (
     Program as Program,
     Stratum as Stratum,

@@ -1,0 +1,141 @@
+"""Laws of parts of a run, or of runs with other keys, as one law; and laws as files."""
+
+import dataclasses
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._law import LEVELS, NUM_EXTREMES, Law
+
+
+_FORMAT = 1
+
+
+def merge_laws(laws: Sequence[Law]) -> Law:
+    """One law of the steps of several, which must be of the same program and of different keys.
+
+    **Raises:**
+
+    `ValueError` if they are of different programs, or share a key.
+    """
+    if not laws:
+        raise ValueError("No laws were given to merge; give at least one.")
+    if len({law.program for law in laws}) > 1:
+        raise ValueError(
+            "The laws are of different programs and cannot be merged; merge those of one program "
+            "with the same parameters."
+        )
+    keys = [key for law in laws for key in law.keys]
+    if len(set(keys)) < len(keys):
+        raise ValueError(
+            "The laws share a key, so they hold the same samples; simulate each with a key of its "
+            "own."
+        )
+    return _pool(laws, keys)
+
+
+def merge_parts(laws: Sequence[Law]) -> Law:
+    """One law of the parts of one run."""
+    return laws[0] if len(laws) == 1 else _pool(laws, laws[0].keys)
+
+
+def merge_randomisations(laws: Sequence[Law]) -> Law:
+    """One law of randomisations of the same points, whose standard errors are those of the mean of
+    independent randomisations: how much these scatter.
+    """
+    law = merge_parts(laws)
+    count = len(laws)
+    if count < 2:
+        return dataclasses.replace(law, mean_support=0.0, level_support=0 * law.level_support)
+
+    def error(values):
+        return np.std(values, axis=0, ddof=1) / np.sqrt(count)
+
+    quantiles = np.asarray(law.quantile(LEVELS))
+    levels = np.array([[part.cdf(float(t)) for t in quantiles] for part in laws])
+    return dataclasses.replace(
+        law,
+        mean_error=float(error([part.mean for part in laws])),
+        std_error=float(error([part.std for part in laws])),
+        level_errors=error(levels),
+        degrees=count - 1.0,
+    )
+
+
+def _pool(laws: Sequence[Law], keys) -> Law:
+    sizes = np.array([law.num_samples for law in laws], float)
+    shares = sizes / sizes.sum()
+    means, stds = np.array([law.mean for law in laws]), np.array([law.std for law in laws])
+    mean = float(shares @ means)
+    std = float(np.sqrt(shares @ (stds**2 + (means - mean) ** 2)))
+
+    def error(name):
+        errors = np.array([getattr(law, name) for law in laws])
+        return np.sqrt(np.tensordot(shares**2, errors**2, 1))
+
+    def total(name):
+        return sum(getattr(law, name) for law in laws)
+
+    low = np.sort(np.concatenate([law.smallest for law in laws]))
+    high = np.sort(np.concatenate([law.largest for law in laws]))
+    return Law(
+        num_samples=total("num_samples"),
+        requested=total("requested"),
+        mean=mean,
+        std=std,
+        edges=laws[0].edges,
+        counts=np.sum([law.counts for law in laws], axis=0),
+        smallest=low[:NUM_EXTREMES],
+        largest=high[-NUM_EXTREMES:],
+        mean_error=float(error("mean_error")),
+        std_error=float(error("std_error")),
+        mean_support=total("mean_support"),
+        level_errors=error("level_errors"),
+        level_support=np.sum([law.level_support for law in laws], axis=0),
+        effective_samples=total("effective_samples"),
+        program=laws[0].program,
+        keys=tuple(keys),
+        compile_s=total("compile_s"),
+        run_s=total("run_s"),
+        degrees=min(law.degrees for law in laws),
+        sampling=laws[0].sampling if len({law.sampling for law in laws}) == 1 else "mixed",
+    )
+
+
+def save_law(law: Law, path: str | os.PathLike) -> None:
+    """Writes a law to a `.npz` file, which appears whole or not at all."""
+    fields = dataclasses.asdict(law)
+    arrays: dict[str, Any] = {k: x for k, x in fields.items() if isinstance(x, np.ndarray)}
+    rest = {name: x for name, x in fields.items() if name not in arrays}
+    about = np.array(json.dumps({"format": _FORMAT, **rest}))
+    partial = f"{os.fspath(path)}.partial"
+    with open(partial, "wb") as file:
+        np.savez_compressed(file, about=about, **arrays)
+    os.replace(partial, path)
+
+
+def load_law(path: str | os.PathLike) -> Law:
+    """Reads a law that `save_law` wrote.
+
+    **Raises:**
+
+    `ValueError` if the file is not one; `OSError` if it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            fields = dict(file)
+        about = json.loads(str(fields.pop("about")))
+        if about.pop("format") != _FORMAT:
+            raise KeyError("format")
+        about["edges"] = tuple(about["edges"])
+        about["keys"] = tuple(tuple(key) for key in about["keys"])
+        return Law(**fields, **about)
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"`{os.fspath(path)}` is not a law that this version saved; give a file that "
+            "`save_law` wrote."
+        ) from error
