@@ -1,0 +1,174 @@
+"""The reference step with NumPy in single precision, on one thread or in processes.
+
+Samples are simulated in chunks. In a chunk each op is a row, contiguous over samples: durations are
+drawn for a few ops at a time, and the row of an op's end is used again when nobody waits for the op
+any more, so that all of it fits in the cache of a core. Every operation writes into an array that
+exists already.
+
+Normal variates take most of the time. NumPy's own are drawn one by one, by a ziggurat, whereas its
+uniforms are cheap and its logarithms, sines and cosines use vector instructions. So the Box-Muller
+transform is about three times as fast, and it is the default. Of NumPy's generators, SFC64 is the
+fastest. `python -m benchmarks._with_numpy` prints the speed of both, for several sizes of a chunk.
+"""
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.pool import Pool
+from multiprocessing.synchronize import Barrier
+
+import numpy as np
+
+from ._graph import SIGMA, Graph, reference_graph
+
+
+CHUNK = 8192
+"""Samples per chunk."""
+
+ROWS = 8
+"""Ops whose durations are drawn together; an even number."""
+
+
+def makespans(
+    graph: Graph,
+    num_samples: int,
+    seed: int | np.random.SeedSequence,
+    *,
+    box_muller: bool = True,
+    chunk: int = CHUNK,
+    rows: int = ROWS,
+) -> np.ndarray:
+    """The makespans of `num_samples` steps, on one thread.
+
+    **Arguments:**
+
+    - `graph`, `num_samples`, `seed`: the step, how often it runs, and the seed of the draws.
+    - `box_muller`: whether normal variates are made of uniforms or, with `False`, are those of
+        `Generator.standard_normal`.
+    - `chunk`, `rows`: for how many samples at most, and for how many ops of these, durations are
+        drawn together.
+    """
+    # As many chunks, of one size: the last one is simulated whole too.
+    chunk = -(-num_samples // -(-num_samples // chunk))
+    rng = np.random.Generator(np.random.SFC64(seed))
+    # The exponential of a normal has the median one, so its mean is not.
+    scale = (np.exp(-(SIGMA**2) / 2) * np.array(graph.means)[:, None]).astype(np.float32)
+    row_of, num_rows = _assign_rows(graph)
+    waits = [[row_of[p] for p in before] for before in graph.predecessors]
+    ends = list(np.empty((num_rows, chunk), np.float32))
+    durations = np.empty((rows, chunk), np.float32)
+    scratch = np.empty((rows // 2, chunk), np.float32)
+    result = np.empty(num_samples, np.float32)
+    for begin in range(0, num_samples, chunk):
+        for op, (row, before) in enumerate(zip(row_of, waits, strict=True)):
+            if op % rows == 0:
+                _draw(rng, durations, scratch if box_muller else None)
+                block = durations[: graph.num_ops - op]
+                np.multiply(block, scale[op : op + rows], out=block)
+            _end(ends, row, before, durations[op % rows])
+        part = result[begin : begin + chunk]
+        part[:] = ends[row_of[-1]][: len(part)]
+    return result
+
+
+@contextlib.contextmanager
+def processes(graph: Graph, number: int = 2) -> Iterator[Pool]:
+    """Worker processes that have run a chunk each, for `makespans_in`."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(number + 1)
+    with context.Pool(number, _warm_up, (barrier, graph)) as pool:
+        barrier.wait(timeout=60)
+        yield pool
+
+
+def makespans_in(
+    pool: Pool, number: int, graph: Graph, num_samples: int, seed: int, *, box_muller: bool = True
+) -> np.ndarray:
+    """The same as `makespans`, with equal parts simulated by `number` processes."""
+    sizes = [(num_samples + i) // number for i in range(number)]
+    seeds = np.random.SeedSequence(seed).spawn(number)
+    tasks = [(graph, *task, box_muller) for task in zip(sizes, seeds, strict=True)]
+    return np.concatenate(pool.starmap(_task, tasks, chunksize=1))
+
+
+def _task(
+    graph: Graph, num_samples: int, seed: np.random.SeedSequence, box_muller: bool
+) -> np.ndarray:
+    return makespans(graph, num_samples, seed, box_muller=box_muller)
+
+
+def _warm_up(barrier: Barrier, graph: Graph) -> None:
+    makespans(graph, CHUNK, 0)
+    barrier.wait()
+
+
+def _draw(rng: np.random.Generator, out: np.ndarray, scratch: np.ndarray | None) -> None:
+    """Fills an array with log-normal variates of median one; a scratch array means Box-Muller."""
+    if scratch is None:
+        rng.standard_normal(dtype=np.float32, out=out)
+        np.multiply(out, np.float32(SIGMA), out=out)
+    else:
+        rng.random(dtype=np.float32, out=out)
+        radius, angle = out[: len(scratch)], out[len(scratch) :]
+        # A uniform may be zero, but is never one.
+        np.subtract(np.float32(1), radius, out=radius)
+        np.log(radius, out=radius)
+        np.multiply(radius, np.float32(-2 * SIGMA**2), out=radius)
+        np.sqrt(radius, out=radius)
+        np.multiply(angle, np.float32(2 * np.pi), out=angle)
+        np.sin(angle, out=scratch)
+        np.cos(angle, out=angle)
+        np.multiply(radius, angle, out=angle)
+        np.multiply(radius, scratch, out=radius)
+    np.exp(out, out=out)
+
+
+def _end(ends: list[np.ndarray], row: int, before: list[int], duration: np.ndarray) -> None:
+    """Writes the end of an op, whose row may be that of an op which it waits for."""
+    if not before:
+        ends[row][:] = duration
+        return
+    start = ends[before[0]]
+    for other in before[1:]:
+        start = np.maximum(start, ends[other], out=ends[row])
+    np.add(start, duration, out=ends[row])
+
+
+def _assign_rows(graph: Graph) -> tuple[list[int], int]:
+    """For each op the row that holds its end, and the number of rows."""
+    last_use = {p: op for op, before in enumerate(graph.predecessors) for p in before}
+    row_of: list[int] = []
+    free: list[int] = []
+    num_rows = 0
+    for op, before in enumerate(graph.predecessors):
+        free += [row_of[p] for p in before if last_use[p] == op]
+        if not free:
+            free.append(num_rows)
+            num_rows += 1
+        row_of.append(free.pop())
+    return row_of, num_rows
+
+
+def _tune() -> None:
+    """Prints thousands of samples per second, the best of three."""
+    graph = reference_graph()
+    for box_muller in (True, False):
+        print("Box-Muller" if box_muller else "Generator.standard_normal")
+        for chunk in (256, 512, 1024, 2048, 4096, 8192, 16384):
+            speeds = []
+            for rows in (4, 8, 16, 64):
+                num_samples = max(32768, 4 * chunk)
+                seconds = []
+                for seed in range(3):
+                    begin = time.perf_counter()
+                    makespans(
+                        graph, num_samples, seed, box_muller=box_muller, chunk=chunk, rows=rows
+                    )
+                    seconds.append(time.perf_counter() - begin)
+                speeds.append(f"{rows} rows {num_samples / min(seconds) / 1000:4.0f}")
+            print(f"  chunk {chunk:5}:", ", ".join(speeds), flush=True)
+
+
+if __name__ == "__main__":
+    _tune()
