@@ -12,7 +12,7 @@ def _law(steps, batches=7):
     n = len(steps)
     kept = Replicas(
         ids=np.arange(n, dtype=np.uint32),
-        ends=steps[None],
+        ends=steps[:, None],
         score=steps,
         stratum=np.zeros(n, np.int32),
         likelihood=np.ones(n, np.float32),

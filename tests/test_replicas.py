@@ -147,7 +147,7 @@ def test_the_jackknife_equals_resampling():
     score = rng.standard_normal(n)
     kept = Replicas(
         ids=np.arange(n, dtype=np.uint32),
-        ends=score[None],
+        ends=score[:, None],
         score=score,
         stratum=np.zeros(n, np.int32),
         likelihood=np.ones(n, np.float32),

@@ -100,9 +100,10 @@ class _Errors:
 
     def __init__(self, decision: Decision, num_steps: int):
         self._known = decision.rule == "vector"
+        self._one_each = decision.one_each
         self._num_steps = num_steps
         self._selections = decision.selections
-        if not self._known:
+        if self._one_each or not self._known:
             return
         regimes, position = decision.picks(0, num_steps)
         # For each regime: its steps, what each picked, and how many picked each sample.
@@ -118,6 +119,8 @@ class _Errors:
         """Of the mean of contributions, which sum to zero."""
         if not self._known:
             return float("nan")
+        if self._one_each:
+            return float(np.std(contribution) / np.sqrt(self._num_steps))
         total = [
             self._count(p, contribution[mine], g) for g, (mine, p, _) in enumerate(self._picks)
         ]
@@ -129,6 +132,11 @@ class _Errors:
         """
         if not self._known:
             return float("nan"), 0.0
+        if self._one_each:
+            number = np.count_nonzero(below)
+            share = number / self._num_steps
+            error = float(np.sqrt(share * (1 - share) / self._num_steps))
+            return error, float(min(number, self._num_steps - number))
         counts = [
             self._count(p[below[mine]], None, g).astype(float)
             for g, (mine, p, _) in enumerate(self._picks)
@@ -142,6 +150,8 @@ class _Errors:
 
     def support(self) -> float:
         """How many independent replica samples the steps come from."""
+        if self._one_each:
+            return float(self._num_steps)
         return _support([n for _, _, n in self._picks]) if self._known else 0.0
 
     def _error(self, totals) -> float:

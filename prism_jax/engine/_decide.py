@@ -32,6 +32,7 @@ class Decision:
     - `num_steps`: their number; ranks are stratified into as many equal parts.
     - `offsets`: where the sequences start, from the key and the first id.
     - `rule`: `"vector"` or `"exact"`.
+    - `one_each`: whether each step is one replica sample, in order.
     - `seed`: for the draws of the exact rule, which are made in blocks of `BLOCK` steps.
     """
 
@@ -42,6 +43,7 @@ class Decision:
     offsets: tuple[float, float]
     rule: str
     seed: tuple[int, int]
+    one_each: bool = False
 
     def regimes(self, steps: np.ndarray) -> np.ndarray:
         """The regime of the network in each step."""
@@ -77,51 +79,56 @@ class Decision:
         uniforms = self.uniforms(first, count)
         position = np.zeros(count, np.int64)
         for g, selection in enumerate(self.selections):
-            members = slice(None) if len(self.selections) == 1 else np.flatnonzero(regimes == g)
+            members = self._members(regimes, g)
             if len(uniforms[members]):
                 position[members] = selection.pick(uniforms[members])
         return regimes, position
 
     def samples(self, first: int, count: int) -> np.ndarray:
         """Which kept sample decides each step (vector rule)."""
+        if self.one_each:
+            return np.arange(first, first + count)
         regimes, position = self.picks(first, count)
         sample = np.zeros(count, np.int64)
         for g, selection in enumerate(self.selections):
-            members = np.flatnonzero(regimes == g)
+            members = self._members(regimes, g)
             sample[members] = selection.order[position[members]]
         return sample
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the pipeline ranks and the regime, for `count` steps from id `first` on."""
+        """The ends of the pipeline ranks `(count, ranks)` and the regime, from id `first` on."""
         first -= self.kept.first
+        regimes = self.regimes(np.arange(first, first + count)).astype(np.int32)
+        if self.one_each:
+            return self.kept.ends[first : first + count], regimes
         if self.rule == "vector":
             regimes, position = self.picks(first, count)
-            ends = np.empty((len(self.kept.ends), count), self.kept.ends.dtype)
+            ends = np.empty((count, self.kept.ends.shape[1]), self.kept.ends.dtype)
             for g, ordered in enumerate(self._ordered):
-                if len(self.selections) == 1:
-                    ends = ordered[:, position]
-                else:
-                    ends[:, regimes == g] = ordered[:, position[regimes == g]]
+                members = self._members(regimes, g)
+                ends[members] = ordered[position[members]]
             return ends, regimes.astype(np.int32)
-        regimes = self.regimes(np.arange(first, first + count)).astype(np.int32)
         starts = range(first - first % BLOCK, first + count, BLOCK)
-        ends = np.concatenate([self._exact(start) for start in starts], axis=1)
-        return ends[:, first % BLOCK :][:, :count], regimes
+        ends = np.concatenate([self._exact(start) for start in starts])
+        return ends[first % BLOCK :][:count], regimes
+
+    def _members(self, regimes: np.ndarray, g: int):
+        """An index of the steps in a regime."""
+        return slice(None) if len(self.selections) == 1 else np.flatnonzero(regimes == g)
 
     @ft.cached_property
     def _ordered(self) -> list[np.ndarray]:
         """The ends of each selection's samples, in its order."""
-        return [self.kept.ends[:, selection.order] for selection in self.selections]
+        return [self.kept.ends[selection.order] for selection in self.selections]
 
     def _exact(self, first: int) -> np.ndarray:
         """The end of each pipeline rank's own slowest replica, in the block of steps from `first`:
         of R replicas, those are drawn that can be some rank's slowest.
         """
         regimes = self.regimes(np.arange(first, first + BLOCK))
-        ends = np.zeros((len(self.kept.ends), BLOCK), self.kept.ends.dtype)
-        rng = np.random.Generator(
-            np.random.Philox(key=list(self.seed), counter=[0, 0, 0, self.kept.first + first])
-        )
+        ends = np.zeros((BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
+        counter = [0, 0, 0, self.kept.first + first]
+        rng = np.random.Generator(np.random.Philox(key=list(self.seed), counter=counter))
         for g, selection in enumerate(self.selections):
             members = np.flatnonzero(regimes == g)
             if not len(members):
@@ -133,8 +140,8 @@ class Decision:
             cumulative = np.cumsum(weights) / weights.sum()
             picked = np.searchsorted(cumulative, rng.random(drawn.sum()))
             starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
-            values = mine[:, chosen[np.minimum(picked, len(chosen) - 1)]]
-            ends[:, members] = np.maximum.reduceat(values, starts, axis=1)
+            values = mine[chosen[np.minimum(picked, len(chosen) - 1)]]
+            ends[members] = np.maximum.reduceat(values, starts, axis=0)
         return ends
 
     @ft.cached_property
@@ -144,10 +151,10 @@ class Decision:
         """
         found = []
         for selection in self.selections:
-            mine = self.kept.ends[:, selection.order]
+            mine = self.kept.ends[selection.order]
             share = _CANDIDATES / selection.num_replicas
             candidate = np.zeros(len(selection.order), bool)
-            for row in mine:
+            for row in mine.T:
                 slowest = np.argsort(-row, kind="stable")
                 above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
                 candidate[slowest[above < share]] = True
@@ -178,14 +185,22 @@ def decide(
     words = [int(word) for word in np.asarray(key)]
     rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
     first, second = rng.random(2)
+    # A single replica whose samples weigh the same needs no picking, and their order none either.
+    one_each = rule == "vector" and replicas == len(probabilities) == 1
+    one_each &= len(weights) == num_steps and bool(weights.min() == weights.max())
+    if one_each:
+        selections = (Selection(np.arange(num_steps), weights, kept.stratum, 1),)
+    else:
+        selections = tuple(
+            select(kept, weights, regime == g, replicas) for g in range(len(probabilities))
+        )
     return Decision(
         kept=kept,
-        selections=tuple(
-            select(kept, weights, regime == g, replicas) for g in range(len(probabilities))
-        ),
+        selections=selections,
         probabilities=probabilities,
         num_steps=num_steps,
         offsets=(float(first), float(second)),
         rule=rule,
         seed=(words[0], words[1]),
+        one_each=one_each,
     )

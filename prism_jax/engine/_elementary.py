@@ -1,7 +1,7 @@
 """Elementary functions that are cheaper than XLA's on a CPU: polynomials that vectorise.
 
-Coefficients interpolate at Chebyshev nodes. In float32 errors are below 3e-7 of the value (of one,
-for sine and cosine); in float64 the library's functions are used where there are any.
+Coefficients interpolate at Chebyshev nodes. In float32 errors are below 3e-7 of the value; in
+float64 the library's functions are used where there are any.
 """
 
 import jax
@@ -30,7 +30,7 @@ _EXP = (
     0.0418756521988861,
     0.008363174179929484,
 )
-# sin(pi s) / s and cos(pi s) in s^2 up to 1/4.
+# sin(pi s) / s in s^2 up to 1/4.
 _SIN = {
     32: (
         3.141592640077202,
@@ -50,27 +50,6 @@ _SIN = {
         -3.9499998092651356e-05,
         3.2901763916015625e-05,
         -2.44140625e-05,
-    ),
-}
-_COS = {
-    32: (
-        0.999999953027512,
-        -4.934792802489427,
-        4.058410790762133,
-        -1.3318729727851486,
-        0.21968242357146,
-    ),
-    64: (
-        1.0000000000000016,
-        -4.934802200545486,
-        4.058712126485922,
-        -1.3352627712511387,
-        0.23533067349063685,
-        -0.025807338754384544,
-        0.0019323513377457855,
-        -0.00011482667177915577,
-        2.4679303169250486e-05,
-        -1.7261505126953126e-05,
     ),
 }
 _SQRT_HALF = np.uint32(0x3F3504F3)  # The bits of sqrt(1/2) in float32.
@@ -111,10 +90,6 @@ def exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 exp.defjvps(lambda tangent, value, x: tangent * value)
 
 
-def sin_cos_half_turns(
-    s: Float[Array, "*shape"],
-) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """`sin(pi s)` and `cos(pi s)` for `s` between -1/2 and 1/2."""
-    bits = 64 if s.dtype == jnp.float64 else 32
-    square = s * s
-    return s * _polynomial(_SIN[bits], square), _polynomial(_COS[bits], square)
+def sin_half_turns(s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`sin(pi s)` for `s` between -1/2 and 1/2."""
+    return s * _polynomial(_SIN[64 if s.dtype == jnp.float64 else 32], s * s)

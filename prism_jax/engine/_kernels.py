@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, UInt32
 
 from ..program import Program
 from ._plan import NUM_SCORES, SCORE_RANGE, Plan, latency, look_up, look_up_one
-from ._random import KeyData, normal_pairs, normals
+from ._random import KeyData, counters, normals
 
 
 def member_factors(
@@ -23,7 +23,7 @@ def member_factors(
     if rank is None:
         return jnp.ones(shape, plan.mean.dtype)
     number = program.group_size * program.num_ranks
-    z = normals(key, sample_ids, number, plan.mean.dtype)
+    z = normals(key, sample_ids, counters(number), plan.mean.dtype)
     scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=z.dtype)
     table = (rank.from_normal(scores) / rank.mean()).astype(z.dtype)
     return look_up_one(table, z).reshape(shape)
@@ -68,7 +68,7 @@ def kernel_latency(program: Program) -> Callable[..., Any]:
             number, kernel, waits = slot
             counter = (op.astype(jnp.uint32) * np.uint32(longest) + number) * np.uint32(count)
             ids = jnp.broadcast_to(mine["id"], (count, *shape))
-            drawn, _ = normal_pairs(key, ids, counter[None] + members, mean.dtype)
+            drawn = normals(key, ids, counter[None] + members, mean.dtype)
             kind = jnp.broadcast_to(jnp.asarray(kinds)[kernel], shape)[None]
             drawn = look_up(tables, kind, drawn) * mean[kernel][None]
             drawn = jnp.where(kernel[None] >= 0, drawn, 0)

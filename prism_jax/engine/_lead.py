@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from .._misc import FrozenArray
 from ..program import Program
 from ._plan import Plan
-from ._random import KeyData, fold, key_data, normals
+from ._random import KeyData, counters, fold, key_data, normals
 from ._replica import LEAD, Axes, replica_ends, strata_of
 from ._step import mean_reductions
 
@@ -93,7 +93,7 @@ def _mean_gradient(plan: Plan, key: KeyData) -> Float[Array, " axes"]:
         ends = replica_ends(plan, ids, key, regimes, jnp.zeros_like(stalls), (axes, z))
         return jnp.sum(jnp.max(ends + reductions, axis=0))
 
-    z = normals(fold(key, LEAD), ids, number, plan.mean.dtype)
+    z = normals(fold(key, LEAD), ids, counters(number), plan.mean.dtype)
     return jnp.mean(jax.grad(total)(z), axis=1)
 
 
@@ -105,7 +105,7 @@ def shifted_scores(
     sampling and defensive mixture distributions", 1995).
     """
     number = lead.direction.shape[0]
-    z = normals(fold(key, LEAD), sample_ids, number, lead.direction.dtype)
+    z = normals(fold(key, LEAD), sample_ids, counters(number), lead.direction.dtype)
     moved = jnp.where(sample_ids % 2 == 1, lead.shift, 0)
     z = z + lead.direction[:, None] * moved[None, :]
     along = jnp.sum(lead.direction[:, None] * z, axis=0)
@@ -114,7 +114,7 @@ def shifted_scores(
 
 
 def sobol_scores(number: int, count: int, seed: tuple[int, ...], dtype) -> np.ndarray:
-    """Scores of `count` points of a scrambled Sobol sequence: `(number, count)`.
+    """Scores of `count` points of a scrambled Sobol sequence: `(count, number)`.
 
     Source: `scipy.stats.qmc.Sobol`, with linear matrix scrambling and a digital shift.
     """
@@ -123,4 +123,4 @@ def sobol_scores(number: int, count: int, seed: tuple[int, ...], dtype) -> np.nd
 
     points = qmc.Sobol(number, scramble=True, rng=np.random.default_rng(seed)).random(count)
     # The points lie on a grid of 2^-30, which holds zero.
-    return ndtri(np.clip(points.T, 2.0**-31, 1 - 2.0**-31)).astype(dtype)
+    return ndtri(np.clip(points, 2.0**-31, 1 - 2.0**-31)).astype(dtype)

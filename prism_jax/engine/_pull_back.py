@@ -131,8 +131,8 @@ def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
         plan_part, ends_part = result[0]
         of_plan = sum_tiles((plan_part, count), of_plan)
         samples = decision.samples(first - start, count)
-        for row, part in zip(of_ends, untile((ends_part, count)), strict=True):
-            row += np.bincount(samples, part, minlength=len(row))
+        for rank, part in enumerate(untile((ends_part, count)).T):
+            of_ends[:, rank] += np.bincount(samples, part, minlength=len(of_ends))
 
     map_tiles(_step_vjp, shared, len(slope), add, inputs, first=start, cost=cost)
     return of_plan, of_ends
@@ -143,7 +143,7 @@ def _step_vjp(shared, ids, ends, regimes, slope):
     floats, rest = eqx.partition(plan, eqx.is_inexact_array)
 
     def forward(floats, ends):
-        return compose_steps(eqx.combine(floats, rest), ends, ids, key, regimes)
+        return compose_steps(eqx.combine(floats, rest), ends.T, ids, key, regimes)
 
     _, vjp = jax.vjp(forward, floats, ends)
     return vjp(slope)
@@ -151,14 +151,14 @@ def _step_vjp(shared, ids, ends, regimes, slope):
 
 def _through_replicas(composed: Composed, draws: Draws, kept: Replicas, of_ends, of_plan):
     """Back through the samples of a replica that steps depend on, to the plan."""
-    needed = np.flatnonzero(np.any(of_ends != 0, axis=0))
+    needed = np.flatnonzero(np.any(of_ends != 0, axis=1))
     points = sobol_points(draws, composed.key, kept.ends.dtype)
 
     def inputs(first, count):
         chosen = needed[first : first + count]
         ids = kept.ids[chosen]
-        given = () if points is None else (points[:, ids - np.uint32(draws.first)],)
-        return ids, of_ends[:, chosen].astype(kept.ends.dtype), *given
+        given = () if points is None else (points[ids - np.uint32(draws.first)],)
+        return ids, of_ends[chosen].astype(kept.ends.dtype), *given
 
     shared = (composed.plan, draws.lead, composed.key)
     cost = composed.plan.program.num_ops
@@ -182,7 +182,7 @@ def _replica_vjp(shared, _, ids, cotangent, *points):
         return replica_ends(eqx.combine(floats, rest), ids, key, regimes, stalls, given)
 
     _, vjp = jax.vjp(forward, floats)
-    return vjp(cotangent)[0]
+    return vjp(cotangent.T)[0]
 
 
 def _through_weights(composed: Composed, influence, parameters, static):

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from ._elementary import log, sin_cos_half_turns
+from ._elementary import log, sin_half_turns
 
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
@@ -55,22 +55,22 @@ def fold(key: KeyData, domain: int, index: int | UInt32[Array, ""] = 0) -> KeyDa
     return jnp.stack(threefry(key, jnp.uint32(domain), jnp.asarray(index, jnp.uint32)))
 
 
-def normal_pairs(
+def normals(
     key: KeyData,
     sample_ids: UInt32[Array, "*ids"],
     counters: UInt32[Array, "*counters"],
     dtype: jnp.dtype,
-) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """Two independent standard normals for each counter and sample, by the transform of Box and
-    Muller ("A note on the generation of random normal deviates", 1958).
+) -> Float[Array, "*shape"]:
+    """A standard normal for each counter and sample, by the transform of Box and Muller ("A note on
+    the generation of random normal deviates", 1958).
 
-    The radius has a uniform of 32 bits, so that normals reach 6.8; the angle one of 31, besides the
-    sign of the cosine. In float32 they are within 1e-6 of what the words give in exact arithmetic
-    (a test measures it).
+    The radius has a uniform of 32 bits, so that normals reach 6.8, and so has the angle. In float32
+    they are within 1e-6 of what the words give in exact arithmetic (a test measures it). The second
+    normal that the two words could give is not made: XLA would draw the words again for it.
 
     **Arguments:**
 
-    - `sample_ids`, `counters`: of shapes that broadcast, such as `(samples,)` and `(pairs, 1)`.
+    - `sample_ids`, `counters`: of shapes that broadcast, such as `(samples,)` and `(ops, 1)`.
     """
     shape = np.broadcast_shapes(counters.shape, sample_ids.shape)
     first, second = threefry(
@@ -78,23 +78,14 @@ def normal_pairs(
     )
     uniform = (first.astype(dtype) + dtype.type(0.5)) * dtype.type(2.0**-32)
     radius = jnp.sqrt(dtype.type(-2) * log(uniform))
-    half_turns = lax.bitcast_convert_type(second, jnp.int32).astype(dtype) * dtype.type(2.0**-32)
-    sine, cosine = sin_cos_half_turns(half_turns)
-    # The angle lies in a half circle; the lowest bit decides which.
-    sign = (1 - 2 * (second & np.uint32(1)).astype(jnp.int32)).astype(dtype)
-    return radius * sine, radius * sign * cosine
+    # The sine over half a circle has the law of that over the whole.
+    half_turns = lax.bitcast_convert_type(second, jnp.int32).astype(dtype) + dtype.type(0.5)
+    return radius * sin_half_turns(half_turns * dtype.type(2.0**-32))
 
 
-def normals(
-    key: KeyData,
-    sample_ids: UInt32[Array, " samples"],
-    number: int,
-    dtype: jnp.dtype,
-) -> Float[Array, "number samples"]:
-    """Standard normals for each sample; rows `i` and `i + ceil(number / 2)` share a counter."""
-    counters = jnp.arange((number + 1) // 2, dtype=jnp.uint32)[:, None]
-    pairs = normal_pairs(key, sample_ids, counters, dtype)
-    return jnp.concatenate(lax.optimization_barrier(pairs))[:number]
+def counters(number: int) -> UInt32[Array, "number 1"]:
+    """Counters of `number` draws for each sample."""
+    return jnp.arange(number, dtype=jnp.uint32)[:, None]
 
 
 def uniforms(

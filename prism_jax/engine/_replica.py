@@ -14,11 +14,11 @@ from ..maxplus import Latencies, propagate
 from ..program import Program, network_probabilities, stall_probabilities
 from ._kernels import kernel_latency, kernel_parameters, member_factors
 from ._plan import Plan, latency, look_up, look_up_one, make_plan, row_laws
-from ._random import KeyData, fold, key_data, normal_pairs, normals, uniforms
+from ._random import KeyData, counters, fold, key_data, normals, uniforms
 
 
 # Samples of a tile: all work is cut into pieces of this size.
-TILE = 1024
+TILE = 2048
 
 # Streams of random numbers that a replica sample uses, each with a key of its own.
 OPS, RANKS, MICROBATCHES, STALLS, MEMBERS, LEAD = range(6)
@@ -127,16 +127,16 @@ def replica_ends(
     num_samples = sample_ids.shape[0]
     latencies = Latencies(
         **_tables(plan, sample_ids, key, regimes, stalls, given),
-        noise=ft.partial(_noise, (program.levels.ops.value.shape[1] + 1) // 2, dtype),
+        noise=ft.partial(_noise, program.levels.ops.value.shape[1], dtype),
         noise_arguments=(fold(key, OPS), sample_ids),
     )
     return propagate(program.levels, latencies, num_samples, dtype)
 
 
-def _noise(pairs: int, dtype, arguments, level, pair):
-    """The scores of one or more pairs of lanes of a level."""
+def _noise(width: int, dtype, arguments, level, lane):
+    """The scores of lanes of a level."""
     key, sample_ids = arguments
-    return normal_pairs(key, sample_ids, level * np.uint32(pairs) + pair, dtype)
+    return normals(key, sample_ids, level * np.uint32(width) + lane, dtype)
 
 
 def _tables(plan: Plan, sample_ids, key, regimes, stalls, given) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls, given) -> dict[str, An
         members = member_factors(plan, sample_ids, fold(key, MEMBERS))
         slowest = jnp.max(members, axis=0)
     elif plan.slowest is not None:
-        z = normals(fold(key, RANKS), sample_ids, program.num_ranks, dtype)
+        z = normals(fold(key, RANKS), sample_ids, counters(program.num_ranks), dtype)
         z = z if given is None else _replaced(z, given[0].ranks, given[1])
         slowest = look_up_one(plan.slowest, z)
     # Laws are the same for all samples where neither GPUs nor the network make a difference.
@@ -169,7 +169,7 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls, given) -> dict[str, An
     tables: dict[str, Any] = dict(laws)
     which = dict.fromkeys(laws, op_row)
     if plan.microbatch is not None:
-        z = normals(fold(key, MICROBATCHES), sample_ids, program.num_microbatches, dtype)
+        z = normals(fold(key, MICROBATCHES), sample_ids, counters(program.num_microbatches), dtype)
         z = z if given is None else _replaced(z, given[0].microbatches, given[1])
         ones = jnp.ones((1, sample_ids.shape[0]), dtype)
         tables["microbatch"] = jnp.concatenate([look_up_one(plan.microbatch, z), ones])
@@ -240,7 +240,7 @@ def _stalls(plan: Plan, sample_ids, key, stalls) -> list[tuple[Any, Any]]:
     for j in range(max(stratum.stalls for stratum in program.strata)):
         dtype = plan.mean.dtype
         u, _ = uniforms(fold(key, STALLS), sample_ids, 2 * j, dtype)
-        z, _ = normal_pairs(fold(key, STALLS), sample_ids, jnp.uint32(2 * j + 1), dtype)
+        z = normals(fold(key, STALLS), sample_ids, jnp.uint32(2 * j + 1), dtype)
         shares = lax.stop_gradient(plan.stall_shares)
         entry = jnp.clip(jnp.searchsorted(shares, u), 0, len(ops) - 1)
         where = jnp.where(stalls > j, ops[entry], -2)

@@ -21,7 +21,7 @@ class Replicas:
     **Attributes:**
 
     - `ids`: `(n,)`, sample ids, ascending.
-    - `ends`: `(ranks, n)`, when each pipeline rank ends, in seconds.
+    - `ends`: `(n, ranks)`, when each pipeline rank ends, in seconds.
     - `score`: `(n,)`, the end of the slowest rank with its mean reduction of gradients: what the
         vector rule orders by.
     - `stratum`: `(n,)`.
@@ -59,7 +59,7 @@ class Reservoir:
         ids, score, stratum, likelihood = (
             np.zeros(0, d) for d in (np.uint32, dtype, np.int32, np.float32)
         )
-        ends = np.zeros((num_ranks, 0), dtype)
+        ends = np.zeros((0, num_ranks), dtype)
         self._batches: list[tuple] = [(ids, ends, score, stratum, likelihood)]
         self._held = 0
         self._bound = -np.inf  # Of the slowest `EXTREMES` so far.
@@ -74,7 +74,7 @@ class Reservoir:
         batch = (ids, ends, score, stratum, likelihood)
         if ids[-1] - self.first >= RESERVOIR:
             keep = np.flatnonzero((ids - self.first < RESERVOIR) | (score >= self._bound))
-            batch = tuple(x[..., keep] for x in batch)
+            batch = tuple(x[keep] for x in batch)
         self._batches.append(batch)
         self._held += len(batch[0])
         if self._held >= RESERVOIR + 2 * EXTREMES:
@@ -87,11 +87,11 @@ class Reservoir:
         keep = ids - self.first < RESERVOIR
         keep[slow] = True
         batch = (ids, ends, score, stratum, likelihood)
-        self._batches = [tuple(x[..., keep] for x in batch)]
+        self._batches = [tuple(x[keep] for x in batch)]
         self._held = int(keep.sum())
 
     def _all(self):
-        return tuple(np.concatenate(parts, axis=-1) for parts in zip(*self._batches, strict=True))
+        return tuple(np.concatenate(parts) for parts in zip(*self._batches, strict=True))
 
     def replicas(self) -> Replicas:
         """What is kept."""

@@ -281,7 +281,7 @@ def draw_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
     points = sobol_points(draws, key, dtype)
 
     def inputs(start, count):
-        return () if points is None else (points[:, start - first :][:, :count],)
+        return () if points is None else (points[start - first :][:count],)
 
     def keep(start, count, result):
         reservoir.add(np.arange(start, start + count, dtype=np.uint32), *untile(result))
@@ -303,13 +303,13 @@ def draw_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
 
 
 def _replica_tile(shared, ids, *points):
-    """One tile of `draw_replicas`: ends, score, stratum and likelihood."""
+    """One tile of `draw_replicas`: ends `(samples, ranks)`, score, stratum and likelihood."""
     plan, reductions, lead, key = shared
     regimes, stalls = strata_of(plan.program, ids)
     given, likelihood = given_scores(lead, ids, key, *points)
     ends = replica_ends(plan, ids, key, regimes, stalls, given)
     score = jnp.max(ends + reductions[:, regimes], axis=0)
-    return ends, score, stratum_of(plan.program, ids), likelihood
+    return ends.T, score, stratum_of(plan.program, ids), likelihood
 
 
 def find_lead(plan: Plan, sampling: str) -> Lead | None:
@@ -333,7 +333,7 @@ def given_scores(lead: Lead | None, ids, key: KeyData, *points):
     if lead is None:
         return None, likelihood
     if points:
-        return (lead.axes, points[0]), likelihood
+        return (lead.axes, points[0].T), likelihood
     scores, likelihood = shifted_scores(lead, ids, key)
     return (lead.axes, scores), likelihood.astype(jnp.float32)
 
@@ -348,21 +348,21 @@ def explicit_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
     for i, s in reversed(list(enumerate(strata))):
         first_of[s.regime] = i
     reservoir = Reservoir(ranks, len(strata), plan.mean.dtype, draws.first)
-    rest = np.zeros((ranks, 0), plan.mean.dtype)
+    rest = np.zeros((0, ranks), plan.mean.dtype)
 
     def keep(start, count, result):
         nonlocal rest
         del start, count
-        rest = np.concatenate([rest, untile(result)], axis=1)
-        steps = rest.shape[1] // replicas
+        rest = np.concatenate([rest, untile(result)])
+        steps = len(rest) // replicas
         if not steps:
             return
-        ready, rest = rest[:, : steps * replicas], rest[:, steps * replicas :]
-        ends = ready.reshape(ranks, steps, replicas).max(axis=2)
+        ready, rest = rest[: steps * replicas], rest[steps * replicas :]
+        ends = ready.reshape(steps, replicas, ranks).max(axis=1)
         begin = draws.first + reservoir.drawn
         ids = np.arange(begin, begin + steps, dtype=np.uint32)
         stratum = first_of[np.asarray(_step_regimes(plan.program, jnp.asarray(ids)))]
-        reservoir.add(ids, ends, np.max(ends, axis=0), stratum, np.ones(steps, np.float32))
+        reservoir.add(ids, ends, np.max(ends, axis=1), stratum, np.ones(steps, np.float32))
 
     try:
         map_tiles(
@@ -382,7 +382,7 @@ def explicit_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
 def _explicit_tile(shared, ids):
     plan, key = shared
     regimes = _step_regimes(plan.program, ids // np.uint32(plan.program.num_replicas))
-    return replica_ends(plan, ids, key, regimes, poisson_stalls(plan.program, ids, key))
+    return replica_ends(plan, ids, key, regimes, poisson_stalls(plan.program, ids, key)).T
 
 
 def _step_regimes(program: Program, step_ids):
@@ -428,4 +428,4 @@ def run_steps(plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep
 def step_tile(shared, ids, ends, regimes):
     """One tile of `compose`."""
     plan, key = shared
-    return compose_steps(plan, ends, ids, key, regimes)
+    return compose_steps(plan, ends.T, ids, key, regimes)

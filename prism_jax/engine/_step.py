@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from ._plan import Plan, latency, look_up_one, row_laws
-from ._random import KeyData, fold, normals
+from ._random import KeyData, counters, fold, normals
 
 
 # The stream of random numbers of a step, apart from those of its replicas.
@@ -41,7 +41,7 @@ def compose_steps(
     program = plan.program
     dtype = ends.dtype
     number = program.num_ranks
-    z = normals(fold(key, STEPS), step_ids, number + 3, dtype)
+    z = normals(fold(key, STEPS), step_ids, counters(number + 3), dtype)
     one = jnp.ones((1, ends.shape[1]), dtype)
 
     finished = ends

@@ -18,7 +18,7 @@ from ._replica import TILE
 # A call keeps each device busy for about so many op evaluations (some ten milliseconds on a core);
 # the host looks up (progress, Ctrl-C) between calls.
 _OPS_PER_CALL = 2**23
-_MOST_TILES = 64
+_MOST_TILES = 32
 
 # A loop over small arrays gains from the widest vectors that there are.
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
@@ -41,13 +41,13 @@ def map_tiles(
     **Arguments:**
 
     - `function`: takes `shared`, sample ids of shape `(TILE,)` and the slices of `inputs`, and
-        gives arrays whose last axis is the samples. Must not close over arrays, and be the same
-        object from call to call, or it compiles again.
+        gives arrays whose first axis is the samples (or sums over the tile, for `sum_tiles`). Must
+        not close over arrays, and be the same object from call to call, or it compiles again.
     - `shared`: a PyTree that every tile gets whole.
     - `num_samples`: sample ids are `first .. first + num_samples - 1`.
     - `consume`: is given, in order, the first sample id of each batch, the number of samples in it,
         and the results for `untile` and `sum_tiles`.
-    - `inputs`: gives further arrays for `count` samples from an id on, their last axis.
+    - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
     - `cost`: op evaluations per sample, about.
     """
@@ -58,8 +58,8 @@ def map_tiles(
 
     def prepare(start):
         count = min(batch, end - start)
-        ids = _deal(np.arange(start, start + batch, dtype=np.uint32).reshape(-1, TILE), devices)
-        return ids, [_tiled(x, batch, devices) for x in inputs(start, count)]
+        ids = np.arange(start, start + count, dtype=np.uint32)
+        return [_tiled(x, tiles, devices) for x in (ids, *inputs(start, count))]
 
     # The devices are called from this thread, for some of JAX's settings belong to a thread.
     with ThreadPoolExecutor(1) as host:
@@ -67,7 +67,7 @@ def map_tiles(
         consumed = None
         for start in range(first, end, batch):
             count = min(batch, end - start)
-            ids, slices = prepared.result()
+            ids, *slices = prepared.result()
             if start + batch < end:
                 prepared = host.submit(prepare, start + batch)
             turns = np.int32(-(-count // (TILE * devices)))
@@ -84,8 +84,8 @@ def untile(result: tuple[Any, int]) -> Any:
     arrays, count = result
 
     def one(x):
-        x = np.moveaxis(_collect(x, count), 0, -2)
-        return x.reshape(*x.shape[:-2], -1)[..., :count]
+        x = _collect(x, count)
+        return x.reshape(-1, *x.shape[2:])[:count]
 
     return jax.tree.map(one, arrays)
 
@@ -95,31 +95,31 @@ def sum_tiles(result: tuple[Any, int], into: Any) -> Any:
     arrays, count = result
 
     def add(total, x):
-        for tile in _collect(x, count).astype(np.float64):
+        for tile in _collect(x, count)[: -(-count // TILE)].astype(np.float64):
             total = total + tile
         return total
 
     return jax.tree.map(add, into, arrays)
 
 
-def _tiled(x: np.ndarray, batch: int, devices: int) -> np.ndarray:
-    padded = np.zeros((*x.shape[:-1], batch), x.dtype)
-    padded[..., : x.shape[-1]] = x
-    return _deal(np.moveaxis(padded.reshape(*x.shape[:-1], -1, TILE), -2, 0), devices)
-
-
-def _deal(tiles: np.ndarray, devices: int) -> np.ndarray:
-    """Deals tiles out to the devices in turn, so that a short batch keeps all of them busy."""
-    dealt = tiles.reshape(-1, devices, *tiles.shape[1:])
-    return np.swapaxes(dealt, 0, 1).reshape(tiles.shape)
+def _tiled(x: np.ndarray, tiles: int, devices: int) -> np.ndarray:
+    """Tiles for all devices, `tiles` each, of which a short batch fills the first few on each."""
+    turns = -(-len(x) // (TILE * devices))
+    if len(x) < turns * TILE * devices:
+        padding = np.zeros((turns * TILE * devices - len(x), *x.shape[1:]), x.dtype)
+        x = np.concatenate([x, padding])
+    x = x.reshape(devices, turns, TILE, *x.shape[1:])
+    if turns < tiles:
+        padding = np.zeros((devices, tiles - turns, *x.shape[2:]), x.dtype)
+        x = np.concatenate([x, padding], axis=1)
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _collect(x, count: int) -> np.ndarray:
     """The tiles that were computed, in the order of ids."""
-    x = np.asarray(x)
-    devices = len(jax.devices())
-    tiles = np.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1).reshape(x.shape)
-    return tiles[: -(-count // TILE)]
+    x, devices = np.asarray(x), len(jax.devices())
+    turns = -(-count // (TILE * devices))
+    return x.reshape(devices, -1, *x.shape[1:])[:, :turns].reshape(-1, *x.shape[1:])
 
 
 def _call(*arguments):

@@ -28,8 +28,8 @@ class Latencies(eqx.Module):
     - `shared`: a PyTree of arrays.
     - `latency`: `(op, rows, shared, z) -> latency` in seconds, not negative; elementwise, for
         arguments of shape `(lanes, samples)` and `(samples,)` alike.
-    - `noise`: `(noise_arguments, level, pair) -> (z, z)`: scores of lanes `pair` and `pair +
-        ceil(width / 2)` of a level; `pair` has the shape `(pairs, 1)` or `(samples,)`.
+    - `noise`: `(noise_arguments, level, lane) -> z`: scores of the lanes of a level, where `lane`
+        has the shape `(lanes, 1)` or `(samples,)`.
     - `noise_arguments`: a PyTree of arrays. Not differentiated.
     """
 
@@ -80,23 +80,15 @@ def _ends_forward(perturbed, values, levels, latencies, num_samples, dtype):
 def _forward(values, levels: Levels, latencies: Latencies, num_samples, dtype, *, keep):
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
     tables, shared = values
-    width = levels.ops.value.shape[1]
-    half = (width + 1) // 2
+    lanes = jnp.arange(levels.ops.value.shape[1], dtype=jnp.uint32)[:, None]
 
     def step(state, level):
         number, ops, reads, writes, rows = level
-        noise = latencies.noise(
-            latencies.noise_arguments, number, jnp.arange(half, dtype=jnp.uint32)[:, None]
-        )
-        # Both scores come of one draw. Left to itself, XLA would make it again for each of them.
-        noise = lax.optimization_barrier(tuple(noise))
         latest, choice = _latest(state, reads, keep)
-        for lanes, z in zip((slice(0, half), slice(half, width)), noise, strict=True):
-            if lanes.start == width:
-                continue
-            mine = {name: tables[name][row[lanes]] for name, row in rows.items()}
-            drawn = latencies.latency(ops[lanes, None], mine, shared, z[: lanes.stop - lanes.start])
-            state = state.at[writes[lanes]].set(latest[lanes] + drawn)
+        mine = {name: tables[name][row] for name, row in rows.items()}
+        z = latencies.noise(latencies.noise_arguments, number, lanes)
+        drawn = latencies.latency(ops[:, None], mine, shared, z)
+        state = state.at[writes].set(latest + drawn)
         return state, _pack(choice, levels) if keep else None
 
     state = jnp.zeros((levels.num_slots, num_samples), dtype)
@@ -170,7 +162,7 @@ def _ends_backward(residuals, cotangent, perturbed, values, levels, latencies, n
     def walk(place, level):
         number, before, choice = level
         lane = place - number.astype(jnp.int32) * np.int32(width)
-        z = _noise_at(latencies, number, lane, width)
+        z = latencies.noise(latencies.noise_arguments, number, lane.astype(jnp.uint32))
         return _followed(place, lane, before, choice, levels), (lane, z)
 
     def contribution(carry, level):
@@ -225,14 +217,6 @@ def _followed(place, lane, before, choice, levels: Levels):
                 onward = jnp.where(chosen == k, before[j, k], onward)
         place = jnp.where(lane == j, onward, place)
     return place
-
-
-def _noise_at(latencies: Latencies, number, lane, width):
-    """The score of one lane of a level in each sample."""
-    half = (width + 1) // 2
-    pair = jnp.where(lane >= half, lane - half, lane).astype(jnp.uint32)
-    first, second = latencies.noise(latencies.noise_arguments, number, pair)
-    return jnp.where(lane >= half, second, first)
 
 
 def _contribution(latencies: Latencies, tables, shared, ops, rows, lane, z, weight, floats):

@@ -1,0 +1,237 @@
+"""How fast the engine is, beside NumPy, SimPy, mc_dagprop and its own random numbers.
+
+    python benchmarks/throughput.py          # a report; --json for one JSON object
+    python benchmarks/throughput.py --quick  # without the long runs (memory, table)
+
+Everything is measured in one run, side by side: after a warm-up, repeats of all contestants take
+turns, and a figure is the median of its repeats (five by default). Ratios are what to read; the
+machine and what else it does decide the rest. The reference step is in `_graph.py`: 1F1B, 8 stages
+x 32 microbatches, 512 log-normal ops, sampling included.
+
+Keys of the JSON object:
+
+- `samples_per_s`: of `simulate`, everything counted but compilation. `core_samples_per_s`: of
+  samples of one replica on the devices, as the gradient is measured.
+- `over_numpy`, `over_numpy_2`: against NumPy with `Generator.standard_normal`, on one thread and in
+  two processes; `..._box_muller`: against NumPy that makes its own normals, faster than its
+  library does.
+- `over_simpy`, `over_mc_dagprop`: against these (one thread each, against all our cores), `null`
+  where they are not installed. See `_with_mc_dagprop.py`.
+- `draws_per_s`: the engine's draws, mapped to latencies and summed without a graph;
+  `of_draw_limit`: of that, what the core reaches; `simulate_of_draw_limit`: what `simulate` does.
+- `gradient_over_forward`: time of the core's value with all derivatives over the value's.
+- `compile_s`: graph and XLA, for interleaved 1F1B of 16 ranks x 8 virtual stages x 256
+  microbatches; `compile_s_by_microbatches` for fewer.
+- `replicas_ratio`: time of R = 8192 over R = 1 at 10^6 samples.
+- `peak_rss_mib`: of a process, after 10^6 and after 10^8 samples of R = 1024.
+- `cold_s`: the whole process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`.
+- `table`: samples per second against stages, microbatches, replicas and devices.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Throughput of the engine and its competitors.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="leave out the long runs")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=os.cpu_count())
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", arguments.devices)
+    if arguments.child == "memory":
+        print(json.dumps(memory()))
+        return
+    if arguments.child == "devices":
+        print(json.dumps(samples_per_s(8, 32, 1)))
+        return
+    found = measure(arguments.repeats)
+    if not arguments.quick:
+        found["peak_rss_mib"] = child("memory", arguments.devices)
+        found["table"] = table(arguments.devices)
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(
+                f"{name:>28}: {value:.4g}" if isinstance(value, float) else f"{name:>28}: {value}"
+            )
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    """All figures of the reference step."""
+    import jax
+
+    from benchmarks import _with_engine, _with_mc_dagprop, _with_numpy
+    from benchmarks._graph import reference_graph
+    from prism_jax.engine import simulate
+
+    graph, key = reference_graph(), jax.random.key(0)
+    program, many = _with_engine.program(graph), _with_engine.program(graph, 8192)
+    n, few = 1_000_000, 100_000
+    with _with_numpy.processes(graph) as pool:
+        contestants = {
+            "simulate": (n, lambda: simulate(program, num_samples=n, key=key)),
+            "replicas": (n, lambda: simulate(many, num_samples=n, key=key)),
+            "core": (n, lambda: _with_engine.value(program, n, key)),
+            "gradient": (n, lambda: _with_engine.value_and_gradient(program, n, key)),
+            "draws": (n, lambda: _with_engine.draws(program, n, key)),
+            "numpy": (few, lambda: _with_numpy.makespans(graph, few, 0, box_muller=False)),
+            "numpy_2": (
+                few,
+                lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0, box_muller=False),
+            ),
+            "numpy_box_muller": (few, lambda: _with_numpy.makespans(graph, few, 0)),
+            "numpy_2_box_muller": (few, lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0)),
+        }
+        try:
+            from benchmarks import _with_simpy
+
+            contestants["simpy"] = (500, lambda: _with_simpy.makespans(graph, 500, 0))
+        except ImportError:
+            pass
+        for _, run in contestants.values():
+            run()
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(repeats):
+            for name, (_, run) in contestants.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+    per_sample = {
+        name: statistics.median(seconds[name]) / count for name, (count, _) in contestants.items()
+    }
+    runs = [_with_mc_dagprop.measure(graph, 20_000, seed) for seed in range(3)]
+    if runs[0] is not None:
+        per_sample["mc_dagprop"] = statistics.median(run[1] for run in runs if run) / 20_000
+
+    def over(name: str) -> float | None:
+        return per_sample[name] / per_sample["simulate"] if name in per_sample else None
+
+    return {
+        "device": str(jax.devices()[0].device_kind),
+        "devices": len(jax.devices()),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "samples_per_s": 1 / per_sample["simulate"],
+        "core_samples_per_s": 1 / per_sample["core"],
+        **{f"over_{name}": over(name) for name in contestants if name.startswith("numpy")},
+        "over_simpy": over("simpy"),
+        "over_mc_dagprop": over("mc_dagprop"),
+        "numpy_draws_per_s": graph.num_ops / per_sample["numpy"],
+        "draws_per_s": graph.num_ops / per_sample["draws"],
+        "of_draw_limit": per_sample["draws"] / per_sample["core"],
+        "simulate_of_draw_limit": per_sample["draws"] / per_sample["simulate"],
+        "gradient_over_forward": per_sample["gradient"] / per_sample["core"],
+        "replicas_ratio": per_sample["replicas"] / per_sample["simulate"],
+        **compilation(),
+        "cold_s": cold(),
+    }
+
+
+def compilation() -> dict[str, Any]:
+    """Seconds from a schedule to a compiled program, with XLA's part."""
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks import _with_engine
+    from prism_jax.engine import sample_replica_ends
+
+    ids = jnp.arange(8, dtype=jnp.uint32)
+    seconds = {}
+    for microbatches in (32, 64, 128, 256):
+        start = time.perf_counter()
+        program = _with_engine.interleaved(16, 8, microbatches)
+        sample_replica_ends.lower(program, ids, jax.random.key(0)).compile()
+        seconds[microbatches] = time.perf_counter() - start
+    return {"compile_s": seconds[256], "compile_s_by_microbatches": seconds}
+
+
+def cold() -> float:
+    """Seconds of a whole process of the command line."""
+    command = [sys.executable, "-m", "prism_jax", "simulate", "gpt3-175b-h100-4096"]
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([*command, "--samples", "100000"], cwd=ROOT, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def child(what: str, devices: int) -> Any:
+    """What this script prints in a process of its own."""
+    command = [sys.executable, __file__, "--child", what, "--devices", str(devices)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+def memory() -> dict[str, float]:
+    """Peak resident memory after short and long runs, in MiB."""
+    import resource
+
+    import jax
+
+    from benchmarks import _with_engine
+    from benchmarks._graph import reference_graph
+    from prism_jax.engine import simulate
+
+    peak = {}
+    program = _with_engine.program(reference_graph(), 1024)
+    for samples in (1_000_000, 100_000_000):
+        simulate(program, num_samples=samples, key=jax.random.key(0), sampling="plain")
+        peak[f"{samples:.0e}"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak
+
+
+def samples_per_s(stages: int, microbatches: int, replicas: int) -> float:
+    """Of `simulate`, the best of two runs."""
+    import jax
+
+    from benchmarks import _with_engine
+    from benchmarks._graph import reference_graph
+    from prism_jax.engine import simulate
+
+    program = _with_engine.program(reference_graph(stages, microbatches), replicas)
+    samples = min(1_000_000, 2**29 // program.num_ops)
+    laws = [simulate(program, num_samples=samples, key=jax.random.key(k)) for k in range(3)]
+    return max(law.num_samples / law.run_s for law in laws[1:])
+
+
+def table(devices: int) -> list[dict[str, float]]:
+    """Samples per second, one thing changed at a time."""
+    rows = []
+    for stages, microbatches, replicas in (
+        *((s, 32, 1) for s in (2, 4, 8, 16, 32)),
+        *((8, m, 1) for m in (8, 128, 512)),
+        *((8, 32, r) for r in (64, 1024, 8192)),
+    ):
+        speed = samples_per_s(stages, microbatches, replicas)
+        row = {"stages": stages, "microbatches": microbatches, "replicas": replicas}
+        rows.append({**row, "devices": devices, "samples_per_s": speed})
+    row = {"stages": 8, "microbatches": 32, "replicas": 1, "devices": 1}
+    rows.append({**row, "samples_per_s": child("devices", 1)})
+    return rows
+
+
+if __name__ == "__main__":
+    main()

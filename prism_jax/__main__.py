@@ -1,0 +1,9 @@
+"""`python -m prism_jax` is the command `prism-jax`."""
+
+import sys
+
+from .cli import main
+
+
+if __name__ == "__main__":
+    sys.exit(main())
