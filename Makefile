@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAMPLES ?= 100000
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
@@ -11,6 +11,11 @@ demo: .venv/demo
 test: .venv/dev lint
 	$(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
+
+# What depends on the machine; see benchmarks/throughput.py for what the figures mean.
+bench: .venv/dev
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/pytest -o addopts= -q benchmarks
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -149,6 +149,7 @@ def _over_tiles(function, the_program, num_samples, key):
 
     cost = the_program.num_ops
     map_tiles(function, (plan, key_data(key)), num_samples, keep, cost=cost)
+    assert totals is not None
     total, of_plan = totals
     return float(total) / num_samples, of_plan
 

@@ -10,6 +10,7 @@ from .analysis import (
     Quantile as Quantile,
     Std as Std,
     estimate as estimate,
+    sweep as sweep,
 )
 from .data import (
     Cluster as Cluster,
@@ -25,7 +26,14 @@ from .data import (
     load_job as load_job,
     load_model as load_model,
 )
-from .engine import Law as Law, sample_replica_ends as sample_replica_ends, simulate as simulate
+from .engine import (
+    Law as Law,
+    load_law as load_law,
+    merge_laws as merge_laws,
+    sample_replica_ends as sample_replica_ends,
+    save_law as save_law,
+    simulate as simulate,
+)
 from .program import (
     Network as Network,
     Program as Program,

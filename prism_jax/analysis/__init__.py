@@ -7,3 +7,4 @@ from ._objectives import (
     Quantile as Quantile,
     Std as Std,
 )
+from ._sweep import sweep as sweep, sweep_points as sweep_points

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from .._misc import unknown_name
-from . import _catalogue, _simulate
+from . import _catalogue, _simulate, _sweep
 
 
 _COMMANDS = {
     "simulate": _simulate,
+    "sweep": _sweep,
     "jobs": _catalogue.Jobs,
     "hardware": _catalogue.Hardware,
     "kernels": _catalogue.KernelProfiles,

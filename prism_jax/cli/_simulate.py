@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
     )
+    parser.add_argument(
+        "--sampling",
+        choices=("auto", "plain", "importance", "sobol"),
+        default="auto",
+        help="how samples of one replica are drawn; importance for tails, sobol for means (auto)",
+    )
     parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
     parser.add_argument(
         "--set",
@@ -51,6 +57,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         program,
         num_samples=arguments.samples,
         key=jax.random.key(arguments.seed),
+        sampling=arguments.sampling,
         progress=sys.stderr.isatty(),
     )
     measured = _measured(job, arguments.overrides)
@@ -90,6 +97,8 @@ def _result(job, law, measured) -> dict[str, Any]:
         "world_size": job.layout.world_size,
         "step_time_s": step_time,
         "num_samples": law.num_samples,
+        "sampling": law.sampling,
+        "effective_samples": law.effective_samples,
         "requested_samples": law.requested,
         "compile_s": law.compile_s,
         "run_s": law.run_s,

@@ -121,6 +121,7 @@ def sobol_scores(number: int, count: int, seed: tuple[int, ...], dtype) -> np.nd
     from scipy.special import ndtri
     from scipy.stats import qmc
 
-    points = qmc.Sobol(number, scramble=True, rng=np.random.default_rng(seed)).random(count)
+    sequence = qmc.Sobol(number, scramble=True, rng=np.random.default_rng(seed))
+    points = sequence.random_base2(max(count - 1, 1).bit_length())[:count]
     # The points lie on a grid of 2^-30, which holds zero.
     return ndtri(np.clip(points, 2.0**-31, 1 - 2.0**-31)).astype(dtype)

@@ -64,9 +64,10 @@ def normals(
     """A standard normal for each counter and sample, by the transform of Box and Muller ("A note on
     the generation of random normal deviates", 1958).
 
-    The radius has a uniform of 32 bits, so that normals reach 6.8, and so has the angle. In float32
-    they are within 1e-6 of what the words give in exact arithmetic (a test measures it). The second
-    normal that the two words could give is not made: XLA would draw the words again for it.
+    The radius has a uniform of 32 bits, rounded to the dtype, so that normals reach 6.8; so has the
+    angle. In float32 they are within 1e-6 of what these uniforms give in exact arithmetic (a test
+    measures it). The second normal that the words could give is not made: XLA would draw the words
+    again for it.
 
     **Arguments:**
 

@@ -21,7 +21,7 @@ from ._merge import merge_parts, merge_randomisations
 from ._plan import Plan, make_plan
 from ._progress import progress_bar
 from ._random import KeyData, key_data
-from ._replica import TILE, poisson_stalls, replica_ends, strata_of, stratum_of
+from ._replica import poisson_stalls, replica_ends, strata_of, stratum_of
 from ._replicas import RESERVOIR, Replicas, Reservoir
 from ._step import compose_steps, mean_reductions
 from ._tiles import map_tiles, untile
@@ -176,11 +176,9 @@ def parts(program: Program, num_samples: int, sampling: str) -> list[tuple[int, 
     """
     size = num_samples
     if sampling == "sobol":
-        # Powers of two, of which Sobol points are fairest, where there are enough.
         size = -(-num_samples // RANDOMISATIONS)
     elif sampling == "plain" and program.num_replicas * num_samples <= RESERVOIR**2 / 2:
         size = RESERVOIR
-    size = -(-size // TILE) * TILE
     return [(first, min(size, num_samples - first)) for first in range(0, num_samples, size)]
 
 

@@ -1,0 +1,183 @@
+"""Sweeps: the law of the step time over a grid of values, with common random numbers."""
+
+import hashlib
+import itertools as it
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from .._misc import unknown_name
+from ..engine import Law, simulate
+from ..program import Program
+
+
+_QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+_ABOUT = "sweep.json"
+
+Point = Mapping[str, Any]
+
+
+def sweep(
+    program: Program,
+    overrides: Mapping[str, Sequence[float]],
+    *,
+    num_samples: int = 100_000,
+    key: PRNGKeyArray,
+    out: str | os.PathLike | None = None,
+):
+    """Simulates a program for every combination of values of its parameters.
+
+    One program is compiled for all of them, and all see the same random numbers.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `overrides`: for each parameter, by its dotted name in the program such as
+        `variability.residual.gemm.sigma`, the values to take.
+    - `num_samples`, `key`: as of `simulate`.
+    - `out`: a folder that gets a Parquet file for each row as soon as it is done. If it holds rows
+        of the same sweep already, these are not simulated again.
+
+    **Returns:**
+
+    A `polars.DataFrame` with a row for each combination: the values, and the mean, standard
+    deviation and quantiles of the step time in seconds, with their intervals.
+
+    **Raises:**
+
+    `ValueError` for a name that is no parameter, or a folder that holds another sweep.
+    """
+    where = {name: _parameter(program, name) for name in overrides}
+
+    def program_of(point: Point) -> Program:
+        values = [jnp.full_like(get(program), point[name]) for name, get in where.items()]
+        return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, values)
+
+    return sweep_points(
+        grid(overrides), program_of, num_samples=num_samples, key=key, out=out, about=""
+    )
+
+
+def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations; the last name changes fastest."""
+    for name, choices in values.items():
+        if not len(choices):
+            raise ValueError(f"`{name}` has no values to take; give at least one.")
+    return [dict(zip(values, row, strict=True)) for row in it.product(*values.values())]
+
+
+def sweep_points(
+    points: Sequence[Point],
+    program_of: Callable[[Point], Program],
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    out: str | os.PathLike | None,
+    about: str,
+    say: Callable[[str], object] = lambda text: None,
+):
+    """`sweep` over any points. `about` names what else decides the figures; `say` is told how far
+    it is.
+    """
+    import polars as pl
+
+    folder = None if out is None else pathlib.Path(out)
+    done = {}
+    if folder is not None:
+        done = _open(folder, _digest(points, num_samples, key, about))
+    shapes: list[Any] = []
+    rows = []
+    for number, point in enumerate(points):
+        if number in done:
+            rows.append(done[number])
+            continue
+        program = program_of(point)
+        shape = jax.tree.structure(program)
+        new = "" if shape in shapes else " (compiles)"
+        shapes.append(shape)
+        settings = ", ".join(f"{name}={value}" for name, value in point.items())
+        say(f"{number + 1}/{len(points)}: {settings}{new}")
+        law = simulate(program, num_samples=num_samples, key=key)
+        if law.interrupted:
+            raise KeyboardInterrupt
+        row = {"row": number, **point, **_figures(law)}
+        if folder is not None:
+            _write(pl.DataFrame([row]), folder / f"part-{number:06d}.parquet")
+        rows.append(row)
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
+    """Gets a parameter by its dotted name."""
+    keys = name.split(".")
+
+    def get(node):
+        for key in keys:
+            node = node[key] if isinstance(node, dict) else getattr(node, key)
+        return node
+
+    node: Any = program
+    for depth, key in enumerate(keys):
+        known = node if isinstance(node, dict) else getattr(node, "__dict__", {})
+        if key not in known:
+            raise ValueError(unknown_name("parameter", ".".join(keys[: depth + 1]), known))
+        node = known[key]
+    if not eqx.is_inexact_array(node):
+        raise ValueError(f"`{name}` is no parameter of the program, but {type(node).__name__}.")
+    return get
+
+
+def _figures(law: Law) -> dict[str, float]:
+    figures = {"mean_s": law.mean, "std_s": law.std}
+    figures["mean_low_s"], figures["mean_high_s"] = law.mean_interval()
+    for name, q in _QUANTILES.items():
+        figures[f"{name}_s"] = float(law.quantile(q))
+        figures[f"{name}_low_s"], figures[f"{name}_high_s"] = law.quantile_interval(q)
+    return {**figures, "num_samples": law.num_samples}
+
+
+def _digest(points, num_samples, key, about) -> str:
+    from ..engine import key_data
+
+    words = [int(word) for word in key_data(key)]
+    text = json.dumps([list(map(dict, points)), num_samples, words, about], default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _open(folder: pathlib.Path, digest: str) -> dict[int, dict[str, Any]]:
+    """The rows that a folder holds; makes it if it is not there."""
+    import polars as pl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / _ABOUT
+    if not note.exists():
+        if any(folder.iterdir()):
+            raise ValueError(f"`{folder}` is not empty and holds no sweep; give another folder.")
+        partial = folder / f".{_ABOUT}"
+        partial.write_text(json.dumps({"digest": digest}))
+        os.replace(partial, note)
+    try:
+        same = json.loads(note.read_text())["digest"] == digest
+    except (ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"`{folder}` holds another sweep (other values, samples, seed or job); give another "
+            "folder, or the same sweep to go on with it."
+        )
+    parts = sorted(folder.glob("part-*.parquet"))
+    return {row["row"]: row for part in parts for row in pl.read_parquet(part).to_dicts()}
+
+
+def _write(frame, path: pathlib.Path) -> None:
+    """Writes a file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name}")
+    frame.write_parquet(partial)
+    os.replace(partial, path)

@@ -1,0 +1,135 @@
+"""`prism-jax sweep`: the law of a job's step time over a grid of values."""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import sys
+from typing import Any
+
+from ._arguments import count, seed
+
+
+HELP = "simulate a job over a grid of values"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
+    )
+    parser.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="KEY=VALUES",
+        help="values to take: layout.dp=16,32,64 or kernels.all_gather.sigma=0.01:0.2:20 (from, "
+        "to, how many); may be given again, for all combinations",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="a folder for the rows (Parquet); goes on with what is there"
+    )
+    parser.add_argument(
+        "--samples", type=count, default=100_000, metavar="N", help="steps of each point (100000)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the job, for example layout.dp=64; may be given again",
+    )
+
+
+def values(text: str) -> tuple[str, list[str]]:
+    """A key and its values: `key=a,b,c` or `key=from:to:how_many`.
+
+    **Raises:**
+
+    A `ValueError` of one sentence.
+    """
+    key, equals, given = text.partition("=")
+    key, given = key.strip(), given.strip()
+    if not key or not equals or not given:
+        raise ValueError(
+            f"`--over {text}` is not a key and its values; write it as `layout.dp=16,32,64`."
+        )
+    if ":" not in given:
+        choices = [choice.strip() for choice in given.split(",")]
+        if not all(choices):
+            raise ValueError(f"`--over {text}` has an empty value; separate values by one comma.")
+        return key, choices
+    try:
+        first, last, number = given.split(":")
+        low, high, many = float(first), float(last), int(number)
+        if many < 1:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"`--over {text}` is not a range; write from, to and how many, as in "
+            "`kernels.all_gather.sigma=0.01:0.2:20`."
+        ) from None
+    step = (high - low) / max(many - 1, 1)
+    return key, [f"{low + i * step:.12g}" for i in range(many)]
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import load_job
+
+    over: dict[str, list[str]] = {}
+    for text in arguments.over:
+        key, choices = values(text)
+        if key in over:
+            raise ValueError(f"`--over {key}` was given twice; give all of its values at once.")
+        over[key] = choices
+
+    def load(point):
+        changes = [f"{key}={value}" for key, value in point.items()]
+        return load_job(arguments.job, [*arguments.overrides, *changes])
+
+    import itertools as it
+
+    points = [dict(zip(over, row, strict=True)) for row in it.product(*over.values())]
+    jobs = [load(point) for point in points]  # Bad input fails before JAX starts.
+
+    import jax
+    import msgspec
+
+    from ..analysis import sweep_points
+    from ..program import compile_job
+
+    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    by_point = {tuple(point.values()): job for point, job in zip(points, jobs, strict=True)}
+    about = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()
+    try:
+        frame = sweep_points(
+            points,
+            lambda point: compile_job(by_point[tuple(point.values())]),
+            num_samples=arguments.samples,
+            key=jax.random.key(arguments.seed),
+            out=arguments.out,
+            about=about,
+            say=lambda text: print(f"prism-jax: {text}", file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        if arguments.out is None:
+            raise
+        raise ValueError(
+            f"interrupted; `{arguments.out}` keeps the rows that are done, and the same command "
+            "goes on with them."
+        ) from None
+    rows = [
+        {name: None if isinstance(x, float) and x != x else x for name, x in row.items()}
+        for row in frame.to_dicts()
+    ]
+    from ._catalogue import table
+
+    shown = [*over, "mean_s", "std_s", "p50_s", "p95_s", "p99_s"]
+    cells = [[_cell(row[name]) for name in shown] for row in rows]
+    return {"job": arguments.job, "rows": rows}, table(shown, cells)
+
+
+def _cell(value) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,90 @@
+"""The stream of random numbers: the map from bits to normals, and independence."""
+
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from prism_jax.engine._elementary import exp, log, sin_half_turns
+from prism_jax.engine._random import counters, fold, key_data, normals, threefry
+
+
+def test_elementary_functions_in_single_precision():
+    """Against NumPy in double precision, over their ranges."""
+    uniform = np.concatenate([np.logspace(-9.9, 0, 200_001), 1 - np.logspace(-7, -0.1, 100_001)])
+    uniform = uniform.astype(np.float32)
+    exact = np.log(uniform.astype(float))
+    np.testing.assert_allclose(log(jnp.asarray(uniform)), exact, rtol=4e-7)
+    x = np.linspace(-60, 60, 200_001).astype(np.float32)
+    np.testing.assert_allclose(exp(jnp.asarray(x)), np.exp(x.astype(float)), rtol=4e-7)
+    assert float(exp(jnp.zeros((), jnp.float32))) == 1.0
+    assert float(jax.grad(exp)(jnp.float32(0.5))) == pytest.approx(np.exp(0.5), rel=4e-7)
+    half_turns = np.linspace(-0.5, 0.5, 200_001).astype(np.float32)
+    exact = np.sin(np.pi * half_turns.astype(float))
+    np.testing.assert_allclose(sin_half_turns(jnp.asarray(half_turns)), exact, atol=2e-7)
+    double = np.linspace(-0.5, 0.5, 10_001)
+    np.testing.assert_allclose(
+        sin_half_turns(jnp.asarray(double)), np.sin(np.pi * double), atol=1e-14
+    )
+
+
+def test_normals_in_single_precision_are_those_of_their_words():
+    """Within 1e-6 of what the uniforms give in exact arithmetic, in the tails too."""
+    key, ids = key_data(jax.random.key(3)), jnp.arange(2**20, dtype=jnp.uint32)
+    found = np.asarray(normals(key, ids, jnp.zeros((1,), jnp.uint32), jnp.dtype(jnp.float32)))
+    first, second = threefry(key, ids, jnp.zeros_like(ids))
+    uniform = (np.asarray(first).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    uniform = uniform.astype(float)
+    half_turns = (np.asarray(second).view(np.int32).astype(float) + 0.5) / 2**32
+    exact = np.sqrt(-2 * np.log(uniform)) * np.sin(np.pi * half_turns)
+    assert np.max(np.abs(found - exact)) < 1e-6
+    assert np.max(np.abs(exact)) > 4.5
+    beyond = float(2 * scipy.stats.norm.sf(4))
+    tail = scipy.stats.binomtest(int(np.sum(np.abs(exact) > 4)), 2**20, beyond)
+    assert tail.pvalue > 1e-4
+
+
+@pytest.mark.parametrize("what", ["keys", "samples", "ops", "folds"])
+def test_neighbours_are_independent(what):
+    """Correlations of values, and of their signs and sizes, between 33 neighbouring streams."""
+    number, size, dtype = 33, 50_000, jnp.dtype(jnp.float32)
+    ids = jnp.arange(size, dtype=jnp.uint32)
+    key = key_data(jax.random.key(0))
+    one = jnp.zeros((1,), jnp.uint32)
+    if what == "keys":
+        z = [normals(key_data(jax.random.key(k)), ids, one, dtype) for k in range(number)]
+    elif what == "folds":
+        z = [normals(fold(key, k), ids, one, dtype) for k in range(number)]
+    elif what == "samples":
+        z = [normals(key, jnp.full_like(ids, k), ids, dtype) for k in range(number)]
+    else:
+        z = normals(key, ids, counters(number), dtype)
+    z = np.asarray(jnp.stack([row.reshape(-1) for row in z]) if isinstance(z, list) else z, float)
+    for values in (z, np.sign(z), z**2 - 1):
+        off = np.corrcoef(values)[~np.eye(number, dtype=bool)]
+        assert np.abs(off).max() < 5 / np.sqrt(size)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("dieharder") is None, reason="dieharder is not installed")
+@pytest.mark.parametrize("along", ["samples", "ops"])
+def test_dieharder_finds_nothing(along, tmp_path):
+    """A part of the battery that fits a stream of 256 MiB; a test may be weak by chance."""
+    key, size = key_data(jax.random.key(1)), 2**12
+    path = tmp_path / "stream.bin"
+    with open(path, "wb") as file:
+        for block in range(2):
+            ids = jnp.arange(block * size, (block + 1) * size, dtype=jnp.uint32)
+            ids, ops = jnp.broadcast_arrays(ids[:, None], jnp.arange(size, dtype=jnp.uint32)[None])
+            words = threefry(key, *((ids, ops) if along == "ops" else (ops, ids)))
+            file.write(np.stack([np.asarray(w) for w in words], axis=-1).tobytes())
+    failed = []
+    for test in (0, 1, 2, 3, 8, 10, 13, 15, 16, 100, 101):
+        command = ["dieharder", "-g", "201", "-f", str(path), "-d", str(test), "-p", "20"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        failed += [line for line in done.stdout.splitlines() if "FAILED" in line]
+    assert not failed

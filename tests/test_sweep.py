@@ -1,0 +1,105 @@
+"""Sweeps: the rows, the files, and going on after a kill."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax import Variability, simulate, sweep
+from prism_jax.cli import main
+from prism_jax.cli._sweep import values
+from prism_jax.schedule import OneFOneB
+
+from .helpers import lognormal, pipeline_program
+
+
+_NAME = "variability.residual.gemm.sigma"
+
+
+def _program():
+    variability = Variability(residual={"gemm": lognormal(0.05), "send_recv": lognormal(0.1)})
+    return pipeline_program(OneFOneB(2, 3), variability=variability)
+
+
+def test_each_row_is_the_law_at_its_values():
+    program, key = _program(), jax.random.key(1)
+    frame = sweep(program, {_NAME: [0.02, 0.1]}, num_samples=3_000, key=key)
+    assert list(frame[_NAME]) == [0.02, 0.1]
+    for row in frame.to_dicts():
+        import equinox as eqx
+
+        changed = eqx.tree_at(
+            lambda p: p.variability.residual["gemm"].sigma, program, jnp.asarray(row[_NAME])
+        )
+        law = simulate(changed, num_samples=3_000, key=key)
+        assert row["mean_s"] == law.mean
+        assert row["p95_s"] == law.quantile(0.95)
+
+
+def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
+    from prism_jax.analysis import _sweep
+
+    program, key = _program(), jax.random.key(1)
+    arguments = {"num_samples": 2_000, "key": key, "out": tmp_path / "out"}
+    grid = {_NAME: [0.02, 0.05, 0.1]}
+    calls = []
+
+    def dies(changed, **options):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(changed)
+        return simulate(changed, **options)
+
+    monkeypatch.setattr(_sweep, "simulate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(program, grid, **arguments)
+    assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
+    monkeypatch.setattr(_sweep, "simulate", lambda p, **o: calls.append(p) or simulate(p, **o))
+    resumed = sweep(program, grid, **arguments)
+    assert len(calls) == 3
+    arguments["out"] = None
+    assert resumed.equals(sweep(program, grid, **arguments))
+    arguments["out"] = tmp_path / "out"
+    with pytest.raises(ValueError, match="holds another sweep"):
+        sweep(program, {_NAME: [0.3]}, **arguments)
+
+
+def test_bad_sweeps_are_refused(tmp_path):
+    program, key = _program(), jax.random.key(0)
+    with pytest.raises(ValueError, match=r"No parameter `variability\.residual\.gem`"):
+        sweep(program, {"variability.residual.gem.sigma": [1.0]}, num_samples=9, key=key)
+    with pytest.raises(ValueError, match="is no parameter"):
+        sweep(program, {"num_replicas": [2]}, num_samples=9, key=key)
+    with pytest.raises(ValueError, match="no values"):
+        sweep(program, {_NAME: []}, num_samples=9, key=key)
+    (tmp_path / "mine.txt").write_text("something else")
+    with pytest.raises(ValueError, match="holds no sweep"):
+        sweep(program, {_NAME: [0.1]}, num_samples=9, key=key, out=tmp_path)
+
+
+def test_values_of_the_command_line():
+    assert values("layout.dp=16,32") == ("layout.dp", ["16", "32"])
+    key, numbers = values("kernels.gemm.sigma=0.01:0.2:20")
+    assert key == "kernels.gemm.sigma"
+    np.testing.assert_allclose([float(x) for x in numbers], np.linspace(0.01, 0.2, 20))
+    for bad in ("layout.dp", "a=", "=3", "a=1:2", "a=1:2:0", "a=1,,2", "a=x:2:3"):
+        with pytest.raises(ValueError, match="--over"):
+            values(bad)
+
+
+def test_the_command_writes_rows_and_refuses_bad_input(tmp_path, capsys):
+    out = str(tmp_path / "out")
+    job = ["sweep", "megatron-22b-a100-8", "--samples", "2000", "--out", out]
+    over = ["--over", "kernels.gemm.sigma=0.01,0.05"]
+    assert main([*job, *over]) == 0
+    first = capsys.readouterr()
+    assert "1/2" in first.err
+    assert main([*job, *over, "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.err == ""  # Nothing is simulated again.
+    assert '"p95_s"' in again.out
+    assert main([*job, "--over", "kernels.gemm.sigma=0.3,0.4"]) == 2
+    assert "another sweep" in capsys.readouterr().err
+    assert main([*job, "--over", "layout.dp=1:2"]) == 2
+    assert main([*job, *over, *over]) == 2
+    assert main([*job, "--over", "layout.nope=1"]) == 2
