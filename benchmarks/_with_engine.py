@@ -1,5 +1,7 @@
 """The reference step with this engine, and what it is measured against: its own draws alone."""
 
+from typing import Any
+
 import numpy as np
 
 
@@ -140,7 +142,7 @@ def _over_tiles(function, the_program, num_samples, key):
     from prism_jax.engine._tiles import map_tiles, sum_tiles
 
     plan = jax.block_until_ready(make_plan_jit(the_program))
-    totals = None
+    totals: Any = None
 
     def keep(first, count, result):
         nonlocal totals
@@ -149,7 +151,7 @@ def _over_tiles(function, the_program, num_samples, key):
 
     cost = the_program.num_ops
     map_tiles(function, (plan, key_data(key)), num_samples, keep, cost=cost)
-    assert totals is not None
+
     total, of_plan = totals
     return float(total) / num_samples, of_plan
 

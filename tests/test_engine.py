@@ -1,4 +1,5 @@
 import inspect
+import socket
 import subprocess
 import sys
 
@@ -308,3 +309,41 @@ def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
     assert law.interrupted
     assert 0 < law.num_samples < law.requested == 3_000_000
     assert np.isfinite(law.mean)
+
+
+_PROCESSES = """
+import hashlib, sys, jax
+port, count, number = sys.argv[1:]
+jax.config.update("jax_num_cpu_devices", 1)
+jax.config.update("jax_enable_x64", True)
+if count != "1":
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(number))
+from prism_jax.engine import simulate
+from tests.test_engine import _rich_program
+assert len(jax.devices()) == int(count)
+law = simulate(_rich_program(), num_samples=9_000, key=jax.random.key(3))
+print(hashlib.sha256(law.largest.tobytes() + law.counts.tobytes()).hexdigest())
+"""
+
+
+def test_two_processes_give_the_same_bits_as_one(pytestconfig):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROCESSES, port, count, number],
+            cwd=pytestconfig.rootpath,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for count, number in (("1", "0"), ("2", "0"), ("2", "1"))
+    ]
+    try:
+        found = [process.communicate(timeout=300)[0].split()[-1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes)
+    assert len(set(found)) == 1

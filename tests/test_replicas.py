@@ -158,7 +158,7 @@ def test_the_jackknife_equals_resampling():
     selection = select(kept, weights, np.ones(n, bool), R)
     position = selection.pick(uniform)
     times = score[selection.order][position]
-    total = np.bincount(position, (times - times.mean()) / steps, n)
+    total = np.bincount(position, (times - times.mean()) / steps, len(selection.order))
     found = selection.standard_error(total)
     means = []
     for _ in range(400):

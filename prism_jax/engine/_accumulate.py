@@ -1,5 +1,7 @@
 """Gathers composed steps into a law, in memory that does not grow with their number."""
 
+from typing import Any
+
 import numpy as np
 
 from ._decide import Decision
@@ -8,6 +10,9 @@ from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 
 # Standard errors are computed from at most so many steps, and are a little too large for more.
 _ERROR_STEPS = 2**20
+
+
+_ERRORS = ("mean_error", "std_error", "mean_support", "level_errors", "level_support")
 
 
 def grid_of(pilot: np.ndarray) -> tuple[float, float]:
@@ -59,25 +64,20 @@ class Accumulator:
         self._smallest = np.sort(low)[:NUM_EXTREMES]
         self._largest = np.sort(high)[-NUM_EXTREMES:]
 
-    def law(self, decision: Decision, **about) -> Law:
+    def law(self, decision: Decision, like: Law | None = None, **about) -> Law:
         """The law of the steps so far.
 
         **Arguments:**
 
+        - `like`: another part of the same run, as long as this one, whose errors hold for this one
+            too, and need not be computed again.
         - `about`: further fields of the law.
         """
         n = self.num_samples
         shift, square = self._sums / n
         mean = self._centre + shift
         std = float(np.sqrt(max(square - shift**2, 0.0)))
-        steps = np.concatenate(self._first)
-        errors = _Errors(decision, len(steps))
-        centred = steps - steps.mean()
-        spread = steps.std()
-        of_std = np.zeros(len(steps))
-        if spread > 0:
-            of_std = (centred**2 - spread**2) / (2 * spread)
-        levels = [errors.of_level(steps <= t) for t in np.quantile(steps, LEVELS)]
+        found = self._errors(decision) if like is None else {n: getattr(like, n) for n in _ERRORS}
         return Law(
             num_samples=n,
             mean=float(mean),
@@ -86,13 +86,27 @@ class Accumulator:
             counts=self._counts,
             smallest=self._smallest,
             largest=self._largest,
-            mean_error=errors.of_mean(centred),
-            std_error=errors.of_mean(of_std),
-            mean_support=errors.support(),
-            level_errors=np.array([error for error, _ in levels]),
-            level_support=np.array([support for _, support in levels]),
+            **found,
             **about,
         )
+
+    def _errors(self, decision: Decision) -> dict[str, Any]:
+        """The fields of `_ERRORS`."""
+        steps = np.concatenate(self._first)
+        errors = _Errors(decision, len(steps))
+        centred = steps - steps.mean()
+        spread = steps.std()
+        of_std = np.zeros(len(steps))
+        if spread > 0:
+            of_std = (centred**2 - spread**2) / (2 * spread)
+        levels = [errors.of_level(steps <= t) for t in np.quantile(steps, LEVELS)]
+        return {
+            "mean_error": errors.of_mean(centred),
+            "std_error": errors.of_mean(of_std),
+            "mean_support": errors.support(),
+            "level_errors": np.array([error for error, _ in levels]),
+            "level_support": np.array([support for _, support in levels]),
+        }
 
 
 class _Errors:

@@ -187,12 +187,15 @@ def decide(
     first, second = rng.random(2)
     # A single replica whose samples weigh the same needs no picking, and their order none either.
     one_each = rule == "vector" and replicas == len(probabilities) == 1
-    one_each &= len(weights) == num_steps and bool(weights.min() == weights.max())
+    one_each &= len(kept.counts) == 1 and len(weights) == num_steps
+    one_each = one_each and bool(weights.min() == weights.max())
     if one_each:
-        selections = (Selection(np.arange(num_steps), weights, kept.stratum, 1),)
+        one, none = np.ones(1), np.zeros(1)
+        selections = (Selection(np.arange(num_steps), weights, kept.stratum, 1, one, none),)
     else:
         selections = tuple(
-            select(kept, weights, regime == g, replicas) for g in range(len(probabilities))
+            select(kept, weights, regime == g, replicas, whole=rule == "exact")
+            for g in range(len(probabilities))
         )
     return Decision(
         kept=kept,

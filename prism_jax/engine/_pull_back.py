@@ -191,7 +191,7 @@ def _through_weights(composed: Composed, influence, parameters, static):
     of_stratum = np.zeros(len(program.strata))
     of_regime = np.zeros(1 + max(s.regime for s in program.strata))
     for draws, decision in composed.parts:
-        kept, mine = decision.kept, influence[draws.first :][: draws.steps]
+        mine = influence[draws.first :][: draws.steps]
         regimes, position = decision.picks(0, draws.steps)
         for g, selection in enumerate(decision.selections):
             members = regimes == g
@@ -200,9 +200,9 @@ def _through_weights(composed: Composed, influence, parameters, static):
             of_regime[g] += mine[members].sum() / decision.probabilities[g]
             total = np.bincount(position[members], mine[members], len(selection.order))
             slopes = selection.weight_derivatives(total)
-            slopes -= np.sum(selection.weights * slopes)
-            stratum = kept.stratum[selection.order]
-            of_stratum += np.bincount(stratum, slopes * selection.weights, len(of_stratum))
+            change = slopes * selection.weights
+            of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
+            of_stratum -= change.sum() * selection.mass
     return _weights_vjp(parameters, static, jnp.asarray(of_stratum), jnp.asarray(of_regime))
 
 

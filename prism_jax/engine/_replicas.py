@@ -141,16 +141,20 @@ class Selection:
 
     **Attributes:**
 
-    - `order`: `(n,)`, kept samples, the slowest first.
-    - `weights`: `(n,)`, theirs, in that order; they sum to one.
+    - `order`: `(n,)`, kept samples, the slowest first, as far as steps reach.
+    - `weights`: `(n,)`, theirs, in that order; with those of the rest they sum to one.
     - `stratum`: `(n,)`, theirs, in that order.
     - `num_replicas`: R.
+    - `mass`: `(strata,)`, the weight of all samples of each stratum.
+    - `rest`: `(strata,)`, the sum of the squared weights of those that no step reaches.
     """
 
     order: np.ndarray
     weights: np.ndarray
     stratum: np.ndarray
     num_replicas: int
+    mass: np.ndarray
+    rest: np.ndarray
 
     def pick(self, uniform: np.ndarray) -> np.ndarray:
         """Positions in `order`: the first with `(1 - its share from the top) ** R <= uniform`."""
@@ -234,23 +238,24 @@ class Selection:
         - `total`: as of `weight_derivatives`.
         """
         change = self.weights * self.weight_derivatives(total)
-        if self._one_stratum:
-            change -= self.weights * change.sum()
+        occupied = np.where(self.mass > 0, self.mass, 1)
+        centre = np.bincount(self.stratum, change, len(self.mass)) / occupied
+        if len(centre) == 1:
+            change -= self.weights * centre
         else:
-            mass = np.bincount(self.stratum, self.weights)
-            centre = np.bincount(self.stratum, change) / np.where(mass > 0, mass, 1)
             change -= self.weights * centre[self.stratum]
-        return float(np.sqrt(np.sum(change * change)))
-
-    @ft.cached_property
-    def _one_stratum(self) -> bool:
-        return len(self.stratum) == 0 or bool(np.all(self.stratum == self.stratum[0]))
+        return float(np.sqrt(np.sum(change * change) + self.rest @ centre**2))
 
 
 def select(
-    kept: Replicas, weights: np.ndarray, members: np.ndarray, num_replicas: int
+    kept: Replicas,
+    weights: np.ndarray,
+    members: np.ndarray,
+    num_replicas: int,
+    *,
+    whole: bool = False,
 ) -> Selection:
-    """Orders the samples for which `members` holds."""
+    """Orders the samples for which `members` holds: those that steps reach, or the `whole`."""
     chosen = np.flatnonzero(members)
     score = kept.score[chosen]
     # Ties are broken by id, so that the order does not depend on how the samples came.
@@ -261,4 +266,18 @@ def select(
         order = chosen[(np.sort(key) & np.uint64(2**32 - 1)).astype(np.int64)]
     else:
         order = chosen[np.argsort(-score, kind="stable")]
-    return Selection(order, weights[order], kept.stratum[order], num_replicas)
+    weight, stratum = weights[order], kept.stratum[order]
+    reached = len(order)
+    if not whole:
+        # Beyond this share from the top lies no decisive replica, but for one step in 1e11.
+        share = -np.expm1(-25 / num_replicas)
+        reached = min(int(np.searchsorted(np.cumsum(weight), share)) + 1, len(order))
+    strata = len(kept.counts)
+    return Selection(
+        order=order[:reached],
+        weights=weight[:reached],
+        stratum=stratum[:reached],
+        num_replicas=num_replicas,
+        mass=np.bincount(stratum, weight, strata),
+        rest=np.bincount(stratum[reached:], weight[reached:] ** 2, strata),
+    )

@@ -99,11 +99,13 @@ def simulate(
     explicit = replicas == "explicit"
     about = {"program": digest(program), "keys": (tuple(int(w) for w in words),)}
     laws = []
-    with progress_bar(num_samples, progress) as advance:
+    with progress_bar(2 * num_samples, progress) as advance:  # Drawn, then composed.
         for first, count in parts(program, num_samples, way):
             draws = Draws(way, lead, first, count)
             try:
-                kept = (explicit_replicas if explicit else draw_replicas)(plan, words, draws)
+                kept = (explicit_replicas if explicit else draw_replicas)(
+                    plan, words, draws, advance
+                )
                 done = count if len(kept.ids) and kept.drawn >= draws.replicas else kept.drawn
                 rule = "exact" if replicas == "exact" else "vector"
                 decision = decide(program, kept, words, done, explicit=explicit, rule=rule)
@@ -115,6 +117,7 @@ def simulate(
             laws.append(
                 accumulator.law(
                     decision,
+                    laws[0] if laws and accumulator.num_samples == laws[0].num_samples else None,
                     requested=count,
                     effective_samples=kept.effective_samples(),
                     compile_s=0.0,
@@ -270,7 +273,7 @@ def _pilot_grid(plan: Plan) -> tuple[float, float]:
     return grid_of(np.concatenate(steps))
 
 
-def draw_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
+def draw_replicas(plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None) -> Replicas:
     """Draws samples of one replica. Ctrl-C ends it early."""
     dtype = plan.mean.dtype
     program, first = plan.program, draws.first
@@ -283,6 +286,7 @@ def draw_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
 
     def keep(start, count, result):
         reservoir.add(np.arange(start, start + count, dtype=np.uint32), *untile(result))
+        advance(count * draws.steps // draws.replicas)
 
     try:
         map_tiles(
@@ -336,7 +340,9 @@ def given_scores(lead: Lead | None, ids, key: KeyData, *points):
     return (lead.axes, scores), likelihood.astype(jnp.float32)
 
 
-def explicit_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
+def explicit_replicas(
+    plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None
+) -> Replicas:
     """Simulates all replicas of each step; the latest end of each pipeline rank is kept, as if it
     were the one replica of a step. Ctrl-C ends it early.
     """
@@ -361,6 +367,7 @@ def explicit_replicas(plan: Plan, key: KeyData, draws: Draws) -> Replicas:
         ids = np.arange(begin, begin + steps, dtype=np.uint32)
         stratum = first_of[np.asarray(_step_regimes(plan.program, jnp.asarray(ids)))]
         reservoir.add(ids, ends, np.max(ends, axis=1), stratum, np.ones(steps, np.float32))
+        advance(steps)
 
     try:
         map_tiles(

@@ -117,9 +117,18 @@ def _tiled(x: np.ndarray, tiles: int, devices: int) -> np.ndarray:
 
 def _collect(x, count: int) -> np.ndarray:
     """The tiles that were computed, in the order of ids."""
-    x, devices = np.asarray(x), len(jax.devices())
+    x, devices = _on_host(x), len(jax.devices())
     turns = -(-count // (TILE * devices))
     return x.reshape(devices, -1, *x.shape[1:])[:, :turns].reshape(-1, *x.shape[1:])
+
+
+def _on_host(x) -> np.ndarray:
+    """All of an array, also where other processes hold parts of it."""
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import process_allgather
+
+        return np.asarray(process_allgather(x, tiled=True))
+    return np.asarray(x)
 
 
 def _call(*arguments):
