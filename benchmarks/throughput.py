@@ -129,7 +129,7 @@ def measure(repeats: int) -> dict[str, Any]:
     return {
         "device": str(jax.devices()[0].device_kind),
         "devices": len(jax.devices()),
-        "machine": platform.platform(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "date": time.strftime("%Y-%m-%d"),

@@ -67,8 +67,7 @@ def simulate(
         `"explicit"` simulates every replica of every step.
     - `sampling`: how replica samples are drawn. `"importance"` draws half of them slow, along the
         mean gradient of their end, and weighs them: for quantiles far out, and for more replicas
-        than samples can show. It draws a quarter as many as there are
-        steps. `"sobol"` takes
+        than samples can show; it draws a quarter as many as there are steps. `"sobol"` takes
         quasi-random points for the axes that matter most, in 16 randomisations, whose scatter gives
         the intervals: for means. `"auto"` is plain, or importance sampling where fewer than 20
         samples would lie beyond the 95 % quantile of the slowest replica.
