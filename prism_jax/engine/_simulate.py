@@ -97,7 +97,8 @@ def simulate(
 
     explicit = replicas == "explicit"
     about = {"program": digest(program), "keys": (tuple(int(w) for w in words),)}
-    laws = []
+    laws: list[Law] = []
+    like = None
     with progress_bar(2 * num_samples, progress) as advance:  # Drawn, then composed.
         for first, count in parts(program, num_samples, way):
             draws = Draws(way, lead, first, count)
@@ -116,7 +117,7 @@ def simulate(
             laws.append(
                 accumulator.law(
                     decision,
-                    laws[0] if laws and accumulator.num_samples == laws[0].num_samples else None,
+                    like if like and like.num_samples == accumulator.num_samples else None,
                     requested=count,
                     effective_samples=kept.effective_samples(),
                     compile_s=0.0,
@@ -124,8 +125,11 @@ def simulate(
                     **about,
                 )
             )
+            like = laws[0] if like is None else like
             if accumulator.num_samples < count:
                 break
+            if len(laws) == RANDOMISATIONS and way != "sobol":
+                laws = [merge_parts(laws)]  # So that memory stays flat.
         merge = merge_randomisations if way == "sobol" else merge_parts
         law = merge(laws)
     return dataclasses.replace(
