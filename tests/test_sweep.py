@@ -1,5 +1,6 @@
 """Sweeps: the rows, the files, and going on after a kill."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +27,6 @@ def test_each_row_is_the_law_at_its_values():
     frame = sweep(program, {_NAME: [0.02, 0.1]}, num_samples=3_000, key=key)
     assert list(frame[_NAME]) == [0.02, 0.1]
     for row in frame.to_dicts():
-        import equinox as eqx
-
         changed = eqx.tree_at(
             lambda p: p.variability.residual["gemm"].sigma, program, jnp.asarray(row[_NAME])
         )
@@ -62,6 +61,9 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     arguments["out"] = tmp_path / "out"
     with pytest.raises(ValueError, match="holds another sweep"):
         sweep(program, {_NAME: [0.3]}, **arguments)
+    slower = eqx.tree_at(lambda p: p.latencies.mean, program, 2 * program.latencies.mean)
+    with pytest.raises(ValueError, match="holds another sweep"):
+        sweep(slower, grid, **arguments)
 
 
 def test_bad_sweeps_are_refused(tmp_path):
@@ -82,7 +84,7 @@ def test_values_of_the_command_line():
     key, numbers = values("kernels.gemm.sigma=0.01:0.2:20")
     assert key == "kernels.gemm.sigma"
     np.testing.assert_allclose([float(x) for x in numbers], np.linspace(0.01, 0.2, 20))
-    for bad in ("layout.dp", "a=", "=3", "a=1:2", "a=1:2:0", "a=1,,2", "a=x:2:3"):
+    for bad in ("layout.dp", "a=", "=3", "a=1:2", "a=1:2:0", "a=1:2:99999999", "a=1,,2", "a=x:2:3"):
         with pytest.raises(ValueError, match="--over"):
             values(bad)
 

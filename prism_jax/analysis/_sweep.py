@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from .._misc import unknown_name
-from ..engine import Law, simulate
-from ..program import Program
+from ..engine import Law, key_data, simulate
+from ..program import Program, digest
 
 
 _QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -61,7 +61,12 @@ def sweep(
         return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, values)
 
     return sweep_points(
-        grid(overrides), program_of, num_samples=num_samples, key=key, out=out, about=""
+        grid(overrides),
+        program_of,
+        num_samples=num_samples,
+        key=key,
+        out=out,
+        about=digest(program),
     )
 
 
@@ -144,8 +149,6 @@ def _figures(law: Law) -> dict[str, float]:
 
 
 def _digest(points, num_samples, key, about) -> str:
-    from ..engine import key_data
-
     words = [int(word) for word in key_data(key)]
     text = json.dumps([list(map(dict, points)), num_samples, words, about], default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -158,7 +161,7 @@ def _open(folder: pathlib.Path, digest: str) -> dict[int, dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / _ABOUT
     if not note.exists():
-        if any(folder.iterdir()):
+        if any(not file.name.startswith(".") for file in folder.iterdir()):
             raise ValueError(f"`{folder}` is not empty and holds no sweep; give another folder.")
         partial = folder / f".{_ABOUT}"
         partial.write_text(json.dumps({"digest": digest}))

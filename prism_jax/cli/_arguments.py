@@ -1,4 +1,4 @@
-"""Types of command-line arguments: each error says what was given and what is allowed."""
+"""Command-line arguments: each error says what was given and what is allowed."""
 
 import argparse
 
@@ -27,3 +27,22 @@ def seed(text: str) -> int:
     if not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"`{text}` must be a whole number from 0 to 2^32 - 1")
     return value
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which job, what to change in it, and how much of it to simulate."""
+    parser.add_argument(
+        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
+    )
+    parser.add_argument(
+        "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the job, for example layout.dp=64; may be given again",
+    )

@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"prism-jax: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("prism-jax: interrupted before the first result.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        what = str(interrupt) or "interrupted before the first result."
+        print(f"prism-jax: {what}", file=sys.stderr)
         if is_command:  # XLA may still be compiling, and crashes if the interpreter is taken down.
             sys.stderr.flush()
             os._exit(130)

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from ._arguments import count, seed
+from ._arguments import add_job_arguments
 
 
 HELP = "simulate a job and print the law of its step time"
@@ -16,26 +16,12 @@ _QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
-    )
-    parser.add_argument(
-        "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
-    )
+    add_job_arguments(parser)
     parser.add_argument(
         "--sampling",
         choices=("auto", "plain", "importance", "sobol"),
         default="auto",
         help="how samples of one replica are drawn; importance for tails, sobol for means (auto)",
-    )
-    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change the job, for example layout.dp=64; may be given again",
     )
 
 

@@ -7,16 +7,16 @@ import os
 import sys
 from typing import Any
 
-from ._arguments import count, seed
+from ._arguments import add_job_arguments
 
 
 HELP = "simulate a job over a grid of values"
 
+_MOST_VALUES = 10_000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
-    )
+    add_job_arguments(parser)
     parser.add_argument(
         "--over",
         action="append",
@@ -27,18 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out", metavar="DIR", help="a folder for the rows (Parquet); goes on with what is there"
-    )
-    parser.add_argument(
-        "--samples", type=count, default=100_000, metavar="N", help="steps of each point (100000)"
-    )
-    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change the job, for example layout.dp=64; may be given again",
     )
 
 
@@ -63,12 +51,12 @@ def values(text: str) -> tuple[str, list[str]]:
     try:
         first, last, number = given.split(":")
         low, high, many = float(first), float(last), int(number)
-        if many < 1:
+        if not 1 <= many <= _MOST_VALUES:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"`--over {text}` is not a range; write from, to and how many, as in "
-            "`kernels.all_gather.sigma=0.01:0.2:20`."
+            f"`--over {text}` is not a range; write from, to and how many (1 to {_MOST_VALUES}), "
+            "as in `kernels.all_gather.sigma=0.01:0.2:20`."
         ) from None
     step = (high - low) / max(many - 1, 1)
     return key, [f"{low + i * step:.12g}" for i in range(many)]
@@ -116,7 +104,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     except KeyboardInterrupt:
         if arguments.out is None:
             raise
-        raise ValueError(
+        raise KeyboardInterrupt(
             f"interrupted; `{arguments.out}` keeps the rows that are done, and the same command "
             "goes on with them."
         ) from None

@@ -55,7 +55,7 @@ def simulate(
     """Simulates steps and returns the law of the step time.
 
     Work runs in tiles of fixed size on all of JAX's devices. One key gives the same bits whatever
-    the devices. Memory does not grow with `num_samples`.
+    the devices. What is kept of a run has a fixed size, whatever `num_samples`.
 
     **Arguments:**
 
