@@ -175,8 +175,15 @@ def _open(folder: pathlib.Path, digest: str) -> dict[int, dict[str, Any]]:
             f"`{folder}` holds another sweep (other values, samples, seed or job); give another "
             "folder, or the same sweep to go on with it."
         )
-    parts = sorted(folder.glob("part-*.parquet"))
-    return {row["row"]: row for part in parts for row in pl.read_parquet(part).to_dicts()}
+    done = {}
+    for part in sorted(folder.glob("part-*.parquet")):
+        try:
+            done |= {row["row"]: row for row in pl.read_parquet(part).to_dicts()}
+        except (pl.exceptions.PolarsError, KeyError):
+            raise ValueError(
+                f"`{part}` is damaged; remove it, and the same sweep simulates its row again."
+            ) from None
+    return done
 
 
 def _write(frame, path: pathlib.Path) -> None:
