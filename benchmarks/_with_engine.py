@@ -70,7 +70,7 @@ def draws(the_program, num_samples: int, key) -> float:
 
     from prism_jax.engine._plan import make_plan
     from prism_jax.engine._random import key_data
-    from prism_jax.engine._tiles import map_tiles, untile
+    from prism_jax.engine._tiles import map_tiles, tiles_of, untile
 
     total = 0.0
 
@@ -79,8 +79,8 @@ def draws(the_program, num_samples: int, key) -> float:
         total += float(np.sum(untile(result), dtype=float))
 
     plan = jax.block_until_ready(make_plan(the_program))
-    cost = the_program.num_ops
-    map_tiles(_sum_of_draws, (plan, key_data(key)), num_samples, keep, cost=cost)
+    tiles = tiles_of(the_program.num_ops)
+    map_tiles(_sum_of_draws, (plan, key_data(key)), num_samples, keep, tiles=tiles)
     return total / num_samples
 
 
@@ -139,7 +139,7 @@ def _over_tiles(function, the_program, num_samples, key):
 
     from prism_jax.engine._random import key_data
     from prism_jax.engine._simulate import make_plan_jit
-    from prism_jax.engine._tiles import map_tiles, sum_tiles
+    from prism_jax.engine._tiles import map_tiles, sum_tiles, tiles_of
 
     plan = jax.block_until_ready(make_plan_jit(the_program))
     totals: Any = None
@@ -149,8 +149,8 @@ def _over_tiles(function, the_program, num_samples, key):
         zero = jax.tree.map(lambda x: np.zeros(x.shape[1:]), result[0])
         totals = sum_tiles(result, zero if totals is None else totals)
 
-    cost = the_program.num_ops
-    map_tiles(function, (plan, key_data(key)), num_samples, keep, cost=cost)
+    tiles = tiles_of(the_program.num_ops)
+    map_tiles(function, (plan, key_data(key)), num_samples, keep, tiles=tiles)
 
     total, of_plan = totals
     return float(total) / num_samples, of_plan

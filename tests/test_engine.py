@@ -93,7 +93,8 @@ import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 jax.config.update("jax_enable_x64", True)
 from prism_jax.engine import simulate
-from prism_jax.engine._simulate import Draws, draw_replicas, make_plan_jit
+from prism_jax.engine._draw import Draws, draw_replicas
+from prism_jax.engine._simulate import make_plan_jit
 from prism_jax.engine._random import key_data
 from tests.test_engine import _rich_program
 program = _rich_program()
@@ -291,11 +292,11 @@ def test_a_stage_without_layers_takes_no_time():
 
 
 def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
-    from prism_jax.engine import _simulate
+    from prism_jax.engine._replicas import Reservoir
 
     program = _rich_program()
     calls = 0
-    original = _simulate.Reservoir.add
+    original = Reservoir.add
 
     def interrupt(*arguments):
         nonlocal calls
@@ -304,7 +305,7 @@ def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(_simulate.Reservoir, "add", interrupt)
+    monkeypatch.setattr(Reservoir, "add", interrupt)
     law = simulate(program, num_samples=3_000_000, key=jax.random.key(0))
     assert law.interrupted
     assert 0 < law.num_samples < law.requested == 3_000_000

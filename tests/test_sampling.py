@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prism_jax import Variability, load_law, merge_laws, save_law, simulate
-from prism_jax.engine._simulate import automatic_sampling, parts
+from prism_jax.engine._draw import automatic_sampling, parts
 from prism_jax.schedule import OneFOneB
 
 from .helpers import lognormal, pipeline_program

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ._decide import Decision
+from ._decide import BLOCK, Decision
 from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 
 
@@ -41,6 +41,8 @@ class Accumulator:
 
     def add(self, steps: np.ndarray) -> None:
         """Adds steps; they come in the order of their ids."""
+        if self.num_samples < _ERROR_STEPS:
+            self._first.append(steps)
         steps = np.asarray(steps, np.float64)
         if not self.num_samples:
             self._centre = float(steps[0])
@@ -50,8 +52,6 @@ class Accumulator:
         bins = np.clip((steps - low) * (NUM_BINS / (high - low)) + 1, 0, NUM_BINS + 1)
         self._counts += np.bincount(bins.astype(np.int64), minlength=NUM_BINS + 2)
         self._extremes(steps)
-        if self.num_samples < _ERROR_STEPS:
-            self._first.append(steps)
         self.num_samples += len(steps)
 
     def _extremes(self, steps: np.ndarray) -> None:
@@ -69,8 +69,8 @@ class Accumulator:
 
         **Arguments:**
 
-        - `like`: another part of the same run, as long as this one, whose errors hold for this one
-            too, and need not be computed again.
+        - `like`: another part of the same run, as long as this one or nearly, whose errors hold
+            for this one too, and need not be computed again.
         - `about`: further fields of the law.
         """
         n = self.num_samples
@@ -93,16 +93,20 @@ class Accumulator:
     def _errors(self, decision: Decision) -> dict[str, Any]:
         """The fields of `_ERRORS`."""
         steps = np.concatenate(self._first)
+        self._first.clear()
         errors = _Errors(decision, len(steps))
-        centred = steps - steps.mean()
-        spread = steps.std()
-        of_std = np.zeros(len(steps))
-        if spread > 0:
-            of_std = (centred**2 - spread**2) / (2 * spread)
-        levels = [errors.of_level(steps <= t) for t in np.quantile(steps, LEVELS)]
+        thresholds = np.quantile(steps.copy(), LEVELS, overwrite_input=True)
+        levels = [errors.of_level(steps <= t) for t in thresholds]
+        # In place from here on, for these are the largest arrays of a long run.
+        steps -= np.mean(steps, dtype=np.float64).astype(steps.dtype)
+        mean_error = errors.of_mean(steps)
+        spread = np.std(steps, dtype=np.float64).astype(steps.dtype)
+        steps *= steps
+        steps -= spread**2
+        steps /= 2 * spread if spread > 0 else 1
         return {
-            "mean_error": errors.of_mean(centred),
-            "std_error": errors.of_mean(of_std),
+            "mean_error": mean_error,
+            "std_error": errors.of_mean(steps),
             "mean_support": errors.support(),
             "level_errors": np.array([error for error, _ in levels]),
             "level_support": np.array([support for _, support in levels]),
@@ -119,15 +123,22 @@ class _Errors:
         self._selections = decision.selections
         if self._one_each or not self._known:
             return
-        regimes, position = decision.picks(0, num_steps)
-        # For each regime: its steps, what each picked, and how many picked each sample.
-        self._picks = []
-        for g in range(len(self._selections)):
-            mine = slice(None) if len(self._selections) == 1 else np.flatnonzero(regimes == g)
-            self._picks.append((mine, position[mine], self._count(position[mine], None, g)))
+        # For each block of steps: their regimes, and the positions that they picked.
+        self._picks: list[tuple[np.ndarray, np.ndarray]] = []
+        for start in range(0, num_steps, BLOCK):
+            regimes, position = decision.picks(start, min(BLOCK, num_steps - start))
+            self._picks.append((regimes.astype(np.uint8), position.astype(np.int32)))
+        self._number = self._totals(np.ones(num_steps, bool))
 
-    def _count(self, position, weights, g) -> np.ndarray:
-        return np.bincount(position, weights, minlength=len(self._selections[g].order))
+    def _totals(self, values: np.ndarray) -> list[np.ndarray]:
+        """For each regime, the sum of what the steps that picked each sample contribute."""
+        totals = [np.zeros(len(selection.order)) for selection in self._selections]
+        for i, (regimes, position) in enumerate(self._picks):
+            mine = values[i * BLOCK :][: len(position)]
+            for g, total in enumerate(totals):
+                members = slice(None) if len(totals) == 1 else regimes == g
+                total += np.bincount(position[members], mine[members], minlength=len(total))
+        return totals
 
     def of_mean(self, contribution: np.ndarray) -> float:
         """Of the mean of contributions, which sum to zero."""
@@ -135,10 +146,7 @@ class _Errors:
             return float("nan")
         if self._one_each:
             return float(np.std(contribution) / np.sqrt(self._num_steps))
-        total = [
-            self._count(p, contribution[mine], g) for g, (mine, p, _) in enumerate(self._picks)
-        ]
-        return self._error(total)
+        return self._error(self._totals(contribution))
 
     def of_level(self, below: np.ndarray) -> tuple[float, float]:
         """Of the share of steps below a level, and how many independent replica samples lie beyond
@@ -146,39 +154,31 @@ class _Errors:
         """
         if not self._known:
             return float("nan"), 0.0
-        if self._one_each:
-            number = np.count_nonzero(below)
-            share = number / self._num_steps
-            error = float(np.sqrt(share * (1 - share) / self._num_steps))
-            return error, float(min(number, self._num_steps - number))
-        counts = [
-            self._count(p[below[mine]], None, g).astype(float)
-            for g, (mine, p, _) in enumerate(self._picks)
-        ]
         share = np.mean(below)
-        error = self._error(
-            [c - share * n for c, (_, _, n) in zip(counts, self._picks, strict=True)]
-        )
-        above = [n - c for c, (_, _, n) in zip(counts, self._picks, strict=True)]
+        if self._one_each:
+            error = float(np.sqrt(share * (1 - share) / self._num_steps))
+            return error, float(min(share, 1 - share) * self._num_steps)
+        counts = self._totals(below)
+        error = self._error([c - share * n for c, n in zip(counts, self._number, strict=True)])
+        above = [n - c for c, n in zip(counts, self._number, strict=True)]
         return error, min(_support(counts), _support(above))
 
     def support(self) -> float:
         """How many independent replica samples the steps come from."""
         if self._one_each:
             return float(self._num_steps)
-        return _support([n for _, _, n in self._picks]) if self._known else 0.0
+        return _support(self._number) if self._known else 0.0
 
-    def _error(self, totals) -> float:
-        parts = zip(self._selections, totals, self._picks, strict=True)
-        variance = sum(
-            selection.standard_error(total / self._num_steps) ** 2
-            for selection, total, (_, position, _) in parts
-            if len(position)
-        )
-        return float(np.sqrt(variance))
+    def _error(self, totals: list[np.ndarray]) -> float:
+        errors = [
+            selection.standard_error(total / self._num_steps)
+            for selection, total in zip(self._selections, totals, strict=True)
+            if len(total)
+        ]
+        return float(np.sqrt(np.sum(np.square(errors))))
 
 
 def _support(counts: list[np.ndarray]) -> float:
     total = sum(float(c.sum()) for c in counts)
-    squares = sum(float(np.sum(c * c)) for c in counts)
+    squares = sum(float(c @ c) for c in counts)
     return total**2 / squares if squares > 0 else 0.0

@@ -2,22 +2,24 @@
 
 import dataclasses
 import functools as ft
-import itertools as it
-import math
 
 import numpy as np
 
 from ..program import Program, network_probabilities
 from ._random import KeyData
+from ._replica import TILE
 from ._replicas import Replicas, Selection, sample_weights, select
 
 
-# Irrational steps, to deal out ranks and regimes evenly over any run of steps.
-_GOLDEN = (np.sqrt(5) - 1) / 2
+# An irrational stride, to deal out regimes evenly over any run of steps.
 _SILVER = np.sqrt(2) - 1
 # The exact rule looks at the slowest samples of each pipeline rank: 14 in a step, on average.
 _CANDIDATES = 14
-BLOCK = 1024
+_EXACT_BLOCK = 1024
+# Ranks are dealt out evenly among the steps of a block, the slowest first, so that samples are
+# looked up in the order in which they lie. A block is what a device composes in one batch.
+STEP_TILES = 16
+BLOCK = STEP_TILES * TILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +31,11 @@ class Decision:
     - `kept`: replica samples.
     - `selections`: for each regime of the network, how a step picks among them.
     - `probabilities`: of the regimes.
-    - `num_steps`: their number; ranks are stratified into as many equal parts.
+    - `num_steps`: their number.
     - `offsets`: where the sequences start, from the key and the first id.
     - `rule`: `"vector"` or `"exact"`.
     - `one_each`: whether each step is one replica sample, in order.
-    - `seed`: for the draws of the exact rule, which are made in blocks of `BLOCK` steps.
+    - `seed`: for the draws of the exact rule, which are made in blocks of steps.
     """
 
     kept: Replicas
@@ -52,23 +54,17 @@ class Decision:
         uniform = np.modf(steps * _SILVER + self.offsets[1])[0]
         return np.searchsorted(np.cumsum(self.probabilities)[:-1], uniform, "right")
 
-    def uniforms(self, first: int, count: int) -> np.ndarray:
-        """The rank, among a step's replicas, of each step's decisive one: in (0, 1), one in each of
-        `num_steps` equal parts. Ascending within each block, so that looking samples up is quick.
+    def ranks(self, first: int, count: int) -> np.ndarray:
+        """The rank, among a step's replicas, of each step's decisive one: in (0, 1), 0 the slowest.
+        One in each of as many equal parts as the block has steps, in ascending order.
         """
-        n = self.num_steps
-        steps = np.arange(first, first + count, dtype=np.uint64)
-        part = (steps * np.uint64(self._stride)) % np.uint64(n)
-        uniform = np.clip((part + self.offsets[0]) / n, 2.0**-54, 1 - 2.0**-53)
-        whole = count - count % BLOCK
-        uniform[:whole].reshape(-1, BLOCK).sort(axis=1)
-        uniform[whole:].sort()
-        return uniform
+        starts = range(first, first + count, BLOCK)
+        return np.concatenate([self._ranks_of_block(start) for start in starts])[:count]
 
-    @ft.cached_property
-    def _stride(self) -> int:
-        n = self.num_steps
-        return next(a for a in it.count(max(round(_GOLDEN * n), 1)) if math.gcd(a, n) == 1)
+    def _ranks_of_block(self, start: int) -> np.ndarray:
+        size = min(BLOCK, self.num_steps - start)
+        offset = (self.offsets[0] + _reversed(start // BLOCK)) % 1
+        return np.clip((np.arange(size) + offset) / size, 2.0**-53, 1 - 2.0**-53)
 
     def picks(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The regime of each step and its position in that regime's selection (vector rule).
@@ -76,12 +72,14 @@ class Decision:
         `first` counts from the start of the run, and is a multiple of `BLOCK`.
         """
         regimes = self.regimes(np.arange(first, first + count))
-        uniforms = self.uniforms(first, count)
+        ranks = self.ranks(first, count)
+        if len(self.selections) == 1:
+            return regimes, self.selections[0].pick(ranks)
         position = np.zeros(count, np.int64)
         for g, selection in enumerate(self.selections):
-            members = self._members(regimes, g)
-            if len(uniforms[members]):
-                position[members] = selection.pick(uniforms[members])
+            members = np.flatnonzero(regimes == g)
+            if len(members):
+                position[members] = selection.pick(ranks[members])
         return regimes, position
 
     def samples(self, first: int, count: int) -> np.ndarray:
@@ -89,11 +87,14 @@ class Decision:
         if self.one_each:
             return np.arange(first, first + count)
         regimes, position = self.picks(first, count)
-        sample = np.zeros(count, np.int64)
-        for g, selection in enumerate(self.selections):
-            members = self._members(regimes, g)
-            sample[members] = selection.order[position[members]]
-        return sample
+        order, starts = self._orders
+        return order.take(position if len(starts) == 1 else position + starts[regimes])
+
+    @ft.cached_property
+    def _orders(self) -> tuple[np.ndarray, np.ndarray]:
+        """The orders of all selections, one after the other, and where each starts."""
+        orders = [selection.order for selection in self.selections]
+        return np.concatenate(orders), np.cumsum([0, *(len(order) for order in orders[:-1])])
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the pipeline ranks `(count, ranks)` and the regime, from id `first` on."""
@@ -102,31 +103,16 @@ class Decision:
         if self.one_each:
             return self.kept.ends[first : first + count], regimes
         if self.rule == "vector":
-            regimes, position = self.picks(first, count)
-            ends = np.empty((count, self.kept.ends.shape[1]), self.kept.ends.dtype)
-            for g, ordered in enumerate(self._ordered):
-                members = self._members(regimes, g)
-                ends[members] = ordered[position[members]]
-            return ends, regimes.astype(np.int32)
-        starts = range(first - first % BLOCK, first + count, BLOCK)
-        ends = np.concatenate([self._exact(start) for start in starts])
-        return ends[first % BLOCK :][:count], regimes
-
-    def _members(self, regimes: np.ndarray, g: int):
-        """An index of the steps in a regime."""
-        return slice(None) if len(self.selections) == 1 else np.flatnonzero(regimes == g)
-
-    @ft.cached_property
-    def _ordered(self) -> list[np.ndarray]:
-        """The ends of each selection's samples, in its order."""
-        return [self.kept.ends[selection.order] for selection in self.selections]
+            return self.kept.ends.take(self.samples(first, count), axis=0), regimes
+        starts = range(first, first + count, _EXACT_BLOCK)
+        return np.concatenate([self._exact(start) for start in starts])[:count], regimes
 
     def _exact(self, first: int) -> np.ndarray:
         """The end of each pipeline rank's own slowest replica, in the block of steps from `first`:
         of R replicas, those are drawn that can be some rank's slowest.
         """
-        regimes = self.regimes(np.arange(first, first + BLOCK))
-        ends = np.zeros((BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
+        regimes = self.regimes(np.arange(first, first + _EXACT_BLOCK))
+        ends = np.zeros((_EXACT_BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
         counter = [0, 0, 0, self.kept.first + first]
         rng = np.random.Generator(np.random.Philox(key=list(self.seed), counter=counter))
         for g, selection in enumerate(self.selections):
@@ -160,6 +146,11 @@ class Decision:
                 candidate[slowest[above < share]] = True
             found.append((mine, np.flatnonzero(candidate)))
         return found
+
+
+def _reversed(number: int) -> float:
+    """The radical inverse in base 2: offsets that deal out ranks evenly over blocks, too."""
+    return int(f"{number:064b}"[::-1], 2) / 2**64
 
 
 def decide(

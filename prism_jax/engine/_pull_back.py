@@ -14,27 +14,25 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..program import Program, network_probabilities
-from ._decide import Decision, decide
+from ._check import check_num_samples, check_plan, check_program
+from ._compose import run_steps
+from ._decide import STEP_TILES, Decision, decide
+from ._draw import (
+    Draws,
+    automatic_sampling,
+    draw_replicas,
+    find_lead,
+    given_scores,
+    parts,
+    sobol_points,
+)
 from ._plan import Plan, make_plan
 from ._random import KeyData, key_data
 from ._replica import replica_ends, strata_of, stratum_weights
 from ._replicas import Replicas
-from ._simulate import (
-    Draws,
-    automatic_sampling,
-    check_num_samples,
-    check_plan,
-    check_program,
-    draw_replicas,
-    find_lead,
-    given_scores,
-    make_plan_jit,
-    parts,
-    run_steps,
-    sobol_points,
-)
+from ._simulate import make_plan_jit
 from ._step import compose_steps
-from ._tiles import map_tiles, sum_tiles, untile
+from ._tiles import map_tiles, sum_tiles, tiles_of, untile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +122,6 @@ def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
         return ends, regimes, slope[first - start :][:count].astype(ends.dtype)
 
     shared = (composed.plan, composed.key)
-    cost = composed.plan.program.num_ranks
 
     def add(first, count, result):
         nonlocal of_plan
@@ -134,7 +131,7 @@ def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
         for rank, part in enumerate(untile((ends_part, count)).T):
             of_ends[:, rank] += np.bincount(samples, part, minlength=len(of_ends))
 
-    map_tiles(_step_vjp, shared, len(slope), add, inputs, first=start, cost=cost)
+    map_tiles(_step_vjp, shared, len(slope), add, inputs, first=start, tiles=STEP_TILES)
     return of_plan, of_ends
 
 
@@ -161,14 +158,14 @@ def _through_replicas(composed: Composed, draws: Draws, kept: Replicas, of_ends,
         return ids, of_ends[chosen].astype(kept.ends.dtype), *given
 
     shared = (composed.plan, draws.lead, composed.key)
-    cost = composed.plan.program.num_ops
+    tiles = tiles_of(composed.plan.program.num_ops)
 
     def add(first, count, result):
         nonlocal of_plan
         del first, count
         of_plan = sum_tiles(result, of_plan)
 
-    map_tiles(_replica_vjp, shared, len(needed), add, inputs, cost=cost)
+    map_tiles(_replica_vjp, shared, len(needed), add, inputs, tiles=tiles)
     return of_plan
 
 
@@ -199,8 +196,7 @@ def _through_weights(composed: Composed, influence, parameters, static):
                 continue
             of_regime[g] += mine[members].sum() / decision.probabilities[g]
             total = np.bincount(position[members], mine[members], len(selection.order))
-            slopes = selection.weight_derivatives(total)
-            change = slopes * selection.weights
+            change = selection.weight_derivatives(total)
             of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
             of_stratum -= change.sum() * selection.mass
     return _weights_vjp(parameters, static, jnp.asarray(of_stratum), jnp.asarray(of_regime))

@@ -12,6 +12,7 @@ from ._replica import stratum_weights
 # What is kept of a long run: its first samples, which stand for all of it, and its slowest ones.
 RESERVOIR = 2**18
 EXTREMES = 2**17
+_SLACK = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +52,22 @@ class Replicas:
 
 
 class Reservoir:
-    """Collects replica samples from id `first` on; forgets what is neither early nor slow."""
+    """Collects up to `most` replica samples from id `first` on, in arrays of fixed size; forgets
+    what is neither early nor slow.
+    """
 
-    def __init__(self, num_ranks: int, num_strata: int, dtype, first: int = 0):
+    def __init__(self, num_ranks: int, num_strata: int, dtype, first: int, most: int):
         self.first = first
         self.counts = np.zeros(num_strata, np.int64)
-        ids, score, stratum, likelihood = (
-            np.zeros(0, d) for d in (np.uint32, dtype, np.int32, np.float32)
+        rows = min(most, RESERVOIR + EXTREMES + _SLACK)
+        # Pages of memory that nothing is written to take no room.
+        self._arrays = (
+            np.empty(rows, np.uint32),
+            np.empty((rows, num_ranks), dtype),
+            np.empty(rows, dtype),
+            np.empty(rows, np.int32),
+            np.empty(rows, np.float32),
         )
-        ends = np.zeros((0, num_ranks), dtype)
-        self._batches: list[tuple] = [(ids, ends, score, stratum, likelihood)]
         self._held = 0
         self._bound = -np.inf  # Of the slowest `EXTREMES` so far.
 
@@ -71,31 +78,35 @@ class Reservoir:
     def add(self, ids, ends, score, stratum, likelihood) -> None:
         """Adds a batch; ids come in order."""
         self.counts += np.bincount(stratum, minlength=len(self.counts))
-        batch = (ids, ends, score, stratum, likelihood)
+        for start in range(0, len(ids), _SLACK):
+            some = slice(start, start + _SLACK)
+            self._add(tuple(x[some] for x in (ids, ends, score, stratum, likelihood)))
+
+    def _add(self, batch: tuple[np.ndarray, ...]) -> None:
+        ids, _, score, *_ = batch
         if ids[-1] - self.first >= RESERVOIR:
             keep = np.flatnonzero((ids - self.first < RESERVOIR) | (score >= self._bound))
             batch = tuple(x[keep] for x in batch)
-        self._batches.append(batch)
-        self._held += len(batch[0])
-        if self._held >= RESERVOIR + 2 * EXTREMES:
+        if self._held + len(batch[0]) > len(self._arrays[0]):
             self._forget()
+        rows = slice(self._held, self._held + len(batch[0]))
+        for array, x in zip(self._arrays, batch, strict=True):
+            array[rows] = x
+        self._held = rows.stop
 
     def _forget(self) -> None:
-        ids, ends, score, stratum, likelihood = self._all()
+        score = self._arrays[2][: self._held]
         slow = np.argpartition(score, -EXTREMES)[-EXTREMES:]
         self._bound = score[slow].min()
-        keep = ids - self.first < RESERVOIR
-        keep[slow] = True
-        batch = (ids, ends, score, stratum, likelihood)
-        self._batches = [tuple(x[keep] for x in batch)]
-        self._held = int(keep.sum())
-
-    def _all(self):
-        return tuple(np.concatenate(parts) for parts in zip(*self._batches, strict=True))
+        later = np.sort(slow[slow >= RESERVOIR])  # The early samples lie in front, and stay.
+        for array in self._arrays:
+            array[RESERVOIR : RESERVOIR + len(later)] = array[later]
+        self._held = RESERVOIR + len(later)
 
     def replicas(self) -> Replicas:
         """What is kept."""
-        return Replicas(*self._all(), counts=self.counts, first=self.first)
+        kept = (array[: self._held] for array in self._arrays)
+        return Replicas(*kept, counts=self.counts, first=self.first)
 
 
 def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
@@ -105,26 +116,28 @@ def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
     are slower than any forgotten one stand for themselves, and the first of the others for all the
     others. What is neither (slow among fewer samples than there are now) has no weight.
     """
-    total = kept.counts.sum()
+    weights = kept.likelihood.astype(np.float64)
+    forgotten = kept.counts.sum() > len(kept.ids)
+    if len(kept.counts) == 1 and not forgotten:
+        weights /= weights.sum()
+        return weights
     probability = np.asarray(stratum_weights(program), np.float64)
     regime = np.array([s.regime for s in program.strata])
     shares = np.array([s.share for s in program.strata])
     probability = probability * shares / np.bincount(regime, shares)[regime]
-    likelihood = kept.likelihood.astype(np.float64)
-    weights = np.zeros(len(kept.ids))
-    forgotten = total > len(kept.ids)
     bound = np.partition(kept.score, -EXTREMES)[-EXTREMES] if forgotten else -np.inf
+    slow = kept.score >= bound
     early = kept.ids - np.uint32(kept.first) < RESERVOIR
+    weights[~(slow | early)] = 0
     for s, count in enumerate(kept.counts):
         members = kept.stratum == s
         if not members.any():
             continue
-        alone = members & (kept.score >= bound)
-        others = members & ~alone & early
-        weights[alone] = likelihood[alone] / count
+        weights[members & slow] /= count
+        others = members & ~slow
         if others.any():
-            rest = max(1 - weights[alone].sum(), 0)
-            weights[others] = rest * likelihood[others] / likelihood[others].sum()
+            rest = max(1 - weights[members & slow].sum(), 0)
+            weights[others] *= rest / weights[others].sum()
         weights[members] *= probability[s] / weights[members].sum()
     for g in range(regime.max() + 1):
         members = regime[kept.stratum] == g
@@ -137,7 +150,7 @@ def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
 class Selection:
     """The law of the replica that decides a step, by the vector rule, for one regime.
 
-    The step picks the replica whose rank among all is `exp(log(U) / R)`.
+    The step picks the replica whose rank among all, from the top, is `1 - (1 - U)^(1 / R)`.
 
     **Attributes:**
 
@@ -156,28 +169,19 @@ class Selection:
     mass: np.ndarray
     rest: np.ndarray
 
-    def pick(self, uniform: np.ndarray) -> np.ndarray:
-        """Positions in `order`: the first with `(1 - its share from the top) ** R <= uniform`."""
-        wanted = 1 - uniform
-        reached, guide = self._guide
-        position = guide[(wanted * (len(guide) - 1)).astype(np.int64)]
-        behind = np.flatnonzero(reached[position] < wanted)
-        while len(behind):
-            position[behind] += 1
-            behind = behind[reached[position[behind]] < wanted[behind]]
-        return position
+    def pick(self, rank: np.ndarray) -> np.ndarray:
+        """Positions in `order`: the first that a step picks, it or a slower one, with a probability
+        of at least `rank`.
+        """
+        return np.searchsorted(self._reached, rank)
 
     @ft.cached_property
-    def _guide(self) -> tuple[np.ndarray, np.ndarray]:
-        """The probability that a step picks each sample or a slower one, and where it passes evenly
-        spaced values: near enough to walk from.
-        """
-        reached = self.cumulative.copy()
+    def _reached(self) -> np.ndarray:
+        """The probability that a step picks each sample or a slower one."""
+        reached = self.cumulative
         if self.num_replicas > 1:
             reached = -np.expm1(self.num_replicas * np.log1p(-np.minimum(reached, 1 - 1e-16)))
-        reached[-1] = np.inf
-        even = np.linspace(0, 1, max(len(reached), 1) + 1)
-        return reached, np.searchsorted(reached, even)
+        return reached[:-1]  # The last takes what is left.
 
     @ft.cached_property
     def cumulative(self) -> np.ndarray:
@@ -186,13 +190,12 @@ class Selection:
 
     @ft.cached_property
     def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
-        """What a sample's part in a figure tells of its derivative with respect to the sample's
-        own weight, and to those of faster ones: see `weight_derivatives`.
+        """What a sample's part in a figure tells of its derivative with respect to the logarithm of
+        the sample's own weight, and to the weights of faster ones: see `weight_derivatives`.
         """
         R = self.num_replicas
         if R == 1:
-            own = np.where(self.weights > 0, 1 / np.where(self.weights > 0, self.weights, 1), 0)
-            return own, np.zeros(0)
+            return (self.weights > 0).astype(float), np.zeros(0)
         above = self.cumulative - self.weights
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             upper = np.log1p(-np.minimum(above, 1))
@@ -200,12 +203,13 @@ class Selection:
             a, b = np.exp((R - 1) * upper), np.exp((R - 1) * lower)
             picked = np.exp(R * upper) * -np.expm1(R * (lower - upper))
             possible = picked > 0
-            own = np.where(possible, R * b / picked, 0)
+            own = np.where(possible, R * b * self.weights / picked, 0)
             others = np.where(possible, R * (a - b) / picked, 0)
         return own, others
 
     def weight_derivatives(self, total: np.ndarray) -> np.ndarray:
-        """The derivative of a mean over steps with respect to the weight of each replica sample.
+        """The derivative of a mean over steps with respect to the logarithm of the weight of each
+        replica sample.
 
         With `W_i = (1 - t_i)^R - (1 - t_i - w_i)^R` the probability that sample `i`, above which
         the weights sum to `t_i`, is picked, steps that picked it count `W_i(new) / W_i(old)` times.
@@ -219,11 +223,13 @@ class Selection:
         `(n,)`, in the order of the selection. The weights are not normalised in this derivative.
         """
         own, others = self._slopes
-        slope = own * total
+        change = own * total
         if self.num_replicas > 1:
-            moved = others * total
-            slope -= np.sum(moved) - np.cumsum(moved)
-        return slope
+            moved = np.cumsum(others * total)
+            moved -= moved[-1]
+            moved *= self.weights
+            change += moved
+        return change
 
     def standard_error(self, total: np.ndarray) -> float:
         """The standard error that the replica samples, drawn anew, would give a mean over steps:
@@ -237,14 +243,15 @@ class Selection:
 
         - `total`: as of `weight_derivatives`.
         """
-        change = self.weights * self.weight_derivatives(total)
+        change = self.weight_derivatives(total)
         occupied = np.where(self.mass > 0, self.mass, 1)
-        centre = np.bincount(self.stratum, change, len(self.mass)) / occupied
-        if len(centre) == 1:
+        if len(occupied) == 1:
+            centre = np.array([change.sum()]) / occupied
             change -= self.weights * centre
         else:
+            centre = np.bincount(self.stratum, change, len(self.mass)) / occupied
             change -= self.weights * centre[self.stratum]
-        return float(np.sqrt(np.sum(change * change) + self.rest @ centre**2))
+        return float(np.sqrt(change @ change + self.rest @ centre**2))
 
 
 def select(
@@ -274,9 +281,9 @@ def select(
         reached = min(int(np.searchsorted(np.cumsum(weight), share)) + 1, len(order))
     strata = len(kept.counts)
     return Selection(
-        order=order[:reached],
-        weights=weight[:reached],
-        stratum=stratum[:reached],
+        order=order[:reached].copy(),  # A view would keep the rest.
+        weights=weight[:reached].copy(),
+        stratum=stratum[:reached].copy(),
         num_replicas=num_replicas,
         mass=np.bincount(stratum, weight, strata),
         rest=np.bincount(stratum[reached:], weight[reached:] ** 2, strata),

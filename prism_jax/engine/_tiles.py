@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from ._replica import TILE
 
 # A call keeps each device busy for about so many op evaluations (some ten milliseconds on a core);
 # the host looks up (progress, Ctrl-C) between calls.
-_OPS_PER_CALL = 2**23
+_OPS_PER_CALL = 2**24
 _MOST_TILES = 32
 
 # A loop over small arrays gains from the widest vectors that there are.
@@ -32,11 +32,11 @@ def map_tiles(
     inputs: Callable[[int, int], tuple[np.ndarray, ...]] = lambda first, count: (),
     *,
     first: int = 0,
-    cost: int = 1,
+    tiles: int,
 ) -> None:
     """Applies a function to all tiles, a batch of them at a time, one tile on one device.
 
-    While the devices compute a batch, a thread looks at the last one and prepares the next.
+    While the devices compute a batch, a thread looks at the last one and prepares those to come.
 
     **Arguments:**
 
@@ -49,10 +49,9 @@ def map_tiles(
         and the results for `untile` and `sum_tiles`.
     - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
-    - `cost`: op evaluations per sample, about.
+    - `tiles`: how many tiles of a batch are for each device.
     """
     devices = len(jax.devices())
-    tiles = min(max(_OPS_PER_CALL // (cost * TILE), 2), _MOST_TILES)
     batch = TILE * tiles * devices
     end = first + num_samples
 
@@ -61,22 +60,47 @@ def map_tiles(
         ids = np.arange(start, start + count, dtype=np.uint32)
         return [_tiled(x, tiles, devices) for x in (ids, *inputs(start, count))]
 
-    # The devices are called from this thread, for some of JAX's settings belong to a thread.
-    with ThreadPoolExecutor(1) as host:
-        prepared = host.submit(prepare, first)
-        consumed = None
+    # The devices are called from this thread, for some of JAX's settings belong to a thread. They
+    # have the next batch in hand before the host waits for the last one.
+    host = _host()
+    in_hand: list[tuple[int, int, Any]] = []
+    prepared = host.submit(prepare, first)
+    consumed: Future[Any] | None = None
+
+    def settle():
+        start, count, result = in_hand.pop(0)
+        jax.block_until_ready(result)
+        if consumed is not None:
+            consumed.result()
+        return host.submit(consume, start, count, (result, count))
+
+    try:
         for start in range(first, end, batch):
             count = min(batch, end - start)
             ids, *slices = prepared.result()
             if start + batch < end:
                 prepared = host.submit(prepare, start + batch)
             turns = np.int32(-(-count // (TILE * devices)))
-            result = jax.block_until_ready(_call(function, shared, turns, ids, slices))
-            if consumed is not None:
-                consumed.result()
-            consumed = host.submit(consume, start, count, (result, count))
-        if consumed is not None:
-            consumed.result()
+            in_hand.append((start, count, _call(function, shared, turns, ids, slices)))
+            if len(in_hand) > 1:
+                consumed = settle()
+        while in_hand:
+            consumed = settle()
+    finally:
+        wait([prepared] if consumed is None else [prepared, consumed])
+    if consumed is not None:
+        consumed.result()
+
+
+@ft.cache
+def _host() -> ThreadPoolExecutor:
+    """One thread for all calls: each new one would keep memory of its own."""
+    return ThreadPoolExecutor(1, thread_name_prefix="prism-jax")
+
+
+def tiles_of(ops: int) -> int:
+    """How many tiles of samples with so many op evaluations make a batch for a device."""
+    return min(max(_OPS_PER_CALL // (ops * TILE), 2), _MOST_TILES)
 
 
 def untile(result: tuple[Any, int]) -> Any:

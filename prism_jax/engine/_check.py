@@ -1,0 +1,67 @@
+"""What `simulate` and `estimate` refuse."""
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from ..program import Program, check_variability, stall_probabilities, stall_rates
+from ._plan import Plan
+
+
+# The cube of a normal is a fair picture of a sum of kernels up to this skewness.
+MAX_SKEWNESS = 1.5
+# The stratum with the most stalls stands for more of them too; their probability must not matter.
+MAX_UNSEEN_STALLS = 1e-6
+
+
+def check_program(program) -> None:
+    """Raises unless `program` is one whose values are known."""
+    if not isinstance(program, Program):
+        raise ValueError(
+            f"A {type(program).__name__} was given in place of a program; use `compile_job` to get "
+            "one."
+        )
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(program)):
+        raise ValueError(
+            "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "
+            "`jax.vmap`; call them outside, or use `sample_replica_ends`, which can."
+        )
+
+
+def check_num_samples(num_samples) -> None:
+    """Raises unless `num_samples` counts something."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer):
+        raise ValueError(f"`num_samples={num_samples!r}` must be a whole number of at least 1.")
+    if not 1 <= num_samples < 2**32:
+        raise ValueError(f"`num_samples={num_samples}` must be at least 1 and below 2^32.")
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
+    check_variability(plan.program.variability)
+    moments = np.asarray(plan.moments[:2])
+    finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(plan))
+    if not finite or (moments < 0).any() or (np.asarray(plan.mean) < 0).any():
+        raise ValueError(
+            "Some latency of the program is negative or not finite; check the means and the "
+            "parameters of the laws (a negative or huge sigma does this)."
+        )
+    if plan.program.resolution == "block":
+        skewness = max(
+            np.abs(np.asarray(x)).max(initial=0) for x in (plan.moments[2], plan.skewness)
+        )
+        if skewness > MAX_SKEWNESS:
+            raise ValueError(
+                f"The kernels of a block have a summed latency of skewness {skewness:.2g}, and the "
+                f"collapse of blocks is right up to {MAX_SKEWNESS}; lower their spread, describe "
+                'what is rare and long as stalls, or use `resolution="kernel"`.'
+            )
+    if len(plan.program.stall_ops.value):
+        rate = float(np.sum(stall_rates(plan.program)))
+        probabilities = np.asarray(stall_probabilities(plan.program), float)
+        unseen = probabilities[-1] * rate / len(probabilities)
+        if unseen > MAX_UNSEEN_STALLS:
+            raise ValueError(
+                f"A replica's step has {rate:.2g} stalls on average, more than the program was "
+                "compiled for; compile it with the new rate."
+            )

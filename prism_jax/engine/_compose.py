@@ -1,0 +1,49 @@
+"""Composing steps of what decides them, on the devices."""
+
+from ._accumulate import Accumulator
+from ._decide import STEP_TILES, Decision
+from ._plan import Plan
+from ._random import KeyData
+from ._step import compose_steps
+from ._tiles import map_tiles, untile
+
+
+def compose(
+    plan: Plan,
+    decision: Decision,
+    key: KeyData,
+    num_steps: int,
+    grid: tuple[float, float],
+    advance=lambda count: None,
+) -> Accumulator:
+    """Composes steps of what decides them. Ctrl-C ends it early."""
+    accumulator = Accumulator(grid)
+
+    def keep(steps):
+        accumulator.add(steps)
+        advance(len(steps))
+
+    try:
+        run_steps(plan, decision, key, num_steps, keep)
+    except KeyboardInterrupt:
+        if not accumulator.num_samples:
+            raise
+    return accumulator
+
+
+def run_steps(plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep) -> None:
+    """Composes steps and gives them to `keep`, a batch at a time, in order."""
+    map_tiles(
+        _step_tile,
+        (plan, key),
+        num_steps,
+        lambda start, count, result: keep(untile(result)),
+        decision.inputs,
+        first=decision.kept.first,
+        tiles=STEP_TILES,
+    )
+
+
+def _step_tile(shared, ids, ends, regimes):
+    plan, key = shared
+    return compose_steps(plan, ends.T, ids, key, regimes)

@@ -1,0 +1,206 @@
+"""Drawing the samples of one replica, or of all replicas, that a run is made of."""
+
+import dataclasses
+import itertools as it
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..program import Program
+from ._law import FEWEST
+from ._lead import Lead, leading_axes, shifted_scores, sobol_scores
+from ._plan import Plan
+from ._random import KeyData
+from ._replica import poisson_stalls, replica_ends, strata_of, stratum_of
+from ._replicas import RESERVOIR, Replicas, Reservoir
+from ._step import mean_reductions
+from ._tiles import map_tiles, tiles_of, untile
+
+
+# The pilot that sets the grid always uses this key, so that results of other keys can be merged.
+_PILOT_SEED = 0
+
+# Independent scramblings of the Sobol points.
+RANDOMISATIONS = 16
+
+_mean_reductions_jit = eqx.filter_jit(mean_reductions)
+
+
+def pilot_key():
+    return jax.random.key(_PILOT_SEED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """How the replica samples of one part of a run are drawn.
+
+    **Attributes:**
+
+    - `sampling`: `"plain"`, `"importance"` or `"sobol"`.
+    - `lead`: the leading axes, unless it is plain.
+    - `first`, `steps`: the part's steps.
+    """
+
+    sampling: str
+    lead: Lead | None
+    first: int
+    steps: int
+
+    @property
+    def replicas(self) -> int:
+        """How many replica samples are drawn. Those of importance sampling cost up to three times
+        as much, so a quarter of them takes no longer.
+        """
+        return -(-self.steps // 4) if self.sampling == "importance" else self.steps
+
+    def steps_of(self, kept: Replicas) -> int:
+        """How many steps the samples make, which are fewer after Ctrl-C."""
+        return self.steps if len(kept.ids) and kept.drawn >= self.replicas else kept.drawn
+
+
+def automatic_sampling(program: Program, num_samples: int, replicas: str) -> str:
+    """Importance sampling where the rule of replicas reaches beyond the samples."""
+    beyond = -math.log(0.95) / program.num_replicas * num_samples
+    known = replicas == "explicit" or program.num_replicas == 1 or beyond >= FEWEST
+    return "plain" if known else "importance"
+
+
+def parts(program: Program, num_samples: int, sampling: str) -> list[tuple[int, int]]:
+    """The parts of a run, as first step and number of steps.
+
+    Each part is a run of its own, and the law is that of all their steps. Parts keep all their
+    replica samples, so that long runs sharpen the whole law. With many replicas a part would not
+    reach far enough into the tail: then there is one part, and of its samples only the first and
+    the slowest are kept.
+    """
+    number = 1
+    if sampling == "sobol":
+        number = min(RANDOMISATIONS, num_samples)
+    elif sampling == "plain" and program.num_replicas * num_samples <= RESERVOIR**2 / 2:
+        number = -(-num_samples // RESERVOIR)
+    ends = [num_samples * i // number for i in range(number + 1)]
+    return [(first, last - first) for first, last in it.pairwise(ends)]
+
+
+def draw_replicas(plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None) -> Replicas:
+    """Draws samples of one replica. Ctrl-C ends it early."""
+    dtype = plan.mean.dtype
+    program, first = plan.program, draws.first
+    reservoir = Reservoir(program.num_ranks, len(program.strata), dtype, first, draws.replicas)
+    shared = (plan, _mean_reductions_jit(plan), draws.lead, key)
+    points = sobol_points(draws, key, dtype)
+
+    def inputs(start, count):
+        return () if points is None else (points[start - first :][:count],)
+
+    def keep(start, count, result):
+        reservoir.add(np.arange(start, start + count, dtype=np.uint32), *untile(result))
+        advance(count * draws.steps // draws.replicas)
+
+    try:
+        map_tiles(
+            _replica_tile,
+            shared,
+            draws.replicas,
+            keep,
+            inputs,
+            first=first,
+            tiles=tiles_of(program.num_ops),
+        )
+    except KeyboardInterrupt:
+        if not reservoir.drawn:
+            raise
+    return reservoir.replicas()
+
+
+def _replica_tile(shared, ids, *points):
+    """One tile of `draw_replicas`: ends `(samples, ranks)`, score, stratum and likelihood."""
+    plan, reductions, lead, key = shared
+    regimes, stalls = strata_of(plan.program, ids)
+    given, likelihood = given_scores(lead, ids, key, *points)
+    ends = replica_ends(plan, ids, key, regimes, stalls, given)
+    score = jnp.max(ends + reductions[:, regimes], axis=0)
+    return ends.T, score, stratum_of(plan.program, ids), likelihood
+
+
+def find_lead(plan: Plan, sampling: str) -> Lead | None:
+    """The leading axes, where the way of sampling needs them."""
+    if sampling == "plain":
+        return None
+    return leading_axes(plan, pilot_key(), importance=sampling == "importance")
+
+
+def sobol_points(draws: Draws, key: KeyData, dtype) -> np.ndarray | None:
+    """The scores of the leading axes of one part of a run, where they are quasi-random."""
+    if draws.sampling != "sobol" or draws.lead is None:
+        return None
+    seed = (*(int(word) for word in np.asarray(key)), draws.first)
+    return sobol_scores(draws.lead.direction.shape[0], draws.steps, seed, dtype)
+
+
+def given_scores(lead: Lead | None, ids, key: KeyData, *points):
+    """The scores that are given for a tile, as of `replica_ends`, and the samples' likelihoods."""
+    likelihood = jnp.ones(ids.shape, jnp.float32)
+    if lead is None:
+        return None, likelihood
+    if points:
+        return (lead.axes, points[0].T), likelihood
+    scores, likelihood = shifted_scores(lead, ids, key)
+    return (lead.axes, scores), likelihood.astype(jnp.float32)
+
+
+def explicit_replicas(
+    plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None
+) -> Replicas:
+    """Simulates all replicas of each step; the latest end of each pipeline rank is kept, as if it
+    were the one replica of a step. Ctrl-C ends it early.
+    """
+    replicas, ranks = plan.program.num_replicas, plan.program.num_ranks
+    strata = plan.program.strata
+    first_of = np.zeros(1 + max(s.regime for s in strata), np.int32)
+    for i, s in reversed(list(enumerate(strata))):
+        first_of[s.regime] = i
+    reservoir = Reservoir(ranks, len(strata), plan.mean.dtype, draws.first, draws.steps)
+    rest = np.zeros((0, ranks), plan.mean.dtype)
+
+    def keep(start, count, result):
+        nonlocal rest
+        del start, count
+        rest = np.concatenate([rest, untile(result)])
+        steps = len(rest) // replicas
+        if not steps:
+            return
+        ready, rest = rest[: steps * replicas], rest[steps * replicas :]
+        ends = ready.reshape(steps, replicas, ranks).max(axis=1)
+        begin = draws.first + reservoir.drawn
+        ids = np.arange(begin, begin + steps, dtype=np.uint32)
+        stratum = first_of[np.asarray(_step_regimes(plan.program, jnp.asarray(ids)))]
+        reservoir.add(ids, ends, np.max(ends, axis=1), stratum, np.ones(steps, np.float32))
+        advance(steps)
+
+    try:
+        map_tiles(
+            _explicit_tile,
+            (plan, key),
+            draws.steps * replicas,
+            keep,
+            first=draws.first * replicas,
+            tiles=tiles_of(plan.program.num_ops),
+        )
+    except KeyboardInterrupt:
+        if not reservoir.drawn:
+            raise
+    return reservoir.replicas()
+
+
+def _explicit_tile(shared, ids):
+    plan, key = shared
+    regimes = _step_regimes(plan.program, ids // np.uint32(plan.program.num_replicas))
+    return replica_ends(plan, ids, key, regimes, poisson_stalls(plan.program, ids, key)).T
+
+
+def _step_regimes(program: Program, step_ids):
+    return strata_of(program, step_ids)[0]
