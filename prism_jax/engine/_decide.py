@@ -18,7 +18,7 @@ _CANDIDATES = 14
 _EXACT_BLOCK = 1024
 # Ranks are dealt out evenly among the steps of a block, the slowest first, so that samples are
 # looked up in the order in which they lie. A block is what a device composes in one batch.
-STEP_TILES = 16
+STEP_TILES = 8
 BLOCK = STEP_TILES * TILE
 
 

@@ -18,7 +18,7 @@ from ._random import KeyData, counters, fold, key_data, normals, uniforms
 
 
 # Samples of a tile: all work is cut into pieces of this size.
-TILE = 2048
+TILE = 4096
 
 # Streams of random numbers that a replica sample uses, each with a key of its own.
 OPS, RANKS, MICROBATCHES, STALLS, MEMBERS, LEAD = range(6)

@@ -18,7 +18,7 @@ from ._replica import TILE
 # A call keeps each device busy for about so many op evaluations (some ten milliseconds on a core);
 # the host looks up (progress, Ctrl-C) between calls.
 _OPS_PER_CALL = 2**24
-_MOST_TILES = 32
+_MOST_TILES = 16
 
 # A loop over small arrays gains from the widest vectors that there are.
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}

@@ -55,8 +55,8 @@ def _cheapest(followers: Ragged, depth: np.ndarray, to_go: np.ndarray) -> list[l
     widths = [2**k for k in range(1, 7) if 2 ** (k - 1) < widest] or [1]
 
     def cost(num_levels: int, width: int) -> int:
-        # A level costs as much as a lane or two of padding.
-        return num_levels * (2 + min(width, widest))
+        # A level costs as much as a lane of padding.
+        return num_levels * (1 + min(width, widest))
 
     bounds = []
     for width in widths[-3:]:
