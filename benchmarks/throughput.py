@@ -4,9 +4,9 @@
     python benchmarks/throughput.py --quick  # without the long runs (memory, table)
 
 Everything is measured in one run, side by side: after a warm-up, repeats of all contestants take
-turns, and a figure is the median of its repeats (five by default). Ratios are what to read; the
-machine and what else it does decide the rest. The reference step is in `_graph.py`: 1F1B, 8 stages
-x 32 microbatches, 512 log-normal ops, sampling included.
+turns, and a figure is the median of its repeats (nine by default), a ratio that of two in the same
+repeat. Ratios are what to read; the machine and what else it does decide the rest. The reference
+step is in `_graph.py`: 1F1B, 8 stages x 32 microbatches, 512 log-normal ops, sampling included.
 
 Keys of the JSON object:
 
@@ -33,10 +33,12 @@ import json
 import os
 import pathlib
 import platform
+import random
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -49,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Throughput of the engine and its competitors.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="leave out the long runs")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--devices", type=int, default=os.cpu_count())
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -88,12 +90,12 @@ def measure(repeats: int) -> dict[str, Any]:
     program, many = _with_engine.program(graph), _with_engine.program(graph, 8192)
     n, few = 1_000_000, 100_000
     with _with_numpy.processes(graph) as pool:
-        contestants = {
+        contestants: dict[str, tuple[int, Callable[[], Any]]] = {
             "simulate": (n, lambda: simulate(program, num_samples=n, key=key)),
             "replicas": (n, lambda: simulate(many, num_samples=n, key=key)),
+            "draws": (n, lambda: _with_engine.draws(program, n, key)),
             "core": (n, lambda: _with_engine.value(program, n, key)),
             "gradient": (n, lambda: _with_engine.value_and_gradient(program, n, key)),
-            "draws": (n, lambda: _with_engine.draws(program, n, key)),
             "numpy": (few, lambda: _with_numpy.makespans(graph, few, 0, box_muller=False)),
             "numpy_2": (
                 few,
@@ -108,23 +110,32 @@ def measure(repeats: int) -> dict[str, Any]:
             contestants["simpy"] = (500, lambda: _with_simpy.makespans(graph, 500, 0))
         except ImportError:
             pass
+        if _with_mc_dagprop.measure(graph, 20_000, 0) is not None:
+            # In a process of its own, which tells how long it took.
+            contestants["mc_dagprop"] = (20_000, lambda: _with_mc_dagprop.measure(graph, 20_000, 0))
         for _, run in contestants.values():
             run()
-        seconds: dict[str, list[float]] = {name: [] for name in contestants}
-        for _ in range(repeats):
-            for name, (_, run) in contestants.items():
+        per_sample: dict[str, list[float]] = {name: [] for name in contestants}
+        for repeat in range(repeats):
+            # In another order each time, for what ran before leaves caches and memory its way.
+            for name in random.Random(repeat).sample(sorted(contestants), len(contestants)):
+                count, run = contestants[name]
                 start = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - start)
-    per_sample = {
-        name: statistics.median(seconds[name]) / count for name, (count, _) in contestants.items()
-    }
-    runs = [_with_mc_dagprop.measure(graph, 20_000, seed) for seed in range(3)]
-    if runs[0] is not None:
-        per_sample["mc_dagprop"] = statistics.median(run[1] for run in runs if run) / 20_000
+                result = run()
+                seconds = time.perf_counter() - start
+                if name == "mc_dagprop":
+                    seconds = result[1]
+                per_sample[name].append(seconds / count)
 
-    def over(name: str) -> float | None:
-        return per_sample[name] / per_sample["simulate"] if name in per_sample else None
+    def per_s(name: str) -> float:
+        return 1 / statistics.median(per_sample[name])
+
+    def ratio(name: str, base: str) -> float | None:
+        """Of the time of a contestant over that of another, in the same repeat."""
+        if name not in per_sample:
+            return None
+        pairs = zip(per_sample[name], per_sample[base], strict=True)
+        return statistics.median(a / b for a, b in pairs)
 
     return {
         "device": str(jax.devices()[0].device_kind),
@@ -133,17 +144,17 @@ def measure(repeats: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "jax": jax.__version__,
         "date": time.strftime("%Y-%m-%d"),
-        "samples_per_s": 1 / per_sample["simulate"],
-        "core_samples_per_s": 1 / per_sample["core"],
-        **{f"over_{name}": over(name) for name in contestants if name.startswith("numpy")},
-        "over_simpy": over("simpy"),
-        "over_mc_dagprop": over("mc_dagprop"),
-        "numpy_draws_per_s": graph.num_ops / per_sample["numpy"],
-        "draws_per_s": graph.num_ops / per_sample["draws"],
-        "of_draw_limit": per_sample["draws"] / per_sample["core"],
-        "simulate_of_draw_limit": per_sample["draws"] / per_sample["simulate"],
-        "gradient_over_forward": per_sample["gradient"] / per_sample["core"],
-        "replicas_ratio": per_sample["replicas"] / per_sample["simulate"],
+        "samples_per_s": per_s("simulate"),
+        "core_samples_per_s": per_s("core"),
+        **{f"over_{n}": ratio(n, "simulate") for n in contestants if n.startswith("numpy")},
+        "over_simpy": ratio("simpy", "simulate"),
+        "over_mc_dagprop": ratio("mc_dagprop", "simulate"),
+        "numpy_draws_per_s": graph.num_ops * per_s("numpy"),
+        "draws_per_s": graph.num_ops * per_s("draws"),
+        "of_draw_limit": ratio("draws", "core"),
+        "simulate_of_draw_limit": ratio("draws", "simulate"),
+        "gradient_over_forward": ratio("gradient", "core"),
+        "replicas_ratio": ratio("replicas", "simulate"),
         **compilation(),
         "cold_s": cold(),
     }
