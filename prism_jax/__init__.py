@@ -8,8 +8,11 @@ from .analysis import (
     Exceedance as Exceedance,
     Mean as Mean,
     Quantile as Quantile,
+    Score as Score,
     Std as Std,
     estimate as estimate,
+    fit_profile as fit_profile,
+    score as score,
     sweep as sweep,
 )
 from .data import (
@@ -19,12 +22,15 @@ from .data import (
     Kernels as Kernels,
     Layout as Layout,
     Model as Model,
+    Profile as Profile,
     ScheduleConfig as ScheduleConfig,
     Training as Training,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,
     load_model as load_model,
+    load_profile as load_profile,
+    save_profile as save_profile,
 )
 from .engine import (
     Law as Law,
@@ -40,6 +46,7 @@ from .program import (
     Stall as Stall,
     Variability as Variability,
     compile_job as compile_job,
+    compile_profile as compile_profile,
     compile_program as compile_program,
 )
 from .schedule import (
@@ -52,6 +59,7 @@ from .schedule import (
     Timeline as Timeline,
     evaluate as evaluate,
 )
+from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
 
 
 __version__ = importlib.metadata.version("prism-jax")

@@ -1,7 +1,10 @@
 import inspect
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import equinox as eqx
 import jax
@@ -91,30 +94,41 @@ def test_the_first_samples_do_not_depend_on_how_many_there_are():
 _DEVICES = """
 import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-jax.config.update("jax_enable_x64", True)
+from prism_jax import compile_job, load_job
 from prism_jax.engine import simulate
 from prism_jax.engine._draw import Draws, draw_replicas
 from prism_jax.engine._simulate import make_plan_jit
 from prism_jax.engine._random import key_data
 from tests.test_engine import _rich_program
-program = _rich_program()
-key = jax.random.key(3)
-kept = []
-for n in (5000, 20_000):
-    draws = Draws("plain", None, 0, n)
-    replicas = draw_replicas(make_plan_jit(program), key_data(key), draws)
-    kept.append(np.asarray(replicas.ends[:5000]))
 assert len(jax.devices()) == int(sys.argv[1])
-assert np.array_equal(*kept)
-digest = hashlib.sha256(kept[0].tobytes())
-for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):
-    law = simulate(program, num_samples=steps, key=key, replicas=replicas)
-    digest.update(law.largest.tobytes() + law.counts.tobytes())
+key = jax.random.key(3)
+digest = hashlib.sha256()
+
+def add(law):
+    for x in (law.largest, law.counts, law.mean, law.std, law.mean_error, law.level_errors):
+        digest.update(np.asarray(x).tobytes())
+
+# Single precision, and a job whose composition has all of its parts.
+overrides = ["cluster=dgx-h100-2048", "layout.dp=2", "schedule.num_microbatches=8"]
+overrides += ["training.overlap_grad_reduce=false", "schedule.virtual_stages=1"]
+overrides += ["cluster.num_nodes=8"]
+add(simulate(compile_job(load_job("gpt3-175b-h100-4096", overrides)), num_samples=70_000, key=key))
+with jax.enable_x64(True):
+    program = _rich_program()
+    kept = []
+    for n in (5000, 20_000):
+        draws = Draws("plain", None, 0, n)
+        replicas, _ = draw_replicas(make_plan_jit(program), key_data(key), draws)
+        kept.append(np.asarray(replicas.ends[:5000]))
+    assert np.array_equal(*kept)
+    digest.update(kept[0].tobytes())
+    for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):
+        add(simulate(program, num_samples=steps, key=key, replicas=replicas))
 print(digest.hexdigest())
 """
 
 
-def test_one_and_eight_devices_give_the_same_bits(pytestconfig):
+def test_any_number_of_devices_gives_the_same_bits(pytestconfig):
     found = {
         subprocess.run(
             [sys.executable, "-c", _DEVICES, devices],
@@ -123,7 +137,7 @@ def test_one_and_eight_devices_give_the_same_bits(pytestconfig):
             capture_output=True,
             text=True,
         ).stdout
-        for devices in ("1", "8")
+        for devices in ("1", "2", "8")
     }
     assert len(found) == 1
 
@@ -291,25 +305,76 @@ def test_a_stage_without_layers_takes_no_time():
     assert float(ends[0, 0]) == 3.0
 
 
-def test_ctrl_c_keeps_what_was_simulated(monkeypatch):
+def _interrupted_after(monkeypatch, owner, name, calls):
+    """Ctrl-C at the end of the call of this number."""
+    original = getattr(owner, name)
+
+    def interrupt(*arguments, **keywords):
+        nonlocal calls
+        result = original(*arguments, **keywords)
+        calls -= 1
+        if calls == 0:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupt)
+
+
+@pytest.mark.parametrize("calls", [3, 6])  # In the first part, and at the end of one.
+def test_ctrl_c_keeps_what_was_simulated(monkeypatch, calls):
     from prism_jax.engine._replicas import Reservoir
 
     program = _rich_program()
-    calls = 0
-    original = Reservoir.add
-
-    def interrupt(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == 4:  # One call is the pilot's.
-            raise KeyboardInterrupt
-        return original(*arguments)
-
-    monkeypatch.setattr(Reservoir, "add", interrupt)
+    _interrupted_after(monkeypatch, Reservoir, "add", calls)
     law = simulate(program, num_samples=3_000_000, key=jax.random.key(0))
     assert law.interrupted
     assert 0 < law.num_samples < law.requested == 3_000_000
     assert np.isfinite(law.mean)
+
+
+def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch):
+    from prism_jax.engine import _simulate
+
+    decide, calls = _simulate._decide, 0
+
+    def interrupt(*arguments):
+        nonlocal calls
+        calls += 1
+        time.sleep(0.5)  # By now the main thread waits for this one.
+        os.kill(os.getpid(), signal.SIGINT)
+        return decide(*arguments)
+
+    monkeypatch.setattr(_simulate, "_decide", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        law = simulate(
+            _rich_program(), num_samples=50_000, key=jax.random.key(0), sampling="importance"
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert calls == 1
+    assert law.num_samples == 50_000
+
+
+def test_an_estimate_of_some_of_the_steps_is_none(monkeypatch):
+    from prism_jax.analysis import Mean, estimate
+    from prism_jax.engine._replicas import Reservoir
+
+    _interrupted_after(monkeypatch, Reservoir, "add", 1)
+    with pytest.raises(KeyboardInterrupt):
+        estimate(_rich_program(), Mean(), num_samples=100_000, key=jax.random.key(0))
+
+
+def test_numbers_of_numpy_are_numbers():
+    from prism_jax.engine._check import check_num_samples
+
+    assert type(check_num_samples(np.uint16(60_000))) is int
+
+
+def test_keys_that_are_traced_are_refused():
+    program = _rich_program()
+    with pytest.raises(ValueError, match="cannot be traced"):
+        jax.jit(lambda k: simulate(program, num_samples=100, key=k).mean)(jax.random.key(0))
 
 
 _PROCESSES = """

@@ -210,3 +210,21 @@ def test_a_rate_of_stalls_that_was_zero_when_compiled():
         simulate(with_rate(0.05), num_samples=10, key=jax.random.key(0))
     with pytest.raises(ValueError, match="stall rate of `gemm`"):
         simulate(with_rate(-0.05), num_samples=10, key=jax.random.key(0))
+
+
+def test_ties_with_what_was_forgotten_keep_their_weight():
+    """Half of two million scores tie, more than the reservoir keeps apart."""
+    from prism_jax.engine._replicas import Reservoir, sample_weights
+
+    rng = np.random.default_rng(0)
+    reservoir = Reservoir(1, 1, np.float32, 0, 2_000_000)
+    for start in range(0, 2_000_000, 100_000):
+        score = rng.integers(1, 3, 100_000).astype(np.float32)
+        ids = np.arange(start, start + 100_000, dtype=np.uint32)
+        ones = np.ones(100_000, np.float32)
+        reservoir.add(ids, score[:, None], score, np.zeros(100_000, np.int32), ones)
+    kept = reservoir.replicas()
+    program = pipeline_program(OneFOneB(1, 1))
+    weights = sample_weights(program, np.ones(1), kept)
+    assert weights.sum() == pytest.approx(1)
+    assert weights[kept.score == 2].sum() == pytest.approx(0.5, abs=0.005)

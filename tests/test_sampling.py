@@ -1,5 +1,6 @@
 """Importance sampling, Sobol points, and laws merged and saved."""
 
+import contextlib
 import dataclasses
 
 import equinox as eqx
@@ -105,8 +106,30 @@ def test_merged_laws_are_the_law_of_all_steps():
     other = simulate(_program(4, sigma=0.06), num_samples=1_000, key=jax.random.key(7))
     with pytest.raises(ValueError, match="different programs"):
         merge_laws([laws[0], other])
-    with pytest.raises(ValueError, match="No laws"):
+    with pytest.raises(ValueError, match="at least one law"):
         merge_laws([])
+
+
+def test_laws_in_other_bins_do_not_merge():
+    law = simulate(_program(2), num_samples=5_000, key=jax.random.key(0))
+    other = simulate(_program(2), num_samples=5_000, key=jax.random.key(1))
+    low, high = other.edges
+    with pytest.raises(ValueError, match="different bins"):
+        merge_laws([law, dataclasses.replace(other, edges=(low, high * 1.01))])
+    assert merge_laws(iter([law, other])).num_samples == 10_000
+
+
+@pytest.mark.parametrize("num_replicas", [1024, 4096])
+def test_intervals_cover_where_few_samples_decide_many_steps(num_replicas):
+    """Importance sampling of few samples, without a step factor: one sample is an atom."""
+    program = _program(num_replicas)
+    truth = simulate(program, num_samples=8_000_000, key=jax.random.key(100), sampling="plain")
+    number, covered = 12, 0
+    for k in range(number):
+        law = simulate(program, num_samples=20_000, key=jax.random.key(k), sampling="importance")
+        low, high = law.quantile_interval(0.95)
+        covered += np.isnan(low) or low <= truth.quantile(0.95) <= high
+    assert covered >= number - 2
 
 
 def test_a_saved_law_is_read_back(tmp_path):
@@ -119,6 +142,14 @@ def test_a_saved_law_is_read_back(tmp_path):
     (tmp_path / "bad.npz").write_text("no law")
     with pytest.raises(ValueError, match="is not a law"):
         load_law(tmp_path / "bad.npz")
+    whole = (tmp_path / "law.npz").read_bytes()
+    rng = np.random.default_rng(0)
+    for bit in rng.integers(8 * len(whole), size=60).tolist():
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "bad.npz").write_bytes(damaged)
+        with contextlib.suppress(ValueError):  # Nothing else is raised.
+            assert load_law(tmp_path / "bad.npz").mean == law.mean
     np.savez(tmp_path / "other.npz", a=np.zeros(2))
     with pytest.raises(ValueError, match="is not a law"):
         load_law(tmp_path / "other.npz")

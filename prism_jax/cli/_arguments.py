@@ -32,7 +32,9 @@ def seed(text: str) -> int:
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Which job, what to change in it, and how much of it to simulate."""
     parser.add_argument(
-        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
+        "job",
+        metavar="JOB",
+        help="a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile",
     )
     parser.add_argument(
         "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"

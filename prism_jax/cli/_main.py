@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from .._misc import unknown_name
-from . import _catalogue, _simulate, _sweep
+from . import _catalogue, _fit, _score, _simulate, _sweep
 
 
 _COMMANDS = {
     "simulate": _simulate,
     "sweep": _sweep,
+    "fit": _fit,
+    "score": _score,
     "jobs": _catalogue.Jobs,
     "hardware": _catalogue.Hardware,
     "kernels": _catalogue.KernelProfiles,
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (`head`, say) has seen enough; keep the interpreter from flushing again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, RuntimeError) as error:  # JAX's out of memory is the last.
         print(f"prism-jax: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)
         return 1
     return 0

@@ -26,19 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ..data import load_job
+    from ._load import load
 
-    job = load_job(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
 
     import jax
 
     from ..engine import simulate
-    from ..program import compile_job
 
     # XLA runs a loop over small arrays on one core; one device for each core uses them all.
     with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    program = compile_job(job)
+    program = job.compile()
     law = simulate(
         program,
         num_samples=arguments.samples,
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         sampling=arguments.sampling,
         progress=sys.stderr.isatty(),
     )
-    measured = _measured(job, arguments.overrides)
+    measured = _measured(job.job, arguments.overrides)
     result = _result(job, law, measured)
     if law.interrupted:
         print(
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _measured(job, overrides) -> dict[str, Any] | None:
     """What was measured; it says nothing about a job that was changed."""
-    if job.measured is None or overrides:
+    if job is None or job.measured is None or overrides:
         return None
     fields = {k: getattr(job.measured, k) for k in job.measured.__struct_fields__}
     return {k: v for k, v in fields.items() if v is not None}

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import hashlib
+import math
 import os
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ from ._arguments import add_job_arguments
 HELP = "simulate a job over a grid of values"
 
 _MOST_VALUES = 10_000
+_MOST_POINTS = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +73,12 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if key in over:
             raise ValueError(f"`--over {key}` was given twice; give all of its values at once.")
         over[key] = choices
+    points = math.prod(map(len, over.values()))
+    if points > _MOST_POINTS:
+        raise ValueError(
+            f"The values of `--over` make {points:,} combinations; a sweep takes up to "
+            f"{_MOST_POINTS:,}, so give fewer values."
+        )
 
     def load(point):
         changes = [f"{key}={value}" for key, value in point.items()]

@@ -30,3 +30,13 @@ from ._load import (
 )
 from ._load_kernels import load_kernels as load_kernels, load_source as load_source
 from ._model import Model as Model
+from ._profile import (
+    Call as Call,
+    Fitted as Fitted,
+    Outline as Outline,
+    Profile as Profile,
+    WorkerMean as WorkerMean,
+    is_profile as is_profile,
+    load_profile as load_profile,
+    save_profile as save_profile,
+)

@@ -51,7 +51,9 @@ def load_kernels(cluster: Cluster) -> Kernels:
         for row in read_csv(network / "efficiency.csv", CollectiveRow)
     ]
     efficiency += _tables(rows, network / "efficiency.csv")
-    variability = _variations(device / "variability.csv") + _variations(network / "variability.csv")
+    variability = read_variations(device / "variability.csv") + read_variations(
+        network / "variability.csv"
+    )
     for i, variation in enumerate(variability):
         if any(
             (v.kernel, v.component) == (variation.kernel, variation.component)
@@ -97,7 +99,8 @@ def _tables(
     return tuple(tables)
 
 
-def _variations(path: pathlib.Path) -> tuple[Variation, ...]:
+def read_variations(path: pathlib.Path) -> tuple[Variation, ...]:
+    """The rows of a `variability.csv`, checked."""
     variations = []
     for number, row in enumerate(read_csv(path, VariationRow), start=2):
         where = f"{path}, line {number}"

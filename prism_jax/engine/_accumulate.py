@@ -6,6 +6,7 @@ import numpy as np
 
 from ._decide import BLOCK, Decision
 from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
+from ._replica import TILE
 
 
 # Standard errors are computed from at most so many steps, and are a little too large for more.
@@ -47,7 +48,10 @@ class Accumulator:
         if not self.num_samples:
             self._centre = float(steps[0])
         deviation = steps - self._centre
-        self._sums += [deviation.sum(), np.sum(deviation * deviation)]
+        # Tile by tile, so that the bits do not depend on how many come at once.
+        for start in range(0, len(steps), TILE):
+            tile = deviation[start : start + TILE]
+            self._sums += [tile.sum(), np.sum(tile * tile)]
         low, high = self.grid
         bins = np.clip((steps - low) * (NUM_BINS / (high - low)) + 1, 0, NUM_BINS + 1)
         self._counts += np.bincount(bins.astype(np.int64), minlength=NUM_BINS + 2)
@@ -65,7 +69,7 @@ class Accumulator:
         self._largest = np.sort(high)[-NUM_EXTREMES:]
 
     def law(self, decision: Decision, like: Law | None = None, **about) -> Law:
-        """The law of the steps so far.
+        """The law of all steps. To be asked for once: it ends the accumulation.
 
         **Arguments:**
 
@@ -92,12 +96,12 @@ class Accumulator:
 
     def _errors(self, decision: Decision) -> dict[str, Any]:
         """The fields of `_ERRORS`."""
-        steps = np.concatenate(self._first)
-        self._first.clear()
+        steps = np.concatenate(self._first)[:_ERROR_STEPS]
+        self._first.clear()  # The largest arrays of a long run.
         errors = _Errors(decision, len(steps))
         thresholds = np.quantile(steps.copy(), LEVELS, overwrite_input=True)
-        levels = [errors.of_level(steps <= t) for t in thresholds]
-        # In place from here on, for these are the largest arrays of a long run.
+        levels = [errors.of_level(steps, t) for t in thresholds]
+        # In place from here on.
         steps -= np.mean(steps, dtype=np.float64).astype(steps.dtype)
         mean_error = errors.of_mean(steps)
         spread = np.std(steps, dtype=np.float64).astype(steps.dtype)
@@ -148,12 +152,16 @@ class _Errors:
             return float(np.std(contribution) / np.sqrt(self._num_steps))
         return self._error(self._totals(contribution))
 
-    def of_level(self, below: np.ndarray) -> tuple[float, float]:
-        """Of the share of steps below a level, and how many independent replica samples lie beyond
-        it, on the poorer side.
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
+        """Of the share of steps up to a threshold, and how many independent replica samples lie
+        beyond it, on the poorer side.
+
+        Where one sample decides many steps near the threshold, the distribution function has a
+        step of that height there, and is not known better.
         """
         if not self._known:
             return float("nan"), 0.0
+        below = steps <= threshold
         share = np.mean(below)
         if self._one_each:
             error = float(np.sqrt(share * (1 - share) / self._num_steps))
@@ -161,7 +169,15 @@ class _Errors:
         counts = self._totals(below)
         error = self._error([c - share * n for c, n in zip(counts, self._number, strict=True)])
         above = [n - c for c, n in zip(counts, self._number, strict=True)]
-        return error, min(_support(counts), _support(above))
+        atom = self._share_at(int(np.argmin(np.abs(steps - threshold))))
+        return float(np.hypot(error, atom)), min(_support(counts), _support(above))
+
+    def _share_at(self, step: int) -> float:
+        """The share of steps that are decided by the same sample as this one."""
+        block, place = divmod(step, BLOCK)
+        regimes, position = self._picks[block]
+        regime = int(regimes[place]) if len(self._number) > 1 else 0
+        return float(self._number[regime][position[place]]) / self._num_steps
 
     def support(self) -> float:
         """How many independent replica samples the steps come from."""

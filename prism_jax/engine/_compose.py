@@ -15,25 +15,20 @@ def compose(
     num_steps: int,
     grid: tuple[float, float],
     advance=lambda count: None,
-) -> Accumulator:
-    """Composes steps of what decides them. Ctrl-C ends it early."""
+) -> tuple[Accumulator, bool]:
+    """Composes steps of what decides them, and says whether all: Ctrl-C ends it early."""
     accumulator = Accumulator(grid)
 
     def keep(steps):
         accumulator.add(steps)
         advance(len(steps))
 
-    try:
-        run_steps(plan, decision, key, num_steps, keep)
-    except KeyboardInterrupt:
-        if not accumulator.num_samples:
-            raise
-    return accumulator
+    return accumulator, run_steps(plan, decision, key, num_steps, keep)
 
 
-def run_steps(plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep) -> None:
-    """Composes steps and gives them to `keep`, a batch at a time, in order."""
-    map_tiles(
+def run_steps(plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep) -> bool:
+    """Composes steps and gives them to `keep`, a batch at a time, in order. See `map_tiles`."""
+    return map_tiles(
         _step_tile,
         (plan, key),
         num_steps,

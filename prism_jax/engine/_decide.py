@@ -7,7 +7,7 @@ import numpy as np
 
 from ..program import Program, network_probabilities
 from ._random import KeyData
-from ._replica import TILE
+from ._replica import TILE, stratum_weights
 from ._replicas import Replicas, Selection, sample_weights, select
 
 
@@ -153,8 +153,23 @@ def _reversed(number: int) -> float:
     return int(f"{number:064b}"[::-1], 2) / 2**64
 
 
+@dataclasses.dataclass(frozen=True)
+class Chances:
+    """How likely a program's strata and regimes of the network are, on the host."""
+
+    strata: np.ndarray
+    network: np.ndarray
+
+
+def chances(program: Program) -> Chances:
+    """See [`Chances`][]. To be called where the devices are, as all that is computed by JAX."""
+    network = np.asarray(network_probabilities(program), np.float64)
+    return Chances(np.asarray(stratum_weights(program), np.float64), network / network.sum())
+
+
 def decide(
     program: Program,
+    chances: Chances,
     kept: Replicas,
     key: KeyData,
     num_steps: int,
@@ -165,10 +180,9 @@ def decide(
     """Sets up how steps are decided. With `explicit`, each kept sample is the slowest of a whole
     step's replicas already.
     """
-    weights = sample_weights(program, kept)
+    weights = sample_weights(program, chances.strata, kept)
     regime = np.array([s.regime for s in program.strata])[kept.stratum]
-    probabilities = np.asarray(network_probabilities(program), np.float64)
-    probabilities = probabilities / probabilities.sum()
+    probabilities = chances.network
     present = np.bincount(regime, minlength=len(probabilities)) > 0
     if not present.all():  # Only in runs of a handful of samples.
         probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()

@@ -56,10 +56,6 @@ class Draws:
         """
         return -(-self.steps // 4) if self.sampling == "importance" else self.steps
 
-    def steps_of(self, kept: Replicas) -> int:
-        """How many steps the samples make, which are fewer after Ctrl-C."""
-        return self.steps if len(kept.ids) and kept.drawn >= self.replicas else kept.drawn
-
 
 def automatic_sampling(program: Program, num_samples: int, replicas: str) -> str:
     """Importance sampling where the rule of replicas reaches beyond the samples."""
@@ -85,8 +81,10 @@ def parts(program: Program, num_samples: int, sampling: str) -> list[tuple[int, 
     return [(first, last - first) for first, last in it.pairwise(ends)]
 
 
-def draw_replicas(plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None) -> Replicas:
-    """Draws samples of one replica. Ctrl-C ends it early."""
+def draw_replicas(
+    plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None
+) -> tuple[Replicas, bool]:
+    """Draws samples of one replica, and says whether all: Ctrl-C ends it early."""
     dtype = plan.mean.dtype
     program, first = plan.program, draws.first
     reservoir = Reservoir(program.num_ranks, len(program.strata), dtype, first, draws.replicas)
@@ -100,20 +98,16 @@ def draw_replicas(plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: 
         reservoir.add(np.arange(start, start + count, dtype=np.uint32), *untile(result))
         advance(count * draws.steps // draws.replicas)
 
-    try:
-        map_tiles(
-            _replica_tile,
-            shared,
-            draws.replicas,
-            keep,
-            inputs,
-            first=first,
-            tiles=tiles_of(program.num_ops),
-        )
-    except KeyboardInterrupt:
-        if not reservoir.drawn:
-            raise
-    return reservoir.replicas()
+    finished = map_tiles(
+        _replica_tile,
+        shared,
+        draws.replicas,
+        keep,
+        inputs,
+        first=first,
+        tiles=tiles_of(program.num_ops),
+    )
+    return reservoir.replicas(), finished
 
 
 def _replica_tile(shared, ids, *points):
@@ -154,9 +148,9 @@ def given_scores(lead: Lead | None, ids, key: KeyData, *points):
 
 def explicit_replicas(
     plan: Plan, key: KeyData, draws: Draws, advance=lambda steps: None
-) -> Replicas:
+) -> tuple[Replicas, bool]:
     """Simulates all replicas of each step; the latest end of each pipeline rank is kept, as if it
-    were the one replica of a step. Ctrl-C ends it early.
+    were the one replica of a step. Says whether all: Ctrl-C ends it early.
     """
     replicas, ranks = plan.program.num_replicas, plan.program.num_ranks
     strata = plan.program.strata
@@ -164,43 +158,37 @@ def explicit_replicas(
     for i, s in reversed(list(enumerate(strata))):
         first_of[s.regime] = i
     reservoir = Reservoir(ranks, len(strata), plan.mean.dtype, draws.first, draws.steps)
-    rest = np.zeros((0, ranks), plan.mean.dtype)
+    rest = np.zeros((0, ranks), plan.mean.dtype), np.zeros(0, np.int32)
 
     def keep(start, count, result):
         nonlocal rest
         del start, count
-        rest = np.concatenate([rest, untile(result)])
-        steps = len(rest) // replicas
+        rest = tuple(map(np.concatenate, zip(rest, untile(result), strict=True)))
+        steps = len(rest[0]) // replicas
         if not steps:
             return
-        ready, rest = rest[: steps * replicas], rest[steps * replicas :]
-        ends = ready.reshape(steps, replicas, ranks).max(axis=1)
+        ready = [x[: steps * replicas].reshape(steps, replicas, -1) for x in rest]
+        rest = tuple(x[steps * replicas :] for x in rest)
+        ends, stratum = ready[0].max(axis=1), first_of[ready[1][:, 0, 0]]
         begin = draws.first + reservoir.drawn
         ids = np.arange(begin, begin + steps, dtype=np.uint32)
-        stratum = first_of[np.asarray(_step_regimes(plan.program, jnp.asarray(ids)))]
         reservoir.add(ids, ends, np.max(ends, axis=1), stratum, np.ones(steps, np.float32))
         advance(steps)
 
-    try:
-        map_tiles(
-            _explicit_tile,
-            (plan, key),
-            draws.steps * replicas,
-            keep,
-            first=draws.first * replicas,
-            tiles=tiles_of(plan.program.num_ops),
-        )
-    except KeyboardInterrupt:
-        if not reservoir.drawn:
-            raise
-    return reservoir.replicas()
+    finished = map_tiles(
+        _explicit_tile,
+        (plan, key),
+        draws.steps * replicas,
+        keep,
+        first=draws.first * replicas,
+        tiles=tiles_of(plan.program.num_ops),
+    )
+    return reservoir.replicas(), finished
 
 
 def _explicit_tile(shared, ids):
+    """One tile: ends `(samples, ranks)`, and the regime of each sample's step."""
     plan, key = shared
-    regimes = _step_regimes(plan.program, ids // np.uint32(plan.program.num_replicas))
-    return replica_ends(plan, ids, key, regimes, poisson_stalls(plan.program, ids, key)).T
-
-
-def _step_regimes(program: Program, step_ids):
-    return strata_of(program, step_ids)[0]
+    regimes, _ = strata_of(plan.program, ids // np.uint32(plan.program.num_replicas))
+    ends = replica_ends(plan, ids, key, regimes, poisson_stalls(plan.program, ids, key))
+    return ends.T, regimes

@@ -27,6 +27,8 @@ _SHIFTED = 0.5
 # The gradient is the mean over so many samples, fewer where there are many axes.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**24
+# Sobol points that are made at once, a power of two.
+_POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
 _AIM = 0.01
 
@@ -122,6 +124,11 @@ def sobol_scores(number: int, count: int, seed: tuple[int, ...], dtype) -> np.nd
     from scipy.stats import qmc
 
     sequence = qmc.Sobol(number, scramble=True, rng=np.random.default_rng(seed))
-    points = sequence.random_base2(max(count - 1, 1).bit_length())[:count]
-    # The points lie on a grid of 2^-30, which holds zero.
-    return ndtri(np.clip(points, 2.0**-31, 1 - 2.0**-31)).astype(dtype)
+    scores = np.empty((count, number), dtype)
+    # A power of two at a time, so that memory holds little but the scores.
+    for start in range(0, count, _POINTS):
+        points = sequence.random(min(_POINTS, 2 ** max(count - 1, 1).bit_length()))
+        # The points lie on a grid of 2^-30, which holds zero.
+        points = ndtri(np.clip(points, 2.0**-31, 1 - 2.0**-31))
+        scores[start : start + _POINTS] = points[: count - start]
+    return scores

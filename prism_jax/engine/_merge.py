@@ -3,31 +3,36 @@
 import dataclasses
 import json
 import os
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ._law import LEVELS, NUM_EXTREMES, Law
+from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 
 
 _FORMAT = 1
 
 
-def merge_laws(laws: Sequence[Law]) -> Law:
+def merge_laws(laws: Iterable[Law]) -> Law:
     """One law of the steps of several, which must be of the same program and of different keys.
 
     **Raises:**
 
     `ValueError` if they are of different programs, or share a key.
     """
-    if not laws:
-        raise ValueError("No laws were given to merge; give at least one.")
+    laws = list(laws)
+    if not laws or not all(isinstance(law, Law) for law in laws):
+        raise ValueError("Give a list of at least one law to merge, from `simulate` or `load_law`.")
     if len({law.program for law in laws}) > 1:
         raise ValueError(
             "The laws are of different programs and cannot be merged; merge those of one program "
             "with the same parameters."
+        )
+    if len({law.edges for law in laws}) > 1:
+        raise ValueError(
+            "The laws were counted in different bins, on other software or another machine, and "
+            "cannot be merged; simulate them in one place."
         )
     keys = [key for law in laws for key in law.keys]
     if len(set(keys)) < len(keys):
@@ -126,15 +131,23 @@ def load_law(path: str | os.PathLike) -> Law:
     `ValueError` if the file is not one; `OSError` if it cannot be read.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            fields = dict(file)
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            fields = dict(archive)
         about = json.loads(str(fields.pop("about")))
         if about.pop("format") != _FORMAT:
             raise KeyError("format")
-        about["edges"] = tuple(about["edges"])
-        about["keys"] = tuple(tuple(key) for key in about["keys"])
-        return Law(**fields, **about)
-    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        about["edges"] = tuple(map(float, about["edges"]))
+        about["keys"] = tuple(tuple(map(int, key)) for key in about["keys"])
+        law = Law(**fields, **about)
+        sound = len(law.counts) == NUM_BINS + 2 and law.counts.sum() == law.num_samples
+        sound &= len(law.smallest) == len(law.largest) == min(law.num_samples, NUM_EXTREMES)
+        sound &= len(law.level_errors) == len(law.level_support) == len(LEVELS)
+        if not sound or len(law.edges) != 2:
+            raise ValueError
+        return law
+    except OSError:
+        raise
+    except Exception as error:  # A damaged file raises almost anything.
         raise ValueError(
             f"`{os.fspath(path)}` is not a law that this version saved; give a file that "
             "`save_law` wrote."

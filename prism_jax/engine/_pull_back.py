@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray
 from ..program import Program, network_probabilities
 from ._check import check_num_samples, check_plan, check_program
 from ._compose import run_steps
-from ._decide import STEP_TILES, Decision, decide
+from ._decide import STEP_TILES, Decision, chances, decide
 from ._draw import (
     Draws,
     automatic_sampling,
@@ -54,20 +54,30 @@ class Composed:
 
 def composed_steps(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Composed:
     """Simulates steps, as `simulate` does, and keeps their times (8 bytes each)."""
-    check_program(program)
-    check_num_samples(num_samples)
+    check_program(program, key)
+    num_samples = check_num_samples(num_samples)
     plan = make_plan_jit(program)
     check_plan(plan)
     words = key_data(key)
     sampling = automatic_sampling(program, num_samples, "vector")
     lead = find_lead(plan, sampling)
+    likely = chances(program)
     done, steps = [], []
     for first, count in parts(program, num_samples, sampling):
         draws = Draws(sampling, lead, first, count)
-        decision = decide(program, draw_replicas(plan, words, draws), words, count)
-        done.append((draws, decision))
-        run_steps(plan, decision, words, count, steps.append)
+        kept, finished = draw_replicas(plan, words, draws)
+        if finished:
+            decision = decide(program, likely, kept, words, count)
+            done.append((draws, decision))
+            finished = run_steps(plan, decision, words, count, steps.append)
+        _whole(finished)
     return Composed(np.concatenate(steps).astype(np.float64), tuple(done), plan, words)
+
+
+def _whole(finished: bool) -> None:
+    """A figure of some of the steps would not say so."""
+    if not finished:
+        raise KeyboardInterrupt
 
 
 def pull_back(
@@ -131,7 +141,7 @@ def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
         for rank, part in enumerate(untile((ends_part, count)).T):
             of_ends[:, rank] += np.bincount(samples, part, minlength=len(of_ends))
 
-    map_tiles(_step_vjp, shared, len(slope), add, inputs, first=start, tiles=STEP_TILES)
+    _whole(map_tiles(_step_vjp, shared, len(slope), add, inputs, first=start, tiles=STEP_TILES))
     return of_plan, of_ends
 
 
@@ -165,7 +175,7 @@ def _through_replicas(composed: Composed, draws: Draws, kept: Replicas, of_ends,
         del first, count
         of_plan = sum_tiles(result, of_plan)
 
-    map_tiles(_replica_vjp, shared, len(needed), add, inputs, tiles=tiles)
+    _whole(map_tiles(_replica_vjp, shared, len(needed), add, inputs, tiles=tiles))
     return of_plan
 
 

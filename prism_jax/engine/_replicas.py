@@ -6,7 +6,6 @@ import functools as ft
 import numpy as np
 
 from ..program import Program
-from ._replica import stratum_weights
 
 
 # What is kept of a long run: its first samples, which stand for all of it, and its slowest ones.
@@ -109,24 +108,28 @@ class Reservoir:
         return Replicas(*kept, counts=self.counts, first=self.first)
 
 
-def sample_weights(program: Program, kept: Replicas) -> np.ndarray:
+def sample_weights(program: Program, likely: np.ndarray, kept: Replicas) -> np.ndarray:
     """The weight of each kept sample. Within a regime of the network they sum to one.
 
     A stratum's probability is spread over its samples. Where samples were forgotten, those that
     are slower than any forgotten one stand for themselves, and the first of the others for all the
-    others. What is neither (slow among fewer samples than there are now) has no weight.
+    others. What is neither (slow among fewer samples than there are now, or as slow as one that
+    was forgotten) has no weight.
+
+    **Arguments:**
+
+    - `likely`: `stratum_weights` of the program.
     """
     weights = kept.likelihood.astype(np.float64)
     forgotten = kept.counts.sum() > len(kept.ids)
     if len(kept.counts) == 1 and not forgotten:
         weights /= weights.sum()
         return weights
-    probability = np.asarray(stratum_weights(program), np.float64)
     regime = np.array([s.regime for s in program.strata])
     shares = np.array([s.share for s in program.strata])
-    probability = probability * shares / np.bincount(regime, shares)[regime]
+    probability = likely * shares / np.bincount(regime, shares)[regime]
     bound = np.partition(kept.score, -EXTREMES)[-EXTREMES] if forgotten else -np.inf
-    slow = kept.score >= bound
+    slow = kept.score > bound
     early = kept.ids - np.uint32(kept.first) < RESERVOIR
     weights[~(slow | early)] = 0
     for s, count in enumerate(kept.counts):

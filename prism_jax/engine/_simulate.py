@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -14,7 +14,7 @@ from ..program import Program, digest
 from ._accumulate import grid_of
 from ._check import check_num_samples, check_plan, check_program
 from ._compose import compose, run_steps
-from ._decide import Decision, decide
+from ._decide import Chances, Decision, chances, decide
 from ._draw import (
     RANDOMISATIONS,
     Draws,
@@ -33,7 +33,9 @@ from ._random import KeyData, key_data
 from ._replicas import Replicas
 
 
+_T = TypeVar("_T")
 _PILOT_SAMPLES = 4096
+_MOST_SOBOL = 2**24
 
 make_plan_jit = eqx.filter_jit(make_plan)
 
@@ -76,8 +78,8 @@ def simulate(
 
     `ValueError` for a bad option, or a program whose latencies are not finite.
     """
-    check_program(program)
-    check_num_samples(num_samples)
+    check_program(program, key)
+    num_samples = check_num_samples(num_samples)
     _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
     plan = make_plan_jit(program)
@@ -88,7 +90,8 @@ def simulate(
     lead = find_lead(plan, way)
     words = key_data(key)
     about = {"program": digest(program), "keys": (tuple(int(word) for word in words),)}
-    run = _Run(plan, words, _pilot_grid(plan), replicas, about)
+    likely = chances(program)
+    run = _Run(plan, words, likely, _pilot_grid(plan, likely), replicas, about)
     compiled = time.perf_counter()
     all_draws = [Draws(way, lead, *part) for part in parts(program, num_samples, way)]
     with progress_bar(2 * num_samples, progress) as advance:  # Drawn, then composed.
@@ -108,6 +111,7 @@ class _Run:
 
     plan: Plan
     key: KeyData
+    likely: Chances
     grid: tuple[float, float]
     replicas: str
     about: dict[str, Any]
@@ -123,27 +127,41 @@ def _run_parts(run: _Run, all_draws: list[Draws], advance: Callable[[int], objec
     # each thread keeps memory of its own.
     with ThreadPoolExecutor(1) as host:
         for draws in all_draws:
-            try:
-                kept = draw(run.plan, run.key, draws, advance)
-                steps = draws.steps_of(kept)
-                decision = host.submit(_decide, run, kept, steps).result()
-                accumulator = compose(run.plan, decision, run.key, steps, run.grid, advance)
-            except KeyboardInterrupt:
-                if not laws:
-                    raise
+            kept, finished = draw(run.plan, run.key, draws, advance)
+            if not kept.drawn:
                 break
+            steps = draws.steps if finished else kept.drawn
+            decision, not_interrupted = _patient(host.submit(_decide, run, kept, steps))
+            finished &= not_interrupted
+            accumulator, composed = compose(run.plan, decision, run.key, steps, run.grid, advance)
+            if not accumulator.num_samples:
+                break
+            finished &= composed
             laws.append(host.submit(_law, run, draws, kept, decision, accumulator, first))
             first = laws[0] if first is None else first
-            if accumulator.num_samples < draws.steps:
+            if not finished:
                 break
             if len(laws) == RANDOMISATIONS and merge is merge_parts:
                 laws = [host.submit(_pooled, laws)]  # So that memory stays flat.
-    return merge([law.result() for law in laws])
+        if not laws:
+            raise KeyboardInterrupt
+        return merge([_patient(law)[0] for law in laws])
+
+
+def _patient(future: Future[_T]) -> tuple[_T, bool]:
+    """The result of what ends soon, and whether no Ctrl-C came meanwhile."""
+    finished = True
+    while True:
+        try:
+            return future.result(), finished
+        except KeyboardInterrupt:
+            finished = False
 
 
 def _decide(run: _Run, kept: Replicas, steps: int) -> Decision:
     return decide(
         run.plan.program,
+        run.likely,
         kept,
         run.key,
         steps,
@@ -169,12 +187,15 @@ def _pooled(laws: list[Future[Law]]) -> Law:
     return merge_parts([law.result() for law in laws])
 
 
-def _pilot_grid(plan: Plan) -> tuple[float, float]:
+def _pilot_grid(plan: Plan, likely: Chances) -> tuple[float, float]:
     words = key_data(pilot_key())
-    kept = draw_replicas(plan, words, Draws("plain", None, 0, _PILOT_SAMPLES))
-    decision = decide(plan.program, kept, words, _PILOT_SAMPLES)
+    kept, finished = draw_replicas(plan, words, Draws("plain", None, 0, _PILOT_SAMPLES))
     steps: list[np.ndarray] = []
-    run_steps(plan, decision, words, _PILOT_SAMPLES, steps.append)
+    if finished:
+        decision = decide(plan.program, likely, kept, words, _PILOT_SAMPLES)
+        finished = run_steps(plan, decision, words, _PILOT_SAMPLES, steps.append)
+    if not finished:
+        raise KeyboardInterrupt
     return grid_of(np.concatenate(steps))
 
 
@@ -198,3 +219,8 @@ def _check_options(program, num_samples, replicas, sampling) -> None:
             )
     if replicas == "exact" and sampling in ("importance", "sobol"):
         raise ValueError(f"`sampling={sampling!r}` goes with `replicas='vector'` only.")
+    if sampling == "sobol" and num_samples > _MOST_SOBOL:
+        raise ValueError(
+            f"`sampling='sobol'` holds the points of a sixteenth of its steps in memory and takes "
+            f"up to {_MOST_SOBOL:,} steps, not {num_samples:,}; lower them, or use 'plain'."
+        )

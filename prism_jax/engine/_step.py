@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
 from ._plan import Plan, latency, look_up_one, row_laws
@@ -46,11 +47,9 @@ def compose_steps(
 
     finished = ends
     if np.any(program.reduce_scatter.value >= 0):
-        classes = program.reduce_scatter.value
-        ones = jnp.broadcast_to(one, ends.shape)
-        laws = row_laws(plan, classes, ones, plan.nodes, regimes)
-        reduction = latency(laws, plan.residuals, z[:number])
-        finished = ends + jnp.where(jnp.asarray(classes >= 0)[:, None], reduction, 0)
+        reduction = _reductions(plan, z[:number], regimes)
+        exposed = jnp.asarray(program.reduce_scatter.value >= 0)[:, None]
+        finished = ends + jnp.where(exposed, reduction, 0)
     step = jnp.max(finished, axis=0)
     if plan.step is not None:
         step = step * look_up_one(plan.step, z[number])
@@ -61,6 +60,24 @@ def compose_steps(
         laws = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
         step = step + latency(laws, plan.residuals, z[number + 2][None, :])[0]
     return step
+
+
+def _reductions(
+    plan: Plan, z: Float[Array, "ranks samples"], regimes: Int[Array, " samples"]
+) -> Float[Array, "ranks samples"]:
+    number = plan.mean.shape[1]
+    ones = jnp.ones((z.shape[0], number), z.dtype)
+    classes = plan.program.reduce_scatter.value
+    laws = row_laws(plan, classes, ones, plan.nodes, jnp.arange(number, dtype=jnp.int32))
+
+    def one(row):
+        law, score = row
+        mine = {name: x if x.shape[0] == 1 else x[regimes] for name, x in law.items()}
+        return latency(mine, plan.residuals, score)
+
+    # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
+    # number of devices.
+    return lax.map(one, (laws, z))
 
 
 def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:

@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ._replica import TILE
 
 
-# A call keeps each device busy for about so many op evaluations (some ten milliseconds on a core);
+# A call keeps each device busy for about so many op evaluations (some 40 ms on a core);
 # the host looks up (progress, Ctrl-C) between calls.
 _OPS_PER_CALL = 2**24
 _MOST_TILES = 16
@@ -33,7 +33,7 @@ def map_tiles(
     *,
     first: int = 0,
     tiles: int,
-) -> None:
+) -> bool:
     """Applies a function to all tiles, a batch of them at a time, one tile on one device.
 
     While the devices compute a batch, a thread looks at the last one and prepares those to come.
@@ -50,6 +50,10 @@ def map_tiles(
     - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
     - `tiles`: how many tiles of a batch are for each device.
+
+    **Returns:**
+
+    Whether all was done: Ctrl-C ends it early, after what is in hand has been consumed.
     """
     devices = len(jax.devices())
     batch = TILE * tiles * devices
@@ -64,32 +68,46 @@ def map_tiles(
     # have the next batch in hand before the host waits for the last one.
     host = _host()
     in_hand: list[tuple[int, int, Any]] = []
-    prepared = host.submit(prepare, first)
-    consumed: Future[Any] | None = None
+    # What the thread has to do, in order.
+    submitted: list[Future[Any]] = [host.submit(prepare, first)]
 
     def settle():
         start, count, result = in_hand.pop(0)
         jax.block_until_ready(result)
-        if consumed is not None:
-            consumed.result()
-        return host.submit(consume, start, count, (result, count))
+        while len(submitted) > 2:
+            submitted.pop(0).result()
+        submitted.append(host.submit(consume, start, count, (result, count)))
 
+    finished = True
     try:
         for start in range(first, end, batch):
             count = min(batch, end - start)
-            ids, *slices = prepared.result()
-            if start + batch < end:
-                prepared = host.submit(prepare, start + batch)
+            ids, *slices = submitted[-1].result()
             turns = np.int32(-(-count // (TILE * devices)))
             in_hand.append((start, count, _call(function, shared, turns, ids, slices)))
             if len(in_hand) > 1:
-                consumed = settle()
+                settle()
+            if start + batch < end:
+                submitted.append(host.submit(prepare, start + batch))
         while in_hand:
-            consumed = settle()
+            settle()
+    except KeyboardInterrupt:
+        finished = False
     finally:
-        wait([prepared] if consumed is None else [prepared, consumed])
-    if consumed is not None:
-        consumed.result()
+        # The thread must be done with what it was given, even if Ctrl-C comes again.
+        last, done = host.submit(lambda: None), False
+        while not done:
+            try:
+                last.result()
+                done = True
+            except KeyboardInterrupt:
+                finished = False
+    for task in submitted:
+        try:
+            task.result()
+        except KeyboardInterrupt:
+            finished = False
+    return finished
 
 
 @ft.cache

@@ -11,6 +11,7 @@ from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
 )
+from ._compile_profile import compile_profile as compile_profile
 from ._digest import digest as digest
 from ._program import (
     Program as Program,
@@ -18,6 +19,12 @@ from ._program import (
     network_probabilities as network_probabilities,
     stall_probabilities as stall_probabilities,
     stall_rates as stall_rates,
+)
+from ._step_graph import (
+    StepGraph as StepGraph,
+    op_latencies as op_latencies,
+    replay as replay,
+    step_graph as step_graph,
 )
 from ._table import LatencyTable as LatencyTable
 from ._variability import Network as Network, Stall as Stall, Variability as Variability

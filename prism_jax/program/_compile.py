@@ -2,6 +2,7 @@
 arrays.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import jax.numpy as jnp
@@ -105,7 +106,7 @@ def compile_program(
     return assemble(
         graph,
         blocks_of(graph, workload),
-        variability=variability_of(kernels) if variability is None else variability,
+        variability=variability_of(kernels.variability) if variability is None else variability,
         reduce_scatter=workload.reduce_scatter,
         tail=workload.tail,
         group_size=workload.group_size,
@@ -127,11 +128,11 @@ def blocks_of(graph, workload: Workload) -> list[Block]:
     ]
 
 
-def variability_of(kernels: Kernels) -> Variability:
-    """The laws that a profile of kernels holds."""
+def variability_of(variations: Iterable[Variation]) -> Variability:
+    """The laws that a profile holds."""
     residual, stalls, shared = {}, {}, {}
     network = None
-    for variation in kernels.variability:
+    for variation in variations:
         if variation.component == "network":
             network = Network(
                 jnp.asarray(variation.parameters["probability"], float),

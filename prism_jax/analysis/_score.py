@@ -1,0 +1,116 @@
+"""How well a predicted law of the step time agrees with measured steps."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from ..engine import Law
+
+
+# The law is compared through so many of its quantiles.
+_NUM_QUANTILES = 4000
+_RESAMPLES = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Figures of agreement. Each is beside its noise: the standard deviation that it has because
+    so few steps were measured, from resampling them.
+
+    **Attributes:**
+
+    - `num_steps`: how many were measured.
+    - `values`, `noise`: by name:
+        `mean_error`, `p95_error`: predicted over measured, less one.
+        `std_ratio`: predicted over measured.
+        `ks`, `ks_aligned`: the Kolmogorov-Smirnov distance, and that after the medians are made
+        equal.
+        `w1_s`, `crps_s`: the Wasserstein-1 distance and the continuous ranked probability score,
+        in seconds.
+        `coverage_90`: the share of measured steps between the predicted 5 % and 95 % quantiles.
+    """
+
+    num_steps: int
+    values: dict[str, float]
+    noise: dict[str, float]
+
+
+def score(law: Law, measured: Float[np.ndarray, " steps"], *, seed: int = 0) -> Score:
+    """Compares a law with measured step times.
+
+    **Arguments:**
+
+    - `law`: from `simulate`.
+    - `measured`: step times, in seconds.
+    - `seed`: of the resampling that gives the noise.
+
+    **Returns:**
+
+    A [`Score`][].
+
+    **Raises:**
+
+    `ValueError` for fewer than two measured steps, or a step that is not a positive number.
+    """
+    measured = np.asarray(measured, float)
+    if measured.ndim != 1 or len(measured) < 2:
+        raise ValueError("Measured steps must be a list of at least two step times, in seconds.")
+    if not np.all(np.isfinite(measured) & (measured > 0)):
+        raise ValueError("Every measured step time must be a positive number of seconds.")
+    quantiles = np.asarray(law.quantile((np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES))
+    rng = np.random.default_rng(seed)
+    values = _figures(law, quantiles, measured)
+    again = [
+        _figures(law, quantiles, rng.choice(measured, len(measured))) for _ in range(_RESAMPLES)
+    ]
+    noise = {name: float(np.std([a[name] for a in again])) for name in values}
+    return Score(len(measured), values, noise)
+
+
+def _figures(law: Law, quantiles: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    shift = np.median(quantiles) - np.median(measured)
+    low, high = law.quantile(0.05), law.quantile(0.95)
+    spread = np.std(measured, ddof=1)
+    return {
+        "mean_error": float(law.mean / measured.mean() - 1),
+        "p95_error": float(high / np.quantile(measured, 0.95) - 1),
+        "std_ratio": float(law.std / spread) if spread > 0 else np.inf,
+        "ks": ks_distance(quantiles, measured),
+        "ks_aligned": ks_distance(quantiles, measured + shift),
+        "w1_s": _w1(quantiles, measured),
+        "crps_s": crps(quantiles, measured),
+        "coverage_90": float(np.mean((measured >= low) & (measured <= high))),
+    }
+
+
+def ks_distance(quantiles: np.ndarray, measured: np.ndarray) -> float:
+    """The largest difference between two distribution functions; the first as sorted quantiles."""
+    points = np.concatenate([quantiles, measured])
+    ordered = np.sort(measured)
+    gap = 0.0
+    for side in ("left", "right"):
+        one = np.searchsorted(quantiles, points, side) / len(quantiles)
+        other = np.searchsorted(ordered, points, side) / len(ordered)
+        gap = max(gap, float(np.max(np.abs(one - other))))
+    return gap
+
+
+def _w1(quantiles: np.ndarray, measured: np.ndarray) -> float:
+    levels = (np.arange(len(quantiles)) + 0.5) / len(quantiles)
+    positions = np.minimum((levels * len(measured)).astype(int), len(measured) - 1)
+    return float(np.mean(np.abs(quantiles - np.sort(measured)[positions])))
+
+
+def crps(quantiles: np.ndarray, measured: np.ndarray) -> float:
+    """The mean continuous ranked probability score of a law, given as evenly spaced quantiles, at
+    measured values: `E|X - y| - E|X - X'| / 2`, in their unit. The smaller, the better.
+
+    Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
+    """
+    m = len(quantiles)
+    total = np.concatenate([[0.0], np.cumsum(quantiles)])
+    below = np.searchsorted(quantiles, measured)
+    distance = measured * (2 * below - m) + total[-1] - 2 * total[below]
+    ranks = 2 * np.arange(1, m + 1) - m - 1
+    return float(np.mean(distance) / m - np.sum(ranks * quantiles) / m**2)

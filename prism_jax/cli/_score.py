@@ -1,0 +1,60 @@
+"""`prism-jax score`: a profile or job against measured step times."""
+
+import argparse
+import contextlib
+import os
+from typing import Any
+
+from ._arguments import add_job_arguments
+
+
+HELP = "compare the law of a job's or profile's step time with measured steps"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--against",
+        required=True,
+        metavar="STEP_TIMES",
+        help="measured step times: a .csv or .parquet file with a column `step_time_s`",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=slice(None),
+        metavar="A:B[:S]",
+        help="a Python slice of the measured steps, such as 1::2 (all)",
+    )
+
+
+def _steps(text: str) -> slice:
+    from ._fit import steps
+
+    return steps(text)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..trace import read_step_times
+    from ._load import load
+
+    measured = read_step_times(arguments.against)[arguments.steps]
+    loaded = load(arguments.job, arguments.overrides)
+
+    import jax
+
+    from ..analysis import score
+    from ..engine import simulate
+
+    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    key = jax.random.key(arguments.seed)
+    found = score(simulate(loaded.compile(), num_samples=arguments.samples, key=key), measured)
+    result = {"name": loaded.name, "num_steps": found.num_steps}
+    result |= {name: {"value": v, "noise": found.noise[name]} for name, v in found.values.items()}
+    lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
+    lines.append(f"{'':<14} {'value':>10}   {'noise':>8}")
+    for name, value in found.values.items():
+        lines.append(f"{name:<14} {value:>10.4f}   {found.noise[name]:>8.4f}")
+    lines += ["", "noise: what the figure scatters by, for so few steps were measured"]
+    return result, "\n".join(lines)

@@ -1,0 +1,172 @@
+"""Profiles: what a trace tells of a job's latencies, as a folder of readable files."""
+
+import csv
+import os
+import pathlib
+from typing import Annotated, Any
+
+import msgspec
+
+from ._job import Job, Layout, ScheduleConfig
+from ._kernels import Variation
+from ._load_kernels import read_variations
+from ._read import convert, read_csv, read_toml
+from ._types import Count, NonNegative, Text
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An op that workers run once in a step.
+
+    **Attributes:**
+
+    - `op`: its name, as in traces.
+    - `scope`: who takes part in it: `self`, or all of the same `dp` (replicas of a stage), `pp`
+        (stages of a replica) or `world` group that have the op.
+    - `waits_for`: for each `[dp_rank][stage]`, whose earlier ops must have ended before the worker
+        launches it: a scope, or empty for a worker that has no such op.
+    """
+
+    op: Text
+    scope: str
+    waits_for: tuple[tuple[str, ...], ...]
+
+
+class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Once-in-a-step ops in the order in which workers run them, before and after the pipeline."""
+
+    before: tuple[Call, ...] = ()
+    after: tuple[Call, ...] = ()
+
+
+class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The mean latency of a kind of op on one worker, in seconds."""
+
+    kind: Text
+    dp_rank: Annotated[int, msgspec.Meta(ge=0)]
+    stage: Annotated[int, msgspec.Meta(ge=0)]
+    mean_s: NonNegative
+
+
+class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a profile was fitted to, and what the trace could not tell."""
+
+    num_steps: Count
+    dropped: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """Latencies of a traced job, on the workers that were traced.
+
+    **Attributes:**
+
+    - `name`, `layout`, `schedule`: of the job.
+    - `outline`: what workers run before and after the pipeline.
+    - `means`: of each kind of op on each worker; what makes a worker slow for good is in them.
+    - `variability`: around the means, as of `Kernels`.
+    - `fitted`: to what.
+    """
+
+    name: str
+    layout: Layout
+    schedule: ScheduleConfig
+    outline: Outline
+    means: tuple[WorkerMean, ...]
+    variability: tuple[Variation, ...]
+    fitted: Fitted
+
+    @property
+    def job(self) -> Job:
+        """The job, without model and cluster."""
+        return Job(self.layout, self.schedule, name=self.name)
+
+
+class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Text
+    layout: Layout
+    schedule: ScheduleConfig
+    fitted: Fitted
+    before: tuple[Call, ...] = ()
+    after: tuple[Call, ...] = ()
+
+
+def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
+    """Writes a profile: `profile.toml`, `means.csv` and `variability.csv`.
+
+    **Raises:**
+
+    `ValueError` where `folder` is a file.
+    """
+    import tomli_w
+
+    folder = pathlib.Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: this is a file; give a folder to write the profile to.")
+    folder.mkdir(parents=True, exist_ok=True)
+    about = _ProfileFile(
+        profile.name,
+        profile.layout,
+        profile.schedule,
+        profile.fitted,
+        profile.outline.before,
+        profile.outline.after,
+    )
+    means = [msgspec.structs.astuple(mean) for mean in profile.means]
+    _write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s"), means)
+    rows = [
+        (v.kernel, v.component, v.family, _written(v.parameters), v.source)
+        for v in profile.variability
+    ]
+    header = ("kernel", "component", "family", "parameters", "source")
+    _write_csv(folder / "variability.csv", header, rows)
+    # Last, for without it the folder is no profile.
+    table = {"kind": "profile", **_without_none(msgspec.to_builtins(about))}
+    (folder / "profile.toml").write_text(tomli_w.dumps(table))
+
+
+def load_profile(folder: str | os.PathLike) -> Profile:
+    """Reads a profile from its folder.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names file and key.
+    """
+    path = pathlib.Path(folder)
+    file = path / "profile.toml"
+    if not file.is_file():
+        raise ValueError(f"{path}: there is no `profile.toml` in it; give the folder of a profile.")
+    about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: str(file))
+    return Profile(
+        about.name,
+        about.layout,
+        about.schedule,
+        Outline(about.before, about.after),
+        tuple(read_csv(path / "means.csv", WorkerMean)),
+        read_variations(path / "variability.csv"),
+        about.fitted,
+    )
+
+
+def is_profile(name: str | os.PathLike) -> bool:
+    """Whether a path is the folder of a profile."""
+    return (pathlib.Path(name) / "profile.toml").is_file()
+
+
+def _write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _written(parameters: dict[str, float]) -> str:
+    return ";".join(f"{name}={value:.6g}" for name, value in parameters.items())
+
+
+def _without_none(x: Any) -> Any:
+    """TOML has no `null`: what is none is left out."""
+    if isinstance(x, dict):
+        return {k: _without_none(v) for k, v in x.items() if v is not None}
+    if isinstance(x, list | tuple):
+        return [_without_none(v) for v in x]
+    return x

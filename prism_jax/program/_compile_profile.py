@@ -1,0 +1,75 @@
+"""From a profile of a traced job to a program."""
+
+from ..data import Profile
+from ..workload import Block, Kernel, Segment
+from ._assemble import assemble
+from ._compile import variability_of
+from ._program import Program
+from ._step_graph import StepGraph, step_graph
+
+
+def compile_profile(profile: Profile) -> Program:
+    """Compiles the step of a traced job, on the workers that were traced.
+
+    All replicas are in the graph, each worker with its own mean latencies, for workers differ and
+    wait for one another before, in and after the pipeline. Microbatches of all replicas are
+    numbered through.
+
+    **Arguments:**
+
+    - `profile`: from `fit_profile` or `load_profile`.
+
+    **Returns:**
+
+    A [`Program`][] of one replica, whose ranks are workers: `dp_rank * pp + stage`.
+
+    **Raises:**
+
+    `ValueError` where the profile lacks the mean of an op, or its parts do not fit.
+    """
+    _check(profile)
+    step = step_graph(profile.job, profile.outline)
+    variability = variability_of(profile.variability)
+    return assemble(step.graph, _blocks(profile, step), variability=variability)
+
+
+def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
+    means = {(m.kind, m.dp_rank, m.stage): m.mean_s for m in profile.means}
+    pp = profile.layout.pp
+    blocks: dict[tuple, Block] = {}
+    chosen = []
+    for kind, members, twin in zip(step.kind, step.members, step.twin, strict=True):
+        key = (kind, members[0], twin)
+        if key not in blocks:
+            d, s = divmod(members[0], pp)
+            if (kind, d, s) not in means:
+                raise ValueError(
+                    f"Profile `{profile.name}` has no mean of `{kind}` on dp_rank {d}, stage {s}; "
+                    "add it to `means.csv`."
+                )
+            mean = 0.0 if twin else means[kind, d, s]
+            kernel = Kernel(kind, f"dp_rank {d} stage {s}{' twin' * twin}", mean)
+            # What several workers do has no rank of its own, and no microbatch's data.
+            alone = kind.endswith("-compute")
+            segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
+            blocks[key] = ((segment, 1),)
+        chosen.append(blocks[key])
+    return chosen
+
+
+def _check(profile: Profile) -> None:
+    dp, pp = profile.layout.dp, profile.layout.pp
+    for call in (*profile.outline.before, *profile.outline.after):
+        table = call.waits_for
+        scopes = {scope for row in table for scope in row}
+        if len(table) != dp or any(len(row) != pp for row in table):
+            raise ValueError(
+                f"Profile `{profile.name}`: `waits_for` of `{call.op}` must have {dp} rows of {pp} "
+                "entries, one for each dp_rank and stage."
+            )
+        unknown = sorted({*scopes, call.scope} - {"", "self", "dp", "pp", "world"})
+        if unknown:
+            raise ValueError(
+                f"Profile `{profile.name}`: `{call.op}` has the scope `{unknown[0]}`; allowed are "
+                "`self`, `dp`, `pp` and `world`."
+            )

@@ -1,0 +1,262 @@
+"""Reading a trace: a table of ops with their starts and durations, checked against the job."""
+
+import dataclasses
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from .._misc import unknown_name
+from ..data import Job
+
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+# Columns and their polars types, by the names of ByteDance's StragglerAnalysis (arXiv 2505.05713).
+COLUMNS = {
+    "dp_rank": "Int32",
+    "stage": "Int32",
+    "step": "Int64",
+    "optype": "String",
+    "seq_id": "Int32",
+    "start_ts": "Float64",
+    "duration": "Float64",
+}
+_KEY = ("step", "optype", "dp_rank", "stage", "seq_id")
+
+# Ops that a worker runs once for each microbatch.
+COMPUTE = ("forward-compute", "backward-compute")
+TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+# Ops that it runs once in a step, and with whom: the other replicas of its stage, the last stage
+# of its replica, everyone, or nobody whose op is in the trace.
+SCOPES = {
+    "params-all-gather": "dp",
+    "grads-reduce-scatter": "dp",
+    "embedding-grads-all-reduce": "pp",
+    "optimizer-clip-main-grad": "world",
+    "layernorm-grads-all-reduce": "self",
+    "optimizer": "self",
+    "gc": "self",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Ops of some steps of a job, in seconds from the start of their step.
+
+    **Attributes:**
+
+    - `job`: the layout and schedule that it was recorded on.
+    - `steps`: `(steps,)`, the numbers of the steps.
+    - `start`, `end`: for each kind of op, `(steps, dp, pp, calls)`: a call for each microbatch, or
+        one; `nan` where a worker has no such op.
+    - `dropped`: what was left out, as reason and number.
+    """
+
+    job: Job
+    steps: Int[np.ndarray, " steps"]
+    start: dict[str, Float[np.ndarray, "steps dp pp calls"]]
+    end: dict[str, Float[np.ndarray, "steps dp pp calls"]]
+    dropped: dict[str, int]
+
+    def step_times(self) -> Float[np.ndarray, " steps"]:
+        """From the first start to the last end of each step, in seconds."""
+        low = np.min([np.nanmin(x, axis=(1, 2, 3)) for x in self.start.values()], axis=0)
+        high = np.max([np.nanmax(x, axis=(1, 2, 3)) for x in self.end.values()], axis=0)
+        return high - low
+
+    def __getitem__(self, chosen: slice | Int[np.ndarray, " chosen"]) -> "Trace":
+        """The same trace of some of its steps."""
+        return dataclasses.replace(
+            self,
+            steps=self.steps[chosen],
+            start={op: x[chosen] for op, x in self.start.items()},
+            end={op: x[chosen] for op, x in self.end.items()},
+        )
+
+
+def read_trace(path: str | os.PathLike, job: Job) -> Trace:
+    """Reads a trace of ops from a Parquet or CSV file.
+
+    **Arguments:**
+
+    - `path`: a table with a row for each op: `dp_rank`, `stage` (the pipeline rank), `step`,
+        `optype`, `seq_id` (the number of the op among those of its type on its worker, in its
+        step), `start_ts` and `duration` in seconds. Other columns are not read.
+    - `job`: its layout and schedule must be those of the traced job.
+
+    **Returns:**
+
+    A [`Trace`][]. Rows that are there twice, and steps in which ops are missing, are left out and
+    counted in `dropped`.
+
+    **Raises:**
+
+    `ValueError` where columns are missing or hold something else, an op is unknown, a duration is
+    negative or not finite, or a rank or microbatch does not fit the job.
+    """
+    import polars as pl
+
+    frame = _scan(pathlib.Path(path))
+    pp, dp = job.layout.pp, job.layout.dp
+    microbatches = job.schedule.num_microbatches
+    _check_job(job)
+    frame = _checked(frame, path, dp, pp, microbatches)
+    dropped: dict[str, int] = {}
+    rows = len(frame)
+    frame = frame.unique(_KEY, keep="first", maintain_order=True)
+    if len(frame) < rows:
+        dropped["duplicate rows"] = rows - len(frame)
+    steps, number = np.unique(frame["step"].to_numpy(), return_inverse=True)
+    start, end = {}, {}
+    whole = np.ones(len(steps), bool)
+    for (op,), part in frame.with_columns(_number=pl.Series(number)).group_by("optype"):
+        op = str(op)
+        calls = microbatches if op in COMPUTE + TRANSFERS else 1
+        index = tuple(part[c].to_numpy() for c in ("_number", "dp_rank", "stage", "seq_id"))
+        values = np.full((2, len(steps), dp, pp, calls), np.nan)
+        values[0][index] = part["start_ts"].to_numpy()
+        values[1][index] = (part["start_ts"] + part["duration"]).to_numpy()
+        expected = _expected(op, values[0])
+        whole &= ~np.any(np.isnan(values[0]) & expected, axis=(1, 2, 3))
+        start[op], end[op] = np.where(expected, values, np.nan)
+    missing = sorted({*COMPUTE} - {*start})
+    if missing:
+        raise ValueError(
+            f"{path}: it has no `{missing[0]}`; a trace needs {' and '.join(COMPUTE)}."
+        )
+    if not whole.all():
+        dropped["steps with missing ops"] = int(np.sum(~whole))
+    if not whole.any():
+        raise ValueError(
+            f"{path}: ops are missing in every one of its {len(steps)} steps, for {dp} replicas of "
+            f"{pp} stages with {microbatches} microbatches; check that the job is the traced one."
+        )
+    trace = Trace(job, steps, start, end, dropped)
+    return trace if whole.all() else trace[np.flatnonzero(whole)]
+
+
+def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
+    """The column `step_time_s` of a CSV file: measured step times, in seconds.
+
+    **Raises:**
+
+    `ValueError` where there is none, or a value is not a positive number.
+    """
+    import polars as pl
+
+    frame = _scan(pathlib.Path(path))
+    given = frame.collect_schema()
+    if "step_time_s" not in given:
+        raise ValueError(f"{path}: the column `step_time_s` is missing; it has {', '.join(given)}.")
+    try:
+        column = frame.select(pl.col("step_time_s").cast(pl.Float64)).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path}: `step_time_s` is not a number everywhere.") from error
+    values = column["step_time_s"].to_numpy()
+    if not len(values) or not np.all(np.isfinite(values) & (values > 0)):
+        raise ValueError(f"{path}: every `step_time_s` must be a positive number.")
+    return values
+
+
+def _scan(path: pathlib.Path) -> "pl.LazyFrame":
+    import polars as pl
+
+    readers = {".parquet": pl.scan_parquet, ".csv": pl.scan_csv}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: give a `.parquet` or a `.csv` file.")
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file.")
+    try:
+        frame = readers[path.suffix](path)
+        frame.collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(
+            f"{path}: it cannot be read as {path.suffix[1:]}: {_line(error)}."
+        ) from None
+    return frame
+
+
+def _check_job(job: Job) -> None:
+    if job.schedule.kind not in ("1f1b", "gpipe") or job.schedule.virtual_stages > 1:
+        raise ValueError(
+            f"Job `{job.name}` runs {job.schedule.kind} with {job.schedule.virtual_stages} virtual "
+            "stages; traces of `1f1b` and `gpipe` without virtual stages can be read."
+        )
+
+
+def _checked(frame: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> "pl.DataFrame":
+    """The columns that are needed, typed, after all checks."""
+    import polars as pl
+
+    given = frame.collect_schema()
+    missing = [name for name in COLUMNS if name not in given]
+    if missing:
+        raise ValueError(
+            f"{path}: the columns {', '.join(f'`{m}`' for m in missing)} are missing; it has "
+            f"{', '.join(given)}."
+        )
+    try:
+        table = frame.select(
+            pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items()
+        ).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path}: a column holds something else: {_line(error)}.") from None
+    if not len(table):
+        raise ValueError(f"{path}: it has no rows.")
+    empty = [name for name in COLUMNS if table[name].null_count()]
+    if empty:
+        raise ValueError(
+            f"{path}: the column `{empty[0]}` has empty cells; fill or drop those rows."
+        )
+    known = (*COMPUTE, *TRANSFERS, *SCOPES)
+    unknown = sorted({*table["optype"].unique()} - {*known})
+    if unknown:
+        raise ValueError(f"{path}: {unknown_name('op', unknown[0], known)}")
+    pipelined = pl.col("optype").is_in(COMPUTE + TRANSFERS)
+    finite = pl.col("start_ts").is_finite() & pl.col("duration").is_finite()
+    for wrong, what in (
+        (~finite, "a start or duration that is not finite"),
+        (pl.col("duration") < 0, "a negative duration"),
+        (~pl.col("dp_rank").is_between(0, dp - 1), f"a `dp_rank` that is not below dp = {dp}"),
+        (~pl.col("stage").is_between(0, pp - 1), f"a `stage` that is not below pp = {pp}"),
+        (
+            pipelined & ~pl.col("seq_id").is_between(0, microbatches - 1),
+            f"a microbatch (`seq_id`) that is not below num_microbatches = {microbatches}",
+        ),
+        (~pipelined & (pl.col("seq_id") != 0), "an op that runs twice in a step (`seq_id` over 0)"),
+    ):
+        bad = table.filter(wrong)
+        if len(bad):
+            row = bad.row(0, named=True)
+            raise ValueError(
+                f"{path}: {len(bad)} rows have {what}, the first `{row['optype']}` of step "
+                f"{row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; mend the trace or "
+                "give the job that was traced."
+            )
+    return table
+
+
+def _expected(op: str, start: np.ndarray) -> np.ndarray:
+    """Which calls every step should have: what the pipeline needs, or what most steps have."""
+    _, dp, pp, calls = start.shape
+    stage = np.arange(pp)
+    runs = {
+        "forward-send": stage < pp - 1,
+        "forward-recv": stage > 0,
+        "backward-send": stage > 0,
+        "backward-recv": stage < pp - 1,
+    }
+    if op in COMPUTE:
+        return np.ones((dp, pp, calls), bool)
+    if op in runs:
+        return np.broadcast_to(runs[op][:, None], (dp, pp, calls))
+    return np.mean(~np.isnan(start), axis=0) >= 0.5
+
+
+def _line(error: Exception) -> str:
+    return str(error).split("\n")[0].rstrip(".")

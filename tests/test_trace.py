@@ -1,0 +1,289 @@
+import json
+
+import jax
+import numpy as np
+import polars as pl
+import pytest
+
+from prism_jax.analysis import crps, fit_profile, ks_distance, score
+from prism_jax.cli import main
+from prism_jax.data import (
+    Call,
+    Job,
+    Layout,
+    Outline,
+    ScheduleConfig,
+    load_job,
+    load_profile,
+    save_profile,
+)
+from prism_jax.engine import simulate
+from prism_jax.program import compile_profile, op_latencies, replay, step_graph
+from prism_jax.trace import Trace, outline, read_step_times, read_trace
+
+
+_TRACES = ("stage_imbalance", "slow_worker")
+
+
+def _traced(shared, name):
+    folder = shared / "data/straggler_traces"
+    job = load_job(folder / f"{name}_job.toml")
+    return read_trace(folder / f"{name}.parquet", job), folder / f"{name}_step_times.csv"
+
+
+def _self(dp, pp):
+    return tuple(("self",) * pp for _ in range(dp))
+
+
+def _job(dp=2, pp=2, microbatches=4):
+    schedule = ScheduleConfig(kind="1f1b", num_microbatches=microbatches)
+    return Job(Layout(dp=dp, pp=pp), schedule, name="made")
+
+
+def _made_trace(job, steps, latency, *, seed=0):
+    """A trace of a step of which `latency(kind, worker, microbatch, rng)` gives all ops."""
+    dp, pp, calls = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
+    scopes = {"params-all-gather": "dp", "grads-reduce-scatter": "dp", "optimizer": "self"}
+    before, *after = (Call(op, scope, _self(dp, pp)) for op, scope in scopes.items())
+    step = step_graph(job, Outline((before,), tuple(after)))
+    rng = np.random.default_rng(seed)
+    shape = (steps, dp, pp)
+    pipelined = [
+        f"{p}-{what}" for p in ("forward", "backward") for what in ("compute", "send", "recv")
+    ]
+    start = {op: np.full((*shape, calls), np.nan) for op in pipelined}
+    start |= {op: np.full((*shape, 1), np.nan) for op in scopes}
+    end = {op: x.copy() for op, x in start.items()}
+    factors = latency("microbatch", None, None, rng)
+    for t in range(steps):
+        common = np.exp(factors * rng.standard_normal((dp, calls)) - factors**2 / 2)
+        ends = np.empty(step.graph.num_ops)
+        for op, kind in enumerate(step.kind):
+            waits = [ends[p] for p in step.graph.predecessors[op]]
+            ready, worker, call = max(waits, default=0.0), step.members[op][0], step.call[op]
+            seconds = latency(kind, worker, call, rng)
+            if kind.endswith("-compute"):
+                seconds *= common[worker // pp, call]
+            ends[op] = ready + seconds
+            for i, member in enumerate(step.members[op]):
+                place = (t, member // pp, member % pp, call)
+                name = kind
+                if kind.endswith("send_recv"):
+                    name = kind.split("-")[0] + ("-recv" if i else "-send")
+                if name in start:
+                    start[name][place], end[name][place] = ready, ends[op]
+    return Trace(job, np.arange(steps), start, end, {})
+
+
+def _rows(trace):
+    rows = []
+    for op, start in trace.start.items():
+        for t, d, s, m in np.argwhere(~np.isnan(start)).tolist():
+            seconds = trace.end[op][t, d, s, m] - start[t, d, s, m]
+            rows.append((d, s, int(trace.steps[t]), op, m, start[t, d, s, m], seconds))
+    names = ("dp_rank", "stage", "step", "optype", "seq_id", "start_ts", "duration")
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+def _plain(kind, worker, call, rng):
+    if kind == "microbatch":
+        return 0.03
+    if kind.startswith("launch"):
+        return 1e-5
+    mean = {"forward-compute": 0.1, "backward-compute": 0.2, "optimizer": 0.02}.get(kind, 1e-3)
+    slow = 1.3 if worker == 1 and kind.endswith("-compute") else 1.0
+    return mean * slow * np.exp(0.01 * rng.standard_normal())
+
+
+@pytest.mark.parametrize("name", _TRACES)
+def test_the_replay_of_a_trace_gives_back_its_steps(shared, name):
+    trace, path = _traced(shared, name)
+    step = step_graph(trace.job, outline(trace))
+    again = replay(step, op_latencies(trace, step))
+    measured = read_step_times(path)
+    np.testing.assert_allclose(again, measured, rtol=5e-3)
+    assert np.corrcoef(again, measured)[0, 1] >= 0.99
+
+
+@pytest.mark.parametrize("name", _TRACES)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_fit_to_half_of_the_steps_predicts_the_others(shared, name, first):
+    trace, path = _traced(shared, name)
+    profile = fit_profile(trace[first::2])
+    law = simulate(compile_profile(profile), num_samples=50_000, key=jax.random.key(1))
+    measured = read_step_times(path)[1 - first :: 2]
+    found = score(law, measured)
+    assert abs(found.values["mean_error"]) < 0.02
+    assert abs(found.values["p95_error"]) < max(0.02, 1.96 * found.noise["p95_error"])
+    ratio, noise = found.values["std_ratio"], found.noise["std_ratio"]
+    assert 0.67 - 1.96 * noise < ratio < 1.5 + 1.96 * noise
+
+
+def test_what_a_worker_waits_for_is_found(shared):
+    """In `slow_worker`, other replicas' last stages wait untraced for that of the slow one."""
+    trace, _ = _traced(shared, "slow_worker")
+    first = outline(trace).after[0]
+    assert first.op == "layernorm-grads-all-reduce"
+    assert [row[3] for row in first.waits_for] == ["pp", "dp", "dp", "dp"]
+    assert all(row[1] == "self" for row in first.waits_for[1:])
+
+
+def test_components_are_recovered_from_a_made_trace():
+    trace = _made_trace(_job(4, 2, 8), 60, _plain)
+    profile = fit_profile(trace)
+    means = {(m.kind, m.dp_rank, m.stage): m.mean_s for m in profile.means}
+    # 480 ops with a spread of 3.2 % each.
+    assert means["forward-compute", 1, 0] == pytest.approx(0.1, rel=4 * 0.032 / np.sqrt(480))
+    assert means["backward-compute", 0, 1] == pytest.approx(0.26, rel=4 * 0.032 / np.sqrt(480))
+    laws = {(v.kernel, v.component): v for v in profile.variability}
+    # 1,920 microbatches.
+    sigma = laws["", "microbatch"].parameters["sigma"]
+    assert sigma == pytest.approx(0.03, rel=4 / np.sqrt(2 * 1920))
+    residual = laws["forward-compute", "residual"]
+    spread = {"lognormal": "sigma", "normal": "std", "gamma": "cv"}[residual.family]
+    assert residual.parameters[spread] == pytest.approx(0.01, rel=0.1)
+    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    measured = trace.step_times()
+    assert law.mean == pytest.approx(measured.mean(), rel=4 * measured.std() / measured.mean() / 7)
+    assert 0.67 < law.std / measured.std() < 1.5
+
+
+def test_stalls_are_taken_apart_from_the_body():
+    def stalling(kind, worker, call, rng):
+        seconds = _plain(kind, worker, call, rng)
+        if kind == "optimizer" and worker == 0 and rng.random() < 0.06:
+            seconds += 0.4
+        return seconds
+
+    trace = _made_trace(_job(), 200, stalling)
+    profile = fit_profile(trace)
+    (stall,) = [v for v in profile.variability if v.component == "stall"]
+    assert stall.kernel == "optimizer"
+    assert 200 * stall.parameters["rate"] == pytest.approx(12, abs=4 * np.sqrt(12))
+    # It follows what the slower of the two stages does meanwhile.
+    assert 0.3 < stall.parameters["median_s"] < 0.45
+    residual = next(v for v in profile.variability if v.kernel == "optimizer")
+    assert residual.component == "residual"
+    assert max(residual.parameters.values()) < 0.02 or residual.family != "lognormal"
+
+
+def test_a_profile_is_read_back_as_it_was_written(tmp_path):
+    profile = fit_profile(_made_trace(_job(), 12, _plain))
+    save_profile(profile, tmp_path / "p")
+    again = load_profile(tmp_path / "p")
+    assert again.outline == profile.outline
+    assert again.layout == profile.layout
+    assert again.means == profile.means
+    assert [v.kernel for v in again.variability] == [v.kernel for v in profile.variability]
+    laws = [
+        simulate(compile_profile(p), num_samples=2000, key=jax.random.key(0))
+        for p in (profile, again)
+    ]
+    assert laws[0].mean == pytest.approx(laws[1].mean, rel=1e-5)
+
+
+def test_a_written_trace_is_read_back(tmp_path):
+    trace = _made_trace(_job(), 6, _plain)
+    frame = _rows(trace)
+    frame.write_csv(tmp_path / "t.csv")
+    again = read_trace(tmp_path / "t.csv", trace.job)
+    assert set(again.start) == set(trace.start)
+    np.testing.assert_allclose(again.step_times(), trace.step_times(), rtol=1e-9)
+    # A row twice, and a step with a hole: counted, and left out.
+    holed = frame.filter((pl.col("step") != 2) | (pl.col("optype") != "forward-compute"))
+    pl.concat([holed, holed.head(3)]).write_parquet(tmp_path / "t.parquet")
+    again = read_trace(tmp_path / "t.parquet", trace.job)
+    assert again.dropped == {"duplicate rows": 3, "steps with missing ops": 1}
+    assert again.steps.tolist() == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.drop("duration"), "`duration` are missing"),
+        (lambda f: f.with_columns(duration=-pl.col("duration")), "negative duration"),
+        (lambda f: f.with_columns(optype=pl.lit("forward-computer")), "did you mean"),
+        (lambda f: f.with_columns(dp_rank=pl.col("dp_rank") + 1), "not below dp = 2"),
+        (lambda f: f.with_columns(stage=pl.col("stage") + 1), "not below pp = 2"),
+        (lambda f: f.with_columns(seq_id=pl.col("seq_id") + 3), "not below num_microbatches = 4"),
+        (lambda f: f.with_columns(duration=pl.lit("long")), "holds something else"),
+        (lambda f: f.with_columns(start_ts=pl.lit(np.nan)), "not finite"),
+        (lambda f: f.head(0), "no rows"),
+        (lambda f: f.filter(pl.col("stage") == 0), "missing in every one"),
+        (lambda f: f.filter(pl.col("optype") != "backward-compute"), "no `backward-compute`"),
+    ],
+)
+def test_bad_traces_are_refused_in_one_sentence(tmp_path, change, message):
+    trace = _made_trace(_job(), 2, _plain)
+    change(_rows(trace)).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=message) as error:
+        read_trace(tmp_path / "t.parquet", trace.job)
+    assert "\n" not in str(error.value)
+
+
+def test_crps_and_ks_of_known_laws():
+    from scipy.special import ndtri
+
+    quantiles = ndtri((np.arange(4000) + 0.5) / 4000)
+    values = np.random.default_rng(0).standard_normal(200_000)
+    # E|X - y| - E|X - X'| / 2 is 1 / sqrt(pi) for a forecast that is right.
+    assert crps(quantiles, values) == pytest.approx(1 / np.sqrt(np.pi), rel=0.01)
+    assert ks_distance(quantiles, values) < 2 / np.sqrt(len(values))
+    assert ks_distance(quantiles, values + 1) == pytest.approx(0.3829, abs=0.01)
+
+
+def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
+    trace = _made_trace(_job(), 20, _plain)
+    _rows(trace).write_parquet(tmp_path / "t.parquet")
+    (tmp_path / "job.toml").write_text(
+        'kind = "job"\n[layout]\ndp = 2\npp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
+    )
+    times = pl.DataFrame({"step_time_s": trace.step_times()})
+    times.write_csv(tmp_path / "steps.csv")
+    words = ["fit", f"{tmp_path}/t.parquet", "--job", f"{tmp_path}/job.toml", "--steps", "::2"]
+    assert main([*words, "--out", f"{tmp_path}/p", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_steps"] == 10
+    words = ["score", f"{tmp_path}/p", "--against", f"{tmp_path}/steps.csv", "--steps", "1::2"]
+    assert main([*words, "--samples", "20000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert abs(found["mean_error"]["value"]) < 0.02
+    assert main(["simulate", f"{tmp_path}/p", "--samples", "20000", "--json"]) == 0
+    law = json.loads(capsys.readouterr().out)
+    assert law["step_time_s"]["mean"] == pytest.approx(trace.step_times().mean(), rel=0.02)
+    for words, what in (
+        (
+            [
+                "fit",
+                f"{tmp_path}/t.parquet",
+                "--job",
+                f"{tmp_path}/job.toml",
+                "--out",
+                "x",
+                "--steps",
+                "9",
+            ],
+            "slice",
+        ),
+        (
+            ["fit", f"{tmp_path}/no.parquet", "--job", f"{tmp_path}/job.toml", "--out", "x"],
+            "no such file",
+        ),
+        (["score", f"{tmp_path}/p", "--against", f"{tmp_path}/t.parquet"], "step_time_s"),
+        (["simulate", f"{tmp_path}/p", "--set", "layout.dp=4"], "profile"),
+    ):
+        assert main(words) == 2
+        assert what in capsys.readouterr().err
+
+
+def test_too_few_steps_are_refused():
+    trace = _made_trace(_job(), 4, _plain)
+    with pytest.raises(ValueError, match="at least 4"):
+        fit_profile(trace[:3])
+
+
+def test_traces_of_virtual_stages_are_refused(tmp_path):
+    trace = _made_trace(_job(), 2, _plain)
+    _rows(trace).write_parquet(tmp_path / "t.parquet")
+    schedule = ScheduleConfig(kind="interleaved-1f1b", num_microbatches=4, virtual_stages=2)
+    with pytest.raises(ValueError, match="`1f1b` and `gpipe`"):
+        read_trace(tmp_path / "t.parquet", Job(Layout(dp=2, pp=2), schedule, name="x"))
