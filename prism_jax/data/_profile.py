@@ -133,7 +133,7 @@ def load_profile(folder: str | os.PathLike) -> Profile:
     """
     path = pathlib.Path(folder)
     file = path / "profile.toml"
-    if not file.is_file():
+    if not is_profile(folder):
         raise ValueError(f"{path}: there is no `profile.toml` in it; give the folder of a profile.")
     about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: str(file))
     return Profile(
@@ -149,7 +149,7 @@ def load_profile(folder: str | os.PathLike) -> Profile:
 
 def is_profile(name: str | os.PathLike) -> bool:
     """Whether a path is the folder of a profile."""
-    return (pathlib.Path(name) / "profile.toml").is_file()
+    return os.path.isfile(os.path.join(name, "profile.toml"))
 
 
 def _write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
