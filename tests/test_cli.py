@@ -169,3 +169,14 @@ def test_the_command_itself_and_a_clean_exit(tmp_path):
     assert run.stderr.count("\n") == 1
     run = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
     assert "simulate" in run.stdout
+
+
+def test_the_variability_of_kernels_has_sources(capsys):
+    assert main(["kernels", "--variability", "--json"]) == 0
+    profiles = json.loads(capsys.readouterr().out)["variability"]
+    assert {"h100-sxm", "dgx-h100"} <= set(profiles)
+    assert all(law["source"] for laws in profiles.values() for law in laws)
+    assert main(["kernels", "--variability"]) == 0
+    text = capsys.readouterr().out
+    assert "[1]" in text
+    assert "h100-sxm" in text

@@ -114,15 +114,41 @@ class KernelProfiles:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """There are none."""
+        parser.add_argument(
+            "--variability", action="store_true", help="how much kernels vary, with each source"
+        )
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-        del arguments
-        sources = [data.load_source(name) for name in data.list_kernels()]
+        names = data.list_kernels()
+        sources = [data.load_source(name) for name in names]
+        if arguments.variability:
+            return _variability(names)
         parts = []
         for source in sources:
             lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
             lines += [f"  chosen: {c.name} = {c.value}: {c.reason}" for c in source.constants]
             parts.append("\n".join(lines))
         return {"kernels": [msgspec.to_builtins(s) for s in sources]}, "\n\n".join(parts)
+
+
+def _variability(names: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The laws of all profiles as a table; the sources, which many share, below it by number."""
+    found = {name: data.load_variability(name) for name in names}
+    sources = list(dict.fromkeys(v.source for laws in found.values() for v in laws))
+    rows = [
+        (
+            name,
+            v.kernel or "all",
+            v.component,
+            v.family,
+            ", ".join(f"{key} {value:g}" for key, value in v.parameters.items()),
+            f"[{sources.index(v.source) + 1}]",
+        )
+        for name, laws in found.items()
+        for v in laws
+    ]
+    header = ("profile", "kernel", "component", "family", "parameters", "source")
+    notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
+    result = {name: [msgspec.to_builtins(v) for v in laws] for name, laws in found.items()}
+    return {"variability": result}, f"{table(header, rows)}\n\n{notes}"

@@ -7,11 +7,12 @@ import os
 import sys
 from typing import Any
 
-from ._arguments import add_job_arguments
+from ._arguments import add_job_arguments, count
 
 
 HELP = "simulate a job and print the law of its step time"
 
+_RUN_STEPS = 10_000
 _QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -22,6 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "plain", "importance", "sobol"),
         default="auto",
         help="how samples of one replica are drawn; importance for tails, sobol for means (auto)",
+    )
+
+    parser.add_argument(
+        "--allocations",
+        type=count,
+        metavar="K",
+        help="divide the steps among K sets of GPUs and tell how much these differ (GPUs are drawn "
+        "anew for each step)",
     )
 
 
@@ -43,6 +52,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         num_samples=arguments.samples,
         key=jax.random.key(arguments.seed),
         sampling=arguments.sampling,
+        allocations=arguments.allocations,
         progress=sys.stderr.isatty(),
     )
     measured = _measured(job.job, arguments.overrides)
@@ -89,6 +99,13 @@ def _result(job, law, measured) -> dict[str, Any]:
         "run_s": law.run_s,
         "samples_per_s": law.num_samples / max(law.run_s, 1e-9),
     }
+    if len(law.allocation_means) > 1:
+        result["allocations"] = {
+            "means_s": list(law.allocation_means),
+            "std_within_s": law.allocation_std,
+            "run_steps": _RUN_STEPS,
+            "run_mean_std_s": law.run_mean_std(_RUN_STEPS),
+        }
     if measured:
         result["measured"] = measured
         result["relative_error"] = {
@@ -125,6 +142,13 @@ def _text(job, program, result) -> str:
             line += f" {measured[f'{name}_s']:>10.5g} s {error:>+7.2f} %"
         lines.append(line.rstrip())
     lines.append("")
+    if "allocations" in result:
+        found = result["allocations"]
+        lines.append(
+            f"{len(found['means_s'])} sets of GPUs: a step has a standard deviation of "
+            f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} steps one "
+            f"of {found['run_mean_std_s']:.3g} s between them"
+        )
     if unknown:
         lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")
     if measured:

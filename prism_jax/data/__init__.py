@@ -28,7 +28,11 @@ from ._load import (
     load_job as load_job,
     load_model as load_model,
 )
-from ._load_kernels import load_kernels as load_kernels, load_source as load_source
+from ._load_kernels import (
+    load_kernels as load_kernels,
+    load_source as load_source,
+    load_variability as load_variability,
+)
 from ._model import Model as Model
 from ._profile import (
     Call as Call,

@@ -76,6 +76,12 @@ def load_source(name: str) -> Source:
     return msgspec.structs.replace(source, name=name)
 
 
+def load_variability(name: str) -> tuple[Variation, ...]:
+    """How much the kernels of `kernels/<name>/` vary."""
+    load_source(name)  # Raises where there is no such folder.
+    return read_variations(data_folder("kernels") / name / "variability.csv")
+
+
 def _folder(given: str | None, name: str, default: str) -> pathlib.Path:
     names = list_names("kernels")
     if given is None:

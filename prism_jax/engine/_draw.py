@@ -42,12 +42,15 @@ class Draws:
     - `sampling`: `"plain"`, `"importance"` or `"sobol"`.
     - `lead`: the leading axes, unless it is plain.
     - `first`, `steps`: the part's steps.
+    - `allocation`: the number of the GPUs that explicit replicas run on in all steps of the part;
+        by default each step has others.
     """
 
     sampling: str
     lead: Lead | None
     first: int
     steps: int
+    allocation: int | None = None
 
     @property
     def replicas(self) -> int:
@@ -64,16 +67,20 @@ def automatic_sampling(program: Program, num_samples: int, replicas: str) -> str
     return "plain" if known else "importance"
 
 
-def parts(program: Program, num_samples: int, sampling: str) -> list[tuple[int, int]]:
+def parts(
+    program: Program, num_samples: int, sampling: str, allocations: int | None = None
+) -> list[tuple[int, int]]:
     """The parts of a run, as first step and number of steps.
 
     Each part is a run of its own, and the law is that of all their steps. Parts keep all their
     replica samples, so that long runs sharpen the whole law. With many replicas a part would not
     reach far enough into the tail: then there is one part, and of its samples only the first and
-    the slowest are kept.
+    the slowest are kept. An allocation of GPUs is a part of its own.
     """
     number = 1
-    if sampling == "sobol":
+    if allocations is not None:
+        number = allocations
+    elif sampling == "sobol":
         number = min(RANDOMISATIONS, num_samples)
     elif sampling == "plain" and program.num_replicas * num_samples <= RESERVOIR**2 / 2:
         number = -(-num_samples // RESERVOIR)
@@ -177,7 +184,7 @@ def explicit_replicas(
 
     finished = map_tiles(
         _explicit_tile,
-        (plan, key),
+        (plan, key, None if draws.allocation is None else np.uint32(draws.allocation)),
         draws.steps * replicas,
         keep,
         first=draws.first * replicas,
@@ -188,7 +195,10 @@ def explicit_replicas(
 
 def _explicit_tile(shared, ids):
     """One tile: ends `(samples, ranks)`, and the regime of each sample's step."""
-    plan, key = shared
-    regimes, _ = strata_of(plan.program, ids // np.uint32(plan.program.num_replicas))
-    ends = replica_ends(plan, ids, key, regimes, poisson_stalls(plan.program, ids, key))
+    plan, key, allocation = shared
+    number = np.uint32(plan.program.num_replicas)
+    regimes, _ = strata_of(plan.program, ids // number)
+    gpu_ids = None if allocation is None else allocation * number + ids % number
+    stalls = poisson_stalls(plan.program, ids, key)
+    ends = replica_ends(plan, ids, key, regimes, stalls, gpu_ids=gpu_ids)
     return ends.T, regimes

@@ -37,6 +37,8 @@ class Law:
     - `sampling`: how replica samples were drawn, see `simulate`.
     - `program`: a digest of what was simulated; laws of one program can be merged.
     - `keys`: the keys that were used.
+    - `allocation_means`: the mean step on each of several allocations of GPUs, in seconds, where
+        they were kept apart; `allocation_std`, the standard deviation within one.
     - `compile_s`, `run_s`: wall time, in seconds.
 
     A law has no derivative; that is what `estimate` is for.
@@ -62,11 +64,31 @@ class Law:
     run_s: float
     degrees: float = float("inf")
     sampling: str = "plain"
+    allocation_means: tuple[float, ...] = ()
+    allocation_std: float = float("nan")
 
     @property
     def interrupted(self) -> bool:
         """Whether the run was stopped (Ctrl-C) before all its samples."""
         return self.num_samples < self.requested
+
+    def run_mean_std(self, num_steps: int) -> float:
+        """The standard deviation of the mean over the steps of a run, in seconds: of runs that each
+        have GPUs of their own for all of their steps. See `allocations` of `simulate`.
+
+        **Raises:**
+
+        `ValueError` where allocations were not kept apart.
+        """
+        if len(self.allocation_means) < 2:
+            raise ValueError(
+                "The law does not tell allocations of GPUs apart; simulate with `allocations=` of "
+                "at least 2."
+            )
+        steps = self.num_samples / len(self.allocation_means)
+        within = self.allocation_std**2
+        between = np.var(self.allocation_means, ddof=1) - within / steps
+        return float(np.sqrt(max(between, 0.0) + within / num_steps))
 
     def quantile(self, q: float | np.ndarray) -> float | np.ndarray:
         """The quantile at `q` in [0, 1], in seconds.

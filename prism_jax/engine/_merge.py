@@ -71,6 +71,17 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     )
 
 
+def merge_allocations(laws: Sequence[Law]) -> Law:
+    """One law of the steps on several allocations of GPUs, which are known to scatter as their
+    means do.
+    """
+    means = tuple(law.mean for law in laws)
+    std = float(np.sqrt(np.mean([law.std**2 for law in laws])))
+    return dataclasses.replace(
+        merge_randomisations(laws), allocation_means=means, allocation_std=std
+    )
+
+
 def _pool(laws: Sequence[Law], keys) -> Law:
     sizes = np.array([law.num_samples for law in laws], float)
     shares = sizes / sizes.sum()
@@ -137,6 +148,7 @@ def load_law(path: str | os.PathLike) -> Law:
         if about.pop("format") != _FORMAT:
             raise KeyError("format")
         about["edges"] = tuple(map(float, about["edges"]))
+        about["allocation_means"] = tuple(map(float, about["allocation_means"]))
         about["keys"] = tuple(tuple(map(int, key)) for key in about["keys"])
         law = Law(**fields, **about)
         sound = len(law.counts) == NUM_BINS + 2 and law.counts.sum() == law.num_samples

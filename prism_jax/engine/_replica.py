@@ -118,15 +118,24 @@ def replica_ends(
     regimes: Int[Array, " samples"],
     stalls: Int[Array, " samples"],
     given: tuple[Axes, Float[Array, "axes samples"]] | None = None,
+    gpu_ids: UInt32[Array, " samples"] | None = None,
 ) -> Float[Array, "ranks samples"]:
     """`sample_replica_ends` from a plan, with the strata of the samples given, and the scores of
-    some draws.
+    some draws. Samples of one `gpu_id`, their own by default, run on the same GPUs.
     """
     program = plan.program
     dtype = plan.mean.dtype
     num_samples = sample_ids.shape[0]
     latencies = Latencies(
-        **_tables(plan, sample_ids, key, regimes, stalls, given),
+        **_tables(
+            plan,
+            sample_ids,
+            key,
+            regimes,
+            stalls,
+            given,
+            sample_ids if gpu_ids is None else gpu_ids,
+        ),
         noise=ft.partial(_noise, program.levels.ops.value.shape[1], dtype),
         noise_arguments=(fold(key, OPS), sample_ids),
     )
@@ -139,16 +148,16 @@ def _noise(width: int, dtype, arguments, level, lane):
     return normals(key, sample_ids, level * np.uint32(width) + lane, dtype)
 
 
-def _tables(plan: Plan, sample_ids, key, regimes, stalls, given) -> dict[str, Any]:
+def _tables(plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids) -> dict[str, Any]:
     """What the latencies of the ops are made of, as fields of `maxplus.Latencies`."""
     program, dtype = plan.program, plan.mean.dtype
     per_kernel = program.resolution == "kernel"
     members = slowest = None
     if per_kernel:
-        members = member_factors(plan, sample_ids, fold(key, MEMBERS))
+        members = member_factors(plan, gpu_ids, fold(key, MEMBERS))
         slowest = jnp.max(members, axis=0)
     elif plan.slowest is not None:
-        z = normals(fold(key, RANKS), sample_ids, counters(program.num_ranks), dtype)
+        z = normals(fold(key, RANKS), gpu_ids, counters(program.num_ranks), dtype)
         z = z if given is None else _replaced(z, given[0].ranks, given[1])
         slowest = look_up_one(plan.slowest, z)
     # Laws are the same for all samples where neither GPUs nor the network make a difference.

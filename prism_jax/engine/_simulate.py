@@ -26,7 +26,7 @@ from ._draw import (
     pilot_key,
 )
 from ._law import Law
-from ._merge import merge_parts, merge_randomisations
+from ._merge import merge_allocations, merge_parts, merge_randomisations
 from ._plan import Plan, make_plan
 from ._progress import progress_bar
 from ._random import KeyData, key_data
@@ -47,6 +47,7 @@ def simulate(
     key: PRNGKeyArray,
     replicas: Literal["vector", "exact", "explicit"] = "vector",
     sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
+    allocations: int | None = None,
     progress: bool = False,
 ) -> Law:
     """Simulates steps and returns the law of the step time.
@@ -68,6 +69,10 @@ def simulate(
         quasi-random points for the axes that matter most, in 16 randomisations, whose scatter gives
         the intervals: for means. `"auto"` is plain, or importance sampling where fewer than 20
         samples would lie beyond the 95 % quantile of the slowest replica.
+    - `allocations`: by default the law is of one step on GPUs that are drawn anew for each step.
+        With a number, so many sets of GPUs are drawn, and the steps are divided among them; all
+        replicas are simulated. The law is of all these steps, its intervals are from how much the
+        allocations differ, and `allocation_means` and `run_mean_std` tell them apart.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -80,6 +85,9 @@ def simulate(
     """
     check_program(program, key)
     num_samples = check_num_samples(num_samples)
+    if allocations is not None:
+        _check_allocations(program, num_samples, replicas, allocations)
+        replicas, sampling = "explicit", "plain"
     _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
     plan = make_plan_jit(program)
@@ -93,7 +101,10 @@ def simulate(
     likely = chances(program)
     run = _Run(plan, words, likely, _pilot_grid(plan, likely), replicas, about)
     compiled = time.perf_counter()
-    all_draws = [Draws(way, lead, *part) for part in parts(program, num_samples, way)]
+    all_draws = [
+        Draws(way, lead, first, steps, number if allocations else None)
+        for number, (first, steps) in enumerate(parts(program, num_samples, way, allocations))
+    ]
     with progress_bar(2 * num_samples, progress) as advance:  # Drawn, then composed.
         law = _run_parts(run, all_draws, advance)
     return dataclasses.replace(
@@ -119,7 +130,11 @@ class _Run:
 
 def _run_parts(run: _Run, all_draws: list[Draws], advance: Callable[[int], object]) -> Law:
     """The law of all parts, or, after Ctrl-C, of the steps so far."""
-    merge = merge_randomisations if all_draws[0].sampling == "sobol" else merge_parts
+    merge = merge_parts
+    if all_draws[0].sampling == "sobol":
+        merge = merge_randomisations
+    elif all_draws[0].allocation is not None:
+        merge = merge_allocations
     draw = explicit_replicas if run.replicas == "explicit" else draw_replicas
     laws: list[Future[Law]] = []
     first: Future[Law] | None = None
@@ -138,7 +153,7 @@ def _run_parts(run: _Run, all_draws: list[Draws], advance: Callable[[int], objec
                 break
             finished &= composed
             laws.append(host.submit(_law, run, draws, kept, decision, accumulator, first))
-            first = laws[0] if first is None else first
+            first = laws[0] if first is None and merge is not merge_allocations else first
             if not finished:
                 break
             if len(laws) == RANDOMISATIONS and merge is merge_parts:
@@ -197,6 +212,23 @@ def _pilot_grid(plan: Plan, likely: Chances) -> tuple[float, float]:
     if not finished:
         raise KeyboardInterrupt
     return grid_of(np.concatenate(steps))
+
+
+def _check_allocations(program, num_samples, replicas, allocations) -> None:
+    if isinstance(allocations, bool) or not isinstance(allocations, int | np.integer):
+        raise ValueError(f"`allocations={allocations!r}` must be a whole number of at least 1.")
+    if not 1 <= allocations <= num_samples:
+        raise ValueError(
+            f"`allocations={allocations}` must be at least 1 and no more than the {num_samples} "
+            "steps that are divided among them."
+        )
+    if replicas == "exact":
+        raise ValueError("`allocations` simulates every replica; leave out `replicas='exact'`.")
+    if program.variability.rank is None:
+        raise ValueError(
+            "`allocations` needs GPUs that differ, but the program's `variability.rank` is none; "
+            "give it a law, or leave `allocations` out."
+        )
 
 
 def _check_options(program, num_samples, replicas, sampling) -> None:

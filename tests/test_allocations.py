@@ -1,0 +1,94 @@
+"""Two laws: of one step on GPUs that are drawn anew, and of the steps of one allocation."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.engine import load_law, save_law, simulate
+from prism_jax.program import Variability
+from prism_jax.schedule import OneFOneB
+
+from .helpers import lognormal, pipeline_program
+
+
+def _program(schedule, num_replicas=1, gpu_sigma=0.02):
+    variability = Variability(residual={"gemm": lognormal(0.01)}, rank=lognormal(gpu_sigma))
+    return pipeline_program(schedule, variability=variability, num_replicas=num_replicas)
+
+
+def test_one_worker_has_the_spread_of_its_factor_between_allocations():
+    """Closed form: a step is `A (F + B)`, with the factor `A` of the GPU."""
+    allocations, steps = 100, 500
+    law = simulate(
+        _program(OneFOneB(1, 1)),
+        num_samples=allocations * steps,
+        key=jax.random.key(0),
+        allocations=allocations,
+    )
+    within = 0.01 * np.sqrt(1 + 4) * np.sqrt(1 + 0.02**2)
+    assert law.allocation_std == pytest.approx(within, rel=0.02)
+    between = np.std(law.allocation_means, ddof=1)
+    assert between == pytest.approx(3 * 0.02, rel=4 / np.sqrt(2 * allocations))
+    assert law.std == pytest.approx(np.hypot(between, law.allocation_std), rel=0.02)
+    # The mean of ten thousand steps scatters as the GPUs do, not a hundredth of a step's spread.
+    assert law.run_mean_std(10_000) == pytest.approx(between, rel=0.01)
+    assert law.run_mean_std(10_000) > 90 * law.std / np.sqrt(10_000)
+    low, high = law.mean_interval()
+    assert (high - low) / 2 == pytest.approx(1.984 * between / np.sqrt(allocations), rel=0.02)
+
+
+def test_both_laws_of_one_step_are_the_same():
+    program = _program(OneFOneB(4, 8), num_replicas=8)
+    anew = simulate(program, num_samples=40_000, key=jax.random.key(1), replicas="explicit")
+    kept = simulate(program, num_samples=40_000, key=jax.random.key(2), allocations=200)
+    error = np.hypot(anew.mean_error, kept.mean_error)
+    assert abs(anew.mean - kept.mean) < 4 * error
+    assert kept.std == pytest.approx(anew.std, rel=4 / np.sqrt(2 * 200))
+    # But runs of kept GPUs differ far more than those of GPUs drawn anew at each step.
+    assert kept.run_mean_std(10_000) > 50 * anew.std / np.sqrt(10_000)
+
+
+def test_steps_of_an_allocation_run_on_the_same_gpus():
+    program = _program(OneFOneB(2, 2), gpu_sigma=0.5)
+    law = simulate(program, num_samples=4_000, key=jax.random.key(0), allocations=4)
+    again = simulate(program, num_samples=8_000, key=jax.random.key(0), allocations=4)
+    # Longer stays on the same GPUs.
+    np.testing.assert_allclose(law.allocation_means, again.allocation_means, rtol=0.01)
+    assert np.std(law.allocation_means) / law.mean > 0.1
+
+
+def test_allocations_are_kept_with_the_law(tmp_path):
+    law = simulate(
+        _program(OneFOneB(1, 2)), num_samples=1_000, key=jax.random.key(0), allocations=10
+    )
+    save_law(law, tmp_path / "law.npz")
+    assert load_law(tmp_path / "law.npz").run_mean_std(100) == law.run_mean_std(100)
+
+
+def test_bad_allocations_are_refused():
+    program, key = _program(OneFOneB(1, 1)), jax.random.key(0)
+    for allocations in (0, 101):
+        with pytest.raises(ValueError, match="at least 1"):
+            simulate(program, num_samples=100, key=key, allocations=allocations)
+    with pytest.raises(ValueError, match="leave out"):
+        simulate(program, num_samples=100, key=key, allocations=2, replicas="exact")
+    equal = pipeline_program(OneFOneB(1, 1))
+    with pytest.raises(ValueError, match="GPUs that differ"):
+        simulate(equal, num_samples=100, key=key, allocations=2)
+    law = simulate(program, num_samples=100, key=key)
+    with pytest.raises(ValueError, match="allocations="):
+        law.run_mean_std(10)
+
+
+def test_allocations_from_the_command_line(capsys):
+    words = ["simulate", "gpt3-175b-h100-4096", "--set", "layout.dp=2", "--set"]
+    words += ["cluster=dgx-h100-2048", "--set", "cluster.num_nodes=8", "--samples", "400"]
+    assert main([*words, "--allocations", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["allocations"]
+    assert len(found["means_s"]) == 4
+    assert found["run_mean_std_s"] > found["std_within_s"] / 100
+    assert main([*words, "--allocations", "401"]) == 2
+    assert "allocations" in capsys.readouterr().err
