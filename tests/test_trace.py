@@ -209,8 +209,9 @@ def test_a_written_trace_is_read_back(tmp_path):
         (lambda f: f.with_columns(duration=pl.lit("long")), "holds something else"),
         (lambda f: f.with_columns(start_ts=pl.lit(np.nan)), "not finite"),
         (lambda f: f.head(0), "no rows"),
-        (lambda f: f.filter(pl.col("stage") == 0), "missing in every one"),
+        (lambda f: f.filter(pl.col("dp_rank") == 0), "missing in every one"),
         (lambda f: f.filter(pl.col("optype") != "backward-compute"), "no `backward-compute`"),
+        (lambda f: f.filter(pl.col("optype") != "forward-send"), "no `forward-send`"),
     ],
 )
 def test_bad_traces_are_refused_in_one_sentence(tmp_path, change, message):
@@ -247,6 +248,10 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
     assert main([*words, "--samples", "20000", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert abs(found["mean_error"]["value"]) < 0.02
+    (tmp_path / "same.csv").write_text("step_time_s\n1.5\n1.5\n1.5\n")
+    words = ["score", f"{tmp_path}/p", "--against", f"{tmp_path}/same.csv", "--samples", "2000"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["std_ratio"]["value"] is None
     assert main(["simulate", f"{tmp_path}/p", "--samples", "20000", "--json"]) == 0
     law = json.loads(capsys.readouterr().out)
     assert law["step_time_s"]["mean"] == pytest.approx(trace.step_times().mean(), rel=0.02)

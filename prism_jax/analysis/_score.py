@@ -23,7 +23,7 @@ class Score:
     - `num_steps`: how many were measured.
     - `values`, `noise`: by name:
         `mean_error`, `p95_error`: predicted over measured, less one.
-        `std_ratio`: predicted over measured.
+        `std_ratio`: predicted over measured; `nan` where all measured steps are alike.
         `ks`, `ks_aligned`: the Kolmogorov-Smirnov distance, and that after the medians are made
         equal.
         `w1_s`, `crps_s`: the Wasserstein-1 distance and the continuous ranked probability score,
@@ -64,8 +64,13 @@ def score(law: Law, measured: Float[np.ndarray, " steps"], *, seed: int = 0) -> 
     again = [
         _figures(law, quantiles, rng.choice(measured, len(measured))) for _ in range(_RESAMPLES)
     ]
-    noise = {name: float(np.std([a[name] for a in again])) for name in values}
+    noise = {name: _scatter([figures[name] for figures in again]) for name in values}
     return Score(len(measured), values, noise)
+
+
+def _scatter(values: list[float]) -> float:
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.std(finite)) if finite else np.nan
 
 
 def _figures(law: Law, quantiles: np.ndarray, measured: np.ndarray) -> dict[str, float]:
@@ -75,7 +80,7 @@ def _figures(law: Law, quantiles: np.ndarray, measured: np.ndarray) -> dict[str,
     return {
         "mean_error": float(law.mean / measured.mean() - 1),
         "p95_error": float(high / np.quantile(measured, 0.95) - 1),
-        "std_ratio": float(law.std / spread) if spread > 0 else np.inf,
+        "std_ratio": float(law.std / spread) if spread > 0 else np.nan,
         "ks": ks_distance(quantiles, measured),
         "ks_aligned": ks_distance(quantiles, measured + shift),
         "w1_s": _w1(quantiles, measured),

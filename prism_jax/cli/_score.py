@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 import os
 from typing import Any
 
@@ -50,8 +51,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     key = jax.random.key(arguments.seed)
     found = score(simulate(loaded.compile(), num_samples=arguments.samples, key=key), measured)
-    result = {"name": loaded.name, "num_steps": found.num_steps}
-    result |= {name: {"value": v, "noise": found.noise[name]} for name, v in found.values.items()}
+    result: dict[str, Any] = {"name": loaded.name, "num_steps": found.num_steps}
+    for (
+        name,
+        value,
+    ) in found.values.items():  # A ratio to measured steps that are all alike is none.
+        pair = {"value": value, "noise": found.noise[name]}
+        result[name] = {k: x if math.isfinite(x) else None for k, x in pair.items()}
     lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
     lines.append(f"{'':<14} {'value':>10}   {'noise':>8}")
     for name, value in found.values.items():

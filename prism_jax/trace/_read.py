@@ -124,10 +124,11 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
         expected = _expected(op, values[0])
         whole &= ~np.any(np.isnan(values[0]) & expected, axis=(1, 2, 3))
         start[op], end[op] = np.where(expected, values, np.nan)
-    missing = sorted({*COMPUTE} - {*start})
+    needed = COMPUTE if pp == 1 else COMPUTE + TRANSFERS
+    missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
-            f"{path}: it has no `{missing[0]}`; a trace needs {' and '.join(COMPUTE)}."
+            f"{path}: it has no `{missing[0]}`; a trace of {pp} stages needs {', '.join(needed)}."
         )
     if not whole.all():
         dropped["steps with missing ops"] = int(np.sum(~whole))
