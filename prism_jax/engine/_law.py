@@ -38,7 +38,7 @@ class Law:
     - `program`: a digest of what was simulated; laws of one program can be merged.
     - `keys`: the keys that were used.
     - `allocation_means`: the mean step on each of several allocations of GPUs, in seconds, where
-        they were kept apart; `allocation_std`, the standard deviation within one.
+        they were kept apart; `allocation_std`, the standard deviation within one, or zero.
     - `compile_s`, `run_s`: wall time, in seconds.
 
     A law has no derivative; that is what `estimate` is for.
@@ -65,7 +65,7 @@ class Law:
     degrees: float = float("inf")
     sampling: str = "plain"
     allocation_means: tuple[float, ...] = ()
-    allocation_std: float = float("nan")
+    allocation_std: float = 0.0
 
     @property
     def interrupted(self) -> bool:
