@@ -1,15 +1,12 @@
 """How right the predictions are, on measured data.
 
-    python benchmarks/accuracy.py            # a table in Markdown; --json for one JSON object
+    python benchmarks/accuracy.py            # tables in Markdown; --json for one JSON object
+    python benchmarks/accuracy.py --only scales
 
-Each trace of `../shared/data/straggler_traces` is replayed; fitted to its even steps and scored on
-the odd ones, and the reverse; and fitted and scored on all. `independent` is the score of the same
-ops sampled one by one from the pool of all workers, as if nothing were shared or known of a worker.
-Halves in time order are reported too: where a job changes while it runs, they differ more than any
-model could tell.
-
-An error is predicted over measured, less one. Behind each figure stands what it scatters by,
-for so few steps were measured.
+- `traces`: `../shared/data/straggler_traces`; see `_traces.py`.
+- `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks what is further off than
+  1.5 % of the median, 0.01 of p95/p50, a factor of 1.5 of the spread of the core, or, where that is
+  more, what two runs of that system differ by.
 """
 
 import argparse
@@ -17,10 +14,6 @@ import json
 import os
 import pathlib
 import sys
-import time
-from typing import Any
-
-import numpy as np
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -32,95 +25,29 @@ if __name__ == "__main__":
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of predictions on measured data.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--traces", type=pathlib.Path, default=SHARED / "straggler_traces")
+    parser.add_argument("--only", choices=("traces", "scales"), help="one of the two")
+    parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
-    if not arguments.traces.is_dir():
-        parser.error(f"there is no folder {arguments.traces}; name one with --traces")
+    folders = {"traces": "straggler_traces", "scales": "mlperf"}
+    for folder in folders.values():
+        if not (arguments.data / folder).is_dir():
+            parser.error(f"there is no folder {arguments.data / folder}; name its own with --data")
 
     import jax
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    rows = [
-        row
-        for path in sorted(arguments.traces.glob("*.parquet"))
-        for row in trace_rows(path, path.with_name(f"{path.stem}_job.toml"))
-    ]
-    print(json.dumps({"traces": rows}) if arguments.json else table(rows))
+    from benchmarks._scales import scale_rows, scale_table
+    from benchmarks._traces import all_trace_rows, trace_table
 
-
-def trace_rows(path: pathlib.Path, job_path: pathlib.Path) -> list[dict[str, Any]]:
-    """The scores of one trace."""
-    import jax
-
-    import prism_jax as prism
-    from prism_jax.program import op_latencies, replay, step_graph
-    from prism_jax.trace import outline
-
-    trace = prism.read_trace(path, prism.load_job(job_path))
-    step = step_graph(trace.job, outline(trace))
-    measured = trace.step_times()
-    again = replay(step, op_latencies(trace, step))
-    error = float(np.max(np.abs(again / measured - 1)))
-    half = len(measured) // 2
-    splits = {
-        "even to odd": (slice(0, None, 2), slice(1, None, 2)),
-        "odd to even": (slice(1, None, 2), slice(0, None, 2)),
-        "whole": (slice(None), slice(None)),
-        "first to second half": (slice(0, half), slice(half, None)),
-        "second to first half": (slice(half, None), slice(0, half)),
-    }
-    rows = []
-    for name, (fitted, held) in splits.items():
-        start = time.perf_counter()
-        profile = prism.fit_profile(trace[fitted])
-        fit_s = time.perf_counter() - start
-        row: dict[str, Any] = {"trace": path.stem, "split": name, "steps": len(measured[held])}
-        row |= {"replay_error": error, "fit_s": fit_s}
-        for model, of in (("", profile), ("independent_", independent(trace[fitted], profile))):
-            key = jax.random.key(0)
-            law = prism.simulate(prism.compile_profile(of), num_samples=100_000, key=key)
-            found = prism.score(law, measured[held])
-            row |= {f"{model}{k}": [v, found.noise[k]] for k, v in found.values.items()}
-        rows.append(row)
-    return rows
-
-
-def independent(trace, profile):
-    """The profile of a model that knows kinds of ops, but neither workers nor what ops share."""
-    import msgspec
-
-    from prism_jax.data import Variation
-    from prism_jax.program import op_latencies, step_graph
-
-    step = step_graph(trace.job, profile.outline)
-    latencies, kinds = op_latencies(trace, step), np.array(step.kind)
-    pools = {kind: latencies[kinds == kind] for kind in dict.fromkeys(step.kind)}
-    laws = []
-    for kind, pool in pools.items():
-        cv = float(pool.std() / pool.mean()) if pool.mean() > 0 else 0.0
-        if cv > 0:
-            parameters = {"sigma": float(np.sqrt(np.log1p(cv**2)))}
-            laws.append(Variation(kind, "residual", "lognormal", parameters))
-    means = [msgspec.structs.replace(m, mean_s=float(pools[m.kind].mean())) for m in profile.means]
-    return msgspec.structs.replace(profile, means=tuple(means), variability=tuple(laws))
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """In Markdown."""
-    header = ("trace", "split", "mean", "p95", "std ratio", "KS", "CRPS", "CRPS, independent")
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for row in rows:
-        percent = [
-            f"{100 * v:+.2f} % ({100 * n:.2f})" for v, n in (row["mean_error"], row["p95_error"])
-        ]
-        ratio, ks = (f"{row[k][0]:.2f} ({row[k][1]:.2f})" for k in ("std_ratio", "ks_aligned"))
-        scores = [f"{row[k][0]:.3g} s" for k in ("crps_s", "independent_crps_s")]
-        cells = (row["trace"], row["split"], *percent, ratio, ks, *scores)
-        lines.append("| " + " | ".join(cells) + " |")
-    replays = {row["trace"]: row["replay_error"] for row in rows}
-    lines += ["", *(f"replay of {t}: within {100 * e:.2g} %" for t, e in replays.items())]
-    lines.append(f"longest fit: {max(row['fit_s'] for row in rows):.1f} s")
-    return "\n".join(lines)
+    parts = {"traces": (all_trace_rows, trace_table), "scales": (scale_rows, scale_table)}
+    result = {}
+    for name, (rows_of, table) in parts.items():
+        if arguments.only in (None, name):
+            result[name] = list(rows_of(arguments.data / folders[name]))
+            if not arguments.json:
+                print(table(result[name]), end="\n\n", flush=True)
+    if arguments.json:
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import importlib.metadata
 
 from .analysis import (
+    CRPS as CRPS,
     AbstractObjective as AbstractObjective,
     CVaR as CVaR,
     Exceedance as Exceedance,
@@ -10,6 +11,7 @@ from .analysis import (
     Quantile as Quantile,
     Score as Score,
     Std as Std,
+    calibrate as calibrate,
     estimate as estimate,
     fit_profile as fit_profile,
     score as score,
@@ -30,6 +32,7 @@ from .data import (
     load_job as load_job,
     load_model as load_model,
     load_profile as load_profile,
+    save_job as save_job,
     save_profile as save_profile,
 )
 from .engine import (

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std, estimate
+from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, estimate
 from prism_jax.engine import simulate
 from prism_jax.program import Network, Stall, Variability
 from prism_jax.schedule import OneFOneB
@@ -45,6 +45,7 @@ _PARAMETERS = {
     "stall size": (lambda p: p.variability.stalls["gemm"].size.median, 0.1),
 }
 _OBJECTIVES = [Mean(), Std(), Quantile(0.9), CVaR(0.8), Exceedance(20.5)]
+_OBJECTIVES.append(CRPS(np.linspace(18.0, 24.0, 40)))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 16])

@@ -17,7 +17,7 @@ def _ends_of_sinks(levels, latencies):
 
     given = Latencies(
         tables={"given": latencies},
-        rows={"given": levels.ops},
+        rows={"given": jnp.asarray(levels.ops.value)},
         shared=None,
         latency=lambda op, mine, shared, z: mine["given"] + z,
         noise=noise,

@@ -1,6 +1,9 @@
+from ._calibrate import Observed as Observed, calibrate as calibrate, observe as observe
+from ._components import components as components, fit_components as fit_components
 from ._estimate import estimate as estimate
 from ._fit import fit_profile as fit_profile
 from ._objectives import (
+    CRPS as CRPS,
     AbstractObjective as AbstractObjective,
     CVaR as CVaR,
     Exceedance as Exceedance,

@@ -9,6 +9,7 @@ from ..data import Fitted, Profile, Variation, WorkerMean
 from ..engine import simulate
 from ..program import StepGraph, compile_profile, op_latencies, replay, step_graph
 from ..trace import Trace, outline
+from ._components import fit_components
 from ._score import crps
 
 
@@ -36,6 +37,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     - What is left of each kind of op: of several families, that which predicts held-out steps best
       (CRPS).
     - The factor of a step, which is what the spread of the step times has beyond all of these.
+
+    `fitted.components` says how much of the spread of compute is due to what; see `components`.
 
     **Arguments:**
 
@@ -85,7 +88,7 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         shape,
         means,
         tuple(variability),
-        Fitted(len(trace.steps), trace.dropped, _notes(trace, means)),
+        Fitted(len(trace.steps), trace.dropped, _notes(trace), fit_components(trace)),
     )
     return _with_step_factor(profile, step_times, source)
 
@@ -169,6 +172,7 @@ def _microbatch_factor(
     factor = np.where(compute[:, None], ratio[np.where(compute, microbatch, 0)], 1.0)
     noise = np.where(known, body - mean * factor, 0.0) ** 2
     of_noise = np.mean(total(noise) / np.where(expected > 0, expected, 1) ** 2)
+    ratio = np.where(ratio > 0, ratio, 1.0)  # All that was computed for it has stalled.
     variance = max(float(np.var(np.log(ratio))) - float(of_noise), 0.0)
     return factor, float(np.sqrt(variance))
 
@@ -197,8 +201,11 @@ def _best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str,
     if len(everything) < 4 or np.std(everything) < 1e-6 or min(map(len, halves)) < 2:
         return "constant", {}
     levels = (np.arange(_NUM_LEVELS) + 0.5) / _NUM_LEVELS
-    best: tuple[float, str] | None = None
+    best: tuple[float, str, dict[str, float]] | None = None
     for family in _FAMILIES:
+        found = _moments(family, everything)
+        if found is None:
+            continue
         total = 0.0
         for fitted, held in (halves, halves[::-1]):
             parameters = _moments(family, fitted)
@@ -208,9 +215,8 @@ def _best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str,
             quantiles = _quantiles(family, parameters, levels) * fitted.mean()
             total += crps(quantiles, held[:: max(len(held) // 2000, 1)])
         if best is None or total < best[0] * (1 - 1e-3):
-            best = (total, family)
-    family = best[1] if best else "constant"
-    return family, _moments(family, everything) or {}
+            best = (total, family, found)
+    return best[1:] if best else ("constant", {})
 
 
 def _quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:
@@ -285,7 +291,7 @@ def _spread(quantiles: np.ndarray) -> float:
     return float((quantiles[2] - quantiles[0]) / (2 * quantiles[1]))
 
 
-def _notes(trace: Trace, means: tuple[WorkerMean, ...]) -> tuple[str, ...]:
+def _notes(trace: Trace) -> tuple[str, ...]:
     """What a reader should know, and what the trace cannot tell."""
     steps, dp = len(trace.steps), trace.job.layout.dp
     notes = []

@@ -29,6 +29,44 @@ def seed(text: str) -> int:
     return value
 
 
+def steps(text: str) -> slice:
+    """A slice: `A:B` or `A:B:S`, each of which may be left out."""
+    parts = text.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (2, 3) or (len(numbers) == 3 and numbers[2] == 0):
+        raise argparse.ArgumentTypeError(f"`{text}` must be a slice such as 0:100 or ::2")
+    return slice(*numbers)
+
+
+def add_steps_argument(parser: argparse.ArgumentParser) -> None:
+    """Which of the measured steps."""
+    parser.add_argument(
+        "--steps",
+        type=steps,
+        default=slice(None),
+        metavar="A:B[:S]",
+        help="a Python slice of the sorted steps, such as ::2 (all)",
+    )
+
+
+def add_seed_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
+
+
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the job, for example layout.dp=64; may be given again",
+    )
+
+
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Which job, what to change in it, and how much of it to simulate."""
     parser.add_argument(
@@ -39,12 +77,5 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change the job, for example layout.dp=64; may be given again",
-    )
+    add_seed_argument(parser)
+    add_set_argument(parser)

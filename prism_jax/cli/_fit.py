@@ -1,9 +1,13 @@
 """`prism-jax fit`: a profile of a traced job."""
 
 import argparse
-import contextlib
 import os
 from typing import Any
+
+import msgspec
+
+from ._arguments import add_steps_argument
+from ._devices import use_all_cores
 
 
 HELP = "fit the latencies of a traced job and write them as a profile"
@@ -14,26 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job", required=True, metavar="JOB", help="a .toml file with the layout and the schedule"
     )
-    parser.add_argument(
-        "--steps",
-        type=steps,
-        default=slice(None),
-        metavar="A:B[:S]",
-        help="a Python slice of the sorted steps, such as ::2 (all)",
-    )
+    add_steps_argument(parser)
     parser.add_argument("--out", required=True, metavar="PROFILE", help="the folder to write")
-
-
-def steps(text: str) -> slice:
-    """A slice: `A:B` or `A:B:S`, each of which may be left out."""
-    parts = text.split(":")
-    try:
-        numbers = [int(part) if part.strip() else None for part in parts]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (2, 3) or (len(numbers) == 3 and numbers[2] == 0):
-        raise argparse.ArgumentTypeError(f"`{text}` must be a slice such as 0:100 or ::2")
-    return slice(*numbers)
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -50,13 +36,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
         raise ValueError(f"{arguments.out}: this is a file; give a folder for the profile.")
 
-    import jax
-
     from ..analysis import fit_profile
     from ..program import op_latencies, replay, step_graph
 
-    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     profile = fit_profile(chosen)
     save_profile(profile, arguments.out)
     step = step_graph(job, profile.outline)
@@ -68,12 +51,21 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "dropped": trace.dropped,
         "replay_error": float(max(abs(again / measured - 1))),
         "mean_step_time_s": float(measured.mean()),
+        "components": [msgspec.to_builtins(c) for c in profile.fitted.components],
         "notes": list(profile.fitted.notes),
     }
     lines = [
         f"{arguments.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
         f"average; their replay is within {100 * result['replay_error']:.2g} %",
+        *(_line(component) for component in profile.fitted.components),
         *(f"dropped: {number} {what}" for what, number in trace.dropped.items()),
         *(f"note: {note}" for note in profile.fitted.notes),
     ]
     return result, "\n".join(lines)
+
+
+def _line(component) -> str:
+    if component.value is None:
+        return f"{component.name}: not told by this trace: {component.note}"
+    note = f" ({component.note})" if component.note else ""
+    return f"{component.name}: {component.value:.3g} +- {component.standard_error:.2g}{note}"

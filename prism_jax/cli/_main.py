@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from .._misc import unknown_name
-from . import _catalogue, _fit, _score, _simulate, _sweep
+from . import _calibrate, _catalogue, _fit, _score, _simulate, _sweep
 
 
 _COMMANDS = {
     "simulate": _simulate,
     "sweep": _sweep,
     "fit": _fit,
+    "calibrate": _calibrate,
     "score": _score,
     "jobs": _catalogue.Jobs,
     "hardware": _catalogue.Hardware,

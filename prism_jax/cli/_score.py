@@ -1,12 +1,11 @@
 """`prism-jax score`: a profile or job against measured step times."""
 
 import argparse
-import contextlib
 import math
-import os
 from typing import Any
 
-from ._arguments import add_job_arguments
+from ._arguments import add_job_arguments, add_steps_argument
+from ._devices import use_all_cores
 
 
 HELP = "compare the law of a job's or profile's step time with measured steps"
@@ -20,19 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEP_TIMES",
         help="measured step times: a .csv or .parquet file with a column `step_time_s`",
     )
-    parser.add_argument(
-        "--steps",
-        type=_steps,
-        default=slice(None),
-        metavar="A:B[:S]",
-        help="a Python slice of the measured steps, such as 1::2 (all)",
-    )
-
-
-def _steps(text: str) -> slice:
-    from ._fit import steps
-
-    return steps(text)
+    add_steps_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -47,15 +34,12 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..analysis import score
     from ..engine import simulate
 
-    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     key = jax.random.key(arguments.seed)
     found = score(simulate(loaded.compile(), num_samples=arguments.samples, key=key), measured)
     result: dict[str, Any] = {"name": loaded.name, "num_steps": found.num_steps}
-    for (
-        name,
-        value,
-    ) in found.values.items():  # A ratio to measured steps that are all alike is none.
+    for name, value in found.values.items():
+        # A ratio to measured steps that are all alike is none.
         pair = {"value": value, "noise": found.noise[name]}
         result[name] = {k: x if math.isfinite(x) else None for k, x in pair.items()}
     lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]

@@ -1,13 +1,12 @@
 """`prism-jax simulate`: the law of a job's step time, beside what was measured."""
 
 import argparse
-import contextlib
 import math
-import os
 import sys
 from typing import Any
 
 from ._arguments import add_job_arguments, count
+from ._devices import use_all_cores
 
 
 HELP = "simulate a job and print the law of its step time"
@@ -43,9 +42,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..engine import simulate
 
-    # XLA runs a loop over small arrays on one core; one device for each core uses them all.
-    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     program = job.compile()
     law = simulate(
         program,

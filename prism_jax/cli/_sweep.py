@@ -1,14 +1,13 @@
 """`prism-jax sweep`: the law of a job's step time over a grid of values."""
 
 import argparse
-import contextlib
 import hashlib
 import math
-import os
 import sys
 from typing import Any
 
 from ._arguments import add_job_arguments
+from ._devices import use_all_cores
 
 
 HELP = "simulate a job over a grid of values"
@@ -95,8 +94,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..analysis import sweep_points
     from ..program import compile_job
 
-    with contextlib.suppress(RuntimeError):  # Within a process that has used JAX before.
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     by_point = {tuple(point.values()): job for point, job in zip(points, jobs, strict=True)}
     about = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()
     try:

@@ -1,3 +1,7 @@
+from ._calibrated import (
+    Calibrated as Calibrated,
+    apply_calibrated as apply_calibrated,
+)
 from ._check import check_parts as check_parts
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link
 from ._job import (
@@ -36,6 +40,7 @@ from ._load_kernels import (
 from ._model import Model as Model
 from ._profile import (
     Call as Call,
+    Component as Component,
     Fitted as Fitted,
     Outline as Outline,
     Profile as Profile,
@@ -44,3 +49,4 @@ from ._profile import (
     load_profile as load_profile,
     save_profile as save_profile,
 )
+from ._save import save_job as save_job

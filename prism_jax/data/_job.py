@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
 from ._model import Model
@@ -101,7 +102,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `layout`, `schedule`: how it is split, and in which order its ops run.
     - `world_size`: the product of the degrees.
     - `model`, `cluster`, `training`: what is computed, where and how; all three or none.
-    - `kernels`: the profile of the cluster's kernels.
+    - `kernels`: the profile of the cluster's kernels, with the changes of `calibrated`.
+    - `calibrated`: what measured step times changed in it.
     - `measured`: what is known of its step time.
     - `name`, `source`: what it is called, and where the configuration is from.
     """
@@ -113,6 +115,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Cluster | None = None
     training: Training | None = None
     kernels: Kernels | None = None
+    calibrated: Calibrated | None = None
     measured: Measured | None = None
     name: str = ""
     source: str = ""

@@ -53,7 +53,7 @@ class Efficiency(msgspec.Struct, frozen=True):
         return values[-1]
 
 
-class Variation(msgspec.Struct, frozen=True):
+class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One cause of variation of one kind of kernel, or of all of them.
 
     **Attributes:**
@@ -126,12 +126,14 @@ class Kernels(msgspec.Struct, frozen=True):
     - `variability`: around the mean latencies.
     - `overlap`: how well communication hides behind compute.
     - `sources`: where all of it is from.
+    - `compute`: a factor on the mean latency of every compute kernel.
     """
 
     efficiency: tuple[Efficiency, ...]
     variability: tuple[Variation, ...]
     overlap: Overlap
     sources: tuple[Source, ...] = ()
+    compute: float = 1.0
 
     def find_efficiency(self, kernel: str, variant: str) -> Efficiency | None:
         """The table of `kernel` for `variant`, or else for any."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ._calibrated import apply_calibrated
 from ._check import check_cluster, check_job
 from ._find import find_file, list_names
 from ._hardware import Cluster, Device
@@ -123,7 +124,10 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     job = convert(raw, Job, where)
     if job.cluster is not None:
         check_cluster(job.cluster, str(path))
-        job = msgspec.structs.replace(job, kernels=load_kernels(job.cluster))
+        kernels = load_kernels(job.cluster)
+        if job.calibrated is not None:
+            kernels = apply_calibrated(kernels, job.calibrated, f"{path}, `calibrated`")
+        job = msgspec.structs.replace(job, kernels=kernels)
     for override in parsed:
         if override.keys[0] == "kernels":
             if job.kernels is None:

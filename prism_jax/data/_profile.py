@@ -3,14 +3,14 @@
 import csv
 import os
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from ._job import Job, Layout, ScheduleConfig
 from ._kernels import Variation
 from ._load_kernels import read_variations
-from ._read import convert, read_csv, read_toml
+from ._read import convert, read_csv, read_toml, without_none
 from ._types import Count, NonNegative, Text
 
 
@@ -47,12 +47,29 @@ class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean_s: NonNegative
 
 
+class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part of what makes compute vary.
+
+    **Attributes:**
+
+    - `name`: such as `rank`, `step` or `microbatch`.
+    - `value`, `standard_error`: `None` where the trace cannot tell.
+    - `note`: why, or what to beware of.
+    """
+
+    name: Text
+    value: float | None = None
+    standard_error: float | None = None
+    note: str = ""
+
+
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a profile was fitted to, and what the trace could not tell."""
 
     num_steps: Count
     dropped: dict[str, int] = {}
     notes: tuple[str, ...] = ()
+    components: tuple[Component, ...] = ()
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -120,7 +137,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
     header = ("kernel", "component", "family", "parameters", "source")
     _write_csv(folder / "variability.csv", header, rows)
     # Last, for without it the folder is no profile.
-    table = {"kind": "profile", **_without_none(msgspec.to_builtins(about))}
+    table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
     (folder / "profile.toml").write_text(tomli_w.dumps(table))
 
 
@@ -161,12 +178,3 @@ def _write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -
 
 def _written(parameters: dict[str, float]) -> str:
     return ";".join(f"{name}={value:.6g}" for name, value in parameters.items())
-
-
-def _without_none(x: Any) -> Any:
-    """TOML has no `null`: what is none is left out."""
-    if isinstance(x, dict):
-        return {k: _without_none(v) for k, v in x.items() if v is not None}
-    if isinstance(x, list | tuple):
-        return [_without_none(v) for v in x]
-    return x

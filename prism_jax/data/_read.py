@@ -152,3 +152,12 @@ def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, 
     if len(shown) > 60:
         shown = shown[:57] + "..."
     return path, f"is {shown}: {message[0].lower()}{message[1:]}"
+
+
+def without_none(x: Any) -> Any:
+    """TOML has no `null`: what is none is left out."""
+    if isinstance(x, dict):
+        return {k: without_none(v) for k, v in x.items() if v is not None}
+    if isinstance(x, list | tuple):
+        return [without_none(v) for v in x]
+    return x

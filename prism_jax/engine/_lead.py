@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from .._misc import FrozenArray
 from ..program import Program
 from ._plan import Plan
 from ._random import KeyData, counters, fold, key_data, normals
@@ -53,9 +52,6 @@ def leading_axes(plan: Plan, key: PRNGKeyArray, *, importance: bool) -> Lead:
     program = plan.program
     gradient = np.asarray(_mean_gradient(plan, key_data(key)))
     order = np.argsort(-np.abs(gradient), kind="stable")[:NUM_AXES]
-    order = order[np.abs(gradient[order]) > 0]
-    if not len(order):
-        order = np.zeros(1, np.int64)  # Nothing varies; any axis will do.
     length = np.linalg.norm(gradient[order])
     direction = gradient[order] / (length if length > 0 else 1)
     share = _AIM / program.num_replicas
@@ -75,9 +71,9 @@ def _axes(program: Program, order: np.ndarray) -> Axes:
     ops, ranks, microbatches = np.split(place, np.cumsum(counts)[:-1])
     lanes = program.levels.ops.value
     return Axes(
-        ops=FrozenArray(np.where(lanes >= 0, ops[lanes], len(order))),
-        ranks=FrozenArray(ranks),
-        microbatches=FrozenArray(microbatches),
+        ops=jnp.asarray(np.where(lanes >= 0, ops[lanes], len(order))),
+        ranks=jnp.asarray(ranks),
+        microbatches=jnp.asarray(microbatches),
     )
 
 

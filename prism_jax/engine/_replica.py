@@ -9,7 +9,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from .._misc import FrozenArray
 from ..maxplus import Latencies, propagate
 from ..program import Program, network_probabilities, stall_probabilities
 from ._kernels import kernel_latency, kernel_parameters, member_factors
@@ -26,7 +25,8 @@ OPS, RANKS, MICROBATCHES, STALLS, MEMBERS, LEAD = range(6)
 
 class Axes(eqx.Module):
     """Which draws of a replica sample are given from outside: for each, the row of the scores that
-    takes its place; their number for none. Static.
+    takes its place; their number for none. Dynamic, for they depend on
+    the values of the parameters.
 
     **Attributes:**
 
@@ -35,9 +35,9 @@ class Axes(eqx.Module):
     - `microbatches`: `(microbatches,)`.
     """
 
-    ops: FrozenArray = eqx.field(static=True)
-    ranks: FrozenArray = eqx.field(static=True)
-    microbatches: FrozenArray = eqx.field(static=True)
+    ops: Int[Array, "levels width"]
+    ranks: Int[Array, " ranks"]
+    microbatches: Int[Array, " microbatches"]
 
 
 @eqx.filter_jit
@@ -191,7 +191,7 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids) -> dic
         axes, scores = given
         # The last row stands for "not given".
         tables["given"] = jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)])
-        which["given"] = axes.ops.value
+        which["given"] = axes.ops
     for_all = {}
     for j, (place, pause) in enumerate(_stalls(plan, sample_ids, key, stalls)):
         for_all |= {f"stalled{j}": place, f"pause{j}": pause}
@@ -210,17 +210,16 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids) -> dic
     which |= dict.fromkeys(for_all, np.zeros_like(ops))
     return {
         "tables": tables,
-        "rows": {name: FrozenArray(row) for name, row in which.items()},
+        "rows": {name: jnp.asarray(row, jnp.int32) for name, row in which.items()},
         "shared": shared,
         "latency": op_latency,
     }
 
 
-def _replaced(z, axes: FrozenArray, scores):
+def _replaced(z, axis: Int[Array, " draws"], scores):
     """The rows of `z`, or of the scores that take their place."""
-    axis = axes.value
-    taken = jnp.asarray(axis < len(scores))[:, None]
-    return jnp.where(taken, scores[np.minimum(axis, len(scores) - 1)], z)
+    taken = (axis < len(scores))[:, None]
+    return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
 
 
 def _op_latency(op, mine, shared, z, kernels=None):

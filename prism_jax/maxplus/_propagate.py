@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
-from .._misc import FrozenArray
 from ._levels import Levels
 
 
@@ -24,7 +23,7 @@ class Latencies(eqx.Module):
     **Attributes:**
 
     - `tables`: arrays of shape `(rows, samples)`, or `(rows, 1)` where samples do not differ.
-    - `rows`: for each table, which row an op reads: `(levels, width)`, static; any row for padding.
+    - `rows`: for each table, which row an op reads: `(levels, width)`; any row for padding.
     - `shared`: a PyTree of arrays.
     - `latency`: `(op, rows, shared, z) -> latency` in seconds, not negative; elementwise, for
         arguments of shape `(lanes, samples)` and `(samples,)` alike.
@@ -34,7 +33,7 @@ class Latencies(eqx.Module):
     """
 
     tables: dict[str, Shaped[Array, "rows samples"]]
-    rows: dict[str, FrozenArray] = eqx.field(static=True)
+    rows: dict[str, Int[Array, "levels width"]]
     shared: Any
     latency: Callable[..., Any] = eqx.field(static=True)
     noise: Callable[..., Any] = eqx.field(static=True)
@@ -103,7 +102,7 @@ def _per_level(levels: Levels, latencies: Latencies):
         jnp.asarray(levels.ops.value),
         jnp.asarray(levels.reads.value),
         jnp.asarray(levels.writes.value),
-        {name: jnp.asarray(row.value, jnp.int32) for name, row in latencies.rows.items()},
+        {name: jnp.asarray(row, jnp.int32) for name, row in latencies.rows.items()},
     )
 
 

@@ -133,6 +133,8 @@ def variability_of(variations: Iterable[Variation]) -> Variability:
     residual, stalls, shared = {}, {}, {}
     network = None
     for variation in variations:
+        if variation.family == "constant":
+            continue
         if variation.component == "network":
             network = Network(
                 jnp.asarray(variation.parameters["probability"], float),

@@ -148,20 +148,33 @@ def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
 
     `ValueError` where there is none, or a value is not a positive number.
     """
+    return np.concatenate(read_runs(path))
+
+
+def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
+    """As `read_step_times`, with the steps of each `run` apart, where there is such a column: each
+    in the order of the file, runs in the order of their first step.
+
+    **Raises:**
+
+    As `read_step_times`.
+    """
     import polars as pl
 
     frame = _scan(pathlib.Path(path))
     given = frame.collect_schema()
     if "step_time_s" not in given:
         raise ValueError(f"{path}: the column `step_time_s` is missing; it has {', '.join(given)}.")
+    run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
     try:
-        column = frame.select(pl.col("step_time_s").cast(pl.Float64)).collect()
+        table = frame.select(run, pl.col("step_time_s").cast(pl.Float64)).collect()
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{path}: `step_time_s` is not a number everywhere.") from error
-    values = column["step_time_s"].to_numpy()
+    values = table["step_time_s"].to_numpy()
     if not len(values) or not np.all(np.isfinite(values) & (values > 0)):
         raise ValueError(f"{path}: every `step_time_s` must be a positive number.")
-    return values
+    parts = table.partition_by("run", maintain_order=True)
+    return [part["step_time_s"].to_numpy() for part in parts]
 
 
 def _scan(path: pathlib.Path) -> "pl.LazyFrame":

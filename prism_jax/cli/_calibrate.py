@@ -1,0 +1,76 @@
+"""`prism-jax calibrate`: a job whose law agrees with measured step times."""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from ._arguments import add_seed_argument, add_set_argument
+from ._devices import use_all_cores
+
+
+HELP = "calibrate a job to the step times of a run, to predict other scales with it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
+    )
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="STEP_TIMES",
+        help="measured step times in their order: a .csv or .parquet file with a column "
+        "`step_time_s`, and `run` where there are several",
+    )
+    parser.add_argument("--out", required=True, metavar="JOB2", help="the .toml file to write")
+    add_seed_argument(parser)
+    add_set_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import is_profile, load_job, save_job
+    from ..trace import read_runs
+
+    if is_profile(arguments.job):
+        raise ValueError(
+            f"{arguments.job}: this is a profile, which is fitted already; give a job."
+        )
+    job = load_job(arguments.job, arguments.overrides)
+    runs = read_runs(arguments.to)
+    if not arguments.out.endswith(".toml") or os.path.isdir(arguments.out):
+        raise ValueError(f"{arguments.out}: give a file that ends in `.toml` to write the job to.")
+
+    from tqdm import tqdm
+
+    from ..analysis import calibrate
+
+    use_all_cores()
+    with tqdm(unit="derivative", disable=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        source = f"calibrated to {os.path.basename(arguments.to)}"
+        job = calibrate(job, runs, source=source, seed=arguments.seed, progress=progress)
+    save_job(job, arguments.out)
+    assert job.calibrated is not None
+    rows = [
+        {"kernel": v.kernel, "component": v.component, "family": v.family, **v.parameters}
+        for v in job.calibrated.variability
+    ]
+    number = sum(map(len, runs))
+    result = {
+        "job": arguments.out,
+        "num_steps": number,
+        "num_runs": len(runs),
+        "compute": job.calibrated.compute,
+        "variability": rows,
+    }
+    lines = [f"{arguments.out}: calibrated to {number:,} steps of {len(runs)} run(s)", ""]
+    lines.append(f"compute takes {job.calibrated.compute:.4g} times as long")
+    for v in job.calibrated.variability:
+        parameters = ", ".join(f"{name} {value:.3g}" for name, value in v.parameters.items())
+        lines.append(f"{v.kernel or 'all':<15} {v.component:<11} {v.family:<18} {parameters}")
+    return result, "\n".join(lines)

@@ -1,0 +1,197 @@
+"""Calibration: what is put in comes out, other scales follow, and files lose nothing."""
+
+import json
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from prism_jax.analysis import CRPS, calibrate, crps, observe
+from prism_jax.cli import main
+from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, save_job
+from prism_jax.engine import composed_steps, simulate
+from prism_jax.program import compile_job
+
+
+# All GPUs are equal, so that the level is that of compute alone.
+_EIGHT = ("layout.dp=8", "schedule.num_microbatches=8", "schedule.virtual_stages=1")
+_EIGHT += ("schedule.kind=1f1b", "kernels.network.slowdown=1.0", "kernels.rank.sigma=0")
+_THIRTY_TWO = ("layout.dp=32", *_EIGHT[1:])
+_NAME = "gpt3-175b-h100-4096"
+_STEP = 0.004
+
+
+def _true(overrides):
+    """A job whose GPUs are 7 % slower than its kernels say, with wilder collectives."""
+    job = load_job(_NAME, overrides)
+    laws = [
+        msgspec.structs.replace(v, parameters={"sigma": 0.15})
+        for v in job.kernels.variability
+        if v.component == "residual" and v.kernel in ("all_gather", "reduce_scatter")
+    ]
+    laws += [v for v in job.kernels.variability if v.component in ("rank", "network")]
+    laws.append(Variation("", "step", "constant", {}))
+    return _with(job, Calibrated(source="made up", compute=1.07, variability=tuple(laws)))
+
+
+def _with(job, calibrated):
+    kernels = apply_calibrated(job.kernels, calibrated, "test")
+    return msgspec.structs.replace(job, kernels=kernels, calibrated=calibrated)
+
+
+def _autoregressive(rng, number, decay=0.9):
+    values = np.empty(number)
+    values[0] = rng.standard_normal()
+    for i in range(1, number):
+        values[i] = decay * values[i - 1] + np.sqrt(1 - decay**2) * rng.standard_normal()
+    return values
+
+
+def _runs(job, *, number=1000, runs=3, seed=0):
+    """Step times as a cluster would log them: what steps share comes and goes."""
+    rng = np.random.default_rng(seed)
+    composed = composed_steps(compile_job(job), num_samples=number * runs, key=jax.random.key(seed))
+    parts = np.split(composed.steps, runs)
+    return [part * np.exp(_STEP * _autoregressive(rng, number)) for part in parts]
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    runs = _runs(_true(_EIGHT))
+    return calibrate(load_job(_NAME, _EIGHT), runs, source="a test", num_samples=4096)
+
+
+def test_level_and_spread_are_found(calibrated):
+    assert calibrated.calibrated.compute == pytest.approx(1.07, rel=0.005)
+    sigma = calibrated.kernels.find_variation("step").parameters["sigma"]
+    assert sigma == pytest.approx(_STEP, rel=0.2)  # 3,000 steps tell as much as 160 would alone.
+    steps = np.concatenate(_runs(_true(_EIGHT), seed=1))
+    law = simulate(compile_job(calibrated), num_samples=20_000, key=jax.random.key(1))
+    assert law.std == pytest.approx(np.std(steps), rel=0.2)
+    assert calibrated.measured.num_samples == 3000
+
+
+def test_another_scale_follows(calibrated):
+    """Four times the replicas: the law of the true job, which was never seen there."""
+    job = _with(load_job(_NAME, _THIRTY_TWO), calibrated.calibrated)
+    law = simulate(compile_job(job), num_samples=20_000, key=jax.random.key(2))
+    steps = np.concatenate(_runs(_true(_THIRTY_TWO), number=2000, seed=2))
+    assert law.quantile(0.5) == pytest.approx(np.median(steps), rel=2e-3)
+    assert law.quantile(0.95) == pytest.approx(np.quantile(steps, 0.95), rel=4e-3)
+    assert law.std == pytest.approx(np.std(steps), rel=0.25)
+
+
+def test_a_calibrated_job_is_read_as_it_was_written(calibrated, tmp_path):
+    save_job(calibrated, tmp_path / "job.toml")
+    again = load_job(tmp_path / "job.toml")
+    assert again == calibrated
+    moved = load_job(tmp_path / "job.toml", ["layout.dp=16", "kernels.step.sigma=0.5"])
+    assert moved.kernels.find_variation("step").parameters == {"sigma": 0.5}
+    assert moved.kernels.compute == calibrated.calibrated.compute
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_step_times_are_taken_apart(decay):
+    """A factor that steps share, noise of their own, outliers, and levels of the runs."""
+    rng = np.random.default_rng(3)
+    shared, own, levels = 0.003, 0.002, np.array([1.0, 1.01, 0.99, 1.005, 0.995])
+    runs = []
+    for level in levels:
+        factor = shared * _autoregressive(rng, 4000, decay) + own * rng.standard_normal(4000)
+        pauses = np.where(rng.random(4000) < 0.01, 0.1, 0)
+        runs.append(20 * level * (1 + factor + pauses))
+    observed = observe(runs)
+    assert observed.core == pytest.approx(np.hypot(shared, own), rel=0.03)
+    # Without memory, nothing tells the factor from the noise.
+    assert observed.shared == pytest.approx(9 / 13 if decay else 0.0, abs=0.03)
+    assert len(observed.excess) == pytest.approx(200, abs=4 * np.sqrt(200))
+    assert np.median(observed.excess) == pytest.approx(2.0, rel=0.02)
+    assert observed.between == pytest.approx(np.std(levels, ddof=1), rel=0.03)
+    assert observed.median == pytest.approx(20.0, rel=2e-3)
+
+
+def test_the_score_is_that_of_its_definition():
+    """`E|X - y| - E|X - X'| / 2`, and its derivatives against differences."""
+    rng = np.random.default_rng(4)
+    steps, measured = rng.normal(10, 1, 60), rng.normal(10.3, 0.7, 25)
+    objective = CRPS(measured)
+
+    def value(x, weights):
+        away = np.abs(x[:, None] - measured).mean(axis=1)
+        within = np.abs(x[:, None] - x)
+        return weights @ away - weights @ within @ weights / 2
+
+    even = np.full(60, 1 / 60)
+    assert objective.value(steps) == pytest.approx(value(steps, even), rel=1e-9)
+    assert crps(np.sort(steps), measured) == pytest.approx(value(steps, even), rel=1e-9)
+    slope, influence = objective.slope(steps), objective.influence(steps)
+    assert abs(influence.mean()) < 1e-12
+    for i in range(0, 60, 7):
+        moved = np.zeros(60)
+        moved[i] = 1e-7
+        difference = (value(steps + moved, even) - value(steps - moved, even)) / 2e-7
+        assert slope[i] == pytest.approx(difference, abs=1e-8)
+        change = 1e-5 * ((np.arange(60) == i) - even)  # Weights that still sum to one.
+        difference = (value(steps, even + change) - value(steps, even - change)) / 2e-5
+        assert influence[i] == pytest.approx(difference, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("runs", "part"),
+    [
+        ([], "too few"),
+        ([np.ones(19)], "too few"),
+        ([np.ones(30), np.ones(3)], "too few"),
+        ([np.append(np.ones(30), -1.0)], "positive"),
+        ([np.append(np.ones(30), np.nan)], "positive"),
+        ([np.ones(30)], "alike"),
+    ],
+)
+def test_step_times_that_cannot_be_used(runs, part):
+    with pytest.raises(ValueError, match=part):
+        observe(runs)
+
+
+def test_measured_steps_of_the_score_must_be_step_times():
+    with pytest.raises(ValueError, match="positive"):
+        CRPS(np.array([1.0, -1.0]))
+
+
+def _csv(path, rows):
+    path.write_text("run,step_time_s\n" + "".join(f"{run},{x}\n" for run, x in rows))
+    return str(path)
+
+
+def test_the_command_writes_a_job(tmp_path, capsys):
+    rng = np.random.default_rng(5)
+    times = _csv(tmp_path / "steps.csv", [(i % 2, 1.2 + 0.01 * rng.random()) for i in range(60)])
+    out = str(tmp_path / "new" / "job.toml")
+    overrides = [word for text in _EIGHT for word in ("--set", text)]
+    assert main(["calibrate", _NAME, "--to", times, "--out", out, "--json", *overrides]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["num_runs"] == 2
+    assert result["num_steps"] == 60
+    assert main(["simulate", out, "--samples", "5000", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["step_time_s"]["p50"] == pytest.approx(1.205, rel=2e-3)
+    assert simulated["measured"]["num_samples"] == 60
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--out", "job.csv"], "ends in `.toml`"),
+        (["--to", "missing.csv", "--out", "job.toml"], "no such file"),
+        (["--out", "job.toml", "--set", "layout.dp=0"], "layout.dp"),
+    ],
+)
+def test_mistakes_on_the_command_line(words, part, tmp_path, capsys):
+    times = _csv(tmp_path / "steps.csv", [(0, 1.0)] * 30)
+    words = [str(tmp_path / word) if word.endswith((".toml", ".csv")) else word for word in words]
+    given = [] if "--to" in words else ["--to", times]
+    assert main(["calibrate", _NAME, *given, *words]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "job.toml").exists()
