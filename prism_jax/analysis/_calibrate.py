@@ -37,7 +37,7 @@ _EXCESS_PART = 1 / 10
 # The law of GPUs counts as much as so many runs.
 _RANK_RUNS = 2
 # The weight of the distance from where stalls began, in the score, relative to the spread.
-_STAY = 1e-3
+_STAY = 1e-2
 # The spread of collectives to begin with.
 _SPREAD = 0.1
 
