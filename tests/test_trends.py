@@ -107,7 +107,7 @@ def test_a_slow_rank_costs_by_its_stage():
         base = p95(None)
         found = [100 * (p95(stage) / base - 1) for stage in range(8)]
         # Figures of one decimal, of 0.03 % from sampling on either side.
-        np.testing.assert_allclose(found, rises, atol=0.12)
+        np.testing.assert_allclose(np.array(found), rises, atol=0.12)
 
 
 def test_a_hot_node_costs_up_to_all_of_its_slowness():

@@ -314,8 +314,8 @@ def _start(
     own = np.sqrt(max(observed.core**2 - start["step"] ** 2, 0.0))
     drawn = _spread(law_at(step=1e-9))
     start["spread"] = min(start["spread"] * max(float(own) / drawn, 0.05), _WILDEST)
-    start["level"] = observed.median / law_at().quantile(0.5)
-    start["level"] *= observed.median / law_at().quantile(0.5)
+    for _ in range(2):  # Compute is not all of a step.
+        start["level"] *= observed.median / float(law_at().quantile(0.5))
     return start
 
 

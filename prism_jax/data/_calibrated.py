@@ -64,7 +64,8 @@ def check_variation(variation: Variation, where: str) -> None:
             raise ValueError(f"{where}: {unknown_name('parameter', name, allowed)}")
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(
-                f"{where}: the parameter `{name}` is {number}; it must be finite and not negative."
+                f"{where}: `parameters` has `{name}={number:g}`; it must be finite and not "
+                "negative."
             )
     missing = [name for name in allowed if name not in variation.parameters]
     if missing:

@@ -126,7 +126,8 @@ def _parameters(text: str, where: str) -> dict[str, float]:
             number = math.nan
         if not equals or math.isnan(number):
             raise ValueError(
-                f"{where}: column `parameters` has `{part}`; write `name=value` with a number."
+                f"{where}: column `parameters` has `{part}`; write `name=value` with a finite "
+                "number that is not negative."
             )
         parameters[name] = number
     return parameters

@@ -26,7 +26,6 @@ COLUMNS = {
     "start_ts": "Float64",
     "duration": "Float64",
 }
-_KEY = ("step", "optype", "dp_rank", "stage", "seq_id")
 
 # Ops that a worker runs once for each microbatch.
 COMPUTE = ("forward-compute", "backward-compute")
@@ -101,29 +100,34 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     """
     import polars as pl
 
-    frame = _scan(pathlib.Path(path))
+    rows = _typed(_scan(pathlib.Path(path)), path)
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
     _check_job(job)
-    frame = _checked(frame, path, dp, pp, microbatches)
+    _check_rows(rows, path, dp, pp, microbatches)
+    steps = _collect(rows.select(pl.col("step").unique().sort()), path)["step"].to_numpy()
+    ops = _collect(rows.select(pl.col("optype").unique(maintain_order=True)), path)["optype"]
     dropped: dict[str, int] = {}
-    rows = len(frame)
-    frame = frame.unique(_KEY, keep="first", maintain_order=True)
-    if len(frame) < rows:
-        dropped["duplicate rows"] = rows - len(frame)
-    steps, number = np.unique(frame["step"].to_numpy(), return_inverse=True)
     start, end = {}, {}
     whole = np.ones(len(steps), bool)
-    for (op,), part in frame.with_columns(_number=pl.Series(number)).group_by("optype"):
-        op = str(op)
+    for op in ops:  # One kind at a time: a table of all rows may not fit into memory.
         calls = microbatches if op in COMPUTE + TRANSFERS else 1
-        index = tuple(part[c].to_numpy() for c in ("_number", "dp_rank", "stage", "seq_id"))
-        values = np.full((2, len(steps), dp, pp, calls), np.nan)
-        values[0][index] = part["start_ts"].to_numpy()
-        values[1][index] = (part["start_ts"] + part["duration"]).to_numpy()
-        expected = _expected(op, values[0])
-        whole &= ~np.any(np.isnan(values[0]) & expected, axis=(1, 2, 3))
-        start[op], end[op] = np.where(expected, values, np.nan)
+        shape = (len(steps), dp, pp, calls)
+        part = _collect(rows.filter(pl.col("optype") == op).drop("optype"), path)
+        number = np.searchsorted(steps, part["step"].to_numpy())
+        index = tuple(part[c].to_numpy() for c in ("dp_rank", "stage", "seq_id"))
+        place = np.ravel_multi_index((number, *index), shape)[::-1]
+        start[op], end[op] = np.full(shape, np.nan), np.full(shape, np.nan)
+        # Backwards, so that of rows that are there twice the first stays.
+        start[op].reshape(-1)[place] = part["start_ts"].to_numpy()[::-1]
+        end[op].reshape(-1)[place] = (part["start_ts"] + part["duration"]).to_numpy()[::-1]
+        there = ~np.isnan(start[op])
+        if (twice := len(place) - int(np.sum(there))) > 0:
+            dropped["duplicate rows"] = dropped.get("duplicate rows", 0) + twice
+        expected = _expected(op, there)
+        whole &= np.all(there | ~expected, axis=(1, 2, 3))
+        start[op][:, ~expected] = np.nan
+        end[op][:, ~expected] = np.nan
     needed = COMPUTE if pp == 1 else COMPUTE + TRANSFERS
     missing = [op for op in needed if op not in start]
     if missing:
@@ -203,8 +207,8 @@ def _check_job(job: Job) -> None:
         )
 
 
-def _checked(frame: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> "pl.DataFrame":
-    """The columns that are needed, typed, after all checks."""
+def _typed(frame: "pl.LazyFrame", path) -> "pl.LazyFrame":
+    """The columns that are needed, as what they should hold."""
     import polars as pl
 
     given = frame.collect_schema()
@@ -214,26 +218,26 @@ def _checked(frame: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -
             f"{path}: the columns {', '.join(f'`{m}`' for m in missing)} are missing; it has "
             f"{', '.join(given)}."
         )
+    return frame.select(pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items())
+
+
+def _collect(frame: "pl.LazyFrame", path) -> "pl.DataFrame":
+    """In batches of rows, whatever the size of the file."""
+    import polars as pl
+
     try:
-        table = frame.select(
-            pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items()
-        ).collect()
+        return frame.collect(engine="streaming")
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{path}: a column holds something else: {_line(error)}.") from None
-    if not len(table):
-        raise ValueError(f"{path}: it has no rows.")
-    empty = [name for name in COLUMNS if table[name].null_count()]
-    if empty:
-        raise ValueError(
-            f"{path}: the column `{empty[0]}` has empty cells; fill or drop those rows."
-        )
-    known = (*COMPUTE, *TRANSFERS, *SCOPES)
-    unknown = sorted({*table["optype"].unique()} - {*known})
-    if unknown:
-        raise ValueError(f"{path}: {unknown_name('op', unknown[0], known)}")
+
+
+def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> None:
+    """Raises a `ValueError` of one sentence where a row cannot be of this job."""
+    import polars as pl
+
     pipelined = pl.col("optype").is_in(COMPUTE + TRANSFERS)
     finite = pl.col("start_ts").is_finite() & pl.col("duration").is_finite()
-    for wrong, what in (
+    wrongs = (
         (~finite, "a start or duration that is not finite"),
         (pl.col("duration") < 0, "a negative duration"),
         (~pl.col("dp_rank").is_between(0, dp - 1), f"a `dp_rank` that is not below dp = {dp}"),
@@ -243,21 +247,40 @@ def _checked(frame: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -
             f"a microbatch (`seq_id`) that is not below num_microbatches = {microbatches}",
         ),
         (~pipelined & (pl.col("seq_id") != 0), "an op that runs twice in a step (`seq_id` over 0)"),
-    ):
-        bad = table.filter(wrong)
-        if len(bad):
-            row = bad.row(0, named=True)
+    )
+    found = _collect(
+        rows.select(
+            pl.len().alias("rows"),
+            *(pl.col(name).null_count().alias(f"empty {name}") for name in COLUMNS),
+            *(wrong.sum().alias(what) for wrong, what in wrongs),
+        ),
+        path,
+    ).row(0, named=True)
+    if not found["rows"]:
+        raise ValueError(f"{path}: it has no rows.")
+    empty = [name for name in COLUMNS if found[f"empty {name}"]]
+    if empty:
+        raise ValueError(
+            f"{path}: the column `{empty[0]}` has empty cells; fill or drop those rows."
+        )
+    known = (*COMPUTE, *TRANSFERS, *SCOPES)
+    given = _collect(rows.select(pl.col("optype").unique()), path)["optype"]
+    unknown = sorted({*given} - {*known})
+    if unknown:
+        raise ValueError(f"{path}: {unknown_name('op', unknown[0], known)}")
+    for wrong, what in wrongs:
+        if found[what]:
+            row = _collect(rows.filter(wrong).head(1), path).row(0, named=True)
             raise ValueError(
-                f"{path}: {len(bad)} rows have {what}, the first `{row['optype']}` of step "
+                f"{path}: {found[what]} rows have {what}, the first `{row['optype']}` of step "
                 f"{row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; mend the trace or "
                 "give the job that was traced."
             )
-    return table
 
 
-def _expected(op: str, start: np.ndarray) -> np.ndarray:
+def _expected(op: str, there: np.ndarray) -> np.ndarray:
     """Which calls every step should have: what the pipeline needs, or what most steps have."""
-    _, dp, pp, calls = start.shape
+    _, dp, pp, calls = there.shape
     stage = np.arange(pp)
     runs = {
         "forward-send": stage < pp - 1,
@@ -269,7 +292,7 @@ def _expected(op: str, start: np.ndarray) -> np.ndarray:
         return np.ones((dp, pp, calls), bool)
     if op in runs:
         return np.broadcast_to(runs[op][:, None], (dp, pp, calls))
-    return np.mean(~np.isnan(start), axis=0) >= 0.5
+    return np.mean(there, axis=0) >= 0.5
 
 
 def _line(error: Exception) -> str:
