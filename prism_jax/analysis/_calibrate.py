@@ -19,14 +19,11 @@ from ..latency import LogNormal, Scaled
 from ..program import Program, Stall, compile_job
 from ._estimate import estimate
 from ._objectives import CRPS
+from ._stall_prior import size_spread, stall_share
 
 
 # A step so many robust standard deviations off the median of its run is not of the core.
 _CORE_DEVIATIONS = 5.0
-# Before a run is seen, the share of steps with a stall is taken to be exponential with this mean,
-# as in `fit_profile`; the logarithm of a stall's size spreads by the second where few were seen.
-_STALL_PRIOR = 0.012
-_STALL_SIGMA = 0.5
 # What changes from step to step by itself is put down to collectives, of which those between steps
 # are averaged by nothing, up to this spread; and to microbatches a part of that. Sequences are
 # packed to one length in pre-training, so that the compute of a microbatch hardly changes. What
@@ -220,16 +217,10 @@ def _laws(observed: Observed, value: dict[str, float], source: str) -> tuple[Var
         Variation("reduce_scatter", "residual", "lognormal", {"sigma": collective}, source),
     ]
     if "rate" in value:
-        size = {"sigma": _size_sigma(observed), "median_s": value["size"], "rate": value["rate"]}
-        laws.append(Variation("gemm", "stall", "lognormal", size, source))
+        stall = {"sigma": size_spread(observed.excess), "median_s": value["size"]}
+        stall["rate"] = value["rate"]
+        laws.append(Variation("gemm", "stall", "lognormal", stall, source))
     return tuple(laws)
-
-
-def _size_sigma(observed: Observed) -> float:
-    """The spread of the logarithm of a stall's size; with few of them, mostly that of the prior."""
-    logs = np.log(observed.excess)
-    squares = 2 * _STALL_SIGMA**2 + np.sum((logs - logs.mean()) ** 2)
-    return float(np.sqrt(squares / (1 + len(logs))))
 
 
 def _sigmas(spread) -> tuple[Array, Array]:
@@ -308,7 +299,7 @@ def _start(
     if "rate" in start:
         mine = program.stall_kinds.value == sorted(program.variability.stalls).index("gemm")
         calls = float(np.sum(program.stall_counts.value[mine])) * program.num_replicas
-        share = (len(observed.excess) + 1) / (observed.num_steps + 1 / _STALL_PRIOR)
+        share = stall_share(len(observed.excess), observed.num_steps)
         start["rate"] = float(-np.log1p(-share)) / calls
     # What changes by itself has the rest of the variance, and is in proportion to `spread`.
     own = np.sqrt(max(observed.core**2 - start["step"] ** 2, 0.0))
@@ -329,7 +320,7 @@ def _placed(program: Program, observed: Observed, value: dict[str, Array]) -> Pr
     residual |= {kind: collective for kind in ("all_gather", "reduce_scatter") if kind in residual}
     stalls = dict(variability.stalls)
     if "rate" in value:
-        size = Scaled(LogNormal(1.0, _size_sigma(observed)), value["size"])
+        size = Scaled(LogNormal(1.0, size_spread(observed.excess)), value["size"])
         stalls["gemm"] = Stall(value["rate"], size)
     return dataclasses.replace(
         program,

@@ -11,6 +11,7 @@ from ..program import StepGraph, compile_profile, op_latencies, replay, step_gra
 from ..trace import Trace, outline
 from ._components import fit_components
 from ._score import crps
+from ._stall_prior import size_spread, stall_share
 
 
 # An op that is so many robust standard deviations beyond the median of its worker's has stalled, if
@@ -19,11 +20,6 @@ _STALL_DEVIATIONS = 8.0
 _STALL_SHARE = 1e-3
 # What happens in more than this share of steps is no stall.
 _STALL_MOST = 0.2
-# Before a trace is seen, the share of steps with a stall is taken to be exponential with this mean:
-# 1 to 1.4 % of the logged steps of MLPerf Training v3.0 to v5.1 are slow outliers.
-_STALL_PRIOR = 0.012
-# The logarithm of a stall's size spreads by this where few were seen.
-_STALL_SIGMA = 0.5
 _NUM_LEVELS = 201
 _STEP_SAMPLES = 20_000
 
@@ -128,11 +124,9 @@ def _without_stalls(
         pairs = zip(step.kind, step.members, strict=True)
         number = sum(k == kind and members in workers for k, members in pairs)
         logs = np.log(cost[delayed])
-        # With few stalls, their spread is mostly that of the prior.
-        variance = (2 * _STALL_SIGMA**2 + np.sum((logs - logs.mean()) ** 2)) / (1 + len(logs))
         parameters = {
-            "sigma": float(np.sqrt(variance)),
-            "rate": (len(logs) + 1) / (len(step_times) + 1 / _STALL_PRIOR) / number,
+            "sigma": size_spread(cost[delayed]),
+            "rate": stall_share(len(logs), len(step_times)) / number,
             "median_s": float(np.exp(logs.mean())),
         }
         source = f"{len(logs)} of {len(step_times)} traced steps"
