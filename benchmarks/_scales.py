@@ -29,8 +29,6 @@ _CLUSTERS = {
 }
 # The public configuration of GPT-3 defaults to it, and the logs of v3.0 and v3.1 do not say.
 _VIRTUAL_STAGES = 12
-# Points further than so many robust deviations from the median are not of the core.
-_CORE = 5.0
 _QUANTILES = (np.arange(4000) + 0.5) / 4000
 
 
@@ -109,14 +107,14 @@ def _judged(predicted, measured, of_runs) -> dict[str, Any]:
 
 def figures(steps: np.ndarray) -> dict[str, float]:
     """Of the steps of one run, or of evenly spaced quantiles of a law."""
+    from prism_jax.analysis import core_spread
+
     median = np.median(steps)
-    limit = _CORE * 1.4826 * np.median(np.abs(steps - median))
-    core = steps[np.abs(steps - median) <= limit]
     return {
         "mean_s": float(np.mean(steps)),
         "p50_s": float(median),
         "p95_p50": float(np.quantile(steps, 0.95) / median),
-        "core_cv": float(np.std(core, ddof=1) / np.mean(core)),
+        "core_cv": core_spread(steps),
     }
 
 

@@ -1,4 +1,4 @@
-from ._calibrate import Observed as Observed, calibrate as calibrate, observe as observe
+from ._calibrate import agreement as agreement, calibrate as calibrate
 from ._components import components as components, fit_components as fit_components
 from ._estimate import estimate as estimate
 from ._fit import fit_profile as fit_profile
@@ -11,5 +11,6 @@ from ._objectives import (
     Quantile as Quantile,
     Std as Std,
 )
+from ._observe import Observed as Observed, core_spread as core_spread, observe as observe
 from ._score import Score as Score, crps as crps, ks_distance as ks_distance, score as score
 from ._sweep import sweep as sweep, sweep_points as sweep_points

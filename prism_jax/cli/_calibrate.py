@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import tomllib
 from typing import Any
 
 from ._arguments import add_seed_argument, add_set_argument
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ..data import is_profile, load_job, save_job
+    from ..data import check_job_path, is_profile, load_job, save_job
     from ..trace import read_runs
 
     if is_profile(arguments.job):
@@ -38,12 +39,15 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         )
     job = load_job(arguments.job, arguments.overrides)
     runs = read_runs(arguments.to)
-    if not arguments.out.endswith(".toml") or os.path.isdir(arguments.out):
-        raise ValueError(f"{arguments.out}: give a file that ends in `.toml` to write the job to.")
+    check_job_path(arguments.out)
+    if os.path.exists(arguments.out) and not _is_calibrated(arguments.out):
+        raise ValueError(
+            f"{arguments.out}: a file is there that this command did not write; give another name."
+        )
 
     from tqdm import tqdm
 
-    from ..analysis import calibrate
+    from ..analysis import agreement, calibrate
 
     use_all_cores()
     with tqdm(unit="derivative", disable=not sys.stderr.isatty()) as bar:
@@ -61,16 +65,29 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         for v in job.calibrated.variability
     ]
     number = sum(map(len, runs))
+    figures = agreement(job, runs)
     result = {
         "job": arguments.out,
         "num_steps": number,
         "num_runs": len(runs),
         "compute": job.calibrated.compute,
         "variability": rows,
+        "agreement": figures,
     }
     lines = [f"{arguments.out}: calibrated to {number:,} steps of {len(runs)} run(s)", ""]
     lines.append(f"compute takes {job.calibrated.compute:.4g} times as long")
     for v in job.calibrated.variability:
         parameters = ", ".join(f"{name} {value:.3g}" for name, value in v.parameters.items())
         lines.append(f"{v.kernel or 'all':<15} {v.component:<11} {v.family:<18} {parameters}")
+    lines += ["", f"{'of the steps of one run':<27}{'calibrated':>12}{'measured':>12}"]
+    lines += [f"{name:<27}{ours:>12.5g}{theirs:>12.5g}" for name, (ours, theirs) in figures.items()]
     return result, "\n".join(lines)
+
+
+def _is_calibrated(path: str) -> bool:
+    """Whether a file is what this command writes."""
+    with open(path, "rb") as file:
+        try:
+            return "calibrated" in tomllib.load(file)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+            return False

@@ -49,4 +49,4 @@ from ._profile import (
     load_profile as load_profile,
     save_profile as save_profile,
 )
-from ._save import save_job as save_job
+from ._save import check_job_path as check_job_path, save_job as save_job

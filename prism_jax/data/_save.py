@@ -12,29 +12,55 @@ from ._load import load_cluster, load_model
 from ._read import without_none
 
 
+def check_job_path(path: str | os.PathLike) -> None:
+    """Makes sure that a job can be saved under a path, before the work that leads to it.
+
+    **Raises:**
+
+    `ValueError` where the path does not end in `.toml` or nothing can be written there.
+    """
+    path = pathlib.Path(path)
+    if path.suffix != ".toml" or path.is_dir():
+        raise ValueError(f"{path}: give a file that ends in `.toml` to write the job to.")
+    partial = _partial(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{path}: nothing can be written there ({error.strerror}); give another file."
+        ) from None
+
+
 def save_job(job: Job, path: str | os.PathLike) -> None:
-    """Writes a job as a `.toml` file that `load_job` reads.
+    """Writes a job as a `.toml` file that `load_job` reads, in place of what is there.
 
     A shipped model or cluster is written by its name, any other in full. Of the kernels, only what
     `calibrated` says is written.
 
     **Raises:**
 
-    `ValueError` where the path is a folder or does not end in `.toml`.
+    As `check_job_path`.
     """
     import tomli_w
 
+    check_job_path(path)
     path = pathlib.Path(path)
-    if path.suffix != ".toml" or path.is_dir():
-        raise ValueError(f"{path}: give a file that ends in `.toml` to write the job to.")
     table: dict[str, Any] = msgspec.to_builtins(job)
     del table["kernels"]
     if job.model is not None and _is_shipped("jobs/models", job.model, load_model):
         table["model"] = job.model.name
     if job.cluster is not None and _is_shipped("hardware/clusters", job.cluster, load_cluster):
         table["cluster"] = job.cluster.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tomli_w.dumps({"kind": "job", **without_none(table)}))
+    # A file is there whole or not at all.
+    partial = _partial(path)
+    partial.write_text(tomli_w.dumps({"kind": "job", **without_none(table)}))
+    os.replace(partial, path)
+
+
+def _partial(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _is_shipped(kind: str, part: Any, load: Any) -> bool:

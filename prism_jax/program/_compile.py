@@ -133,15 +133,15 @@ def variability_of(variations: Iterable[Variation]) -> Variability:
     residual, stalls, shared = {}, {}, {}
     network = None
     for variation in variations:
-        if variation.family == "constant":
+        if variation.component == "stall":
+            stalls[variation.kernel] = _stall(variation)
+        elif variation.family == "constant":
             continue
-        if variation.component == "network":
+        elif variation.component == "network":
             network = Network(
                 jnp.asarray(variation.parameters["probability"], float),
                 jnp.asarray(variation.parameters["slowdown"], float),
             )
-        elif variation.component == "stall":
-            stalls[variation.kernel] = _stall(variation)
         elif variation.component == "residual":
             residual[variation.kernel] = _law(variation)
         else:

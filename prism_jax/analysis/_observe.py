@@ -1,0 +1,133 @@
+"""What the step times of some runs say: their level, their core, what steps share, outliers."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+
+# A step so many robust standard deviations off the median of its run is not of the core.
+_CORE_DEVIATIONS = 5.0
+# An autocovariance is seen where it is so many times what white noise would show.
+_SEEN = 2.5
+# What is longer, relative to the median, is no step; what is more frequent, no outlier.
+_LONGEST = 1000.0
+_MOST_OUTLIERS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """What the step times of some runs of one job say.
+
+    **Attributes:**
+
+    - `median`: of the runs' medians, in seconds.
+    - `steps`: those of a run between the runs: at each level the median of their quantiles,
+        relative to their own medians.
+    - `core`: `core_spread` of a run, the median of the runs'.
+    - `shared`: the share of its variance that a step has in common with the next.
+    - `excess`: of the slow outliers over the median, in seconds.
+    - `between`: the relative standard deviation of the runs' levels, less what they scatter by
+        because a run is short; `None` for one run.
+    - `num_runs`, `num_steps`.
+    """
+
+    median: float
+    steps: Float[np.ndarray, " steps"]
+    core: float
+    shared: float
+    excess: Float[np.ndarray, " outliers"]
+    between: float | None
+    num_runs: int
+    num_steps: int
+
+
+def observe(runs: Sequence[Float[np.ndarray, " steps"]]) -> Observed:
+    """Takes step times apart: level, core, what steps share, outliers. Runs are not pooled.
+
+    **Arguments:**
+
+    - `runs`: the step times of each run in seconds, in their order.
+
+    **Raises:**
+
+    `ValueError` for fewer than 20 steps in all, a run of fewer than four, a step that is not a
+    positive number, or a run whose steps are alike.
+    """
+    runs = [np.asarray(run, float) for run in runs]
+    if sum(map(len, runs)) < 20 or min(map(len, runs), default=0) < 4:
+        raise ValueError(
+            f"{len(runs)} runs with {sum(map(len, runs))} steps are too few to calibrate to; give "
+            "at least 20 steps, and 4 of each run."
+        )
+    if not all(np.all(np.isfinite(run) & (run > 0)) for run in runs):
+        raise ValueError("Every measured step time must be a positive number of seconds.")
+    if any(np.median(np.abs(run - np.median(run))) == 0 for run in runs):
+        raise ValueError("Half of a run's step times are alike; give them as they were measured.")
+    medians = np.array([np.median(run) for run in runs])
+    longest = max(run.max() / middle for run, middle in zip(runs, medians, strict=True))
+    if longest > _LONGEST:
+        raise ValueError(
+            f"A measured step takes {longest:.3g} times as long as the median of its run; leave "
+            f"out what takes more than {_LONGEST:g} times as long, for it is no step."
+        )
+    relative = [run / middle - 1 for run, middle in zip(runs, medians, strict=True)]
+    cores = [_core(steps) for steps in relative]
+    weights = np.array([np.sum(~np.isnan(core)) for core in cores])
+    moments = np.array([[_autocovariance(core, lag) for lag in (0, 1, 2)] for core in cores])
+    pooled, one, two = weights @ moments / weights.sum()
+    # An autoregressive factor beside white noise: its autocorrelation, and its share of the
+    # variance. White noise alone shows autocovariances of this size.
+    noise = pooled / np.sqrt(weights.sum())
+    decay, shared = 0.0, 0.0
+    if one > _SEEN * noise and two > _SEEN * noise:
+        decay = float(np.clip(two / one, 0, 0.99))
+        shared = float(np.clip(one / decay, one, pooled) / pooled)
+    median = float(np.median(medians))
+    pairs = zip(relative, cores, strict=True)
+    slow = [steps[np.isnan(core) & (steps > 0)] for steps, core in pairs]
+    share = sum(map(len, slow)) / sum(map(len, runs))
+    if share > _MOST_OUTLIERS:
+        raise ValueError(
+            f"{share:.0%} of the measured steps are slow outliers, and up to {_MOST_OUTLIERS:.0%} "
+            "can be stalls; give the steps of one state of the run, without its start, checkpoints "
+            "and evaluation."
+        )
+    number = int(np.median([len(run) for run in runs]))
+    levels = (np.arange(number) + 0.5) / number
+    between = None
+    if len(runs) > 1:
+        inflated = shared * (1 + decay) / (1 - decay) + 1 - shared
+        of_means = pooled * inflated / np.mean(weights)
+        between = float(np.sqrt(max(np.var(medians, ddof=1) / median**2 - of_means, 0)))
+    return Observed(
+        median,
+        median * (1 + np.median([np.quantile(steps, levels) for steps in relative], axis=0)),
+        float(np.median([core_spread(run) for run in runs])),
+        shared,
+        median * np.concatenate(slow),
+        between,
+        len(runs),
+        sum(map(len, runs)),
+    )
+
+
+def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
+    """The relative standard deviation of the core: of the steps within five robust standard
+    deviations of the median.
+    """
+    core = _core(steps - np.median(steps))
+    return float(np.nanstd(core, ddof=1) / np.mean(steps[~np.isnan(core)]))
+
+
+def _core(deviations: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+    """Deviations from the mean of the core, with `nan` for what does not belong to it."""
+    limit = _CORE_DEVIATIONS * 1.4826 * np.median(np.abs(deviations))
+    core = np.where(np.abs(deviations) <= limit, deviations, np.nan)
+    return core - np.nanmean(core)
+
+
+def _autocovariance(core: Float[np.ndarray, " steps"], lag: int) -> float:
+    products = core[lag:] * core[: len(core) - lag]
+    return float(np.nanmean(products)) if np.any(~np.isnan(products)) else 0.0
