@@ -8,10 +8,15 @@ import numpy as np
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """One sentence for a name that is not known: the near ones first, then all."""
-    known = sorted(known)
+    known = sorted({*known})
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
     return f"No {what} `{name}`{hint} Known: {', '.join(known) or 'none'}."
+
+
+def counted(number: int, what: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 class FrozenArray:

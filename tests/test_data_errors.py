@@ -277,6 +277,24 @@ def test_mistakes_in_a_profile(own_profile, file, line, parts):
     assert file in message
 
 
+def test_what_is_constant_has_no_parameters_to_override(own_profile):
+    path = own_profile / "dgx-h100" / "variability.csv"
+    rows = path.read_text().splitlines()
+    rows = [row if ",network," not in row else ",network,constant,,for a test" for row in rows]
+    path.write_text("\n".join(rows) + "\n")
+    with pytest.raises(ValueError, match="`network` is constant here") as raised:
+        load_job("gpt3-175b-h100-768", ("kernels.network.probability=0.1",))
+    _sentence(raised)
+
+
+def test_a_name_that_is_known_twice_is_listed_once():
+    from prism_jax._misc import counted, unknown_name
+
+    said = unknown_name("op", "gemn", ["gemm", "copy", "gemm"])
+    assert said == "No op `gemn`; did you mean `gemm`? Known: copy, gemm."
+    assert (counted(1, "row"), counted(0, "row")) == ("1 row", "0 rows")
+
+
 def test_a_stall_has_a_rate_and_a_size(own_profile):
     path = own_profile / "dgx-h100" / "variability.csv"
     row = "all_gather,stall,lognormal,rate=1e-6;median_s=0.3;sigma=1,chosen for a test\n"

@@ -140,6 +140,32 @@ def test_stalls_occur_at_their_rate_and_add_their_size():
     )
 
 
+@pytest.mark.parametrize("rate", [0.0, 19.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_number_of_stalls_is_poisson(rate, dtype):
+    """With dozens of strata too, whose powers and factorials alone overflow."""
+    import equinox as eqx
+
+    from prism_jax.program import stall_probabilities
+
+    stalls = {"gemm": Stall(jnp.asarray(rate / 20), lognormal(0.0))}
+    program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
+    narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
+    program = jax.tree.unflatten(jax.tree.structure(program), narrow)
+    found = np.asarray(stall_probabilities(program))
+    most = len(found) - 1
+    expected = scipy.stats.poisson.pmf(np.arange(most), rate)
+    np.testing.assert_allclose(found[:-1], expected, rtol=1e-4, atol=1e-30)
+    assert rate < 5 or most > 15
+
+    def mean(changed):
+        body = stall_probabilities(changed)
+        return jnp.sum(body * jnp.arange(len(body), dtype=body.dtype))
+
+    slope = eqx.filter_grad(mean)(program).variability.stalls["gemm"].rate
+    np.testing.assert_allclose(slope, 20, rtol=1e-3)
+
+
 def test_the_jackknife_equals_resampling():
     """`standard_error` against the spread over resamples with Poisson weights."""
     rng = np.random.default_rng(0)

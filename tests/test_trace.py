@@ -19,7 +19,7 @@ from prism_jax.data import (
 )
 from prism_jax.engine import simulate
 from prism_jax.program import compile_profile, op_latencies, replay, step_graph
-from prism_jax.trace import Trace, outline, read_step_times, read_trace
+from prism_jax.trace import Trace, outline, read_runs, read_step_times, read_trace
 
 
 _TRACES = ("stage_imbalance", "slow_worker")
@@ -169,6 +169,7 @@ def test_stalls_are_taken_apart_from_the_body():
 
 def test_a_profile_is_read_back_as_it_was_written(tmp_path):
     profile = fit_profile(_made_trace(_job(), 12, _plain))
+    assert not any("replay" in note for note in profile.fitted.notes)
     save_profile(profile, tmp_path / "p")
     again = load_profile(tmp_path / "p")
     assert again.outline == profile.outline
@@ -197,10 +198,71 @@ def test_a_written_trace_is_read_back(tmp_path):
     assert again.steps.tolist() == [0, 1, 3, 4, 5]
 
 
+def _one_negative(frame):
+    first = pl.int_range(pl.len()) == 0
+    return frame.with_columns(duration=pl.when(first).then(-1.0).otherwise(pl.col("duration")))
+
+
+def test_rows_that_contradict_another_are_counted_apart(tmp_path):
+    trace = _made_trace(_job(), 2, _plain)
+    frame = _rows(trace)
+    other = frame.head(2).with_columns(duration=pl.col("duration") * 2)
+    later = frame.tail(1).with_columns(start_ts=pl.col("start_ts") + 1)
+    pl.concat([frame, frame.head(3), other, later]).write_parquet(tmp_path / "t.parquet")
+    again = read_trace(tmp_path / "t.parquet", trace.job)
+    assert again.dropped == {"duplicate rows": 3, "rows that contradict another": 3}
+    # The first of them stays.
+    np.testing.assert_allclose(again.step_times(), trace.step_times(), rtol=1e-12)
+
+
+def test_whole_floats_are_numbers_of_steps(tmp_path):
+    trace = _made_trace(_job(), 2, _plain)
+    names = ("dp_rank", "stage", "step", "seq_id")
+    _rows(trace).with_columns(pl.col(*names).cast(pl.Float64)).write_csv(tmp_path / "t.csv")
+    again = read_trace(tmp_path / "t.csv", trace.job)
+    assert again.steps.tolist() == [0, 1]
+    assert not again.dropped
+
+
+def test_runs_are_sorted_by_their_steps(tmp_path):
+    path = tmp_path / "s.csv"
+    path.write_text("run,step,step_time_s\nb,3,1.3\na,2,2.2\nb,1.0,1.1\nb,2,1.2\na,1,2.1\n")
+    assert [run.tolist() for run in read_runs(path)] == [[1.1, 1.2, 1.3], [2.1, 2.2]]
+    assert read_step_times(path).tolist() == [1.1, 1.2, 1.3, 2.1, 2.2]
+    path.write_text("run,step_time_s\n1,3\n2,2\n1,1\n")
+    assert [run.tolist() for run in read_runs(path)] == [[3, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step_time_s\n", "it has no rows"),
+        ("run,step,step_time_s\n", "it has no rows"),
+        ("step_time_s\n1.5\n-1\n", "`step_time_s` is -1.0 in row 2"),
+        ("step_time_s\n1.5\n2\ninf\n", "`step_time_s` is inf in row 3"),
+        ("step_time_s\n0\n2\n", "`step_time_s` is 0 in row 1"),
+        ("step_time_s\nabc\n2\n", "`step_time_s` is 'abc' in row 1"),
+        ("step_time_s\ntrue\nfalse\n", "`step_time_s` holds Boolean"),
+        ("run,step_time_s\na,1.5\n,2\n", "`run` is empty in row 2"),
+        ("step,step_time_s\n1,1.5\n,2\n", "`step` is empty in row 2"),
+        ("step,step_time_s\n1,1.5\n2,\n", "`step_time_s` is empty in row 2"),
+        ("step,step_time_s\n1,1.5\n1,2\n", "step 1 is there twice"),
+        ("run,step,step_time_s\na,1,1.5\nb,1,2\na,1,3\n", "step 1 of run a is there twice"),
+        ("step,step_time_s\n1.5,1.5\n2,2\n", "1 row has a fractional `step`"),
+    ],
+)
+def test_bad_step_times_are_refused_in_one_sentence(tmp_path, text, message):
+    path = tmp_path / "s.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_runs(path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.drop("duration"), "`duration` are missing"),
+        (lambda f: f.drop("duration"), "no column `duration`"),
         (lambda f: f.with_columns(duration=-pl.col("duration")), "negative duration"),
         (lambda f: f.with_columns(optype=pl.lit("forward-computer")), "did you mean"),
         (lambda f: f.with_columns(dp_rank=pl.col("dp_rank") + 1), "not below dp = 2"),
@@ -208,8 +270,15 @@ def test_a_written_trace_is_read_back(tmp_path):
         (lambda f: f.with_columns(seq_id=pl.col("seq_id") + 3), "not below num_microbatches = 4"),
         (lambda f: f.with_columns(duration=pl.lit("long")), "holds something else"),
         (lambda f: f.with_columns(start_ts=pl.lit(np.nan)), "not finite"),
+        (lambda f: f.with_columns(dp_rank=pl.col("dp_rank") + 0.7), "a fractional `dp_rank`"),
+        (lambda f: f.with_columns(step=pl.col("step") + 0.5), "a fractional `step`"),
+        (lambda f: f.with_columns(seq_id=pl.col("seq_id") / 2), "a fractional `seq_id`"),
+        (lambda f: f.with_columns(stage=pl.col("stage") == 1), "`stage` holds Boolean"),
+        (lambda f: f.with_columns(start_ts=pl.lit(True)), "`start_ts` holds Boolean"),
+        (lambda f: f.with_columns(start_ts=pl.lit("2026-01-01").str.to_datetime()), "Datetime"),
+        (_one_negative, "1 row has a negative duration"),
         (lambda f: f.head(0), "no rows"),
-        (lambda f: f.filter(pl.col("dp_rank") == 0), "missing in every one"),
+        (lambda f: f.filter(pl.col("dp_rank") == 0), "missing in each of 2 steps"),
         (lambda f: f.filter(pl.col("optype") != "backward-compute"), "no `backward-compute`"),
         (lambda f: f.filter(pl.col("optype") != "forward-send"), "no `forward-send`"),
     ],
@@ -252,6 +321,14 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
     words = ["score", f"{tmp_path}/p", "--against", f"{tmp_path}/same.csv", "--samples", "2000"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["std_ratio"]["value"] is None
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "nan" not in said.out
+    (line,) = [line for line in said.out.splitlines() if "std_ratio" in line]
+    assert line.split() == ["std_ratio", "-", "-"]
+    (tmp_path / "same.csv").write_text("step_time_s\n1e300\n1.5\n1.5\n")
+    assert main(words) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 100
     assert main(["simulate", f"{tmp_path}/p", "--samples", "20000", "--json"]) == 0
     law = json.loads(capsys.readouterr().out)
     assert law["step_time_s"]["mean"] == pytest.approx(trace.step_times().mean(), rel=0.02)
@@ -292,3 +369,61 @@ def test_traces_of_virtual_stages_are_refused(tmp_path):
     schedule = ScheduleConfig(kind="interleaved-1f1b", num_microbatches=4, virtual_stages=2)
     with pytest.raises(ValueError, match="`1f1b` and `gpipe`"):
         read_trace(tmp_path / "t.parquet", Job(Layout(dp=2, pp=2), schedule, name="x"))
+
+
+def _shifted(trace, op, seconds):
+    """The same trace, one kind of op of one worker at other times."""
+    start, end = ({k: x.copy() for k, x in table.items()} for table in (trace.start, trace.end))
+    start[op][:, 0, 0] += seconds
+    end[op][:, 0, 0] += seconds
+    return Trace(trace.job, trace.steps, start, end, {})
+
+
+def test_a_replay_that_is_off_is_no_fit(tmp_path, capsys):
+    """Backward ops that start before the forward ops that they need."""
+    trace = _made_trace(_job(), 6, _plain)
+    step_time = trace.step_times().mean()
+    early = _shifted(trace, "backward-compute", -step_time)
+    with pytest.raises(ValueError, match="do not fit the order of the job's schedule"):
+        fit_profile(early)
+    _rows(early).write_parquet(tmp_path / "t.parquet")
+    (tmp_path / "job.toml").write_text(
+        'kind = "job"\n[layout]\ndp = 2\npp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
+    )
+    words = ["fit", f"{tmp_path}/t.parquet", "--job", f"{tmp_path}/job.toml"]
+    assert main([*words, "--out", f"{tmp_path}/p"]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert not said.out
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_replay_that_is_a_little_off_is_noted(monkeypatch):
+    monkeypatch.setattr("prism_jax.analysis._fit._with_step_factor", lambda profile, *_: profile)
+    trace = _made_trace(_job(), 6, _plain)
+    # One worker begins before what the outline says that it waits for.
+    early = _shifted(trace, "params-all-gather", -0.02 * trace.step_times().mean())
+    (note,) = [note for note in fit_profile(early).fitted.notes if "replay" in note]
+    assert "off by" in note
+
+
+@pytest.mark.parametrize("idle", ["all", "one stage's forward", "none, all alike"])
+def test_compute_that_takes_no_time_or_no_spread_is_fitted(idle):
+    """Without a warning, and with a note of what was left out."""
+
+    def latency(kind, worker, call, rng):
+        if kind == "microbatch":
+            return 0.0
+        if kind.endswith("-compute") and idle == "all":
+            return 0.0
+        if kind == "forward-compute" and worker % 2 and idle != "none, all alike":
+            return 0.0
+        return {"forward-compute": 0.1, "backward-compute": 0.2}.get(kind, 1e-3)
+
+    profile = fit_profile(_made_trace(_job(), 6, latency))
+    found = {c.name: c for c in profile.fitted.components}
+    assert found["residual"].value is None
+    notes = [note for note in profile.fitted.notes if "take no time" in note]
+    assert len(notes) == (idle != "none, all alike")
+    if idle == "one stage's forward":
+        assert notes[0].startswith("48 of 192 ops")

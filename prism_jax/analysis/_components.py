@@ -9,6 +9,8 @@ variance and autocorrelation by restricted maximum likelihood. Stalls are taken 
 """
 
 import dataclasses
+import functools as ft
+import math
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,6 +26,17 @@ _FEWEST_PAIRS = 20
 _SWEEPS = 30
 # The weight of the logarithm of `1 - autocorrelation**2` in the likelihood.
 _OFF_ONE = 0.5
+# Equations of a larger condition number have no solution.
+_SINGULAR = 1e8
+# Latencies whose logarithms differ by no more are alike: rounding.
+_ALIKE = 1e-9
+# The log-likelihood that a step's factor must add to be seen: two standard errors.
+_SEEN = 2.0
+
+_NAMES = (
+    *("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual"),
+    "stall_rate",
+)
 
 Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
 
@@ -55,6 +68,8 @@ def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component,
 
     Each with a standard error, and `None` with the reason for what the data cannot tell.
     """
+    if np.isnan(logs).all():
+        return tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
     body, stalls = _without_stalls(logs)
     body = body - _mean(body, (0, 3, 4))
     worker, step = _main_effects(body)
@@ -62,9 +77,10 @@ def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component,
     residual, worker_step, microbatch = _within(rest)
     rank = _between_workers(body, step, (residual, worker_step, microbatch))
     noise = _noise_of_steps(body, (residual, worker_step, microbatch))
+    there = _count(body, (0, 1, 2, 3)).reshape(-1) > 0
     return (
         rank,
-        *_of_steps(step.reshape(-1), noise, steps),
+        *_of_steps(step.reshape(-1)[there], noise[there], steps[there]),
         worker_step.component("worker_step"),
         microbatch.component("microbatch"),
         residual.component("residual"),
@@ -87,9 +103,11 @@ class _Variance:
     def component(self, name: str) -> Component:
         if self.value is None:
             return Component(name, None, None, self.note)
+        if max(self.known, self.error) <= _ALIKE**2:
+            return Component(name, None, None, "no spread at all is seen")
         deviation = float(np.sqrt(self.known))
         # Near zero the deviation is known to the root of what its square is.
-        error = self.error / (2 * max(deviation, np.sqrt(self.error), 1e-300))
+        error = self.error / (2 * max(deviation, np.sqrt(self.error)))
         return Component(name, deviation, float(error), self.note)
 
 
@@ -105,9 +123,12 @@ def _count(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _without_stalls(logs: Logs) -> tuple[Logs, Component]:
-    centre = np.nanmedian(logs, axis=(3, 4), keepdims=True)
-    away = np.nanmedian(np.abs(logs - centre), axis=(3, 4), keepdims=True)
-    stalled = logs - centre > _STALL_DEVIATIONS * 1.4826 * away
+    # A median of nothing is a warning: where a worker has no op of a phase, that of zeros.
+    some = ~np.isnan(logs).all(axis=(3, 4), keepdims=True)
+    centre = np.nanmedian(np.where(some, logs, 0), axis=(3, 4), keepdims=True)
+    distance = np.where(some, np.abs(logs - centre), 0)
+    away = np.nanmedian(distance, axis=(3, 4), keepdims=True)
+    stalled = logs - centre > np.maximum(_STALL_DEVIATIONS * 1.4826 * away, _ALIKE)
     number, of = int(np.sum(stalled)), int(np.sum(~np.isnan(logs)))
     # The error of a count, as if there had been one more: none seen is not none.
     error = np.sqrt(number + 1) / of
@@ -130,6 +151,11 @@ def _within(rest: Logs) -> tuple[_Variance, _Variance, _Variance]:
     number = _count(rest, (1, 2))
     # What the ops of one microbatch differ by: the residual and the worker's step.
     within = rest - np.where(number > 1, of_microbatch, np.nan)
+    means = np.where(number > 0, of_microbatch, np.nan)
+    if np.isnan(within).all():
+        told = _Variance(None, note="a microbatch has one op, from which it is not told")
+        both = dataclasses.replace(_of_microbatches(means, 0.0), note="with what its op has")
+        return told, told, both if both.value is not None else told
     mine = _count(within, (2,))
     cells = _count(within, (2, 3))
     total = float(np.nanmean(within**2))
@@ -139,26 +165,30 @@ def _within(rest: Logs) -> tuple[_Variance, _Variance, _Variance]:
         total, between = total + between / (steps - 1), between * steps / (steps - 1)
     expected = _expected_squares(mine, np.where(number > 1, number, 0), cells)
     op_df = max(float(np.sum(np.maximum(number - 1, 0))), 1.0)
-    if rest.shape[1] > 1:
+    if np.linalg.cond(expected) < _SINGULAR:
         worker_own, own = np.linalg.solve(expected, [between, total])
         df = max(float(np.sum(cells > 0)) * expected[0, 0] - rest.shape[0] * rest.shape[1], 1.0)
         worker_step = _Variance(worker_own, between / expected[0, 0] * np.sqrt(2 / df))
     else:
         own = total / expected[1, 1]
-        note = "one stage: what a worker has in one step is not told from what its replica has"
+        note = "what a worker has in one step is not told from what its replica or its op has"
         worker_step = _Variance(None, note=note)
     residual = _Variance(own, own * np.sqrt(2 / op_df))
-    # Microbatches of one replica and step share all else.
-    means = np.where(number > 0, of_microbatch, np.nan)
-    per_cell = _count(means, (3,))
-    if not np.any(per_cell > 1):
-        return residual, worker_step, _Variance(None, note="one microbatch in a step")
-    spread = means - _mean(means, (3,))
-    cell = np.where(per_cell > 1, np.nansum(spread**2, axis=3, keepdims=True), 0)
-    df = float(np.sum(np.maximum(per_cell - 1, 0)))
-    square = float(np.sum(cell)) / df
     own = residual.known * float(np.mean(1 / number[number > 0]))
-    return residual, worker_step, _Variance(square - own, square * np.sqrt(2 / df))
+    return residual, worker_step, _of_microbatches(means, own)
+
+
+def _of_microbatches(means: np.ndarray, noise: float) -> _Variance:
+    """The variance of microbatches, from their means over the ops of a replica in a step. They
+    share all else, but for noise.
+    """
+    number = _count(means, (3,))
+    df = float(np.sum(np.maximum(number - 1, 0)))
+    if df == 0:
+        return _Variance(None, note="one microbatch in a step")
+    spread = np.where(number > 1, means - _mean(means, (3,)), np.nan)
+    square = float(np.nansum(spread**2)) / df
+    return _Variance(square - noise, square * np.sqrt(2 / df))
 
 
 def _expected_squares(
@@ -235,67 +265,103 @@ def _of_steps(
 
     name = "step_autocorrelation"
     pairs = int(np.sum(np.diff(steps) == 1))
-    if len(factor) < 3:
-        note = "fewer than three steps"
+    scale = float(np.var(factor, ddof=1)) if len(factor) > 2 else 0.0
+    if scale <= _ALIKE**2:
+        note = "fewer than three steps" if len(factor) < 3 else "all steps are alike"
         return Component("step", None, None, note), Component(name, None, None, note)
-    gaps = np.abs(steps[:, None] - steps[None, :]).astype(float)
-    scale = float(np.var(factor, ddof=1))
-    identified = pairs >= _FEWEST_PAIRS
+    gaps, which = np.unique(np.diff(steps, prepend=steps[0]), return_inverse=True)
+    # Numbers of Python are many times faster than those of arrays, one at a time.
+    rows = (factor.tolist(), (noise + 1e-9 * scale).tolist(), which.tolist())
+    likelihood = ft.partial(_minus_log_likelihood, rows, gaps.astype(float))
 
-    def minus_log_likelihood(point) -> float:
-        variance = scale * np.exp(np.clip(point[0], -30, 30))
-        decay = _decay(point[1]) if identified else 0.0
-        covariance = variance * decay**gaps + np.diag(noise + 1e-9 * scale)
-        try:
-            root = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            return np.inf
-        ones, values = np.linalg.solve(root, np.stack([np.ones(len(factor)), factor], axis=1)).T
-        about = ones @ ones
-        left = values - ones * (ones @ values) / about
+    def objective(point) -> float:
         # The last term keeps off a random walk, whose spread has no bound.
-        likelihood = 2 * np.sum(np.log(np.diag(root))) + np.log(about) + left @ left
-        return float(likelihood) / 2 - _OFF_ONE * np.log1p(-(decay**2))
+        decay = _decay(point[1])
+        return likelihood(_variance(point[0]), decay) - _OFF_ONE * math.log1p(-(decay**2))
 
-    start = [0.0, 1.0] if identified else [0.0]
-    best = min(
-        (
-            minimize(minus_log_likelihood, [first, *start[1:]], method="Nelder-Mead")
-            for first in (0.0, -2.0)
-        ),
-        key=lambda found: found.fun,
-    )
-    point = best.x
-    errors = _errors(minus_log_likelihood, point)
-    deviation = float(np.sqrt(scale * np.exp(np.clip(point[0], -30, 30))))
-    step = Component("step", deviation, float(deviation * errors[0] / 2))
-    if not identified:
+    def _variance(x: float) -> float:
+        return scale * math.exp(min(max(x, -30.0), 30.0))
+
+    best = None
+    if pairs < _FEWEST_PAIRS:
         note = f"{pairs} pairs of neighbouring steps; at least {_FEWEST_PAIRS} are needed"
-        return step, Component(name, None, None, note)
-    decay = _decay(point[1])
+    else:
+        found = [minimize(objective, [x, 1.0], method="Nelder-Mead") for x in (0.0, -2.0)]
+        best = min(found, key=lambda one: one.fun)
+        note = "" if likelihood(0.0, 0.0) - best.fun > _SEEN else "no factor of steps is seen"
+    if best is None or note:
+        # Steps that do not remember: of their variance the information is known.
+        alone = minimize(lambda x: likelihood(_variance(x[0]), 0.0), [-1.0], method="Nelder-Mead")
+        variance = _variance(alone.x[0]) if alone.fun < likelihood(0.0, 0.0) else 0.0
+        total = variance + np.asarray(rows[1])
+        error = float(np.sqrt(2 / np.sum(total**-2.0) * len(total) / (len(total) - 1)))
+        return _Variance(variance, error).component("step"), Component(name, None, None, note)
+    variance, decay = _variance(best.x[0]), _decay(best.x[1])
+    errors = _errors(lambda x, r: likelihood(variance * math.exp(x), r), decay)
     note = "too low in a trace of so few steps" if len(factor) * (1 - decay) < 20 else ""
-    # No error is more than that of knowing nothing.
-    error = min(decay * (1 - decay) * errors[1], 12**-0.5)
-    return step, Component(name, decay, float(error), note)
+    step = _Variance(variance, variance * errors[0]).component("step")
+    return step, Component(name, decay, errors[1], note)
+
+
+def _minus_log_likelihood(
+    rows: tuple[list[float], list[float], list[int]],
+    gaps: Float[np.ndarray, " gaps"],
+    variance: float,
+    decay: float,
+) -> float:
+    """Minus the restricted log-likelihood of an autoregressive process with a mean, seen in noise,
+    up to a constant: by a Kalman filter of the values and of ones, which have the same gains.
+
+    **Arguments:**
+
+    - `rows`: of each step: its value, the variance of its noise, and the position of what it is
+        away from the step before it in `gaps`.
+    - `gaps`: the first is zero.
+    - `variance`, `decay`: of the process, and how much of it is left after one step.
+    """
+    left = (decay**gaps).tolist()
+    value = one = 0.0  # What is expected of the next step.
+    spread = variance
+    logs = of_values = of_both = of_ones = 0.0
+    for given, noise, which in zip(*rows, strict=True):
+        decayed = left[which]
+        value, one = decayed * value, decayed * one
+        spread = decayed * decayed * spread + variance * (1 - decayed * decayed)
+        total = spread + noise
+        gain = spread / total
+        new, new_one = given - value, 1 - one
+        logs += math.log(total)
+        of_values += new * new / total
+        of_both += new * new_one / total
+        of_ones += new_one * new_one / total
+        value += gain * new
+        one += gain * new_one
+        spread *= 1 - gain
+    return (logs + math.log(of_ones) + of_values - of_both**2 / of_ones) / 2
 
 
 def _decay(x: float) -> float:
-    return float(np.clip(1 / (1 + np.exp(-x)), 1e-6, 1 - 1e-6))
+    return 1 / (1 + math.exp(-min(max(x, -13.8), 13.8)))  # From 1e-6 to 1 - 1e-6.
 
 
-def _errors(minus_log_likelihood, point: np.ndarray) -> np.ndarray:
-    """Standard errors from the curvature at the optimum, by differences."""
-    step = 1e-2
-    size = len(point)
-    curvature = np.empty((size, size))
-    axes = step * np.eye(size)
-    for i in range(size):
-        for j in range(size):
+def _errors(likelihood, decay: float) -> tuple[float, float]:
+    """Standard errors of the logarithm of the variance, at zero, and of the decay, from the
+    curvature by differences; that of the decay is no more than that of knowing nothing.
+    """
+    # The decay may pass zero, but not one.
+    steps = np.diag([1e-2, min(1e-2, (1 - decay) / 10)])
+    point = np.array([0.0, decay])
+    curvature = np.empty((2, 2))
+    for i in range(2):
+        for j in range(2):
             corners = [
-                a * b * minus_log_likelihood(point + a * axes[i] + b * axes[j])
+                a * b * likelihood(*(point + a * steps[i] + b * steps[j]))
                 for a in (-1, 1)
                 for b in (-1, 1)
             ]
-            curvature[i, j] = sum(corners) / (4 * step**2)
-    inverse = np.linalg.pinv(curvature)
-    return np.sqrt(np.maximum(np.diag(inverse), 0))
+            curvature[i, j] = sum(corners) / (4 * steps[i, i] * steps[j, j])
+    nothing = 12**-0.5
+    if np.min(np.linalg.eigvalsh(curvature)) <= 0:
+        return 1.0, nothing
+    of_variance, of_decay = np.sqrt(np.diag(np.linalg.inv(curvature)))
+    return float(of_variance), min(float(of_decay), nothing)

@@ -27,7 +27,8 @@ def estimate(
     **Arguments:**
 
     - `program`: the step.
-    - `objective`: which figure: `Mean()`, `Std()`, `Quantile(q)`, `CVaR(q)`, `Exceedance(t)`.
+    - `objective`: which figure: `Mean()`, `Std()`, `Quantile(q)`, `CVaR(q)`, `Exceedance(t)`,
+        `CRPS(measured)`.
     - `num_samples`: how many steps to simulate.
     - `key`: a `jax.random` key. The same key gives common random numbers.
 
@@ -38,7 +39,7 @@ def estimate(
     if not isinstance(objective, AbstractObjective):
         raise ValueError(
             f"The objective {objective!r} must be one of `Mean()`, `Std()`, `Quantile(q)`, "
-            "`CVaR(q)` and `Exceedance(threshold)`."
+            "`CVaR(q)`, `Exceedance(threshold)` and `CRPS(measured)`."
         )
     return _estimate(program, (objective, num_samples, key))
 

@@ -5,6 +5,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
+from .._misc import counted
 from ..data import Fitted, Profile, Variation, WorkerMean
 from ..engine import simulate
 from ..program import StepGraph, compile_profile, op_latencies, replay, step_graph
@@ -22,6 +23,9 @@ _STALL_SHARE = 1e-3
 _STALL_MOST = 0.2
 _NUM_LEVELS = 201
 _STEP_SAMPLES = 20_000
+# A replay that is off by more than the first is a reader's to know, by more than the second no fit.
+_REPLAY_NOTED = 0.005
+_REPLAY_MOST = 0.1
 
 
 def fit_profile(trace: Trace, *, name: str = "") -> Profile:
@@ -47,17 +51,30 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 
     **Raises:**
 
-    `ValueError` for fewer than four steps.
+    `ValueError` for fewer than four steps, a step that takes no time, or ops that do not start in
+    the order of the job's schedule, so that their replay is off by more than a tenth.
     """
     if len(trace.steps) < 4:
         raise ValueError(
-            f"The trace has {len(trace.steps)} whole steps; at least 4 are needed to tell what "
-            "varies from step to step."
+            f"The trace has {counted(len(trace.steps), 'whole step')}; at least 4 are needed to "
+            "tell what varies from step to step."
+        )
+    step_times = trace.step_times()
+    if not np.all(step_times > 0):
+        number = trace.steps[np.argmin(step_times)]
+        raise ValueError(
+            f"Step {number} of the trace takes no time; give the starts and durations of its ops."
         )
     shape = outline(trace)
     step = step_graph(trace.job, shape)
-    step_times = trace.step_times()
     latencies = op_latencies(trace, step)
+    off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
+    if not off <= _REPLAY_MOST:
+        raise ValueError(
+            f"The starts of the trace's ops do not fit the order of the job's schedule, for their "
+            f"replay is off by {100 * off:.3g} %, where {100 * _REPLAY_MOST:.0f} % are allowed; "
+            "give the job that was traced and starts on one clock."
+        )
     body, stalls = _without_stalls(step, latencies, step_times)
     groups = _groups(step)
     mean = np.empty((len(latencies), 1))
@@ -84,7 +101,7 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         shape,
         means,
         tuple(variability),
-        Fitted(len(trace.steps), trace.dropped, _notes(trace), fit_components(trace)),
+        Fitted(len(trace.steps), trace.dropped, _notes(trace, off), fit_components(trace)),
     )
     return _with_step_factor(profile, step_times, source)
 
@@ -179,6 +196,7 @@ def _residuals(
     found = []
     for kind in dict.fromkeys(kinds.tolist()):
         mine = ratios[kinds == kind]
+        mine = mine[:, ~np.isnan(mine).all(axis=0)]
         if kind.endswith("-compute"):
             mine = mine / np.nanmean(mine, axis=0)  # The step's factor has its own law.
         family, parameters = _best_family(mine)
@@ -285,17 +303,26 @@ def _spread(quantiles: np.ndarray) -> float:
     return float((quantiles[2] - quantiles[0]) / (2 * quantiles[1]))
 
 
-def _notes(trace: Trace) -> tuple[str, ...]:
-    """What a reader should know, and what the trace cannot tell."""
+def _notes(trace: Trace, off: float) -> tuple[str, ...]:
+    """What a reader should know, and what the trace cannot tell; `off` is the error of a replay."""
     steps, dp = len(trace.steps), trace.job.layout.dp
     notes = []
+    if off > _REPLAY_NOTED:
+        notes.append(
+            f"the replay is off by {100 * off:.2g} %: some ops do not start where the schedule says"
+        )
+    compute = [op for op in trace.start if op.endswith("-compute")]
+    seconds = [trace.end[op] - trace.start[op] for op in compute]
+    if idle := sum(int(np.sum(x <= 0)) for x in seconds):
+        ops = counted(sum(x.size for x in seconds), "op")
+        notes.append(f"{idle} of {ops} of compute take no time: the components are of the others")
     gaps = np.diff(trace.steps)
     if len(gaps) and np.mean(gaps == 1) < 0.8:
         notes.append("the traced steps have gaps: the autocorrelation of steps is not identified")
     if dp * trace.job.layout.pp < 64:
         notes.append(
-            f"{dp * trace.job.layout.pp} workers: their own means are known, the law that they are "
-            "drawn from is not"
+            f"{counted(dp * trace.job.layout.pp, 'worker')}: their own means are known, the law "
+            "that they are drawn from is not"
         )
     if steps < 100:
         notes.append(f"{steps} steps: stalls rarer than one in {steps} steps are not seen")

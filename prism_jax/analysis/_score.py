@@ -60,11 +60,12 @@ def score(law: Law, measured: Float[np.ndarray, " steps"], *, seed: int = 0) -> 
         raise ValueError("Every measured step time must be a positive number of seconds.")
     quantiles = np.asarray(law.quantile((np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES))
     rng = np.random.default_rng(seed)
-    values = _figures(law, quantiles, measured)
-    again = [
-        _figures(law, quantiles, rng.choice(measured, len(measured))) for _ in range(_RESAMPLES)
-    ]
-    noise = {name: _scatter([figures[name] for figures in again]) for name in values}
+    with np.errstate(over="ignore", invalid="ignore"):  # Squares of absurd steps are infinite.
+        values = _figures(law, quantiles, measured)
+        again = [
+            _figures(law, quantiles, rng.choice(measured, len(measured))) for _ in range(_RESAMPLES)
+        ]
+        noise = {name: _scatter([figures[name] for figures in again]) for name in values}
     return Score(len(measured), values, noise)
 
 

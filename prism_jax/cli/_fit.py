@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .._misc import counted
     from ..data import load_job, save_profile
     from ..trace import read_trace
 
@@ -31,7 +32,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     chosen = trace[arguments.steps]
     if not len(chosen.steps):
         raise ValueError(
-            f"`--steps` chooses none of the {len(trace.steps)} whole steps; give another slice."
+            f"`--steps` chooses none of {counted(len(trace.steps), 'whole step')}; give another "
+            "slice."
         )
     if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
         raise ValueError(f"{arguments.out}: this is a file; give a folder for the profile.")
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{arguments.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
         f"average; their replay is within {100 * result['replay_error']:.2g} %",
         *(_line(component) for component in profile.fitted.components),
-        *(f"dropped: {number} {what}" for what, number in trace.dropped.items()),
+        *(f"dropped: {what} ({number})" for what, number in trace.dropped.items()),
         *(f"note: {note}" for note in profile.fitted.notes),
     ]
     return result, "\n".join(lines)

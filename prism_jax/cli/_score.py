@@ -38,13 +38,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     key = jax.random.key(arguments.seed)
     found = score(simulate(loaded.compile(), num_samples=arguments.samples, key=key), measured)
     result: dict[str, Any] = {"name": loaded.name, "num_steps": found.num_steps}
+    lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
+    lines.append(f"{'':<14} {'value':>10}   {'noise':>10}")
     for name, value in found.values.items():
         # A ratio to measured steps that are all alike is none.
         pair = {"value": value, "noise": found.noise[name]}
         result[name] = {k: x if math.isfinite(x) else None for k, x in pair.items()}
-    lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
-    lines.append(f"{'':<14} {'value':>10}   {'noise':>8}")
-    for name, value in found.values.items():
-        lines.append(f"{name:<14} {value:>10.4f}   {found.noise[name]:>8.4f}")
+        value, noise = (f"{x:.4g}" if math.isfinite(x) else "-" for x in pair.values())
+        lines.append(f"{name:<14} {value:>10}   {noise:>10}")
     lines += ["", "noise: what the figure scatters by, for so few steps were measured"]
     return result, "\n".join(lines)

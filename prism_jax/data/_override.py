@@ -123,6 +123,11 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
         raise ValueError(f"override `{text}`: {unknown_name('kind of kernel', name, names)}")
     rows = list(kernels.variability)
     old: Variation = rows[found[0]]
+    if not old.parameters:
+        raise ValueError(
+            f"override `{text}`: `{name}` is {old.family} here and has no parameters to set; "
+            "choose another family in the table of variability."
+        )
     if parameter not in old.parameters:
         sentence = unknown_name(f"parameter of `{name}`", parameter, old.parameters)
         raise ValueError(f"override `{text}`: {sentence}")

@@ -51,6 +51,7 @@ def leading_axes(plan: Plan, key: PRNGKeyArray, *, importance: bool) -> Lead:
     """Finds the leading axes by the mean gradient of a replica's end."""
     program = plan.program
     gradient = np.asarray(_mean_gradient(plan, key_data(key)))
+    # Axes of zero gradient are kept: the number of rows must not depend on values.
     order = np.argsort(-np.abs(gradient), kind="stable")[:NUM_AXES]
     length = np.linalg.norm(gradient[order])
     direction = gradient[order] / (length if length > 0 else 1)

@@ -25,8 +25,8 @@ OPS, RANKS, MICROBATCHES, STALLS, MEMBERS, LEAD = range(6)
 
 class Axes(eqx.Module):
     """Which draws of a replica sample are given from outside: for each, the row of the scores that
-    takes its place; their number for none. Dynamic, for they depend on
-    the values of the parameters.
+    takes its place; their number for none. Dynamic, for they depend on the values of the
+    parameters.
 
     **Attributes:**
 

@@ -1,7 +1,5 @@
 """The program: everything that the engine needs of a training step."""
 
-import math
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -142,6 +140,10 @@ def stall_probabilities(program: Program) -> Float[Array, " counts"]:
     if most == 0:
         return jnp.ones((1,), dtype)
     rate = jnp.sum(stall_rates(program))
-    # Integer powers, so that a rate of zero and its derivative are right.
-    body = jnp.exp(-rate) * jnp.stack([rate**k / math.factorial(k) for k in range(most)])
+    # Each from the one before it: powers and factorials alone overflow. A rate of zero and its
+    # derivative are right.
+    terms = [jnp.exp(-rate)]
+    for k in range(1, most):
+        terms.append(terms[-1] * rate / k)
+    body = jnp.stack(terms)
     return jnp.append(body, jnp.maximum(1 - jnp.sum(body), 0)).astype(dtype)

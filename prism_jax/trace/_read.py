@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._misc import unknown_name
+from .._misc import counted, unknown_name
 from ..data import Job
 
 
@@ -90,13 +90,14 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
 
     **Returns:**
 
-    A [`Trace`][]. Rows that are there twice, and steps in which ops are missing, are left out and
-    counted in `dropped`.
+    A [`Trace`][]. Rows that are there twice, rows that contradict an earlier one, and steps in
+    which ops are missing, are left out and counted in `dropped`.
 
     **Raises:**
 
-    `ValueError` where columns are missing or hold something else, an op is unknown, a duration is
-    negative or not finite, or a rank or microbatch does not fit the job.
+    `ValueError` where columns are missing or hold something else (a fractional rank, step or
+    microbatch, or booleans), an op is unknown, a duration is negative or not finite, or a rank or
+    microbatch does not fit the job.
     """
     import polars as pl
 
@@ -107,23 +108,17 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     _check_rows(rows, path, dp, pp, microbatches)
     steps = _collect(rows.select(pl.col("step").unique().sort()), path)["step"].to_numpy()
     ops = _collect(rows.select(pl.col("optype").unique(maintain_order=True)), path)["optype"]
-    dropped: dict[str, int] = {}
+    again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}
     whole = np.ones(len(steps), bool)
     for op in ops:  # One kind at a time: a table of all rows may not fit into memory.
         calls = microbatches if op in COMPUTE + TRANSFERS else 1
         shape = (len(steps), dp, pp, calls)
         part = _collect(rows.filter(pl.col("optype") == op).drop("optype"), path)
-        number = np.searchsorted(steps, part["step"].to_numpy())
-        index = tuple(part[c].to_numpy() for c in ("dp_rank", "stage", "seq_id"))
-        place = np.ravel_multi_index((number, *index), shape)[::-1]
-        start[op], end[op] = np.full(shape, np.nan), np.full(shape, np.nan)
-        # Backwards, so that of rows that are there twice the first stays.
-        start[op].reshape(-1)[place] = part["start_ts"].to_numpy()[::-1]
-        end[op].reshape(-1)[place] = (part["start_ts"] + part["duration"]).to_numpy()[::-1]
+        start[op], end[op], twice, contradicting = _placed(part, steps, shape)
+        again["duplicate rows"] += twice
+        again["rows that contradict another"] += contradicting
         there = ~np.isnan(start[op])
-        if (twice := len(place) - int(np.sum(there))) > 0:
-            dropped["duplicate rows"] = dropped.get("duplicate rows", 0) + twice
         expected = _expected(op, there)
         whole &= np.all(there | ~expected, axis=(1, 2, 3))
         start[op][:, ~expected] = np.nan
@@ -132,36 +127,42 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
-            f"{path}: it has no `{missing[0]}`; a trace of {pp} stages needs {', '.join(needed)}."
+            f"{path}: it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
+            f"{', '.join(needed)}."
         )
+    dropped = {what: number for what, number in again.items() if number}
     if not whole.all():
         dropped["steps with missing ops"] = int(np.sum(~whole))
     if not whole.any():
         raise ValueError(
-            f"{path}: ops are missing in every one of its {len(steps)} steps, for {dp} replicas of "
-            f"{pp} stages with {microbatches} microbatches; check that the job is the traced one."
+            f"{path}: ops are missing in each of {counted(len(steps), 'step')}, for dp = {dp}, "
+            f"pp = {pp} and num_microbatches = {microbatches}; check that the job is the traced "
+            "one."
         )
     trace = Trace(job, steps, start, end, dropped)
     return trace if whole.all() else trace[np.flatnonzero(whole)]
 
 
 def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
-    """The column `step_time_s` of a CSV file: measured step times, in seconds.
+    """The column `step_time_s` of a CSV or Parquet file: measured step times, in seconds, run after
+    run as in `read_runs`.
 
     **Raises:**
 
-    `ValueError` where there is none, or a value is not a positive number.
+    As `read_runs`.
     """
     return np.concatenate(read_runs(path))
 
 
 def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
-    """As `read_step_times`, with the steps of each `run` apart, where there is such a column: each
-    in the order of the file, runs in the order of their first step.
+    """As `read_step_times`, with the steps of each `run` apart, where there is such a column: runs
+    in the order of their first row, the steps of each by their `step`, or in the order of the file
+    where there is no such column.
 
     **Raises:**
 
-    As `read_step_times`.
+    `ValueError` where there are no step times, one is not a positive number, a `run` is empty, or a
+    `step` is no whole number or there twice in its run.
     """
     import polars as pl
 
@@ -169,16 +170,36 @@ def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
     given = frame.collect_schema()
     if "step_time_s" not in given:
         raise ValueError(f"{path}: the column `step_time_s` is missing; it has {', '.join(given)}.")
+    integers = ["step"] if "step" in given else []
+    _check_numbers(frame, path, ["step_time_s", *integers], integers)
+    seconds = pl.col("step_time_s").cast(pl.Float64, strict=False).alias("seconds")
     run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
-    try:
-        table = frame.select(run, pl.col("step_time_s").cast(pl.Float64)).collect()
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path}: `step_time_s` is not a number everywhere.") from error
-    values = table["step_time_s"].to_numpy()
-    if not len(values) or not np.all(np.isfinite(values) & (values > 0)):
-        raise ValueError(f"{path}: every `step_time_s` must be a positive number.")
+    step = pl.col("step").cast(pl.Int64) if integers else pl.int_range(pl.len()).alias("step")
+    table = _collect(frame.select(run, step, "step_time_s", seconds), path)
+    if not len(table):
+        raise ValueError(f"{path}: it has no rows.")
+    for name in ("run", "step", "step_time_s"):
+        if table[name].null_count():
+            row = int(table[name].is_null().arg_max() or 0) + 1
+            raise ValueError(f"{path}: `{name}` is empty in row {row}; fill or drop that row.")
+    values = table["seconds"].fill_null(np.nan).to_numpy()
+    wrong = ~(np.isfinite(values) & (values > 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{path}: `step_time_s` is {table['step_time_s'][row]!r} in row {row + 1}, but must be "
+            "a positive number of seconds."
+        )
+    twice = table.select("run", "step").is_duplicated()
+    if twice.any():
+        row = table.row(int(twice.arg_max() or 0), named=True)
+        of_run = f" of run {row['run']}" if "run" in given else ""
+        raise ValueError(
+            f"{path}: step {row['step']}{of_run} is there twice; keep one of its rows, or tell the "
+            "runs apart in a column `run`."
+        )
     parts = table.partition_by("run", maintain_order=True)
-    return [part["step_time_s"].to_numpy() for part in parts]
+    return [part.sort("step")["seconds"].to_numpy() for part in parts]
 
 
 def _scan(path: pathlib.Path) -> "pl.LazyFrame":
@@ -215,10 +236,62 @@ def _typed(frame: "pl.LazyFrame", path) -> "pl.LazyFrame":
     missing = [name for name in COLUMNS if name not in given]
     if missing:
         raise ValueError(
-            f"{path}: the columns {', '.join(f'`{m}`' for m in missing)} are missing; it has "
+            f"{path}: it has no column {', '.join(f'`{m}`' for m in missing)}; it has "
             f"{', '.join(given)}."
         )
+    integers = [name for name, kind in COLUMNS.items() if kind.startswith("Int")]
+    _check_numbers(frame, path, [n for n, kind in COLUMNS.items() if kind != "String"], integers)
     return frame.select(pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items())
+
+
+def _check_numbers(frame: "pl.LazyFrame", path, numbers: list[str], integers: list[str]) -> None:
+    """Refuses what a cast would change without a word: booleans, times, and fractions."""
+    import polars as pl
+
+    given = frame.collect_schema()
+    for name in numbers:
+        kind = given[name]
+        if not (kind.is_numeric() or kind in (pl.String, pl.Null)):
+            raise ValueError(f"{path}: the column `{name}` holds {kind} values; give numbers.")
+    floats = [name for name in integers if given[name].is_float()]
+    if not floats:
+        return
+    fractional = [(pl.col(n).is_finite() & (pl.col(n) != pl.col(n).round())) for n in floats]
+    found = _collect(frame.select(x.sum() for x in fractional), path).row(0)
+    for name, wrong, number in zip(floats, fractional, found, strict=True):
+        if number:
+            first = _collect(frame.filter(wrong).select(name).head(1), path)[name][0]
+            raise ValueError(
+                f"{path}: {_rows(number)} a fractional `{name}`, the first {first:g}; give whole "
+                "numbers."
+            )
+
+
+def _rows(number: int) -> str:
+    return f"{counted(number, 'row')} {'has' if number == 1 else 'have'}"
+
+
+def _placed(
+    part: "pl.DataFrame", steps: Int[np.ndarray, " steps"], shape: tuple[int, int, int, int]
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Starts and ends of one kind of op, and how many rows are there twice or contradict one that
+    came before.
+    """
+    number = np.searchsorted(steps, part["step"].to_numpy())
+    index = tuple(part[c].to_numpy() for c in ("dp_rank", "stage", "seq_id"))
+    place = np.ravel_multi_index((number, *index), shape)[::-1]
+    tables, again, other = [], 0, np.zeros((), bool)
+    for column in (part["start_ts"], part["start_ts"] + part["duration"]):
+        values = column.to_numpy()[::-1]
+        table = np.full(shape, np.nan)
+        # Backwards, so that of rows that are there twice the first stays.
+        table.reshape(-1)[place] = values
+        again = len(place) - int(np.count_nonzero(~np.isnan(table)))
+        if again:
+            other = other | (table.reshape(-1)[place] != values)
+        tables.append(table)
+    contradicting = int(np.sum(other))
+    return tables[0], tables[1], again - contradicting, contradicting
 
 
 def _collect(frame: "pl.LazyFrame", path) -> "pl.DataFrame":
@@ -272,7 +345,7 @@ def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int)
         if found[what]:
             row = _collect(rows.filter(wrong).head(1), path).row(0, named=True)
             raise ValueError(
-                f"{path}: {found[what]} rows have {what}, the first `{row['optype']}` of step "
+                f"{path}: {_rows(found[what])} {what}, the first `{row['optype']}` of step "
                 f"{row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; mend the trace or "
                 "give the job that was traced."
             )
