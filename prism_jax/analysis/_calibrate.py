@@ -107,7 +107,7 @@ def calibrate(
     """
     observed = observe(runs)
     compile_job(job)  # Raises where it has no model.
-    job = _plain(job, source)
+    job = without_calibration(job, source)
     program, value = _started(job, observed)
     key = jax.random.key(seed)
     free = dataclasses.replace(
@@ -171,7 +171,7 @@ def agreement(
     }
 
 
-def _plain(job: Job, source: str) -> Job:
+def without_calibration(job: Job, source: str) -> Job:
     """The job without what an earlier calibration has said, but with the changes that were made to
     its kernels since (by `--set`).
     """
