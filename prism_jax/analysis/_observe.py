@@ -13,6 +13,7 @@ _CORE_DEVIATIONS = 5.0
 _SEEN = 2.5
 # What is longer, relative to the median, is no step; what is more frequent, no outlier.
 _LONGEST = 1000.0
+_LATEST = 1e9
 _MOST_OUTLIERS = 0.2
 
 
@@ -61,8 +62,10 @@ def observe(runs: Sequence[Float[np.ndarray, " steps"]]) -> Observed:
             f"{len(runs)} runs with {sum(map(len, runs))} steps are too few to calibrate to; give "
             "at least 20 steps, and 4 of each run."
         )
-    if not all(np.all(np.isfinite(run) & (run > 0)) for run in runs):
-        raise ValueError("Every measured step time must be a positive number of seconds.")
+    if not all(np.all((run > 0) & (run < _LATEST)) for run in runs):
+        raise ValueError(
+            f"Every measured step time must be a positive number of seconds below {_LATEST:g}."
+        )
     if any(np.median(np.abs(run - np.median(run))) == 0 for run in runs):
         raise ValueError("Half of a run's step times are alike; give them as they were measured.")
     medians = np.array([np.median(run) for run in runs])
