@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..engine import Composed, composed_steps, pull_back
+from ..engine import Composed, composed_steps, given_the_rest, pull_back
 from ..program import Program
-from ._objectives import AbstractObjective
+from ._objectives import AbstractObjective, Exceedance, Mean, bandwidth
 
 
 def estimate(
@@ -44,27 +44,48 @@ def estimate(
     return _estimate(program, (objective, num_samples, key))
 
 
+def figure(
+    program: Program,
+    objective: AbstractObjective,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    like: Composed | None = None,
+) -> tuple[float, Composed, AbstractObjective]:
+    """A figure with what it was made of: steps, and the objective that takes them to it. See
+    `composed_steps` for `like`.
+    """
+    composed = composed_steps(program, num_samples=num_samples, key=key, like=like)
+    if isinstance(objective, Exceedance):
+        conditional = given_the_rest(composed, objective.threshold, bandwidth(composed.steps))
+        if conditional is not None:
+            composed, objective = conditional, Mean()
+    return objective.value(composed.steps), composed, objective
+
+
+def figure_gradient(program: Program, composed: Composed, objective: AbstractObjective) -> Program:
+    """The derivative of what `figure` gave, with respect to the parameters of `program`."""
+    slope = objective.slope(composed.steps)
+    influence = objective.influence(composed.steps) / len(composed.steps)
+    return pull_back(program, composed, slope, influence)
+
+
 @eqx.filter_custom_vjp
 def _estimate(program, arguments):
-    objective, num_samples, key = arguments
-    composed = composed_steps(program, num_samples=num_samples, key=key)
-    return jnp.asarray(objective.value(composed.steps), program.latencies.mean.dtype)
+    return _forward(None, program, arguments)[0]
 
 
 @_estimate.def_fwd
 def _forward(perturbed, program, arguments):
+    del perturbed
     objective, num_samples, key = arguments
-    composed = composed_steps(program, num_samples=num_samples, key=key)
-    value = jnp.asarray(objective.value(composed.steps), program.latencies.mean.dtype)
-    return value, composed
+    value, *how = figure(program, objective, num_samples=num_samples, key=key)
+    return jnp.asarray(value, program.latencies.mean.dtype), how
 
 
 @_estimate.def_bwd
-def _backward(composed: Composed, cotangent, perturbed, program, arguments):
-    objective, *_ = arguments
-    slope = objective.slope(composed.steps)
-    influence = objective.influence(composed.steps) / len(composed.steps)
-    gradient = pull_back(program, composed, slope, influence)
+def _backward(how, cotangent, perturbed, program, arguments):
+    gradient = figure_gradient(program, *how)
     return jax.tree.map(
         lambda g: None if g is None else g * cotangent, gradient, is_leaf=lambda g: g is None
     )

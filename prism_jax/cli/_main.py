@@ -8,11 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from .._misc import unknown_name
-from . import _calibrate, _catalogue, _fit, _score, _simulate, _sweep
+from . import _calibrate, _catalogue, _fit, _score, _sensitivity, _simulate, _sweep, _whatif
 
 
 _COMMANDS = {
     "simulate": _simulate,
+    "sensitivity": _sensitivity,
+    "whatif": _whatif,
     "sweep": _sweep,
     "fit": _fit,
     "calibrate": _calibrate,

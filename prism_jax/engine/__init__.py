@@ -1,8 +1,10 @@
+from ._critical import CriticalPaths as CriticalPaths, critical_paths as critical_paths
 from ._law import Law as Law
 from ._merge import load_law as load_law, merge_laws as merge_laws, save_law as save_law
 from ._pull_back import (
     Composed as Composed,
     composed_steps as composed_steps,
+    given_the_rest as given_the_rest,
     pull_back as pull_back,
 )
 from ._random import key_data as key_data

@@ -21,6 +21,11 @@ def check_program(program, key) -> None:
             f"A {type(program).__name__} was given in place of a program; use `compile_job` to get "
             "one."
         )
+    if program.adjustment is not None and program.resolution == "kernel":
+        raise ValueError(
+            "An `adjustment` goes with whole blocks; compile the program without "
+            '`resolution="kernel"`.'
+        )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((program, key))):
         raise ValueError(
             "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "

@@ -4,7 +4,7 @@ from ._accumulate import Accumulator
 from ._decide import STEP_TILES, Decision
 from ._plan import Plan
 from ._random import KeyData
-from ._step import compose_steps
+from ._step import Over, steps_of
 from ._tiles import map_tiles, untile
 
 
@@ -26,11 +26,15 @@ def compose(
     return accumulator, run_steps(plan, decision, key, num_steps, keep)
 
 
-def run_steps(plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep) -> bool:
-    """Composes steps and gives them to `keep`, a batch at a time, in order. See `map_tiles`."""
+def run_steps(
+    plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep, over: Over | None = None
+) -> bool:
+    """Composes steps and gives them to `keep`, a batch at a time, in order: their times, or the
+    probabilities that they are over a threshold. See `map_tiles`.
+    """
     return map_tiles(
         _step_tile,
-        (plan, key),
+        (plan, key, over),
         num_steps,
         lambda start, count, result: keep(untile(result)),
         decision.inputs,
@@ -40,5 +44,5 @@ def run_steps(plan: Plan, decision: Decision, key: KeyData, num_steps: int, keep
 
 
 def _step_tile(shared, ids, ends, regimes):
-    plan, key = shared
-    return compose_steps(plan, ends.T, ids, key, regimes)
+    plan, key, over = shared
+    return steps_of(plan, ends.T, ids, key, regimes, over)

@@ -36,6 +36,8 @@ class Decision:
     - `rule`: `"vector"` or `"exact"`.
     - `one_each`: whether each step is one replica sample, in order.
     - `seed`: for the draws of the exact rule, which are made in blocks of steps.
+    - `others`: of replicas that are unlike these, whose slowest counts too.
+    - `shuffled`: whether ranks are dealt out in random order, so as to be independent of others'.
     """
 
     kept: Replicas
@@ -46,6 +48,8 @@ class Decision:
     rule: str
     seed: tuple[int, int]
     one_each: bool = False
+    others: tuple["Decision", ...] = ()
+    shuffled: bool = False
 
     def regimes(self, steps: np.ndarray) -> np.ndarray:
         """The regime of the network in each step."""
@@ -64,7 +68,12 @@ class Decision:
     def _ranks_of_block(self, start: int) -> np.ndarray:
         size = min(BLOCK, self.num_steps - start)
         offset = (self.offsets[0] + _reversed(start // BLOCK)) % 1
-        return np.clip((np.arange(size) + offset) / size, 2.0**-53, 1 - 2.0**-53)
+        order = np.arange(size)
+        if self.shuffled:
+            counter = [0, 0, 2, self.kept.first + start]
+            rng = np.random.Generator(np.random.Philox(key=list(self.seed), counter=counter))
+            order = rng.permutation(size)
+        return np.clip((order + offset) / size, 2.0**-53, 1 - 2.0**-53)
 
     def picks(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The regime of each step and its position in that regime's selection (vector rule).
@@ -98,6 +107,10 @@ class Decision:
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the pipeline ranks `(count, ranks)` and the regime, from id `first` on."""
+        if self.others:
+            mine, regimes = dataclasses.replace(self, others=()).inputs(first, count)
+            rest = (other.inputs(first, count)[0] for other in self.others)
+            return ft.reduce(np.maximum, rest, mine), regimes
         first -= self.kept.first
         regimes = self.regimes(np.arange(first, first + count)).astype(np.int32)
         if self.one_each:
@@ -176,9 +189,10 @@ def decide(
     *,
     explicit: bool = False,
     rule: str = "vector",
+    num_replicas: int | None = None,
 ) -> Decision:
     """Sets up how steps are decided. With `explicit`, each kept sample is the slowest of a whole
-    step's replicas already.
+    step's replicas already. `num_replicas` is that of the program by default.
     """
     weights = sample_weights(program, chances.strata, kept)
     regime = np.array([s.regime for s in program.strata])[kept.stratum]
@@ -186,7 +200,7 @@ def decide(
     present = np.bincount(regime, minlength=len(probabilities)) > 0
     if not present.all():  # Only in runs of a handful of samples.
         probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
-    replicas = 1 if explicit else program.num_replicas
+    replicas = 1 if explicit else num_replicas or program.num_replicas
     words = [int(word) for word in np.asarray(key)]
     rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
     first, second = rng.random(2)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from ..latency import AbstractLatency, Constant, LogNormal, cube_normal
+from ..latency import AbstractLatency, Constant, LogNormal, cube_normal, cube_normal_score
 from ..program import (
     NODE_SCORES,
     Program,
@@ -205,14 +205,40 @@ def latency(
     collapsed; for what is one kernel a log-normal, or a table.
     """
     seconds = jnp.zeros((), z.dtype)
+    adjusted = "spread factor" in laws
     if "mean" in laws:
-        cube = cube_normal(z, laws["skewness"])
-        seconds = jnp.maximum(laws["mean"] + laws["std"] * cube, 0)
+        std = laws["std"] * laws["spread factor"] if adjusted else laws["std"]
+        seconds = jnp.maximum(laws["mean"] + std * cube_normal(z, laws["skewness"]), 0)
     if "own" in laws:
         if residuals is None:
-            sigma = laws["sigma"]
+            sigma = laws["sigma"] * laws["spread factor"] if adjusted else laws["sigma"]
             shape = exp(sigma * (z - sigma / 2))
         else:
             shape = look_up(residuals, laws["kind"], z)
+            shape = 1 + laws["spread factor"] * (shape - 1) if adjusted else shape
         seconds = seconds + laws["own"] * shape
     return seconds
+
+
+def latency_score(
+    laws: dict[str, Shaped[Array, "*rows"]],
+    residuals: Float[Array, "kinds scores"] | None,
+    seconds: Float[Array, "*shape"],
+) -> Float[Array, "*shape"]:
+    """The score at which an op of one class has a given latency: the inverse of `latency`."""
+    if "mean" in laws:
+        standard = (seconds - laws["mean"]) / laws["std"]
+        return jnp.where(seconds > 0, cube_normal_score(standard, laws["skewness"]), -SCORE_RANGE)
+    ratio = seconds / laws["own"]
+    if residuals is None:
+        sigma = laws["sigma"]
+        positive = ratio > 0
+        score = jnp.log(jnp.where(positive, ratio, 1)) / sigma + sigma / 2
+        return jnp.where(positive, score, -SCORE_RANGE)
+    return table_score(residuals[laws["kind"].reshape(-1)[0]], ratio)
+
+
+def table_score(table: Table, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The score at which a table has a value, within its range: the inverse of `look_up_one`."""
+    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=table.dtype)
+    return jnp.interp(value, table, scores)

@@ -27,12 +27,16 @@ from ._draw import (
     sobol_points,
 )
 from ._plan import Plan, make_plan
-from ._random import KeyData, key_data
+from ._random import KeyData, fold, key_data
 from ._replica import replica_ends, strata_of, stratum_weights
 from ._replicas import Replicas
 from ._simulate import make_plan_jit
-from ._step import compose_steps
+from ._step import Over, last_spreads, steps_of
 from ._tiles import map_tiles, sum_tiles, tiles_of, untile
+
+
+# The stream of random numbers of replicas that are unlike the others.
+ODD = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Composed:
 
     **Attributes:**
 
-    - `steps`: `(n,)` step times in seconds, float64.
+    - `steps`: `(n,)` step times in seconds, float64; with `over`, probabilities.
+    - `over`: see [`Over`][].
     - `parts`: how each part of the run was drawn, and what decided its steps.
     - `plan`, `key`: of the simulation.
     """
@@ -50,28 +55,87 @@ class Composed:
     parts: tuple[tuple[Draws, Decision], ...]
     plan: Plan
     key: KeyData
+    over: Over | None = None
 
 
-def composed_steps(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Composed:
-    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each)."""
+def composed_steps(
+    program: Program,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    like: Composed | None = None,
+    odd: tuple[Program, int] | None = None,
+) -> Composed:
+    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each).
+
+    With `like`, steps of a program of the same graph, they are drawn in the same way: so that the
+    same random numbers mean the same where samples are weighted, too. With `odd`, so many of the
+    replicas are those of another program of the same graph; such steps have no derivative.
+    """
     check_program(program, key)
     num_samples = check_num_samples(num_samples)
     plan = make_plan_jit(program)
     check_plan(plan)
     words = key_data(key)
     sampling = automatic_sampling(program, num_samples, "vector")
-    lead = find_lead(plan, sampling)
+    lead = find_lead(plan, sampling) if like is None else like.parts[0][0].lead
     likely = chances(program)
+    number = program.num_replicas - (odd[1] if odd else 0)
     done, steps = [], []
     for first, count in parts(program, num_samples, sampling):
         draws = Draws(sampling, lead, first, count)
         kept, finished = draw_replicas(plan, words, draws)
         if finished:
-            decision = decide(program, likely, kept, words, count)
+            decision = decide(program, likely, kept, words, count, num_replicas=number)
+            if odd is not None:
+                decision = _with_odd(decision, *odd, words, draws)
             done.append((draws, decision))
             finished = run_steps(plan, decision, words, count, steps.append)
         _whole(finished)
     return Composed(np.concatenate(steps).astype(np.float64), tuple(done), plan, words)
+
+
+def _with_odd(
+    decision: Decision, program: Program, number: int, key: KeyData, draws: Draws
+) -> Decision:
+    """The decision with so many replicas of another program."""
+    plan = make_plan_jit(program)
+    check_plan(plan)
+    own = fold(key, ODD)
+    kept, finished = draw_replicas(plan, own, draws)
+    _whole(finished)
+    other = decide(program, chances(program), kept, own, draws.steps, num_replicas=number)
+    # All replicas of a step have the same network.
+    offsets = (other.offsets[0], decision.offsets[1])
+    other = dataclasses.replace(other, offsets=offsets, shuffled=True)
+    return dataclasses.replace(decision, others=(other,))
+
+
+def given_the_rest(composed: Composed, threshold: float, narrowest: float) -> Composed | None:
+    """The same steps as probabilities to take longer than a threshold, given all draws of a step
+    but its last.
+
+    **Arguments:**
+
+    - `composed`: from `composed_steps`.
+    - `threshold`: in seconds.
+    - `narrowest`: the least that the last draw must spread a step by, in seconds.
+
+    **Returns:**
+
+    What was composed; `None` where neither the step factor nor the tail spread it so far.
+    """
+    spreads = last_spreads(composed.plan, float(np.median(composed.steps)))
+    last = max(spreads, key=lambda name: float(spreads[name]), default=None)
+    if last is None or float(spreads[last]) <= narrowest:
+        return None
+    dtype = composed.plan.mean.dtype
+    over = Over(jnp.asarray(threshold, dtype), last)
+    steps = []
+    for draws, decision in composed.parts:
+        _whole(run_steps(composed.plan, decision, composed.key, draws.steps, steps.append, over))
+    steps = np.concatenate(steps).astype(np.float64)
+    return dataclasses.replace(composed, steps=steps, over=over)
 
 
 def _whole(finished: bool) -> None:
@@ -90,7 +154,7 @@ def pull_back(
 
     **Arguments:**
 
-    - `slope`: of the figure with respect to each step time.
+    - `slope`: of the figure with respect to each of `composed.steps`.
     - `influence`: of the figure with respect to the logarithm of each step's weight.
 
     **Returns:**
@@ -131,7 +195,7 @@ def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
         ends, regimes = decision.inputs(first, count)
         return ends, regimes, slope[first - start :][:count].astype(ends.dtype)
 
-    shared = (composed.plan, composed.key)
+    shared = (composed.plan, composed.key, composed.over)
 
     def add(first, count, result):
         nonlocal of_plan
@@ -146,11 +210,11 @@ def _through_steps(composed: Composed, decision: Decision, slope, of_plan):
 
 
 def _step_vjp(shared, ids, ends, regimes, slope):
-    plan, key = shared
+    plan, key, over = shared
     floats, rest = eqx.partition(plan, eqx.is_inexact_array)
 
     def forward(floats, ends):
-        return compose_steps(eqx.combine(floats, rest), ends.T, ids, key, regimes)
+        return steps_of(eqx.combine(floats, rest), ends.T, ids, key, regimes, over)
 
     _, vjp = jax.vjp(forward, floats, ends)
     return vjp(slope)

@@ -123,23 +123,21 @@ def replica_ends(
     """`sample_replica_ends` from a plan, with the strata of the samples given, and the scores of
     some draws. Samples of one `gpu_id`, their own by default, run on the same GPUs.
     """
-    program = plan.program
-    dtype = plan.mean.dtype
-    num_samples = sample_ids.shape[0]
-    latencies = Latencies(
-        **_tables(
-            plan,
-            sample_ids,
-            key,
-            regimes,
-            stalls,
-            given,
-            sample_ids if gpu_ids is None else gpu_ids,
-        ),
-        noise=ft.partial(_noise, program.levels.ops.value.shape[1], dtype),
+    latencies = replica_latencies(plan, sample_ids, key, regimes, stalls, given, gpu_ids)
+    return propagate(plan.program.levels, latencies, sample_ids.shape[0], plan.mean.dtype)
+
+
+def replica_latencies(
+    plan: Plan, sample_ids, key: KeyData, regimes, stalls, given=None, gpu_ids=None
+) -> Latencies:
+    """The latencies of all ops of the samples. See `replica_ends`."""
+    gpu_ids = sample_ids if gpu_ids is None else gpu_ids
+    width = plan.program.levels.ops.value.shape[1]
+    return Latencies(
+        **_tables(plan, sample_ids, key, regimes, stalls, given, gpu_ids),
+        noise=ft.partial(_noise, width, plan.mean.dtype),
         noise_arguments=(fold(key, OPS), sample_ids),
     )
-    return propagate(program.levels, latencies, num_samples, dtype)
 
 
 def _noise(width: int, dtype, arguments, level, lane):
@@ -160,6 +158,8 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids) -> dic
         z = normals(fold(key, RANKS), gpu_ids, counters(program.num_ranks), dtype)
         z = z if given is None else _replaced(z, given[0].ranks, given[1])
         slowest = look_up_one(plan.slowest, z)
+        if program.adjustment is not None:
+            slowest = 1 + program.adjustment.gpu[:, None] * (slowest - 1)
     # Laws are the same for all samples where neither GPUs nor the network make a difference.
     if slowest is None:
         slowest = jnp.ones((program.num_ranks, 1), dtype)
@@ -187,6 +187,11 @@ def _tables(plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids) -> dic
         which["microbatch"] = np.where(
             compute, program.ops.microbatch.value[ops], program.num_microbatches
         )
+    if program.adjustment is not None:
+        group = program.adjustment.group.value[ops]
+        for name in ("latency", "spread"):
+            tables[f"{name} factor"] = getattr(program.adjustment, name)[:, None]
+            which[f"{name} factor"] = group
     if given is not None:
         axes, scores = given
         # The last row stands for "not given".
@@ -230,6 +235,8 @@ def _op_latency(op, mine, shared, z, kernels=None):
         seconds = latency(mine, shared, z)
     else:
         seconds = kernels(op, mine, shared, z)
+    if "latency factor" in mine:
+        seconds = seconds * mine["latency factor"]
     if "microbatch" in mine:
         seconds = seconds * mine["microbatch"]
     for j in range(sum(name.startswith("pause") for name in mine)):

@@ -1,11 +1,13 @@
 """From replicas to a step: reduction of gradients, the barrier of all ranks, and the tail."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
 
-from ._plan import Plan, latency, look_up_one, row_laws
+from ._plan import Plan, latency, latency_score, look_up_one, row_laws, table_score
 from ._random import KeyData, counters, fold, normals
 
 
@@ -39,27 +41,96 @@ def compose_steps(
         The slowest GPU of the tail is drawn by itself, although it is one of those that the
         replicas have; the tail is too short for that to show.
     """
+    barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
+    if plan.step is not None:
+        barrier = barrier * look_up_one(plan.step, z["step"])
+    if tail is not None:
+        barrier = barrier + latency(tail, plan.residuals, z["tail"][None, :])[0]
+    return barrier
+
+
+class Over(eqx.Module):
+    """To go by the probability that a step takes longer than a threshold, given all of its draws
+    but one, in place of its time.
+
+    **Attributes:**
+
+    - `threshold`: in seconds.
+    - `last`: the draw left open: that of the `"step"` factor or of the `"tail"`. It must vary.
+    """
+
+    threshold: Float[Array, ""]
+    last: str = eqx.field(static=True)
+
+
+def steps_of(plan: Plan, ends, step_ids, key, regimes, over: Over | None) -> Float[Array, " steps"]:
+    """What `compose_steps` gives, or with `over` a probability each: conditional Monte Carlo (Fu,
+    Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). Unlike the
+    indicator that it is the mean of, it has a derivative.
+    """
+    if over is None:
+        return compose_steps(plan, ends, step_ids, key, regimes)
+    barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
+    if over.last == "step":
+        assert plan.step is not None
+        left = jnp.broadcast_to(over.threshold, barrier.shape)
+        if tail is not None:
+            left = left - latency(tail, plan.residuals, z["tail"][None, :])[0]
+        score = table_score(plan.step, left / barrier)
+    else:
+        if plan.step is not None:
+            barrier = barrier * look_up_one(plan.step, z["step"])
+        assert tail is not None
+        score = latency_score(tail, plan.residuals, (over.threshold - barrier)[None, :])[0]
+    return ndtr(-score)
+
+
+def last_spreads(plan: Plan, step_time: float) -> dict[str, Float[Array, ""]]:
+    """How far the draws that come last spread a step of a given length, in seconds."""
+    one = jnp.ones((1, 1), plan.mean.dtype)
+    ends = {}
+    if plan.step is not None:
+        ends["step"] = [step_time * look_up_one(plan.step, z) for z in (one, -one)]
+    if plan.program.tail >= 0:
+        calm = jnp.zeros((1,), jnp.int32)
+        law = row_laws(plan, np.array([plan.program.tail]), one, plan.tail_nodes, calm)
+        ends["tail"] = [latency(law, plan.residuals, z) for z in (one, -one)]
+    return {name: ((high - low) / 2)[0, 0] for name, (high, low) in ends.items()}
+
+
+def _before_last(plan: Plan, ends, step_ids, key, regimes):
+    """When all ranks have met, the scores of the step factor and the tail, and the tail's law."""
     program = plan.program
     dtype = ends.dtype
     number = program.num_ranks
     z = normals(fold(key, STEPS), step_ids, counters(number + 3), dtype)
-    one = jnp.ones((1, ends.shape[1]), dtype)
-
-    finished = ends
-    if np.any(program.reduce_scatter.value >= 0):
-        reduction = _reductions(plan, z[:number], regimes)
-        exposed = jnp.asarray(program.reduce_scatter.value >= 0)[:, None]
-        finished = ends + jnp.where(exposed, reduction, 0)
-    step = jnp.max(finished, axis=0)
-    if plan.step is not None:
-        step = step * look_up_one(plan.step, z[number])
+    finished = _finished(plan, ends, z[:number], regimes)
+    tail = None
     if program.tail >= 0:
-        slowest = one
+        slowest = jnp.ones((1, ends.shape[1]), dtype)
         if plan.tail_slowest is not None:
             slowest = look_up_one(plan.tail_slowest, z[number + 1])[None, :]
-        laws = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
-        step = step + latency(laws, plan.residuals, z[number + 2][None, :])[0]
-    return step
+        tail = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
+    return jnp.max(finished, axis=0), {"step": z[number], "tail": z[number + 2]}, tail
+
+
+def _finished(plan: Plan, ends, z, regimes) -> Float[Array, "ranks samples"]:
+    """When each pipeline rank has reduced its gradients."""
+    classes = plan.program.reduce_scatter.value
+    if not np.any(classes >= 0):
+        return ends
+    exposed = jnp.asarray(classes >= 0)[:, None]
+    return ends + jnp.where(exposed, _reductions(plan, z, regimes), 0)
+
+
+def barriers(plan: Plan, ends, step_ids, key, regimes):
+    """When each pipeline rank has reduced its gradients `(ranks, samples)`, and the factor of the
+    step `(samples,)`. See `compose_steps`.
+    """
+    number = plan.program.num_ranks
+    z = normals(fold(key, STEPS), step_ids, counters(number + 3), ends.dtype)
+    factor = jnp.ones_like(z[0]) if plan.step is None else look_up_one(plan.step, z[number])
+    return _finished(plan, ends, z[:number], regimes), factor
 
 
 def _reductions(

@@ -15,3 +15,4 @@ from ._three_moment import (
 )
 from ._transform import Scaled as Scaled, Shifted as Shifted
 from ._weibull import Weibull as Weibull
+from ._widen import widen as widen

@@ -1,3 +1,4 @@
+from ._adjustment import Adjustment as Adjustment
 from ._assemble import assemble as assemble
 from ._check import check_variability as check_variability
 from ._collapse import (

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
 from ..maxplus import Levels
+from ._adjustment import Adjustment
 from ._collapse import Blocks
 from ._table import LatencyTable
 from ._variability import Variability
@@ -82,6 +83,7 @@ class Program(eqx.Module):
     - `group_size`: members of a tensor- and context-parallel group.
     - `world_size`: GPUs of the job.
     - `resolution`: `"block"`, or `"kernel"` to draw every kernel of every member.
+    - `adjustment`: further factors on ops, also parameters; `None` for none.
     """
 
     latencies: LatencyTable
@@ -101,6 +103,7 @@ class Program(eqx.Module):
     group_size: int = eqx.field(static=True)
     world_size: int = eqx.field(static=True)
     resolution: str = eqx.field(static=True)
+    adjustment: Adjustment | None = None
 
     @property
     def num_ops(self) -> int:

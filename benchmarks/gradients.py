@@ -1,0 +1,259 @@
+"""Whether derivatives are right, and what they cost: against central differences.
+
+    python benchmarks/gradients.py                  # tables in Markdown; --json for one JSON object
+    python benchmarks/gradients.py --coverage 2000  # how often 95 % intervals hold, too (an hour)
+
+A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
+objective. Its derivative is taken in 16 batches, and so is the central difference, with the same
+random numbers; `z` is their difference over the standard error of it. `relative error` is the
+standard error of a derivative, relative to the largest of the program, that nine in ten do not
+exceed. `cost` is the time of value
+and derivatives of all parameters over that of the value.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+NUM_SAMPLES = 2**16
+NUM_BATCHES = 16
+# The relative change of a central difference, unless it would move steps by a part of their spread:
+# then the third derivative of a probability would count.
+STEP = 0.02
+MOVED = 0.05
+
+
+def programs() -> dict[str, Any]:
+    """Small graphs with all that a program may have."""
+    import jax.numpy as jnp
+
+    from prism_jax.latency import Gamma, LogNormal, Normal, Weibull
+    from prism_jax.program import Network, Stall, Variability
+    from prism_jax.schedule import GPipe, InterleavedOneFOneB, OneFOneB
+    from tests.helpers import lognormal, one_kernel, pipeline_program
+
+    shared = {"rank": lognormal(0.02), "step": lognormal(0.01), "microbatch": lognormal(0.03)}
+    congested = Network(jnp.asarray(0.2), jnp.asarray(2.0))
+    stalls = {"gemm": Stall(jnp.asarray(2e-3), lognormal(0.5))}
+    families = {
+        "log-normal": LogNormal(1.0, 0.08),
+        "normal": Normal(1.0, 0.08),
+        "gamma": Gamma(1.0, 0.08),
+        "weibull": Weibull(1.0, 12.0),
+    }
+    noise = {"gemm": lognormal(0.08), "send_recv": lognormal(0.3)}
+    tail = {"tail": one_kernel("optimizer", 1.0)}
+    reduction = {"reduce_scatter": [one_kernel("reduce_scatter", 0.5, "network")] * 3}
+    options = {**tail, **reduction, "network_links": ("network",)}
+
+    def made(schedule, residual=noise, **rest):
+        names = ("rank", "step", "microbatch", "network", "stalls")
+        laws = {name: rest.pop(name) for name in names if name in rest}
+        return pipeline_program(
+            schedule, variability=Variability(residual=residual, **laws), **rest
+        )
+
+    return {
+        **{f"chain, {n}": made(GPipe(1, 6), {"gemm": law}) for n, law in families.items()},
+        "diamond": made(GPipe(2, 2)),
+        "ties: nothing varies but a factor": made(OneFOneB(3, 4), {}, step=lognormal(0.02)),
+        "1f1b": made(OneFOneB(3, 4)),
+        "1f1b, random tail": made(OneFOneB(3, 4), {**noise, "optimizer": lognormal(0.3)}, **tail),
+        "1f1b, shared factors": made(OneFOneB(3, 4), **shared, **options),
+        "1f1b, stalls": made(OneFOneB(3, 4), stalls=stalls, step=lognormal(0.01), **options),
+        "1f1b, everything, 16 replicas": made(
+            OneFOneB(3, 4), **shared, network=congested, stalls=stalls, num_replicas=16, **options
+        ),
+        "interleaved, 64 replicas": made(
+            InterleavedOneFOneB(3, 6, 2), **shared, num_replicas=64, **options
+        ),
+    }
+
+
+def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
+    """All parameters and objectives of a program."""
+    import equinox as eqx
+    import jax
+
+    from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
+    from prism_jax.analysis._batches import in_batches
+    from prism_jax.analysis._estimate import figure, figure_gradient
+    from prism_jax.engine import composed_steps
+
+    floats, static = eqx.partition(program, eqx.is_inexact_array)
+    leaves, tree = jax.tree.flatten(floats)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(floats)]
+    varied = [i for i, leaf in enumerate(leaves) if np.any(np.asarray(leaf) != 0)]
+
+    def changed(i: int, by: float):
+        moved = [leaf * (1 + by) if i == j else leaf for j, leaf in enumerate(leaves)]
+        return eqx.combine(jax.tree.unflatten(tree, moved), static)
+
+    pilot = composed_steps(program, num_samples=8192, key=jax.random.key(10)).steps
+    _, composed, how = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
+    slopes = jax.tree.leaves(figure_gradient(program, composed, how))
+    by_all = [abs(float(np.sum(np.asarray(slopes[i]) * leaves[i]))) for i in range(len(leaves))]
+    steps = [min(STEP, MOVED * np.std(pilot) / max(x, 1e-30)) for x in by_all]
+    objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
+    objectives.append(Exceedance(float(np.quantile(pilot, 0.9))))
+    seconds = {"value": 0.0, "both": 0.0}
+    ways: dict[str, str] = {}
+
+    def gradients(count, key):
+        found = []
+        for objective in objectives:
+            start = time.perf_counter()
+            _, composed, how = figure(program, objective, num_samples=count, key=key)
+            middle = time.perf_counter()
+            gradient = jax.tree.leaves(figure_gradient(program, composed, how))
+            jax.block_until_ready(gradient)
+            end = time.perf_counter()
+            seconds["value"] += middle - start
+            seconds["both"] += end - start
+            ways[type(objective).__name__] = composed.over.last if composed.over else ""
+            found.append([float(np.sum(np.asarray(gradient[i]) * leaves[i])) for i in varied])
+        return np.array(found)
+
+    def differences(count, key):
+        like = composed_steps(program, num_samples=count, key=key)
+        found = []
+        for i in varied:
+            ends = [
+                [
+                    figure(changed(i, by), o, num_samples=count, key=key, like=like)[0]
+                    for o in objectives
+                ]
+                for by in (steps[i], -steps[i])
+            ]
+            found.append(np.subtract(*ends) / (2 * steps[i]))
+        return np.array(found).T
+
+    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "num_batches": NUM_BATCHES}
+    gradients(NUM_SAMPLES // NUM_BATCHES, jax.random.key(2))  # Compiles.
+    seconds = dict.fromkeys(seconds, 0.0)
+    ours = in_batches(gradients, key=jax.random.key(3), **options)
+    theirs = in_batches(differences, key=jax.random.key(3), **options)
+    gap = ours.of_batches - theirs.of_batches
+    rows = []
+    for o, objective in enumerate(objectives):
+        largest = np.abs(ours.value[o]).max()
+        for p, i in enumerate(varied):
+            mean, scatter = gap[:, o, p].mean(), gap[:, o, p].std(ddof=1) / np.sqrt(NUM_BATCHES)
+            # What single precision and the third derivative leave.
+            scatter = np.hypot(scatter, 2e-4 * max(abs(theirs.value[o, p]), 1e-3 * largest))
+            rows.append(
+                {
+                    "program": name,
+                    "parameter": paths[i],
+                    "objective": type(objective).__name__,
+                    "conditional_on": ways[type(objective).__name__],
+                    "derivative": float(ours.value[o, p]),
+                    "difference": float(theirs.value[o, p]),
+                    "standard_error": float(ours.standard_error[o, p]),
+                    "z": float(mean / scatter) if scatter > 0 else 0.0,
+                    "relative_error": float(ours.standard_error[o, p] / largest)
+                    if largest
+                    else 0.0,
+                    "cost": seconds["both"] / seconds["value"],
+                }
+            )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """By estimator, in Markdown; then the pairs that differ most."""
+    names = {
+        "Mean": "mean: pathwise",
+        "Std": "standard deviation: pathwise",
+        "Quantile": "quantile: local linear regression",
+        "CVaR": "CVaR: pathwise beyond the quantile",
+    }
+    for last in ("step", "tail"):
+        names[f"Exceedance{last}"] = f"exceedance: given all but the {last}"
+    names["Exceedance"] = "exceedance: density and regression"
+    lines = ["| estimator | pairs | largest z | z above 2 | mean z | relative error | cost |"]
+    lines.append("|" + "---|" * 7)
+    for key, label in names.items():
+        mine = [row for row in rows if row["objective"] + row["conditional_on"] == key]
+        if not mine:
+            continue
+        z = np.array([row["z"] for row in mine])
+        error = np.quantile([row["relative_error"] for row in mine], 0.9)
+        cost = np.median([row["cost"] for row in mine])
+        lines.append(
+            f"| {label} | {len(mine)} | {np.abs(z).max():.1f} | {np.mean(np.abs(z) > 2):.0%} | "
+            f"{z.mean():+.2f} | {100 * error:.2f} % | {cost:.1f} |"
+        )
+    worst = sorted(rows, key=lambda row: -abs(row["z"]))[:5]
+    lines += ["", "| largest differences | parameter | objective | derivative | difference | z |"]
+    lines.append("|" + "---|" * 6)
+    lines += [
+        f"| {r['program']} | `{r['parameter']}` | {r['objective']} | {r['derivative']:.5g} +- "
+        f"{r['standard_error']:.1g} | {r['difference']:.5g} | {r['z']:+.1f} |"
+        for r in worst
+    ]
+    return "\n".join(lines)
+
+
+def coverage(repetitions: int) -> dict[str, dict[str, float]]:
+    """How often 95 % intervals of value and derivative hold the truth, by objective."""
+    import jax
+
+    from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
+    from prism_jax.analysis._batches import in_batches
+    from prism_jax.analysis._estimate import figure, figure_gradient
+
+    program = programs()["chain, log-normal"]
+    found = {}
+    for objective in (Mean(), Std(), Quantile(0.9), CVaR(0.9), Exceedance(18.5)):
+
+        def both(count, key, objective=objective):
+            value, composed, how = figure(program, objective, num_samples=count, key=key)
+            gradient = figure_gradient(program, composed, how)
+            return np.array([value, float(gradient.variability.residual["gemm"].sigma)])
+
+        truth = in_batches(both, num_samples=2**24, key=jax.random.key(0)).value
+        inside = []
+        for seed in range(repetitions):
+            low, high = in_batches(both, num_samples=2**15, key=jax.random.key(1 + seed)).interval()
+            inside.append((low <= truth) & (truth <= high))
+        value, derivative = np.mean(inside, axis=0).tolist()
+        found[repr(objective)] = {"value": value, "derivative": derivative}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Derivatives against central differences.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--coverage", type=int, default=0, metavar="N", help="repetitions (0)")
+    arguments = parser.parse_args()
+
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    jax.config.update("jax_enable_x64", True)
+    rows = [row for name, program in programs().items() for row in pairs_of(name, program)]
+    result: dict[str, Any] = {"pairs": rows}
+    if arguments.coverage:
+        result["coverage"] = coverage(arguments.coverage)
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(table(rows))
+    for name, row in result.get("coverage", {}).items():
+        print(f"{name}: {row['value']:.3f} of values, {row['derivative']:.3f} of derivatives")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Where the critical path runs: how likely ops, stages and ranks lie on it, and what is exposed."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..cluster import COLLECTIVES
+from ..engine import composed_steps, critical_paths
+from ..program import Program
+
+
+# The critical paths of so many steps are followed.
+_MOST_STEPS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Criticality:
+    """What `criticality` found; times in seconds.
+
+    **Attributes:**
+
+    - `ops`: for each op of a replica `phase`, `stage`, `microbatch`, `rank`, the `probability` that
+        it is on the critical path with its `standard_error`, the mean `latency_s`, and the mean
+        `slack_s`: by how much longer it could take before the step would.
+    - `stages`, `ranks`: for each, the `probability` that any of its ops is on the critical path
+        with its `standard_error`, and the `share` of the step that these take.
+    - `exposed_communication`: `(steps,)`, the share of each step that is communication on the
+        critical path: between stages, inside blocks (on average, given the block), of gradients and
+        parameters.
+    - `num_steps`: how many steps were looked at.
+    - `num_replicas_seen`: how many different replica samples decide them: what standard errors
+        rest on.
+    """
+
+    ops: dict[str, np.ndarray]
+    stages: dict[str, np.ndarray]
+    ranks: dict[str, np.ndarray]
+    exposed_communication: Float[np.ndarray, " steps"]
+    num_steps: int
+    num_replicas_seen: int
+
+    def table(self, of: str = "ops") -> Any:
+        """A polars frame of the `ops`, `stages` or `ranks`, the likeliest first."""
+        import polars as pl
+
+        if of not in ("ops", "stages", "ranks"):
+            raise ValueError(f"`of={of!r}` must be 'ops', 'stages' or 'ranks'.")
+        frame = pl.DataFrame(getattr(self, of))
+        units = {name: f"{name.removesuffix('_s')} [s]" for name in frame.columns if "_s" in name}
+        units.pop("standard_error", None)
+        return frame.rename(units).sort("probability", descending=True, maintain_order=True)
+
+
+def criticality(
+    program: Program,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    band: tuple[float, float] = (0.0, 1.0),
+) -> Criticality:
+    """Follows the critical path of steps, of all or of those in a band of quantiles.
+
+    With data-parallel replicas, the path is that of the replica that the step waits for. Its
+    probability is the derivative of the mean step time with respect to the op's latency.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `num_samples`: how many steps to simulate; the paths of up to 10,000 in the band are followed.
+    - `key`: a `jax.random` key.
+    - `band`: quantiles of the step time between which a step must lie: `(0.94, 0.96)` for what
+        happens at p95.
+
+    **Returns:**
+
+    A [`Criticality`][].
+
+    **Raises:**
+
+    `ValueError` for a band that is none, or in which no step lies.
+    """
+    low, high = band
+    if not 0 <= low < high <= 1:
+        raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
+    composed = composed_steps(program, num_samples=num_samples, key=key)
+    order = np.argsort(composed.steps, kind="stable")
+    chosen = order[int(np.floor(low * num_samples)) : int(np.ceil(high * num_samples))]
+    # Evenly over the band.
+    chosen = np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
+    ops = program.ops
+    compute = ops.phase.value != "SR"
+    labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
+    total = {name: np.zeros(program.num_ops) for name in ("probability", "latency_s", "slack_s")}
+    parts = {
+        name: {"probability": np.zeros(of.max() + 1), "share": np.zeros(of.max() + 1)}
+        for name, of in labels.items()
+    }
+    shares = _communication_shares(program)
+    exposed, samples = [], []
+    for paths in critical_paths(composed, chosen):
+        critical, latency = np.asarray(paths.critical), np.asarray(paths.latency, np.float64)
+        slack = np.asarray(paths.slack, np.float64)
+        total["probability"] += critical.sum(axis=1)
+        total["latency_s"] += latency.sum(axis=1)
+        total["slack_s"] += slack.sum(axis=1)
+        steps = composed.steps[paths.step]
+        taken = np.where(critical, latency, 0) * (paths.factor / steps)
+        for name, of in labels.items():
+            mine = parts[name]
+            mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
+            mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
+        path = shares["ops"] @ np.where(critical, latency, 0)
+        before_tail = (path + paths.reduction) * paths.factor
+        ended = (np.where(critical, latency, 0).sum(axis=0) + paths.reduction) * paths.factor
+        exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
+        samples.append(paths.sample)
+    number = len(chosen)
+    seen = len(np.unique(np.concatenate(samples)))
+    ops_rows = {
+        "phase": ops.phase.value,
+        "stage": ops.stage.value,
+        "microbatch": ops.microbatch.value,
+        "rank": ops.rank.value,
+    }
+    found = {name: x / number for name, x in total.items()}
+    return Criticality(
+        ops={**ops_rows, **_with_error(found, seen)},
+        stages=_rows("stage", parts["stages"], number, seen),
+        ranks=_rows("rank", parts["ranks"], number, seen),
+        exposed_communication=np.concatenate(exposed),
+        num_steps=number,
+        num_replicas_seen=seen,
+    )
+
+
+def _any(critical: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Whether any op of each label is critical: `(labels, steps)`."""
+    found = np.zeros((of.max() + 1, critical.shape[1]), bool)
+    np.logical_or.at(found, of, critical)
+    return found
+
+
+def _rows(
+    label: str, total: dict[str, np.ndarray], number: int, seen: int
+) -> dict[str, np.ndarray]:
+    means = _with_error({name: x / number for name, x in total.items()}, seen)
+    return {label: np.arange(len(means["probability"])), **means}
+
+
+def _with_error(found: dict[str, np.ndarray], seen: int) -> dict[str, np.ndarray]:
+    """With the standard error of a probability, as if one more of each outcome had been seen."""
+    probability = found["probability"]
+    smoothed = (probability * seen + 1) / (seen + 2)
+    error = np.sqrt(smoothed * (1 - smoothed) / seen)
+    rest = {name: x for name, x in found.items() if name != "probability"}
+    return {"probability": probability, "standard_error": error, **rest}
+
+
+def _communication_shares(program: Program) -> dict[str, Any]:
+    """What part of the mean latency of each op, and of the tail, is communication."""
+    table, blocks = program.latencies, program.blocks
+    mean = np.asarray(table.mean, np.float64)
+    collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
+    kernels = blocks.class_segments.value @ blocks.segments.value + blocks.class_collectives.value
+    direct = blocks.direct.value
+    kernels[direct >= 0] = 0
+    kernels[direct >= 0, direct[direct >= 0]] = 1
+    whole = kernels @ mean
+    share = (kernels @ (mean * collective)) / np.where(whole > 0, whole, 1)
+    of_ops = share[program.rows.class_.value[program.ops.row.value]]
+    return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}

@@ -1,0 +1,136 @@
+"""Knobs on a program: relative changes of the means and spreads that one may ask about."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._misc import FrozenArray
+from ..latency import widen
+from ..program import Adjustment, Network, Program
+
+
+_SHARED = ("rank", "step", "microbatch")
+# The fields of `Knobs` that together hold all that varies, each once.
+ELEMENTARY = ("kernel_spread", "factor_spread", "stall_rate")
+
+
+class Knobs(eqx.Module):
+    """Factors on parts of a program. Ones change nothing; a spread of zero takes it away.
+
+    **Attributes:**
+
+    - `kernel_mean`, `kernel_spread`: for each kind of kernel, on its mean latency and on the
+        spread of its own noise.
+    - `factor_spread`: on the spread of each shared factor: `rank`, `step`, `microbatch`, and
+        `network`, where it multiplies what congestion adds.
+    - `stall_rate`: for each kind of kernel that stalls.
+    - `stage_mean`, `stage_spread`: `(stages,)`, on the latency of the ops of a (global virtual)
+        stage, and on the spread of their own noise.
+    - `gpu_spread`: `(ranks,)`, on how far the slowest GPU of a pipeline rank is from the mean one.
+    """
+
+    kernel_mean: dict[str, Float[Array, ""]]
+    kernel_spread: dict[str, Float[Array, ""]]
+    factor_spread: dict[str, Float[Array, ""]]
+    stall_rate: dict[str, Float[Array, ""]]
+    stage_mean: Float[Array, " stages"]
+    stage_spread: Float[Array, " stages"]
+    gpu_spread: Float[Array, " ranks"]
+
+
+def neutral(program: Program) -> Knobs:
+    """The knobs of a program, all at one."""
+    variability = program.variability
+    one = jnp.ones((), program.latencies.mean.dtype)
+    shared = [name for name in (*_SHARED, "network") if getattr(variability, name) is not None]
+    stages = jnp.ones((int(program.ops.stage.value.max(initial=0)) + 1,), one.dtype)
+    return Knobs(
+        kernel_mean=dict.fromkeys(program.latencies.kinds, one),
+        kernel_spread=dict.fromkeys(program.latencies.kinds, one),
+        factor_spread=dict.fromkeys(shared, one),
+        stall_rate=dict.fromkeys(variability.stalls, one),
+        stage_mean=stages,
+        stage_spread=stages,
+        gpu_spread=jnp.ones((program.num_ranks,), one.dtype),
+    )
+
+
+@eqx.filter_jit
+def turn(program: Program, knobs: Knobs) -> Program:
+    """The program with all knobs applied. Differentiable; programs that differ by knobs alone
+    share their compiled code. A program's own `adjustment` is multiplied.
+    """
+    table, variability = program.latencies, program.variability
+    factors = jnp.stack([knobs.kernel_mean[kind] for kind in table.kinds])
+    residual = {k: widen(law, knobs.kernel_spread[k]) for k, law in variability.residual.items()}
+    shared = {
+        name: widen(getattr(variability, name), knobs.factor_spread[name])
+        for name in _SHARED
+        if name in knobs.factor_spread
+    }
+    network = variability.network
+    if network is not None:
+        slowdown = 1 + (network.slowdown - 1) * knobs.factor_spread["network"]
+        network = Network(network.probability, slowdown)
+    stalls = {
+        kind: dataclasses.replace(stall, rate=stall.rate * knobs.stall_rate[kind])
+        for kind, stall in variability.stalls.items()
+    }
+    return dataclasses.replace(
+        program,
+        latencies=dataclasses.replace(table, mean=table.mean * factors[table.kind.value]),
+        variability=dataclasses.replace(
+            variability, residual=residual, network=network, stalls=stalls, **shared
+        ),
+        adjustment=_adjustment(program, knobs),
+    )
+
+
+def _adjustment(program: Program, knobs: Knobs) -> Adjustment:
+    """Groups of ops by stage, within those that the program has already; communication is apart."""
+    ops, own = program.ops, program.adjustment
+    outer = np.zeros(program.num_ops, np.int64) if own is None else own.group.value
+    stage = np.where(ops.phase.value == "SR", -1, ops.stage.value)
+    pairs, group = np.unique(np.stack([outer, stage]), axis=1, return_inverse=True)
+
+    def of_groups(outer, stages):
+        values = jnp.append(stages, jnp.ones((), stages.dtype))[pairs[1]]  # -1 takes the last.
+        return values if outer is None else values * outer[pairs[0]]
+
+    return Adjustment(
+        group=FrozenArray(group.reshape(-1)),
+        latency=of_groups(own and own.latency, knobs.stage_mean),
+        spread=of_groups(own and own.spread, knobs.stage_spread),
+        gpu=knobs.gpu_spread if own is None else knobs.gpu_spread * own.gpu,
+    )
+
+
+def without(knobs: Knobs, names: Iterable[str]) -> Knobs:
+    """The knobs with the variability of some parts, named as by `parts_of`, taken away."""
+    parts = parts_of(knobs)
+    for name in names:
+        field, where = parts[name]
+        old = getattr(knobs, field)
+        new = {**old, where: 0 * old[where]} if isinstance(old, dict) else old.at[where].set(0)
+        knobs = dataclasses.replace(knobs, **{field: new})
+    return knobs
+
+
+def parts_of(knobs: Knobs) -> dict[str, tuple[str, str | int]]:
+    """What may vary (`gemm`, `rank`, `stalls of gemm`, `stage 3`, `GPUs of rank 0`): for each name
+    the field of `Knobs` and the place in it.
+    """
+    parts: dict[str, tuple[str, str | int]] = {}
+    for field, label in (
+        ("kernel_spread", "{}"),
+        ("factor_spread", "{}"),
+        ("stall_rate", "stalls of {}"),
+    ):
+        parts |= {label.format(name): (field, name) for name in getattr(knobs, field)}
+    for field, label in (("stage_spread", "stage {}"), ("gpu_spread", "GPUs of rank {}")):
+        parts |= {label.format(i): (field, i) for i in range(len(getattr(knobs, field)))}
+    return parts

@@ -1,0 +1,257 @@
+"""What a figure of the step time depends on: kernels, stages, ranks, and what ops share."""
+
+import dataclasses
+import itertools as it
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from .._misc import unknown_name
+from ..engine import Composed
+from ..program import Program
+from ._batches import Batched, in_batches
+from ._estimate import figure, figure_gradient
+from ._knobs import ELEMENTARY, Knobs, neutral, parts_of, turn, without
+from ._objectives import AbstractObjective
+
+
+_MOST_GAINS = 10
+_MOST_SHAPLEY = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """How a figure depends on one part of a program. All but elasticities in the figure's unit, and
+    `None` where it does not apply; each `_error` is a standard error.
+
+    **Attributes:**
+
+    - `group`: `kernel`, `shared factor`, `stalls`, `stage` or `rank`.
+    - `name`: of the part.
+    - `mean`: the derivative with respect to a relative change of the mean latency of the part: by
+        so much the figure would fall, to first order, if the part took no time.
+    - `spread`: likewise of its spread (for stalls, of their rate): what its variability costs.
+    - `mean_elasticity`, `spread_elasticity`: the same, relative to the figure.
+    - `gain`: by how much the figure falls without the part's variability, by simulating it with
+        the same random numbers.
+    """
+
+    group: str
+    name: str
+    mean: float | None
+    mean_error: float | None
+    mean_elasticity: float | None
+    spread: float | None
+    spread_error: float | None
+    spread_elasticity: float | None
+    gain: float | None = None
+    gain_error: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """What `sensitivity` found.
+
+    **Attributes:**
+
+    - `objective`, `unit`: the figure; seconds, or a probability (`"1"`).
+    - `value`, `value_error`: the figure and its standard error.
+    - `parts`: what costs most first.
+    - `sum_of_gains`: of the gains of all kernels, shared factors and stalls, each taken by itself,
+        and `whole_gain` without the variability of all of them at once. Were variances additive,
+        and the figure linear in them, these would be equal.
+    - `shapley`: for each name asked for, its Shapley value and standard error: its share of the
+        gain of all of these, the mean over all orders of taking them away (Owen, "Sobol' indices
+        and Shapley value", 2014).
+    - `num_samples`, `num_batches`: steps, and the batches that standard errors come from.
+    """
+
+    objective: str
+    unit: str
+    value: float
+    value_error: float
+    parts: tuple[Part, ...]
+    sum_of_gains: tuple[float, float]
+    whole_gain: tuple[float, float]
+    shapley: dict[str, tuple[float, float]]
+    num_samples: int
+    num_batches: int
+
+    def table(self) -> Any:
+        """A polars frame with a row for each part and the unit in each header."""
+        import polars as pl
+
+        units = dict.fromkeys(("mean", "spread", "gain"), self.unit)
+        units |= {f"{name}_error": unit for name, unit in units.items()}
+        rows = [dataclasses.asdict(part) for part in self.parts]
+        frame = pl.DataFrame(rows, schema_overrides=dict.fromkeys(_NUMBERS, pl.Float64))
+        return frame.rename({name: f"{name} [{unit}]" for name, unit in units.items()})
+
+
+_NUMBERS = tuple(field.name for field in dataclasses.fields(Part))[2:]
+
+
+def sensitivity(
+    program: Program,
+    objective: AbstractObjective,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    parts: Iterable[str] | None = None,
+    shapley: Iterable[str] = (),
+) -> Sensitivity:
+    """Says what a figure of the step time depends on, and what variability costs.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `objective`: the figure.
+    - `num_samples`: how many steps, in 16 batches.
+    - `key`: a `jax.random` key.
+    - `parts`: names of the parts whose gain is simulated as well (`gemm`, `rank`, `stalls of gemm`,
+        `stage 3`, `GPUs of rank 0`); by default the ten whose variability costs most.
+    - `shapley`: names of up to ten parts to divide their joint gain among. Each doubles the work.
+
+    **Returns:**
+
+    A [`Sensitivity`][].
+
+    **Raises:**
+
+    `ValueError` for a name that is no part of the program, or too many of them.
+    """
+    ones = neutral(program)
+    names = parts_of(ones)
+    parts, shapley = None if parts is None else list(parts), list(shapley)
+    for name in (*(parts or ()), *shapley):
+        if name not in names:
+            raise ValueError(unknown_name("part", name, tuple(names)))
+    if len(shapley) > _MOST_SHAPLEY or len(set(shapley)) < len(shapley):
+        raise ValueError(
+            f"`shapley` takes up to {_MOST_SHAPLEY} different parts; {len(shapley)} were given."
+        )
+    base = turn(program, ones)
+    before: list[tuple[float, Composed]] = []
+
+    def derivatives(count, key):
+        value, composed, how = figure(base, objective, num_samples=count, key=key)
+        before.append((value, composed))
+        gradient = _through_knobs(program, ones, figure_gradient(base, composed, how))
+        return np.array([value, *_derivatives(program, gradient).values()])
+
+    found = in_batches(derivatives, num_samples=num_samples, key=key)
+    rows = _rows(list(_derivatives(program, ones)), found)
+
+    def gains(sets: list[tuple[str, ...]]) -> Batched:
+        """Of taking away each of some sets of parts."""
+        changed = [turn(program, without(ones, names)) for names in sets]
+        of_batch = iter(before)
+
+        def of_sets(count, key):
+            value, like = next(of_batch)
+            options: dict[str, Any] = {"num_samples": count, "key": key, "like": like}
+            return np.array([value - figure(p, objective, **options)[0] for p in changed])
+
+        return in_batches(of_sets, num_samples=num_samples, key=key)
+
+    varying = [row.name for row in rows if row.spread]
+    elements = [name for name in varying if names[name][0] in ELEMENTARY]
+    chosen = list(dict.fromkeys([*(varying[:_MOST_GAINS] if parts is None else parts), *elements]))
+    each = gains([*((name,) for name in chosen), tuple(elements)])
+    total = Batched(each.of_batches[:, [chosen.index(name) for name in elements]].sum(1))
+    gained = dict(zip(chosen, zip(*_lists(each), strict=True), strict=False))
+    return Sensitivity(
+        objective=repr(objective),
+        unit=objective.unit,
+        value=float(found.value[0]),
+        value_error=float(found.standard_error[0]),
+        parts=tuple(
+            dataclasses.replace(row, gain=gained[row.name][0], gain_error=gained[row.name][1])
+            if row.name in gained
+            else row
+            for row in rows
+        ),
+        sum_of_gains=(float(total.value), float(total.standard_error)),
+        whole_gain=(float(each.value[-1]), float(each.standard_error[-1])),
+        shapley=_shapley(shapley, gains),
+        num_samples=num_samples,
+        num_batches=len(found.of_batches),
+    )
+
+
+def _lists(batched: Batched) -> tuple[list[float], list[float]]:
+    return batched.value.tolist(), batched.standard_error.tolist()
+
+
+@eqx.filter_jit
+def _through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
+    """From derivatives with respect to a program's parameters to those with respect to knobs."""
+
+    def turned(knobs):
+        return eqx.filter(turn(program, knobs), eqx.is_inexact_array)
+
+    _, vjp = jax.vjp(turned, knobs)
+    return vjp(gradient)[0]
+
+
+def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], float]:
+    """The values of knobs by the group of a part, its name, and `mean` or `spread`. A rank has the
+    sum of its stages.
+    """
+    found: dict[tuple[str, str, str], Any] = {}
+    for kind in sorted(knobs.kernel_mean):  # A traced dictionary comes back in this order.
+        found["kernel", kind, "mean"] = knobs.kernel_mean[kind]
+        found["kernel", kind, "spread"] = knobs.kernel_spread[kind]
+    for name, value in sorted(knobs.factor_spread.items()):
+        found["shared factor", name, "spread"] = value
+    for kind, value in sorted(knobs.stall_rate.items()):
+        found["stalls", f"stalls of {kind}", "spread"] = value
+    mean, spread = (np.asarray(x, float) for x in (knobs.stage_mean, knobs.stage_spread))
+    for stage in range(len(mean)):
+        found["stage", f"stage {stage}", "mean"] = mean[stage]
+        found["stage", f"stage {stage}", "spread"] = spread[stage]
+    compute = program.ops.phase.value != "SR"
+    rank_of_stage = np.zeros(len(mean), np.int64)
+    rank_of_stage[program.ops.stage.value[compute]] = program.ops.rank.value[compute]
+    of_ranks = np.bincount(rank_of_stage, mean, program.num_ranks)
+    for rank in range(program.num_ranks):
+        found["rank", f"GPUs of rank {rank}", "mean"] = of_ranks[rank]
+        found["rank", f"GPUs of rank {rank}", "spread"] = knobs.gpu_spread[rank]
+    return {label: float(value) for label, value in found.items()}
+
+
+def _rows(labels: list[tuple[str, str, str]], found: Batched) -> list[Part]:
+    """A row for each part, what costs most first; the first figure found is the objective's."""
+    value, error, objective = found.value[1:], found.standard_error[1:], found.value[0]
+    fields: dict[tuple[str, str], dict[str, float | None]] = {}
+    for (group, name, what), x, e in zip(labels, value.tolist(), error.tolist(), strict=True):
+        row = fields.setdefault((group, name), dict.fromkeys(_NUMBERS))
+        row[what], row[f"{what}_error"] = x, e
+        row[f"{what}_elasticity"] = x / float(objective) if objective else None
+    rows = [Part(*label, **row) for label, row in fields.items()]
+    return sorted(rows, key=lambda row: -abs(row.spread or 0))
+
+
+def _shapley(names: list[str], gains) -> dict[str, tuple[float, float]]:
+    """The Shapley value of each part: the mean over all orders of what it adds to the gain."""
+    count = len(names)
+    if not count:
+        return {}
+    sets = [c for size in range(count + 1) for c in it.combinations(names, size)]
+    number = {frozenset(names): i for i, names in enumerate(sets)}
+    found = gains(sets).of_batches
+    values = {}
+    for name in names:
+        total = np.zeros(len(found))
+        for members in sets:
+            if name in members:
+                others = frozenset(members) - {name}
+                weight = 1 / (count * math.comb(count - 1, len(others)))
+                total += weight * (found[:, number[frozenset(members)]] - found[:, number[others]])
+        values[name] = Batched(total)
+    return {name: (float(b.value), float(b.standard_error)) for name, b in values.items()}

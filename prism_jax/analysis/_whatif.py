@@ -1,0 +1,183 @@
+"""What if: how the law of the step time would change."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from .._misc import FrozenArray, unknown_name
+from ..engine import composed_steps
+from ..program import Adjustment, Program
+from ._batches import Batched, in_batches
+from ._knobs import neutral, turn
+
+
+FIGURES = ("mean", "std", "p5", "p50", "p95", "p99")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A changed step.
+
+    **Attributes:**
+
+    - `program`: the step, changed.
+    - `replicas`: in how many of the data-parallel replicas the change is; `None` for all.
+    """
+
+    program: Program
+    replicas: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WhatIf:
+    """What `what_if` found, in seconds.
+
+    **Attributes:**
+
+    - `before`: `mean`, `std`, `p5`, `p50`, `p95` and `p99` of the step as it is, each with its
+        standard error.
+    - `changes`: for each scenario and figure the change of it, and its 95 % confidence interval.
+    - `num_samples`.
+    """
+
+    before: dict[str, tuple[float, float]]
+    changes: dict[str, dict[str, tuple[float, float, float]]]
+    num_samples: int
+
+    def table(self) -> Any:
+        """A polars frame with a row for each scenario and figure."""
+        import polars as pl
+
+        rows = [
+            {
+                "scenario": scenario,
+                "figure": name,
+                "before [s]": self.before[name][0],
+                "change [s]": change,
+                "low [s]": low,
+                "high [s]": high,
+                "change [%]": 100 * change / self.before[name][0],
+            }
+            for scenario, figures in self.changes.items()
+            for name, (change, low, high) in figures.items()
+        ]
+        return pl.DataFrame(rows)
+
+
+def what_if(
+    program: Program,
+    scenarios: Mapping[str, Scenario],
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+) -> WhatIf:
+    """Compares the law of the step time with that under some changes, with common random numbers.
+
+    **Arguments:**
+
+    - `program`: the step as it is.
+    - `scenarios`: by name: `slow_rank`, `faster`, or any other program.
+    - `num_samples`: how many steps of each, in 16 batches that the intervals come from.
+    - `key`: a `jax.random` key.
+
+    **Returns:**
+
+    A [`WhatIf`][].
+    """
+
+    def figures(count, key):
+        """Of the step as it is, then of each scenario."""
+        like = composed_steps(program, num_samples=count, key=key)
+        rows = [_figures(like.steps)]
+        for scenario in scenarios.values():
+            changed = scenario.program
+            # Another graph has other axes, and shares only the draws of what steps share.
+            options: dict[str, Any] = {"like": like} if _same_graph(program, changed) else {}
+            number = scenario.replicas
+            if number is None or number >= changed.num_replicas:
+                composed = composed_steps(changed, num_samples=count, key=key, **options)
+            else:
+                odd = (changed, number)
+                composed = composed_steps(program, num_samples=count, key=key, odd=odd, like=like)
+            rows.append(_figures(composed.steps))
+        return np.array(rows)
+
+    found = in_batches(figures, num_samples=num_samples, key=key).of_batches
+    before = Batched(found[:, 0])
+    changes = {}
+    for i, name in enumerate(scenarios, 1):
+        change = Batched(found[:, i] - found[:, 0])
+        columns = (change.value, *change.interval())
+        rows = zip(*(x.tolist() for x in columns), strict=True)
+        changes[name] = dict(zip(FIGURES, rows, strict=True))
+    pairs = zip(before.value.tolist(), before.standard_error.tolist(), strict=True)
+    return WhatIf(dict(zip(FIGURES, pairs, strict=True)), changes, num_samples)
+
+
+def _figures(steps: np.ndarray) -> list[float]:
+    quantiles = np.quantile(steps, [0.05, 0.5, 0.95, 0.99])
+    return [float(np.mean(steps)), float(np.std(steps)), *quantiles.tolist()]
+
+
+def _same_graph(one: Program, other: Program) -> bool:
+    return one.levels == other.levels and one.strata == other.strata
+
+
+def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | None = 1) -> Scenario:
+    """A pipeline rank whose compute takes longer: all GPUs of its tensor- and context-parallel
+    group, or the one that they wait for.
+
+    **Arguments:**
+
+    - `rank`: the pipeline rank.
+    - `factor`: on the latency of its compute.
+    - `replicas`: in how many replicas; `None` for all. A hot node of 8 GPUs is one rank of
+        `8 / group_size` replicas, at least of one.
+
+    **Raises:**
+
+    `ValueError` for a rank or a number of replicas that the program does not have.
+    """
+    if not 0 <= rank < program.num_ranks:
+        raise ValueError(
+            f"There is no pipeline rank {rank}; the program has 0 to {program.num_ranks - 1}."
+        )
+    if not (np.isfinite(factor) and factor > 0):
+        raise ValueError(f"The factor {factor} on a rank's compute must be positive.")
+    if replicas is not None and not 1 <= replicas <= program.num_replicas:
+        raise ValueError(
+            f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
+        )
+    ops = program.ops
+    slow = (ops.rank.value == rank) & (ops.phase.value != "SR")
+    own = program.adjustment
+    ones = jnp.ones((2,), program.latencies.mean.dtype)
+    if own is not None:
+        raise ValueError("The program has an adjustment already; start from the one without.")
+    adjustment = Adjustment(
+        group=FrozenArray(slow.astype(np.int64)),
+        latency=ones.at[1].set(factor),
+        spread=ones,
+        gpu=jnp.ones((program.num_ranks,), ones.dtype),
+    )
+    return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
+
+
+def faster(program: Program, kind: str, factor: float) -> Scenario:
+    """All kernels of a kind with their latency multiplied: `faster(program, "all_gather", 0.8)`.
+
+    **Raises:**
+
+    `ValueError` for a kind that the program does not have.
+    """
+    if kind not in program.latencies.kinds:
+        raise ValueError(unknown_name("kind of kernel", kind, program.latencies.kinds))
+    if not (np.isfinite(factor) and factor >= 0):
+        raise ValueError(f"The factor {factor} on a latency must not be negative.")
+    knobs = neutral(program)
+    mean = {**knobs.kernel_mean, kind: knobs.kernel_mean[kind] * factor}
+    return Scenario(turn(program, dataclasses.replace(knobs, kernel_mean=mean)))

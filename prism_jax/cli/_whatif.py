@@ -1,0 +1,128 @@
+"""`prism-jax whatif`: how the step time would change."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from ._arguments import add_job_arguments
+from ._devices import use_all_cores
+
+
+HELP = "compare a job with a slow rank, a hot node, a congested link, a faster kernel, any change"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    for option, metavar, text in (
+        ("--slow-rank", "stage=S:F", "the rank of one replica that runs stage S (or rank=R) is F "
+         "times slower"),
+        ("--hot-node", "stage=S:F", "a node whose GPUs run stage S (or rank=R) is F times slower"),
+        ("--link", "NAME:F", "a link of the cluster has F times less bandwidth"),
+        ("--kernel", "KIND:F", "a kind of kernel takes F times as long, such as all_gather:0.8"),
+        ("--change", "KEY=VALUE", "a key of the job, such as schedule.virtual_stages=6"),
+    ):  # fmt: skip
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ._load import load
+
+    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+    changed = {
+        f"{text}": load(arguments.job, [*arguments.overrides, text]) for text in arguments.change
+    }
+    for text in arguments.link:
+        name, factor = _pair(text, "--link", "infiniband:1.5")
+        if job.job is None:
+            raise ValueError(f"{arguments.job}: a profile has no links; give a job.")
+        links = {link.name: link for link in job.job.cluster.links}
+        if name not in links:
+            from .._misc import unknown_name
+
+            raise ValueError(unknown_name("link", name, links))
+        bandwidth = links[name].bandwidth_bytes_per_s / factor
+        key = f"cluster.links.{name}.bandwidth_bytes_per_s={bandwidth!r}"
+        changed[f"link {text}"] = load(arguments.job, [*arguments.overrides, key])
+    places = [
+        (option, text, *_place(text, option))
+        for option, texts in (("slow rank", arguments.slow_rank), ("hot node", arguments.hot_node))
+        for text in texts
+    ]
+    kernels = [(text, *_pair(text, "--kernel", "all_gather:0.8")) for text in arguments.kernel]
+    if not (changed or places or kernels):
+        raise ValueError(
+            "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
+            "--change."
+        )
+
+    import jax
+
+    from ..analysis import Scenario, faster, slow_rank, what_if
+
+    use_all_cores()
+    program = job.compile()
+    scenarios = {}
+    for option, text, of, number, factor in places:
+        rank = number if of == "rank" else _rank_of_stage(program, number)
+        replicas = 1
+        if option == "hot node":
+            devices = 8 if job.job is None else job.job.cluster.devices_per_node
+            replicas = min(max(devices // program.group_size, 1), program.num_replicas)
+        scenarios[f"{option} {text}"] = slow_rank(program, rank, factor, replicas=replicas)
+    for text, kind, factor in kernels:
+        scenarios[f"kernel {text}"] = faster(program, kind, factor)
+    for text, other in changed.items():
+        scenarios[text] = Scenario(other.compile())
+    found = what_if(
+        program,
+        scenarios,
+        num_samples=arguments.samples,
+        key=jax.random.key(arguments.seed),
+    )
+    result = {"job": job.name, **dataclasses.asdict(found)}
+    return result, _text(job.name, found)
+
+
+def _pair(text: str, option: str, example: str) -> tuple[str, float]:
+    name, _, number = text.rpartition(":")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if not name or not 0 < factor < float("inf"):
+        raise ValueError(f"{option} `{text}` must be a name and a positive factor: `{example}`.")
+    return name, factor
+
+
+def _place(text: str, option: str) -> tuple[str, int, float]:
+    option = f"--{option.replace(' ', '-')}"
+    place, factor = _pair(text, option, "stage=7:1.2")
+    of, _, number = place.partition("=")
+    if of not in ("stage", "rank") or not number.isdecimal():
+        raise ValueError(f"{option} `{text}` must be such as `stage=7:1.2` or `rank=0:1.2`.")
+    return of, int(number), factor
+
+
+def _rank_of_stage(program, stage: int) -> int:
+    ops = program.ops
+    mine = ops.rank.value[(ops.stage.value == stage) & (ops.phase.value != "SR")]
+    if not len(mine):
+        raise ValueError(
+            f"There is no stage {stage}; the program has 0 to {ops.stage.value.max()}."
+        )
+    return int(mine[0])
+
+
+def _text(name: str, found) -> str:
+    figures = list(found.before)
+    lines = [f"{name}: change of the step time, with its 95 % interval", ""]
+    lines.append("".join([f"{'':<28}", *(f"{figure:>14}" for figure in figures)]))
+    lines.append(
+        "".join([f"{'as it is':<28}", *(f"{found.before[f][0]:>12.5g} s" for f in figures)])
+    )
+    for scenario, changes in found.changes.items():
+        rows = zip(*(changes[f] for f in figures), strict=True)
+        for label, row in zip((scenario, "  from", "  to"), rows, strict=True):
+            lines.append("".join([f"{label:<28}", *(f"{x:>+12.4g} s" for x in row)]))
+    lines += ["", f"{found.num_samples:,} steps of each, with common random numbers"]
+    return "\n".join(lines)

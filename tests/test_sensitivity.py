@@ -1,0 +1,329 @@
+"""Sensitivities, what-ifs and critical paths, against differences and closed forms."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.analysis import (
+    CVaR,
+    Exceedance,
+    Mean,
+    Quantile,
+    Std,
+    criticality,
+    faster,
+    sensitivity,
+    slow_rank,
+    what_if,
+)
+from prism_jax.analysis._batches import in_batches
+from prism_jax.analysis._estimate import figure
+from prism_jax.analysis._knobs import neutral, turn
+from prism_jax.cli import main
+from prism_jax.engine import composed_steps
+from prism_jax.latency import Gamma, Normal, Weibull, widen
+from prism_jax.maxplus import critical_ops, latest_ends, op_ends, to_levels
+from prism_jax.program import Network, Stall, Variability
+from prism_jax.schedule import GPipe, OneFOneB
+
+from .helpers import lognormal, one_kernel, pipeline_program, random_dag
+
+
+def _program(num_replicas=1, **changes):
+    laws = {
+        "residual": {"gemm": lognormal(0.05), "send_recv": lognormal(0.3)},
+        "rank": lognormal(0.02),
+        "step": lognormal(0.01),
+        "microbatch": lognormal(0.03),
+        "network": Network(jnp.asarray(0.1), jnp.asarray(3.0)),
+        "stalls": {"gemm": Stall(jnp.asarray(2e-4), lognormal(0.5))},
+    }
+    return pipeline_program(
+        OneFOneB(3, 4),
+        variability=Variability(**(laws | changes)),
+        num_replicas=num_replicas,
+        network_links=("network",),
+        reduce_scatter=[one_kernel("reduce_scatter", 0.5, "network")] * 3,
+        tail=one_kernel("optimizer", 0.3),
+    )
+
+
+def test_derivatives_are_those_of_differences():
+    """Of each knob, with common random numbers."""
+    program, objective = _program(16), Quantile(0.8)
+    options = {"num_samples": 32_000, "key": jax.random.key(0)}
+    found = sensitivity(program, objective, parts=[], **options)
+    rows = {row.name: row for row in found.parts}
+    ones = neutral(program)
+    step = 0.05
+
+    def moved(field, where, by):
+        old = getattr(ones, field)
+        new = {**old, where: old[where] + by} if isinstance(old, dict) else old.at[where].add(by)
+        return turn(program, dataclasses.replace(ones, **{field: new}))
+
+    cases = [
+        ("kernel_mean", "gemm", rows["gemm"].mean, rows["gemm"].mean_error),
+        ("kernel_mean", "send_recv", rows["send_recv"].mean, rows["send_recv"].mean_error),
+        ("kernel_spread", "gemm", rows["gemm"].spread, rows["gemm"].spread_error),
+        ("factor_spread", "rank", rows["rank"].spread, rows["rank"].spread_error),
+        ("factor_spread", "microbatch", rows["microbatch"].spread, rows["microbatch"].spread_error),
+        ("stall_rate", "gemm", rows["stalls of gemm"].spread, rows["stalls of gemm"].spread_error),
+        ("stage_mean", 1, rows["stage 1"].mean, rows["stage 1"].mean_error),
+        ("stage_spread", 2, rows["stage 2"].spread, rows["stage 2"].spread_error),
+        ("gpu_spread", 2, rows["GPUs of rank 2"].spread, rows["GPUs of rank 2"].spread_error),
+    ]
+
+    def differences(count, key):
+        options = {"num_samples": count, "key": key}
+        options["like"] = composed_steps(program, **options)
+        found = []
+        for field, where, *_ in cases:
+            up, down = (
+                figure(moved(field, where, by), objective, **options)[0] for by in (step, -step)
+            )
+            found.append((up - down) / (2 * step))
+        return np.array(found)
+
+    expected = in_batches(differences, num_batches=4, **options)
+    for (field, where, value, error), truth, noise in zip(
+        cases, expected.value, expected.standard_error, strict=True
+    ):
+        # The same random numbers, but a finite step and a kernel of finite width.
+        gap, allowed = abs(value - truth), 4 * np.hypot(error, noise) + 0.01 * abs(truth)
+        assert gap < allowed, (field, where, value, truth)
+    row = rows["rank"]
+    assert row.spread is not None
+    assert row.spread_elasticity == pytest.approx(row.spread / found.value)
+
+
+def test_gains_add_up_to_the_whole_where_parts_do():
+    """Of the mean of a chain: noise that is summed costs nothing, and stalls their mean."""
+    program = pipeline_program(
+        GPipe(1, 6),
+        variability=Variability(
+            residual={"gemm": lognormal(0.1)},
+            stalls={"gemm": Stall(jnp.asarray(1e-3), lognormal(0.5))},
+        ),
+    )
+    found = sensitivity(
+        program,
+        Mean(),
+        num_samples=32_000,
+        key=jax.random.key(1),
+        shapley=["gemm", "stalls of gemm"],
+    )
+    size = float(jnp.exp(0.125))
+    expected = 12 * 1e-3 * size  # A first-order rate: two stalls in a step are rarer still.
+    rows = {row.name: row for row in found.parts}
+    stalls = rows["stalls of gemm"]
+    assert stalls.gain == pytest.approx(expected, rel=0.05)
+    assert stalls.spread == pytest.approx(expected, rel=0.05)
+    assert rows["gemm"].mean == pytest.approx(18.0, rel=1e-3)
+    gain, error = rows["gemm"].gain, rows["gemm"].gain_error
+    assert error is not None
+    assert gain == pytest.approx(0, abs=4 * error + 1e-6)
+    error = np.hypot(found.whole_gain[1], found.sum_of_gains[1])
+    assert found.whole_gain[0] == pytest.approx(found.sum_of_gains[0], abs=4 * error)
+    total = sum(value for value, _ in found.shapley.values())
+    assert total == pytest.approx(found.whole_gain[0], abs=1e-9)
+    assert found.parts[0].name == "stalls of gemm"
+    assert "spread [s]" in found.table().columns
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"parts": ["gem"]}, "did you mean `gemm`"),
+        ({"shapley": ["gemm", "gemm"]}, "up to 10 different"),
+        ({"num_samples": 31}, "at least 32"),
+    ],
+)
+def test_what_cannot_be_asked(options, part):
+    options = {"num_samples": 1000, "key": jax.random.key(0), **options}
+    with pytest.raises(ValueError, match=part):
+        sensitivity(_program(), Mean(), **options)
+
+
+@pytest.mark.parametrize(
+    ("law", "rel"),
+    [
+        (lognormal(0.2), 0.02),
+        (Gamma(1.0, 0.2), 1e-6),
+        (Normal(1.0, 0.05), 1e-6),
+        (Weibull(1.0, 4.0), 1e-6),
+    ],
+)
+def test_a_wider_law_keeps_its_mean(law, rel):
+    mean, std = float(law.mean()), float(jnp.sqrt(law.variance()))
+    for factor in (0.0, 0.5, 1.0):
+        wide = widen(law, factor)
+        assert float(wide.mean()) == pytest.approx(mean, rel=1e-6)
+        assert float(jnp.sqrt(wide.variance())) == pytest.approx(factor * std, rel=rel, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", [Mean(), Std(), Quantile(0.9), CVaR(0.9), Exceedance(20.6)])
+def test_intervals_of_batches_cover(objective):
+    """How often 95 % intervals hold the value of a much longer run, within what 60 tell."""
+    program = _program()
+    truth = figure(program, objective, num_samples=400_000, key=jax.random.key(99))[0]
+    inside = []
+    for seed in range(60):
+        found = in_batches(
+            lambda count, key: np.array(figure(program, objective, num_samples=count, key=key)[0]),
+            num_samples=8_000,
+            key=jax.random.key(seed),
+        )
+        low, high = found.interval()
+        inside.append(bool(low <= truth <= high))
+    assert np.mean(inside) >= 0.86
+
+
+def test_the_conditional_probability_is_that_of_the_steps():
+    """With the step factor left open, and with the tail, and with neither."""
+    varied = Variability(residual={"optimizer": lognormal(0.3), "gemm": lognormal(0.02)})
+    programs = [
+        _program(),
+        dataclasses.replace(_program(), variability=_program(step=None).variability),
+        pipeline_program(OneFOneB(3, 4), variability=varied, tail=one_kernel("optimizer", 1.0)),
+        _program(step=None),
+    ]
+    for program in programs:
+        options = {"num_samples": 64_000, "key": jax.random.key(3)}
+        steps = composed_steps(program, **options).steps
+        threshold = float(np.quantile(steps, 0.9))
+        value, composed, _ = figure(program, Exceedance(threshold), **options)
+        assert value == pytest.approx(0.1, abs=4 * np.sqrt(0.09 / 64_000))
+        assert composed.steps.min() >= 0
+
+
+def test_critical_ops_and_slack_of_any_graph():
+    """The path is as long as the step; an op that takes its slack longer makes it no longer, one
+    that takes more does."""
+    rng = np.random.default_rng(0)
+    for seed in range(4):
+        predecessors = random_dag(seed)
+        levels = to_levels(predecessors, [range(len(predecessors))])
+        latencies = jnp.asarray(rng.gamma(2.0, 1.0, (len(predecessors), 3)))
+        ends_of = jax.jit(lambda x, levels=levels: op_ends(levels, x))
+        ends = ends_of(latencies)
+        makespan = ends.max(axis=0)
+        critical = critical_ops(levels, ends, jnp.zeros(3, int))
+        np.testing.assert_allclose(jnp.sum(jnp.where(critical, latencies, 0), axis=0), makespan)
+        slack = latest_ends(levels, latencies, makespan[None]) - ends
+        assert np.all(np.abs(np.where(critical, slack, 0)) < 1e-9)
+        for op in range(len(predecessors)):
+            for extra, longer in ((0.0, 0.0), (0.1, 0.1)):
+                changed = latencies.at[op].add(slack[op] + extra)
+                new = ends_of(changed).max(axis=0)
+                np.testing.assert_allclose(new, makespan + longer, atol=1e-9)
+
+
+def test_criticality_is_the_derivative_of_the_mean():
+    """Of stages: their share of the critical path, times the step, is what they cost the mean."""
+    program = _program(8, stalls={})  # These do not grow with an op's latency.
+    options = {"num_samples": 10_000, "key": jax.random.key(5)}
+    found = criticality(program, **options)
+    assert found.num_steps == 10_000
+    rows = {row.name: row for row in sensitivity(program, Mean(), parts=[], **options).parts}
+    steps = composed_steps(program, **options).steps
+    for stage in range(3):
+        row = rows[f"stage {stage}"]
+        share = found.stages["share"][stage] * steps.mean()
+        assert row.mean_error is not None
+        assert share == pytest.approx(row.mean, abs=5 * row.mean_error)
+    assert np.all(found.stages["probability"] == 1)  # Every microbatch passes through all.
+    first = (found.ops["phase"] == "F") & (found.ops["microbatch"] == 0)
+    assert found.ops["probability"][first] == pytest.approx(1.0, abs=1e-9)
+    assert np.all(found.ops["slack_s"] >= 0)
+    assert 0 < np.median(found.exposed_communication) < 0.2
+    tail = criticality(program, band=(0.9, 1.0), **options)
+    assert tail.num_steps == 1000
+    assert "slack [s]" in tail.table().columns
+    assert len(tail.table("ranks")) == 3
+
+
+def test_a_slow_rank_in_one_replica_of_many():
+    """Against every replica simulated, and between none slow and all slow."""
+    program = _program(8, stalls={}, network=None)
+    options = {"num_samples": 48_000, "key": jax.random.key(6)}
+    one, every = slow_rank(program, 1, 1.1), slow_rank(program, 1, 1.1, replicas=None)
+    found = what_if(program, {"one": one, "all": every}, **options)
+    change = {name: found.changes[name]["p50"][0] for name in ("one", "all")}
+    assert 0 < change["one"] < change["all"]
+    slow = composed_steps(dataclasses.replace(one.program, num_replicas=1), **options)
+    # Seven like the others, and one that is slow.
+    rest = composed_steps(dataclasses.replace(program, num_replicas=7), **options)
+    factor = np.random.default_rng(0).permutation(len(rest.steps))
+    apart = np.maximum(slow.steps, rest.steps[factor])
+    whole = composed_steps(program, odd=(one.program, 1), **options).steps
+    # The factor of the step, which they share, is drawn twice in `apart`.
+    assert np.mean(whole) == pytest.approx(np.mean(apart), rel=2e-3)
+
+
+def test_a_faster_collective_is_what_its_mean_says():
+    program = _program(stalls={}, network=None)
+    found = what_if(
+        program,
+        {"no sends": faster(program, "send_recv", 0.0), "same": faster(program, "send_recv", 1.0)},
+        num_samples=16_000,
+        key=jax.random.key(7),
+    )
+    assert found.changes["no sends"]["mean"][2] < 0
+    assert found.changes["same"]["p95"][0] == pytest.approx(0, abs=1e-9)
+    assert found.table().columns[0] == "scenario"
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda p: slow_rank(p, 3, 1.2), "0 to 2"),
+        (lambda p: slow_rank(p, 0, 0.0), "positive"),
+        (lambda p: slow_rank(p, 0, 1.2, replicas=5), "1 to 4"),
+        (lambda p: faster(p, "gem", 1.2), "did you mean"),
+    ],
+)
+def test_impossible_changes(make, part):
+    with pytest.raises(ValueError, match=part):
+        make(_program(4))
+
+
+_JOB = "megatron-22b-a100-8"
+
+
+def test_the_commands(capsys):
+    words = ["sensitivity", _JOB, "--samples", "2000", "--objective", "p90", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unit"] == "s"
+    assert {part["group"] for part in found["parts"]} >= {"kernel", "stage", "rank"}
+    words = ["whatif", _JOB, "--samples", "2000", "--slow-rank", "stage=0:1.5", "--json"]
+    assert main([*words, "--kernel", "all_reduce:0.5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["changes"]["slow rank stage=0:1.5"]["mean"][0] > 0.3
+    assert found["changes"]["kernel all_reduce:0.5"]["mean"][0] < 0
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["sensitivity", _JOB, "--objective", "p"], "must be mean, std"),
+        (["sensitivity", _JOB, "--objective", "p101"], "between 0 and 1"),
+        (["sensitivity", _JOB, "--shapley", "gem"], "did you mean"),
+        (["whatif", _JOB], "Nothing to compare"),
+        (["whatif", _JOB, "--slow-rank", "1:2"], "stage=7:1.2"),
+        (["whatif", _JOB, "--slow-rank", "stage=9:1.2"], "no stage 9"),
+        (["whatif", _JOB, "--kernel", "gemm"], "positive factor"),
+        (["whatif", _JOB, "--link", "nvlnk:2"], "did you mean"),
+        (["whatif", _JOB, "--change", "layout.tpp=2"], "layout.tpp"),
+    ],
+)
+def test_mistakes_on_the_command_line(words, part, capsys):
+    assert main([*words, "--samples", "100"]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
