@@ -1,14 +1,13 @@
 """Whether derivatives are right, and what they cost: against central differences.
 
     python benchmarks/gradients.py                  # tables in Markdown; --json for one JSON object
-    python benchmarks/gradients.py --coverage 2000  # how often 95 % intervals hold, too (an hour)
+    python benchmarks/gradients.py --coverage 2000  # how often 95 % intervals hold (half an hour)
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
 objective. Its derivative is taken in 16 batches, and so is the central difference, with the same
 random numbers; `z` is their difference over the standard error of it. `relative error` is the
 standard error of a derivative, relative to the largest of the program, that nine in ten do not
-exceed. `cost` is the time of value
-and derivatives of all parameters over that of the value.
+exceed. `cost` is the time of value and derivatives of all parameters over that of the value.
 """
 
 import argparse
@@ -32,6 +31,17 @@ NUM_BATCHES = 16
 # then the third derivative of a probability would count.
 STEP = 0.02
 MOVED = 0.05
+
+
+_NAMES = {
+    "Mean": "mean: pathwise",
+    "Std": "standard deviation: pathwise",
+    "Quantile": "quantile: local linear regression",
+    "CVaR": "CVaR: pathwise beyond the quantile",
+    "Exceedancestep": "exceedance: given all but the step",
+    "Exceedancetail": "exceedance: given all but the tail",
+    "Exceedance": "exceedance: density and regression",
+}
 
 
 def programs() -> dict[str, Any]:
@@ -104,7 +114,8 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
     _, composed, how = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
     slopes = jax.tree.leaves(figure_gradient(program, composed, how))
     by_all = [abs(float(np.sum(np.asarray(slopes[i]) * leaves[i]))) for i in range(len(leaves))]
-    steps = [min(STEP, MOVED * np.std(pilot) / max(x, 1e-30)) for x in by_all]
+    moved = MOVED * float(np.std(pilot))
+    steps = [min(STEP, moved / max(x, 1e-30)) for x in by_all]
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
     objectives.append(Exceedance(float(np.quantile(pilot, 0.9))))
     seconds = {"value": 0.0, "both": 0.0}
@@ -136,7 +147,7 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
                 ]
                 for by in (steps[i], -steps[i])
             ]
-            found.append(np.subtract(*ends) / (2 * steps[i]))
+            found.append(np.subtract(ends[0], ends[1]) / (2 * steps[i]))
         return np.array(found).T
 
     options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "num_batches": NUM_BATCHES}
@@ -173,18 +184,9 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """By estimator, in Markdown; then the pairs that differ most."""
-    names = {
-        "Mean": "mean: pathwise",
-        "Std": "standard deviation: pathwise",
-        "Quantile": "quantile: local linear regression",
-        "CVaR": "CVaR: pathwise beyond the quantile",
-    }
-    for last in ("step", "tail"):
-        names[f"Exceedance{last}"] = f"exceedance: given all but the {last}"
-    names["Exceedance"] = "exceedance: density and regression"
     lines = ["| estimator | pairs | largest z | z above 2 | mean z | relative error | cost |"]
     lines.append("|" + "---|" * 7)
-    for key, label in names.items():
+    for key, label in _NAMES.items():
         mine = [row for row in rows if row["objective"] + row["conditional_on"] == key]
         if not mine:
             continue
@@ -206,22 +208,32 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def coverage(repetitions: int) -> dict[str, dict[str, float]]:
+def coverage(repetitions: int) -> list[dict[str, Any]]:
     """How often 95 % intervals of value and derivative hold the truth, by objective."""
     import jax
 
     from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
     from prism_jax.analysis._batches import in_batches
     from prism_jax.analysis._estimate import figure, figure_gradient
+    from prism_jax.engine import composed_steps
 
-    program = programs()["chain, log-normal"]
-    found = {}
-    for objective in (Mean(), Std(), Quantile(0.9), CVaR(0.9), Exceedance(18.5)):
+    cases = [("chain, log-normal", o) for o in (Mean(), Std(), Quantile(0.9), CVaR(0.9), None)]
+    cases.append(("1f1b, random tail", None))
+    rows = []
+    for name, objective in cases:
+        program = programs()[name]
+        if objective is None:
+            steps = composed_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
+            objective = Exceedance(float(np.quantile(steps, 0.9)))
+        conditional_on = ""
 
-        def both(count, key, objective=objective):
+        def both(count, key, program=program, objective=objective):
+            nonlocal conditional_on
             value, composed, how = figure(program, objective, num_samples=count, key=key)
             gradient = figure_gradient(program, composed, how)
-            return np.array([value, float(gradient.variability.residual["gemm"].sigma)])
+            conditional_on = composed.over.last if composed.over else ""
+            sigma: Any = gradient.variability.residual["gemm"]
+            return np.array([value, float(sigma.sigma)])
 
         truth = in_batches(both, num_samples=2**24, key=jax.random.key(0)).value
         inside = []
@@ -229,30 +241,48 @@ def coverage(repetitions: int) -> dict[str, dict[str, float]]:
             low, high = in_batches(both, num_samples=2**15, key=jax.random.key(1 + seed)).interval()
             inside.append((low <= truth) & (truth <= high))
         value, derivative = np.mean(inside, axis=0).tolist()
-        found[repr(objective)] = {"value": value, "derivative": derivative}
-    return found
+        rows.append(
+            {
+                "program": name,
+                "objective": type(objective).__name__,
+                "conditional_on": conditional_on,
+                "value": value,
+                "derivative": derivative,
+            }
+        )
+    return rows
+
+
+def coverage_table(rows: list[dict[str, Any]], repetitions: int) -> str:
+    """In Markdown."""
+    lines = [f"| estimator, {repetitions:,} times | values | derivatives |", "|---|---|---|"]
+    lines += [
+        f"| {_NAMES[row['objective'] + row['conditional_on']]} | {row['value']:.3f} | "
+        f"{row['derivative']:.3f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Derivatives against central differences.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--coverage", type=int, default=0, metavar="N", help="repetitions (0)")
+    parser.add_argument(
+        "--coverage", type=int, default=0, metavar="N", help="only how often intervals hold, of N"
+    )
     arguments = parser.parse_args()
 
     import jax
 
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     jax.config.update("jax_enable_x64", True)
-    rows = [row for name, program in programs().items() for row in pairs_of(name, program)]
-    result: dict[str, Any] = {"pairs": rows}
     if arguments.coverage:
-        result["coverage"] = coverage(arguments.coverage)
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print(table(rows))
-    for name, row in result.get("coverage", {}).items():
-        print(f"{name}: {row['value']:.3f} of values, {row['derivative']:.3f} of derivatives")
+        rows = coverage(arguments.coverage)  # So short that one device is quicker.
+        text = coverage_table(rows, arguments.coverage)
+    else:
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+        rows = [row for name, program in programs().items() for row in pairs_of(name, program)]
+        text = table(rows)
+    print(json.dumps(rows) if arguments.json else text)
 
 
 if __name__ == "__main__":

@@ -72,15 +72,19 @@ def figure_gradient(program: Program, composed: Composed, objective: AbstractObj
 
 @eqx.filter_custom_vjp
 def _estimate(program, arguments):
-    return _forward(None, program, arguments)[0]
+    return _value(program, arguments)[0]
+
+
+def _value(program, arguments):
+    objective, num_samples, key = arguments
+    value, *how = figure(program, objective, num_samples=num_samples, key=key)
+    return jnp.asarray(value, program.latencies.mean.dtype), how
 
 
 @_estimate.def_fwd
 def _forward(perturbed, program, arguments):
     del perturbed
-    objective, num_samples, key = arguments
-    value, *how = figure(program, objective, num_samples=num_samples, key=key)
-    return jnp.asarray(value, program.latencies.mean.dtype), how
+    return _value(program, arguments)
 
 
 @_estimate.def_bwd

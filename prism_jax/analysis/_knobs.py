@@ -1,14 +1,16 @@
 """Knobs on a program: relative changes of the means and spreads that one may ask about."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from .._misc import FrozenArray
+from .._misc import FrozenArray, unknown_name
 from ..latency import widen
 from ..program import Adjustment, Network, Program
 
@@ -109,15 +111,39 @@ def _adjustment(program: Program, knobs: Knobs) -> Adjustment:
     )
 
 
-def without(knobs: Knobs, names: Iterable[str]) -> Knobs:
-    """The knobs with the variability of some parts, named as by `parts_of`, taken away."""
+@eqx.filter_jit
+def through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
+    """The derivative with respect to knobs, from that with respect to the turned program."""
+    _, vjp = jax.vjp(lambda knobs: eqx.filter(turn(program, knobs), eqx.is_inexact_array), knobs)
+    return vjp(gradient)[0]
+
+
+def scaled(knobs: Knobs, factors: Mapping[str, ArrayLike]) -> Knobs:
+    """The knobs with the variability of some parts, named as by `parts_of`, multiplied."""
     parts = parts_of(knobs)
-    for name in names:
+    for name, factor in factors.items():
         field, where = parts[name]
         old = getattr(knobs, field)
-        new = {**old, where: 0 * old[where]} if isinstance(old, dict) else old.at[where].set(0)
+        if isinstance(old, dict):
+            new = {**old, where: old[where] * jnp.asarray(factor, old[where].dtype)}
+        else:
+            new = old.at[where].multiply(jnp.asarray(factor, old.dtype))
         knobs = dataclasses.replace(knobs, **{field: new})
     return knobs
+
+
+def of_part(knobs: Knobs, name: str) -> Float[Array, ""]:
+    """The knob of the variability of a part."""
+    field, where = parts_of(knobs)[name]
+    return getattr(knobs, field)[where]
+
+
+def check_parts(knobs: Knobs, names: Iterable[str]) -> None:
+    """Raises a `ValueError` for a name that is no part."""
+    parts = parts_of(knobs)
+    for name in names:
+        if name not in parts:
+            raise ValueError(unknown_name("part", name, tuple(parts)))
 
 
 def parts_of(knobs: Knobs) -> dict[str, tuple[str, str | int]]:

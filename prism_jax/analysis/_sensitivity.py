@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import equinox as eqx
-import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from .._misc import unknown_name
 from ..engine import Composed
 from ..program import Program
 from ._batches import Batched, in_batches
 from ._estimate import figure, figure_gradient
-from ._knobs import ELEMENTARY, Knobs, neutral, parts_of, turn, without
+from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective
 
 
@@ -128,9 +125,7 @@ def sensitivity(
     ones = neutral(program)
     names = parts_of(ones)
     parts, shapley = None if parts is None else list(parts), list(shapley)
-    for name in (*(parts or ()), *shapley):
-        if name not in names:
-            raise ValueError(unknown_name("part", name, tuple(names)))
+    check_parts(ones, [*(parts or ()), *shapley])
     if len(shapley) > _MOST_SHAPLEY or len(set(shapley)) < len(shapley):
         raise ValueError(
             f"`shapley` takes up to {_MOST_SHAPLEY} different parts; {len(shapley)} were given."
@@ -141,7 +136,7 @@ def sensitivity(
     def derivatives(count, key):
         value, composed, how = figure(base, objective, num_samples=count, key=key)
         before.append((value, composed))
-        gradient = _through_knobs(program, ones, figure_gradient(base, composed, how))
+        gradient = through_knobs(program, ones, figure_gradient(base, composed, how))
         return np.array([value, *_derivatives(program, gradient).values()])
 
     found = in_batches(derivatives, num_samples=num_samples, key=key)
@@ -149,7 +144,7 @@ def sensitivity(
 
     def gains(sets: list[tuple[str, ...]]) -> Batched:
         """Of taking away each of some sets of parts."""
-        changed = [turn(program, without(ones, names)) for names in sets]
+        changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
         of_batch = iter(before)
 
         def of_sets(count, key):
@@ -186,17 +181,6 @@ def sensitivity(
 
 def _lists(batched: Batched) -> tuple[list[float], list[float]]:
     return batched.value.tolist(), batched.standard_error.tolist()
-
-
-@eqx.filter_jit
-def _through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
-    """From derivatives with respect to a program's parameters to those with respect to knobs."""
-
-    def turned(knobs):
-        return eqx.filter(turn(program, knobs), eqx.is_inexact_array)
-
-    _, vjp = jax.vjp(turned, knobs)
-    return vjp(gradient)[0]
 
 
 def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], float]:

@@ -8,13 +8,27 @@ import sys
 from collections.abc import Sequence
 
 from .._misc import unknown_name
-from . import _calibrate, _catalogue, _fit, _score, _sensitivity, _simulate, _sweep, _whatif
+from . import (
+    _calibrate,
+    _catalogue,
+    _fit,
+    _improve,
+    _place,
+    _score,
+    _sensitivity,
+    _simulate,
+    _sweep,
+    _whatif,
+)
 
 
 _COMMANDS = {
     "simulate": _simulate,
     "sensitivity": _sensitivity,
     "whatif": _whatif,
+    "place": _place,
+    "improve": _improve.Improve,
+    "target": _improve.Target,
     "sweep": _sweep,
     "fit": _fit,
     "calibrate": _calibrate,

@@ -35,10 +35,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..analysis import sensitivity
 
-    try:
-        wanted = objective(arguments.objective)
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(f"--objective {error}.") from None
+    wanted = objective(arguments.objective)
     use_all_cores()
     found = sensitivity(
         job.compile(),

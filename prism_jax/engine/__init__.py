@@ -1,6 +1,12 @@
 from ._critical import CriticalPaths as CriticalPaths, critical_paths as critical_paths
 from ._law import Law as Law
 from ._merge import load_law as load_law, merge_laws as merge_laws, save_law as save_law
+from ._placed import (
+    Placed as Placed,
+    placed as placed,
+    ready_slopes as ready_slopes,
+    replicas_ready as replicas_ready,
+)
 from ._pull_back import (
     Composed as Composed,
     composed_steps as composed_steps,

@@ -1,5 +1,6 @@
 """What `simulate` and `estimate` refuse."""
 
+import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
@@ -55,8 +56,8 @@ def check_plan(plan: Plan) -> None:
     if plan.program.resolution == "block":
         collapsed = plan.program.blocks.direct.value < 0  # Others keep their own law.
         skewness = max(
-            np.abs(np.asarray(x)).max(initial=0)
-            for x in (plan.moments[2][collapsed], plan.skewness)
+            np.abs(x).max(initial=0)
+            for x in (np.asarray(plan.moments)[2][collapsed], np.asarray(plan.skewness))
         )
         if skewness > MAX_SKEWNESS:
             raise ValueError(
@@ -65,11 +66,16 @@ def check_plan(plan: Plan) -> None:
                 'what is rare and long as stalls, or use `resolution="kernel"`.'
             )
     if len(plan.program.stall_ops.value):
-        rate = float(np.sum(stall_rates(plan.program)))
-        probabilities = np.asarray(stall_probabilities(plan.program), float)
+        rates, probabilities = (np.asarray(x, float) for x in _stalls(plan.program))
+        rate = float(np.sum(rates))
         unseen = probabilities[-1] * rate / len(probabilities)
         if unseen > MAX_UNSEEN_STALLS:
             raise ValueError(
                 f"A replica's step has {rate:.2g} stalls on average, more than the program was "
                 "compiled for; compile it with the new rate."
             )
+
+
+@eqx.filter_jit
+def _stalls(program: Program):
+    return stall_rates(program), stall_probabilities(program)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools as ft
 
+import equinox as eqx
 import numpy as np
 
 from ..program import Program, network_probabilities
@@ -12,7 +13,7 @@ from ._replicas import Replicas, Selection, sample_weights, select
 
 
 # An irrational stride, to deal out regimes evenly over any run of steps.
-_SILVER = np.sqrt(2) - 1
+SILVER = np.sqrt(2) - 1
 # The exact rule looks at the slowest samples of each pipeline rank: 14 in a step, on average.
 _CANDIDATES = 14
 _EXACT_BLOCK = 1024
@@ -55,7 +56,7 @@ class Decision:
         """The regime of the network in each step."""
         if len(self.selections) == 1:
             return np.zeros(len(steps), np.int64)
-        uniform = np.modf(steps * _SILVER + self.offsets[1])[0]
+        uniform = np.modf(steps * SILVER + self.offsets[1])[0]
         return np.searchsorted(np.cumsum(self.probabilities)[:-1], uniform, "right")
 
     def ranks(self, first: int, count: int) -> np.ndarray:
@@ -176,8 +177,13 @@ class Chances:
 
 def chances(program: Program) -> Chances:
     """See [`Chances`][]. To be called where the devices are, as all that is computed by JAX."""
-    network = np.asarray(network_probabilities(program), np.float64)
-    return Chances(np.asarray(stratum_weights(program), np.float64), network / network.sum())
+    strata, network = (np.asarray(x, np.float64) for x in _chances(program))
+    return Chances(strata, network / network.sum())
+
+
+@eqx.filter_jit
+def _chances(program: Program):
+    return stratum_weights(program), network_probabilities(program)
 
 
 def decide(

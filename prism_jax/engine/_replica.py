@@ -119,22 +119,24 @@ def replica_ends(
     stalls: Int[Array, " samples"],
     given: tuple[Axes, Float[Array, "axes samples"]] | None = None,
     gpu_ids: UInt32[Array, " samples"] | None = None,
+    slowest: Float[Array, "ranks samples"] | None = None,
 ) -> Float[Array, "ranks samples"]:
     """`sample_replica_ends` from a plan, with the strata of the samples given, and the scores of
-    some draws. Samples of one `gpu_id`, their own by default, run on the same GPUs.
+    some draws. Samples of one `gpu_id`, their own by default, run on the same GPUs. The factors of
+    the `slowest` GPU of each rank may be given too.
     """
-    latencies = replica_latencies(plan, sample_ids, key, regimes, stalls, given, gpu_ids)
+    gpus = (gpu_ids, slowest)
+    latencies = replica_latencies(plan, sample_ids, key, regimes, stalls, given, gpus)
     return propagate(plan.program.levels, latencies, sample_ids.shape[0], plan.mean.dtype)
 
 
 def replica_latencies(
-    plan: Plan, sample_ids, key: KeyData, regimes, stalls, given=None, gpu_ids=None
+    plan: Plan, sample_ids, key: KeyData, regimes, stalls, given=None, gpus=(None, None)
 ) -> Latencies:
     """The latencies of all ops of the samples. See `replica_ends`."""
-    gpu_ids = sample_ids if gpu_ids is None else gpu_ids
     width = plan.program.levels.ops.value.shape[1]
     return Latencies(
-        **_tables(plan, sample_ids, key, regimes, stalls, given, gpu_ids),
+        **_tables(plan, sample_ids, key, regimes, stalls, given, *gpus),
         noise=ft.partial(_noise, width, plan.mean.dtype),
         noise_arguments=(fold(key, OPS), sample_ids),
     )
@@ -146,15 +148,18 @@ def _noise(width: int, dtype, arguments, level, lane):
     return normals(key, sample_ids, level * np.uint32(width) + lane, dtype)
 
 
-def _tables(plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids) -> dict[str, Any]:
+def _tables(
+    plan: Plan, sample_ids, key, regimes, stalls, given, gpu_ids, slowest
+) -> dict[str, Any]:
     """What the latencies of the ops are made of, as fields of `maxplus.Latencies`."""
+    gpu_ids = sample_ids if gpu_ids is None else gpu_ids
     program, dtype = plan.program, plan.mean.dtype
     per_kernel = program.resolution == "kernel"
-    members = slowest = None
+    members = None
     if per_kernel:
         members = member_factors(plan, gpu_ids, fold(key, MEMBERS))
         slowest = jnp.max(members, axis=0)
-    elif plan.slowest is not None:
+    elif slowest is None and plan.slowest is not None:
         z = normals(fold(key, RANKS), gpu_ids, counters(program.num_ranks), dtype)
         z = z if given is None else _replaced(z, given[0].ranks, given[1])
         slowest = look_up_one(plan.slowest, z)

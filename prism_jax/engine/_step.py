@@ -133,6 +133,16 @@ def barriers(plan: Plan, ends, step_ids, key, regimes):
     return _finished(plan, ends, z[:number], regimes), factor
 
 
+def last_draws(plan: Plan, step_ids, key, regimes) -> Float[Array, "2 samples"]:
+    """The factor of each step and its tail, in seconds. See `compose_steps`."""
+    ends = jnp.zeros((plan.program.num_ranks, step_ids.shape[0]), plan.mean.dtype)
+    _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
+    factor = jnp.ones_like(ends[0]) if plan.step is None else look_up_one(plan.step, z["step"])
+    if tail is None:
+        return jnp.stack([factor, jnp.zeros_like(factor)])
+    return jnp.stack([factor, latency(tail, plan.residuals, z["tail"][None, :])[0]])
+
+
 def _reductions(
     plan: Plan, z: Float[Array, "ranks samples"], regimes: Int[Array, " samples"]
 ) -> Float[Array, "ranks samples"]:

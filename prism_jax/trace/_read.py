@@ -172,24 +172,13 @@ def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
         raise ValueError(f"{path}: the column `step_time_s` is missing; it has {', '.join(given)}.")
     integers = ["step"] if "step" in given else []
     _check_numbers(frame, path, ["step_time_s", *integers], integers)
-    seconds = pl.col("step_time_s").cast(pl.Float64, strict=False).alias("seconds")
+    seconds = pl.col("step_time_s").cast(pl.Float64, strict=False).alias("value")
     run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
     step = pl.col("step").cast(pl.Int64) if integers else pl.int_range(pl.len()).alias("step")
     table = _collect(frame.select(run, step, "step_time_s", seconds), path)
     if not len(table):
         raise ValueError(f"{path}: it has no rows.")
-    for name in ("run", "step", "step_time_s"):
-        if table[name].null_count():
-            row = int(table[name].is_null().arg_max() or 0) + 1
-            raise ValueError(f"{path}: `{name}` is empty in row {row}; fill or drop that row.")
-    values = table["seconds"].fill_null(np.nan).to_numpy()
-    wrong = ~(np.isfinite(values) & (values > 0))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise ValueError(
-            f"{path}: `step_time_s` is {table['step_time_s'][row]!r} in row {row + 1}, but must be "
-            "a positive number of seconds."
-        )
+    _check_positive(table, path, "step_time_s", ("run", "step"), "number of seconds")
     twice = table.select("run", "step").is_duplicated()
     if twice.any():
         row = table.row(int(twice.arg_max() or 0), named=True)
@@ -199,7 +188,63 @@ def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
             "runs apart in a column `run`."
         )
     parts = table.partition_by("run", maintain_order=True)
-    return [part.sort("step")["seconds"].to_numpy() for part in parts]
+    return [part.sort("step")["value"].to_numpy() for part in parts]
+
+
+def read_factors(path: str | os.PathLike) -> Float[np.ndarray, " gpus_or_nodes"]:
+    """The column `factor` of a CSV or Parquet file: how much longer compute takes on each GPU, or
+    on each node, than on the mean one; by the column `gpu` or `node`, or in the order of the file
+    where there is neither.
+
+    **Raises:**
+
+    `ValueError` where there are no factors, one is not a positive number, or `gpu` or `node` do not
+    count from 0 up.
+    """
+    import polars as pl
+
+    frame = _scan(pathlib.Path(path))
+    given = frame.collect_schema()
+    if "factor" not in given:
+        raise ValueError(f"{path}: the column `factor` is missing; it has {', '.join(given)}.")
+    by = [name for name in ("gpu", "node") if name in given]
+    if len(by) == 2:
+        raise ValueError(f"{path}: it has the columns `gpu` and `node`; keep one of them.")
+    _check_numbers(frame, path, ["factor", *by], by)
+    factor = pl.col("factor").cast(pl.Float64, strict=False).alias("value")
+    table = _collect(frame.select("factor", factor, *by), path)
+    if not len(table):
+        raise ValueError(f"{path}: it has no rows.")
+    _check_positive(table, path, "factor", tuple(by), "number")
+    if not by:
+        return table["value"].to_numpy()
+    table = table.sort(by[0])
+    number = table[by[0]].cast(pl.Int64).to_numpy()
+    wrong = np.flatnonzero(number != np.arange(len(number)))
+    if len(wrong):
+        raise ValueError(
+            f"{path}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
+            f"{wrong[0]} is missing or another there twice."
+        )
+    return table["value"].to_numpy()
+
+
+def _check_positive(
+    table: "pl.DataFrame", path, column: str, others: tuple[str, ...], what: str
+) -> None:
+    """Refuses empty cells, and what is no positive number in the column that was made `value`."""
+    for name in (*others, column):
+        if table[name].null_count():
+            row = int(table[name].is_null().arg_max() or 0) + 1
+            raise ValueError(f"{path}: `{name}` is empty in row {row}; fill or drop that row.")
+    values = table["value"].fill_null(np.nan).to_numpy()
+    wrong = ~(np.isfinite(values) & (values > 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{path}: `{column}` is {table[column][row]!r} in row {row + 1}, but must be a "
+            f"positive {what}."
+        )
 
 
 def _scan(path: pathlib.Path) -> "pl.LazyFrame":

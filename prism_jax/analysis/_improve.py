@@ -1,0 +1,258 @@
+"""Where to spend on less variability, and how little of it a target needs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from ..program import Program
+from ._batches import in_batches
+from ._estimate import figure, figure_gradient
+from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
+from ._objectives import AbstractObjective
+
+
+# Relative widths at which a search for a target stops, and how often it may try.
+_TOLERANCE = 1e-4
+_MOST_TRIES = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Improvement:
+    """What `improve` found; figures in the unit of the objective.
+
+    **Attributes:**
+
+    - `objective`, `unit`: the figure.
+    - `removed`: for each part, the share of its spread (of stalls, of their rate) to take away.
+    - `spent`: what that costs.
+    - `before`, `after`, `gain`: the figure, and its fall, each with its standard error, from steps
+        that the search did not see.
+    - `path`: the figure after each iteration, from the same steps each time.
+    - `num_samples`: steps behind each figure.
+    """
+
+    objective: str
+    unit: str
+    removed: dict[str, float]
+    spent: float
+    before: tuple[float, float]
+    after: tuple[float, float]
+    gain: tuple[float, float]
+    path: list[float]
+    num_samples: int
+
+    def table(self) -> Any:
+        """A polars frame with a row for each part, what is taken away most first."""
+        import polars as pl
+
+        frame = pl.DataFrame({"part": [*self.removed], "removed [1]": [*self.removed.values()]})
+        return frame.sort("removed [1]", descending=True, maintain_order=True)
+
+
+def improve(
+    program: Program,
+    objective: AbstractObjective,
+    costs: Mapping[str, float],
+    budget: float,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    num_iterations: int = 20,
+) -> Improvement:
+    """Spends a budget on taking away variability, to lower a figure of the step time.
+
+    Taking away a share `x` of a part's spread costs `x * cost`. The shares are found by projected
+    gradient descent (`optax.sgd`) with common random numbers, from a budget evenly spent.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `objective`: the figure.
+    - `costs`: for parts named as in `sensitivity` (`gemm`, `rank`, `stalls of gemm`, `stage 3`),
+        the cost of taking away all of its spread, in any unit of money.
+    - `budget`: in the same unit.
+    - `num_samples`: how many steps for each figure.
+    - `key`: a `jax.random` key.
+    - `num_iterations`: steps of the descent.
+
+    **Returns:**
+
+    An [`Improvement`][].
+
+    **Raises:**
+
+    `ValueError` for a name that is no part of the program, or a cost or budget that is not
+    positive.
+    """
+    ones = neutral(program)
+    check_parts(ones, costs)
+    prices = np.array([*costs.values()], float)
+    if not len(prices) or not (np.isfinite(prices) & (prices > 0)).all():
+        raise ValueError("`costs` must hold a positive cost for each part that can be improved.")
+    if not (np.isfinite(budget) and budget > 0):
+        raise ValueError(f"The budget of {budget} must be positive.")
+    if num_iterations < 1:
+        raise ValueError(f"`num_iterations={num_iterations}` must be at least 1.")
+    of_search, of_report = jax.random.split(key)
+
+    def improved(removed):
+        return scaled(ones, dict(zip(costs, 1 - removed, strict=True)))
+
+    def value_and_gradient(removed):
+        knobs = improved(removed)
+        changed = turn(program, knobs)
+        value, composed, how = figure(changed, objective, num_samples=num_samples, key=of_search)
+        gradient = through_knobs(program, knobs, figure_gradient(changed, composed, how))
+        return value, np.array([-float(of_part(gradient, name)) for name in costs])
+
+    removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
+    changed = turn(program, improved(removed))
+    base = turn(program, ones)
+
+    def both(count, key):
+        value, like, _ = figure(base, objective, num_samples=count, key=key)
+        after = figure(changed, objective, num_samples=count, key=key, like=like)[0]
+        return np.array([value, after, value - after])
+
+    found = in_batches(both, num_samples=num_samples, key=of_report)
+    before, after, gain = zip(found.value.tolist(), found.standard_error.tolist(), strict=True)
+    return Improvement(
+        objective=repr(objective),
+        unit=objective.unit,
+        removed=dict(zip(costs, removed.tolist(), strict=True)),
+        spent=float(removed @ prices),
+        before=before,
+        after=after,
+        gain=gain,
+        path=path,
+        num_samples=num_samples,
+    )
+
+
+def _descend(
+    value_and_gradient, prices: np.ndarray, budget: float, num_iterations: int
+) -> tuple[np.ndarray, list[float]]:
+    """The best shares seen, and the value at each iteration."""
+    removed = _affordable(np.full(len(prices), budget / prices.sum()), prices, budget)
+    # Not one that scales each share by itself: its projection would settle elsewhere.
+    optimiser = optax.sgd(optax.cosine_decay_schedule(0.5, num_iterations))
+    state = optimiser.init(removed)
+    best, path, scale = (np.inf, removed), [], 0.0
+    for _ in range(num_iterations):
+        value, gradient = value_and_gradient(removed)
+        path.append(value)
+        best = min(best, (value, removed), key=lambda one: one[0])
+        scale = scale or float(np.abs(gradient).max()) or 1.0
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes.
+            change, state = optimiser.update(jnp.asarray(gradient / scale), state)
+        removed = _affordable(removed + np.asarray(change), prices, budget)
+    return best[1], path
+
+
+def _affordable(
+    removed: Float[np.ndarray, " parts"], prices: Float[np.ndarray, " parts"], budget: float
+) -> Float[np.ndarray, " parts"]:
+    """The nearest shares between zero and one that the budget pays for."""
+
+    def at(multiplier):
+        return np.clip(removed - multiplier * prices, 0, 1)
+
+    if at(0) @ prices <= budget:
+        return at(0)
+    low, high = 0.0, float(np.max(removed / prices))
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle) @ prices > budget else (low, middle)
+    return at(high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What `spread_for` found.
+
+    **Attributes:**
+
+    - `factor`: on the spread of the part (of stalls, on their rate), at which the figure is
+        `reached`; with its standard error.
+    - `reached`: the figure there, in the unit of the objective.
+    - `as_it_is`, `without`: the figure with a factor of one, and of zero.
+    - `num_samples`: steps behind each figure.
+    """
+
+    factor: tuple[float, float]
+    reached: float
+    as_it_is: float
+    without: float
+    num_samples: int
+
+
+def spread_for(
+    program: Program,
+    objective: AbstractObjective,
+    part: str,
+    target: float,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+) -> Target:
+    """How wide a part may vary for a figure of the step time to meet a target.
+
+    By bisection with common random numbers. The standard error is that of the figure over its
+    derivative.
+
+    **Arguments:**
+
+    - `part`: named as in `sensitivity`.
+    - `target`: for the figure, in its unit.
+
+    **Returns:**
+
+    A [`Target`][].
+
+    **Raises:**
+
+    `ValueError` for a part that the program does not have, or a target that no spread of it below
+    the tenfold meets.
+    """
+    ones = neutral(program)
+    check_parts(ones, [part])
+
+    def value(factor: float, num_samples=num_samples, key=key) -> float:
+        changed = turn(program, scaled(ones, {part: factor}))
+        return figure(changed, objective, num_samples=num_samples, key=key)[0]
+
+    without, as_it_is = value(0.0), value(1.0)
+    low, high, top = 0.0, 1.0, as_it_is
+    while top < target and high < 10:
+        low, high = high, 2 * high
+        top = value(high)
+    if not without <= target <= top:
+        end = f"{top:.5g} with {high:g} times as much" if target > top else f"{without:.5g} without"
+        raise ValueError(
+            f"No spread of `{part}` makes {objective!r} = {target:g} {objective.unit}: it is "
+            f"{as_it_is:.5g} as it is, and {end}."
+        )
+    for _ in range(_MOST_TRIES):
+        if high - low <= _TOLERANCE * high:
+            break
+        middle = (low + high) / 2
+        low, high = (middle, high) if value(middle) < target else (low, middle)
+    factor = (low + high) / 2
+    knobs = scaled(ones, {part: factor})
+    changed = turn(program, knobs)
+
+    def both(count, key):
+        found, composed, how = figure(changed, objective, num_samples=count, key=key)
+        gradient = through_knobs(program, knobs, figure_gradient(changed, composed, how))
+        return np.array([found, float(of_part(gradient, part))])
+
+    found = in_batches(both, num_samples=num_samples, key=key)
+    slope = abs(float(found.value[1]))
+    error = float(found.standard_error[0]) / slope if slope > 0 else float("inf")
+    return Target((factor, error), value(factor), as_it_is, without, num_samples)

@@ -1,0 +1,187 @@
+"""Placement: which node should run which pipeline rank of which replica."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..engine import Placed, placed, replicas_ready
+from ..latency import LogNormal
+from ..program import Program
+from ._exchange import best_order
+from ._nodes import Nodes, nodes_of
+from ._objectives import AbstractObjective, Quantile
+from ._trials import Order, Trials
+
+
+# Figures are from so many op evaluations each, within these numbers of steps.
+_OPS = 2**29
+_STEPS = (512, 4096)
+# The search for the worst order may take so much of that for the best.
+_WORST = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What `place` found. Each figure comes with its standard error, in the objective's unit, from
+    steps that the search did not see.
+
+    **Attributes:**
+
+    - `order`: `(nodes,)`, which of the nodes should take each place.
+    - `objective`, `unit`: the figure.
+    - `before`: with the nodes in the order given.
+    - `after`: with the nodes in `order`.
+    - `gain`: by how much the figure falls from `before` to `after`.
+    - `worst`: with the worst order found.
+    - `bound`: the figure of steps that are stochastically below those of any placement.
+    - `places`: what each place is: its first `replica` and pipeline `rank`, the `node` that should
+        take it, and the `factor` of that node's slowest GPU, relative to the mean GPU.
+    - `num_samples`: steps behind the figures.
+    - `num_placements`: how many were tried.
+    """
+
+    order: Order
+    objective: str
+    unit: str
+    before: tuple[float, float]
+    after: tuple[float, float]
+    gain: tuple[float, float]
+    worst: tuple[float, float]
+    bound: tuple[float, float]
+    places: dict[str, np.ndarray]
+    num_samples: int
+    num_placements: int
+
+    def table(self) -> Any:
+        """A polars frame with a row for each place."""
+        import polars as pl
+
+        return pl.DataFrame(self.places).rename({"factor": "factor [1]"})
+
+
+def place(
+    program: Program,
+    factors: Float[np.ndarray, " gpus_or_nodes"],
+    *,
+    devices_per_node: int,
+    objective: AbstractObjective | None = None,
+    num_samples: int | None = None,
+    key: PRNGKeyArray,
+) -> Placement:
+    """Assigns nodes to the pipeline ranks of the replicas, to lower a figure of the step time.
+
+    Every replica is simulated, on GPUs of known factors. Where up to 8,192 placements differ, all
+    are tried. Else the search starts from the best of: the order given; slow nodes together in few
+    replicas; slow nodes at the ranks that matter least; the linear assignment by the gradient,
+    which is exact where steps are sums. Then it exchanges pairs of nodes, those first that gain
+    most by the gradient. For large jobs it goes by the means of replicas, and their scatter.
+
+    **Arguments:**
+
+    - `program`: the step. The law of its GPUs' factors gives way to what is known of them.
+    - `factors`: how long compute takes on each GPU, or each node, in the order of their ranks
+        (tensor- and context-parallel neighbours, then replicas, then pipeline ranks), relative to
+        any common unit: their mean counts as one.
+    - `devices_per_node`: GPUs of a node. Nodes are moved as a whole.
+    - `objective`: the figure; `Quantile(0.95)` by default.
+    - `num_samples`: how many steps the reported figures are from; by default 4,096, or as many as
+        take some seconds for large jobs, but 512.
+    - `key`: a `jax.random` key.
+
+    **Returns:**
+
+    A [`Placement`][].
+
+    **Raises:**
+
+    `ValueError` for factors that do not fit the job, or a job in a single node.
+    """
+    objective = Quantile(0.95) if objective is None else objective
+    nodes = nodes_of(program, factors, devices_per_node)
+    if num_samples is None:
+        each = program.num_ops * nodes.num_replicas
+        num_samples = int(np.clip(_OPS // each, *_STEPS))
+    if num_samples * nodes.factors.size >= 2**32:
+        raise ValueError(
+            f"`num_samples={num_samples}` times {nodes.factors.size} GPUs must be below 2^32."
+        )
+    program = _with_known_gpus(program, nodes)
+    of_search, of_report = jax.random.split(key)
+    best = Trials(program, nodes, objective, key=of_search)
+    order = best_order(best)
+    worst = Trials(program, nodes, objective, sign=-1, share=_WORST, key=of_search)
+    worst_order = best_order(worst)
+
+    steps = placed(program, num_samples=num_samples, key=of_report)
+    before, after, at_worst = (
+        _step_times(steps, nodes, one) for one in (np.arange(len(order)), order, worst_order)
+    )
+    influence = objective.influence(before) - objective.influence(after)
+    gain = objective.value(before) - objective.value(after)
+    replica, rank = np.divmod(nodes.places[:, 0], nodes.num_ranks)
+    return Placement(
+        order=order,
+        objective=repr(objective),
+        unit=objective.unit,
+        before=_with_error(objective, before),
+        after=_with_error(objective, after),
+        gain=(gain, float(np.std(influence)) / math.sqrt(num_samples)),
+        worst=_with_error(objective, at_worst),
+        bound=_with_error(objective, _at_least(steps, nodes)),
+        places={
+            "replica": replica,
+            "rank": rank,
+            "node": order,
+            "factor": nodes.factors[order].max(axis=1),
+        },
+        num_samples=num_samples,
+        num_placements=best.tried + worst.tried,
+    )
+
+
+def _with_known_gpus(program: Program, nodes: Nodes) -> Program:
+    """The program with a law of factors as wide as those that are known: it says how the GPUs of a
+    group lie below the slowest one.
+    """
+    logarithms = np.log(nodes.factors)
+    dtype = program.latencies.mean.dtype
+    rank = LogNormal(
+        jnp.asarray(np.exp(logarithms.mean()), dtype), jnp.asarray(logarithms.std(), dtype)
+    )
+    variability = dataclasses.replace(program.variability, rank=rank)
+    return dataclasses.replace(program, variability=variability)
+
+
+def _step_times(steps: Placed, nodes: Nodes, order: Order) -> Float[np.ndarray, " steps"]:
+    ready = replicas_ready(steps, *nodes.slowest(order))
+    return steps.factor * ready.max(axis=0) + steps.tail
+
+
+def _with_error(objective: AbstractObjective, steps: np.ndarray) -> tuple[float, float]:
+    error = float(np.std(objective.influence(steps))) / math.sqrt(len(steps))
+    return objective.value(steps), error
+
+
+def _at_least(steps: Placed, nodes: Nodes) -> Float[np.ndarray, " steps"]:
+    """Step times that are stochastically below those of any placement.
+
+    The k slowest ranks of replicas lie in at least k / num_ranks replicas. So the j-th replica has
+    a rank that is at least as slow as the (j * num_ranks)-th of all; here at whichever position
+    makes the least of it in each step, with the fastest of all around it. Where all replicas would
+    take too long, only those with the slowest ranks count.
+    """
+    ranks, least = nodes.num_ranks, nodes.least()
+    each = ranks * steps.num_steps * steps.plan.program.num_ops
+    replicas = min(max(_OPS // each, 1), nodes.num_replicas)
+    rows = np.full((replicas, ranks, ranks), least[-1])
+    position = np.arange(ranks)
+    rows[:, position, position] = least[::ranks][:replicas, None]
+    noise = np.repeat(np.arange(replicas), ranks)
+    ready = replicas_ready(steps, rows.reshape(-1, ranks), noise)
+    latest = ready.reshape(replicas, ranks, -1).min(axis=1).max(axis=0)
+    return steps.factor * latest + steps.tail

@@ -1,0 +1,106 @@
+"""`prism-jax place`: which node should run what."""
+
+import argparse
+import os
+from typing import Any
+
+from ._arguments import add_seed_argument, add_set_argument, count
+from ._devices import use_all_cores
+from ._objective import add_objective_argument, objective
+
+
+HELP = "assign nodes of known GPUs to pipeline ranks and replicas, to lower a figure"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        help="a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile",
+    )
+    parser.add_argument(
+        "--factors",
+        metavar="FILE",
+        help="how slow each GPU, or each node, is: a .csv or .parquet file with a column `factor`, "
+        "and `gpu` or `node`; drawn by the job's law where no file is given",
+    )
+    parser.add_argument(
+        "--samples", type=count, default=4096, metavar="N", help="steps behind each figure (4096)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="a .csv file to write the placement to")
+    add_objective_argument(parser)
+    add_seed_argument(parser)
+    add_set_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..trace import read_factors
+    from ._load import load
+
+    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+    factors = None if arguments.factors is None else read_factors(arguments.factors)
+    if arguments.out is not None:
+        folder = os.path.dirname(arguments.out) or "."
+        if not arguments.out.endswith(".csv") or not os.path.isdir(folder):
+            raise ValueError(
+                f"--out `{arguments.out}` must be a .csv file in a folder that exists."
+            )
+
+    import jax
+    import numpy as np
+
+    from ..analysis import place
+
+    wanted = objective(arguments.objective)
+    use_all_cores()
+    program = job.compile()
+    of_factors, key = jax.random.split(jax.random.key(arguments.seed))
+    if factors is None:
+        rank = program.variability.rank
+        if rank is None:
+            raise ValueError(
+                f"{arguments.job}: its GPUs are all alike; give their measured --factors."
+            )
+        factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
+    devices = 8 if job.job is None else job.job.cluster.devices_per_node
+    found = place(
+        program,
+        factors,
+        devices_per_node=devices,
+        objective=wanted,
+        num_samples=arguments.samples,
+        key=key,
+    )
+    if arguments.out is not None:
+        found.table().write_csv(arguments.out)
+    result = {
+        "job": job.name,
+        "objective": found.objective,
+        "unit": found.unit,
+        **{name: getattr(found, name) for name in _FIGURES},
+        "order": found.order.tolist(),
+        "num_samples": found.num_samples,
+        "num_placements": found.num_placements,
+    }
+    return result, _text(job.name, found, arguments.out)
+
+
+_FIGURES = {
+    "before": "as given",
+    "after": "placed",
+    "gain": "gain",
+    "worst": "the worst found",
+    "bound": "no placement is below",
+}
+
+
+def _text(name: str, found, out: str | None) -> str:
+    unit = found.unit if found.unit != "1" else ""
+    lines = [f"{name}: {found.objective} of {len(found.order):,} nodes", ""]
+    for field, label in _FIGURES.items():
+        value, error = getattr(found, field)
+        lines.append(f"{label:<24}{value:>12.6g} +- {error:.2g} {unit}".rstrip())
+    lines += ["", f"{found.num_samples:,} steps; {found.num_placements:,} placements were tried"]
+    if out is not None:
+        lines.append(f"the node for each place: {out}")
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Budgets and targets, against closed forms."""
+
+import jax
+import numpy as np
+import pytest
+
+from prism_jax.analysis import Quantile, Std, improve, spread_for
+from prism_jax.analysis._improve import _affordable
+from prism_jax.cli import main
+from prism_jax.program import Variability
+from prism_jax.schedule import GPipe
+
+from .helpers import lognormal, one_kernel, pipeline_program
+
+
+_KEY = jax.random.key(0)
+
+
+def _program(tail=0.1):
+    """Eight ops of a chain and a tail, which vary independently."""
+    variability = Variability(residual={"gemm": lognormal(0.05), "optimizer": lognormal(tail)})
+    return pipeline_program(GPipe(1, 4), variability=variability, tail=one_kernel("optimizer", 3.0))
+
+
+def test_a_budget_is_spent_where_variances_balance():
+    """Of `a^2 (1 - x)^2 + b^2 (1 - y)^2` with `x + 2 y = 1`, by Lagrange's rule."""
+    a, b = 0.05 * np.sqrt(4 * 1 + 4 * 4), 0.1 * 3.0
+    found = improve(
+        _program(), Std(), {"gemm": 1.0, "optimizer": 2.0}, 1.0, num_samples=16_000, key=_KEY
+    )
+    # a^2 (1 - x) = multiplier, b^2 (1 - y) = 2 * multiplier.
+    multiplier = 2 / (1 / a**2 + 4 / b**2)
+    assert found.removed["gemm"] == pytest.approx(1 - multiplier / a**2, abs=0.03)
+    assert found.removed["optimizer"] == pytest.approx(1 - 2 * multiplier / b**2, abs=0.03)
+    assert found.spent == pytest.approx(1.0, abs=1e-6)
+    expected = np.hypot(multiplier / a, 2 * multiplier / b)
+    assert found.after[0] == pytest.approx(expected, abs=4 * found.after[1] + 0.01 * expected)
+    assert min(found.path) <= found.path[0]
+    assert found.gain[0] == pytest.approx(found.before[0] - found.after[0], abs=1e-6)
+    assert found.table()["part"].to_list() == sorted(
+        found.removed, key=lambda name: -found.removed[name]
+    )
+
+
+def test_a_budget_for_everything_takes_all_away():
+    found = improve(
+        _program(),
+        Std(),
+        {"gemm": 1.0, "optimizer": 2.0},
+        5.0,
+        num_samples=640,
+        key=_KEY,
+        num_iterations=2,
+    )
+    assert found.removed == {"gemm": 1.0, "optimizer": 1.0}
+    assert found.spent == 3.0
+    assert found.after[0] == pytest.approx(0, abs=1e-5)
+
+
+def test_what_is_affordable_is_the_nearest():
+    """Against many affordable points: none is nearer."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        wanted, prices = rng.normal(0.5, 1, 3), rng.uniform(0.5, 2, 3)
+        nearest = _affordable(wanted, prices, 1.0)
+        assert nearest @ prices <= 1 + 1e-9
+        assert np.all((nearest >= 0) & (nearest <= 1))
+        points = rng.uniform(0, 1, (2000, 3))
+        points = points[points @ prices <= 1]
+        distance = np.linalg.norm(points - wanted, axis=1).min()
+        assert np.linalg.norm(nearest - wanted) <= distance + 1e-9
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5])
+def test_a_target_is_met(factor):
+    """The spread of a single sum is that of its parts."""
+    program = _program(tail=0.0)
+    std = 0.05 * np.sqrt(20)
+    found = spread_for(program, Std(), "gemm", factor * std, num_samples=32_000, key=_KEY)
+    assert found.reached == pytest.approx(factor * std, rel=1e-3)
+    assert found.factor[0] == pytest.approx(factor, abs=4 * found.factor[1])
+    assert found.without == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda p, o: spread_for(p, Quantile(0.9), "gemm", 1.0, **o), "without"),
+        (lambda p, o: spread_for(p, Quantile(0.9), "gemm", 1e3, **o), "times as much"),
+        (lambda p, o: spread_for(p, Quantile(0.9), "gem", 15.0, **o), "did you mean"),
+        (lambda p, o: improve(p, Std(), {"gem": 1.0}, 1.0, **o), "did you mean"),
+        (lambda p, o: improve(p, Std(), {}, 1.0, **o), "positive cost"),
+        (lambda p, o: improve(p, Std(), {"gemm": -1.0}, 1.0, **o), "positive cost"),
+        (lambda p, o: improve(p, Std(), {"gemm": 1.0}, 0.0, **o), "positive"),
+        (lambda p, o: improve(p, Std(), {"gemm": 1.0}, 1.0, num_iterations=0, **o), "at least 1"),
+    ],
+)
+def test_what_cannot_be_improved(call, part):
+    with pytest.raises(ValueError, match=part):
+        call(_program(), {"num_samples": 640, "key": _KEY})
+
+
+_JOB = "megatron-22b-a100-8"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["improve", _JOB, "--cost", "gemm", "--budget", "1"], "positive cost"),
+        (["improve", _JOB, "--cost", "gemm=1", "--cost", "gemm=2", "--budget", "1"], "twice"),
+        (["target", _JOB, "--part", "gemm", "--at", "1", "--objective", "x"], "must be mean"),
+    ],
+)
+def test_mistakes_on_the_command_line(words, part, capsys):
+    assert main(words) == 2
+    assert part in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""Placement, against all placements there are and closed forms."""
+
+import itertools as it
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.analysis import Mean, Quantile, _trials, place
+from prism_jax.analysis._exchange import search
+from prism_jax.analysis._nodes import Nodes, nodes_of
+from prism_jax.analysis._placement import _with_known_gpus
+from prism_jax.analysis._trials import Trials
+from prism_jax.cli import main
+from prism_jax.engine import placed, ready_slopes, replicas_ready
+from prism_jax.program import Variability
+from prism_jax.schedule import GPipe, OneFOneB
+from prism_jax.trace import read_factors
+
+from .helpers import lognormal, one_kernel, pipeline_program
+
+
+def _program(schedule, num_replicas, **options):
+    variability = Variability(
+        residual={"gemm": lognormal(0.03)}, rank=lognormal(0.02), step=lognormal(0.005)
+    )
+    options = {"variability": variability, "num_replicas": num_replicas, **options}
+    return pipeline_program(schedule, **options)
+
+
+def _trials_of(program, factors):
+    nodes = nodes_of(program, factors, 1)
+    program = _with_known_gpus(program, nodes)
+    return Trials(program, nodes, Quantile(0.95), key=jax.random.key(1))
+
+
+@pytest.mark.parametrize(
+    ("devices", "group", "replicas", "ranks"),
+    [(1, 1, 2, 3), (4, 4, 2, 2), (8, 4, 4, 2), (2, 4, 2, 3), (8, 2, 2, 4), (6, 4, 3, 2)],
+)
+def test_the_slowest_gpu_of_each_rank(devices, group, replicas, ranks):
+    """Against the numbering of ranks written out: groups, then replicas, then pipeline ranks."""
+    rng = np.random.default_rng(0)
+    factors = rng.uniform(0.9, 1.1, (group * replicas * ranks // devices, devices))
+    nodes = Nodes(factors, replicas, ranks)
+    order = rng.permutation(len(factors))
+    slowest, leader = nodes.slowest(order)
+    placed = factors[order].reshape(-1)
+    for r, s in it.product(range(replicas), range(ranks)):
+        first = (s * replicas + r) * group
+        assert slowest[r, s] == placed[first : first + group].max()
+    flat = factors.reshape(-1)
+    np.testing.assert_array_equal(flat[leader], slowest.max(axis=1))
+    assert len(set(leader.tolist())) == replicas
+    # The slowest of all ranks are at least so slow, however nodes are placed.
+    for _ in range(20):
+        anywhere = nodes.slowest(rng.permutation(len(factors)))[0].reshape(-1)
+        assert np.all(-np.sort(-anywhere) >= nodes.least())
+    if devices % group == 0:
+        total = np.zeros((replicas, ranks))
+        np.maximum.at(total.reshape(-1), nodes.places, nodes.parts[order])
+        np.testing.assert_array_equal(total, slowest)
+
+
+def test_replicas_of_known_gpus():
+    """They take longer in proportion where all GPUs do, and slopes are those of differences."""
+    program = _program(OneFOneB(3, 4), 2, send_recv=0.0)
+    steps = placed(program, num_samples=5000, key=jax.random.key(0))
+    rows, noise = np.array([[1.0, 1.0, 1.0], [1.1, 1.1, 1.1]]), np.array([7, 7])
+    ready = replicas_ready(steps, rows, noise)
+    np.testing.assert_allclose(ready[1] / ready[0], 1.1, rtol=1e-5)
+    number = np.arange(100)
+    slopes = ready_slopes(steps, np.ones((100, 3)), np.full(100, 7), number)
+    for rank, by in it.product(range(3), (1e-2,)):
+        ends = []
+        for sign in (1, -1):
+            row = np.ones((1, 3))
+            row[0, rank] += sign * by
+            ends.append(replicas_ready(steps, row, np.array([7]))[0, :100])
+        difference = np.mean(ends[0] - ends[1]) / (2 * by)
+        assert np.mean(slopes[:, rank]) == pytest.approx(difference, rel=0.02)
+    assert slopes.sum(axis=1) == pytest.approx(ready[0, :100], rel=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(3, 2), (2, 3), (6, 1)])
+def test_exchanges_find_what_trying_all_does(ranks, replicas):
+    program = _program(OneFOneB(ranks, 3), replicas)
+    number = ranks * replicas
+    rng = np.random.default_rng(ranks)
+    factors = np.exp(0.05 * rng.standard_normal(number))
+    trials = _trials_of(program, factors)
+    every = [np.array(order) for order in it.permutations(range(number))]
+    best = trials.values(every).min()
+    assert trials.values([search(trials)])[0] == pytest.approx(best, abs=1e-9)
+    found = place(program, factors, devices_per_node=1, num_samples=2048, key=jax.random.key(2))
+    assert sorted(found.order) == list(range(number))
+    assert found.after[0] <= found.before[0] + 4 * found.gain[1]
+    assert found.bound[0] <= found.after[0] + 4 * found.bound[1]
+    assert found.after[0] <= found.worst[0] + 4 * found.worst[1]
+
+
+def test_a_chain_is_assigned_exactly():
+    """The mean of a sum of stages is lowest with the slowest node at the shortest stage."""
+    lengths = np.array([3.0, 1.0, 9.0, 5.0, 7.0, 2.0, 8.0, 4.0, 6.0, 10.0])
+    program = _program(GPipe(10, 1), 1, forward=lengths, backward=lengths)
+    factors = np.random.default_rng(0).permutation(1 + np.arange(10) / 50)
+    found = place(
+        program,
+        factors,
+        devices_per_node=1,
+        objective=Mean(),
+        num_samples=1024,
+        key=jax.random.key(0),
+    )
+    np.testing.assert_array_equal(np.argsort(-factors[found.order]), np.argsort(lengths))
+
+
+def test_no_random_placement_is_better():
+    """One of the instances of `benchmarks/placement.py`."""
+    program = _program(OneFOneB(3, 4), 4)
+    factors = np.exp(0.04 * np.random.default_rng(3).standard_normal(12))
+    found = place(program, factors, devices_per_node=1, num_samples=8192, key=jax.random.key(3))
+    trials = _trials_of(program, factors)
+    rng = np.random.default_rng(1)
+    others = trials.values([rng.permutation(12) for _ in range(1000)])
+    assert trials.values([found.order])[0] <= others.min()
+    assert found.table().shape == (12, 4)
+
+
+@pytest.mark.parametrize(
+    ("factors", "devices", "part"),
+    [
+        (np.ones(5), 1, "5 factors were given"),
+        (np.ones(6), 4, "several nodes"),
+        (np.ones(6), 6, "several nodes"),
+        (np.array([1, 1, 1, 0.0, 1, 1]), 1, "positive"),
+        (np.array([1, 1, 1, np.nan, 1, 1]), 1, "positive"),
+    ],
+)
+def test_factors_that_do_not_fit(factors, devices, part):
+    program = _program(OneFOneB(3, 4), 2)
+    with pytest.raises(ValueError, match=part):
+        place(program, factors, devices_per_node=devices, num_samples=64, key=jax.random.key(0))
+
+
+def test_large_jobs_go_by_means_and_scatter(monkeypatch):
+    """The figure is nearly that of all replicas simulated."""
+    program = _program(OneFOneB(4, 6), 8)
+    factors = np.exp(0.02 * np.random.default_rng(3).standard_normal(32))
+    orders = [np.random.default_rng(seed).permutation(32) for seed in range(4)]
+    simulated = _trials_of(program, factors).values(orders)
+    monkeypatch.setattr(_trials, "_OPS", 2**10)
+    likened = _trials_of(program, factors).values(orders)
+    np.testing.assert_allclose(likened, simulated, rtol=2e-3)
+
+
+def test_kernels_of_their_own_gpus_are_refused():
+    program = _program(OneFOneB(2, 2), 2, resolution="kernel")
+    with pytest.raises(ValueError, match="whole blocks"):
+        placed(program, num_samples=8, key=jax.random.key(0))
+
+
+def test_nodes_of_equal_gpus_stay_equal():
+    program = pipeline_program(OneFOneB(2, 2), num_replicas=2, tail=one_kernel("optimizer", 1.0))
+    found = place(
+        program, np.full(4, 1.7), devices_per_node=1, num_samples=64, key=jax.random.key(0)
+    )
+    # Factors count relative to their mean.
+    assert found.before[0] == pytest.approx(found.after[0], rel=1e-6)
+    assert found.worst[0] == pytest.approx(found.bound[0], rel=1e-6)
+    assert found.before[0] == pytest.approx(float(jnp.asarray(2 * 3 + 3 + 2 * 0.05 + 1)), rel=1e-2)
+
+
+_JOB = "megatron-175b-a100-64"
+
+
+def test_the_command(tmp_path, capsys):
+    path, out = tmp_path / "factors.csv", tmp_path / "placement.csv"
+    lines = [f"{node},{1.2 if node == 2 else 1.0}" for node in reversed(range(8))]
+    path.write_text("\n".join(["node,factor", *lines]))
+    words = ["place", _JOB, "--factors", str(path), "--samples", "512", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["after"][0] < found["worst"][0]
+    assert sorted(found["order"]) == list(range(8))
+    assert out.read_text().startswith("replica,rank,node,factor [1]")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("node,factor\n0,1\n0,1\n", "each once"),
+        ("factor\n1\n-1\n", "positive number"),
+        ("factor\n1\nslow\n", "positive number"),
+        ("gpu,node,factor\n0,0,1\n", "keep one of them"),
+        ("node\n1\n", "is missing"),
+        ("gpu,factor\n,1\n", "`gpu` is empty"),
+        ("factor\n", "no rows"),
+    ],
+)
+def test_bad_files_of_factors(text, part, tmp_path, capsys):
+    path = tmp_path / "factors.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=part):
+        read_factors(path)
+    assert main(["place", _JOB, "--factors", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_folder_to_write_to(capsys):
+    assert main(["place", _JOB, "--out", "no/such/folder.csv"]) == 2
+    assert "a folder that exists" in capsys.readouterr().err
