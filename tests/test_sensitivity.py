@@ -312,6 +312,10 @@ def test_the_commands(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["changes"]["slow rank stage=0:1.5"]["mean"][0] > 0.3
     assert found["changes"]["kernel all_reduce:0.5"]["mean"][0] < 0
+    assert main(["criticality", _JOB, "--samples", "500", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ranks"][0]["probability"] == 1
+    assert found["exposed_communication"]["p5"] <= found["exposed_communication"]["p95"]
     words = ["--samples", "1000", "--json"]
     costs = ["--cost", "gemm=1", "--cost", "rank=2", "--budget", "1"]
     assert main(["improve", _JOB, *words, *costs, "--iterations", "3"]) == 0
@@ -328,6 +332,8 @@ def test_the_commands(capsys):
         (["sensitivity", _JOB, "--objective", "p"], "must be mean, std"),
         (["sensitivity", _JOB, "--objective", "p101"], "between 0 and 1"),
         (["sensitivity", _JOB, "--shapley", "gem"], "did you mean"),
+        (["criticality", _JOB, "--band", "0.9"], "0.94:0.96"),
+        (["criticality", _JOB, "--band", "0.9:0.8"], "two rising quantiles"),
         (["whatif", _JOB], "Nothing to compare"),
         (["whatif", _JOB, "--slow-rank", "1:2"], "stage=7:1.2"),
         (["whatif", _JOB, "--slow-rank", "stage=9:1.2"], "no stage 9"),

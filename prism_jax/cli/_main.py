@@ -11,6 +11,7 @@ from .._misc import unknown_name
 from . import (
     _calibrate,
     _catalogue,
+    _criticality,
     _fit,
     _improve,
     _place,
@@ -25,6 +26,7 @@ from . import (
 _COMMANDS = {
     "simulate": _simulate,
     "sensitivity": _sensitivity,
+    "criticality": _criticality,
     "whatif": _whatif,
     "place": _place,
     "improve": _improve.Improve,

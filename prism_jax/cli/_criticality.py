@@ -1,0 +1,78 @@
+"""`prism-jax criticality`: where the critical path runs."""
+
+import argparse
+from typing import Any
+
+from ._arguments import add_job_arguments, count
+from ._devices import use_all_cores
+
+
+HELP = "say how likely each rank, stage and op is on the critical path, and what is exposed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--of",
+        choices=("ranks", "stages", "ops"),
+        default="ranks",
+        help="what to print a table of (ranks)",
+    )
+    parser.add_argument(
+        "--band",
+        default="0:1",
+        metavar="A:B",
+        help="only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
+    )
+    parser.add_argument(
+        "--top", type=count, default=10, metavar="N", help="how many rows to print (10)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ._load import load
+
+    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+    band = _band(arguments.band)
+
+    import jax
+    import numpy as np
+
+    from ..analysis import criticality
+
+    use_all_cores()
+    found = criticality(
+        job.compile(),
+        num_samples=arguments.samples,
+        key=jax.random.key(arguments.seed),
+        band=band,
+    )
+    table = found.table(arguments.of)
+    exposed = {
+        f"p{level:g}": float(np.quantile(found.exposed_communication, level / 100))
+        for level in (5, 50, 95)
+    }
+    result = {
+        "job": job.name,
+        "band": band,
+        arguments.of: table.to_dicts(),
+        "exposed_communication": exposed,
+        "num_steps": found.num_steps,
+        "num_replicas_seen": found.num_replicas_seen,
+    }
+    lines = [f"{job.name}: {arguments.of} on the critical path", ""]
+    lines.append("".join(f"{name:>16}" for name in table.columns))
+    for row in table.head(arguments.top).rows():
+        lines.append("".join(f"{x:>16.4g}" if isinstance(x, float) else f"{x:>16}" for x in row))
+    shares = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in exposed.items())
+    lines += ["", f"exposed communication, of a step: {shares}"]
+    lines.append(f"{found.num_steps:,} steps, decided by {found.num_replicas_seen:,} replicas")
+    return result, "\n".join(lines)
+
+
+def _band(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high)
+    except ValueError:
+        raise ValueError(f"--band `{text}` must be two quantiles, such as 0.94:0.96.") from None
