@@ -152,7 +152,7 @@ def placements() -> list[dict[str, Any]]:
                 "before": found.before[0],
                 "placed": found.after[0],
                 "worst": found.worst[0],
-                "bound": found.bound[0],
+                "bound": found.bound[0] if found.bound else None,
                 "gain": found.worst[0] / found.after[0],
             }
         )

@@ -94,7 +94,7 @@ def against_random(seed: int) -> dict[str, Any]:
     nodes = nodes_of(program, factors, devices)
     known = _with_known_gpus(program, nodes)
     p95 = Quantile(0.95)
-    trials = Trials(known, nodes, p95, key=jax.random.split(key)[0])
+    trials = Trials(known, nodes, p95, jax.random.split(key)[0])
     rng = np.random.default_rng(seed)
     others = [rng.permutation(len(nodes.factors)) for _ in range(RANDOM)]
     values = trials.values(others)
@@ -111,7 +111,7 @@ def against_random(seed: int) -> dict[str, Any]:
         "less": p95.value(theirs) - p95.value(ours),
         "less_error": float(np.std(influence) / np.sqrt(FRESH)),
         "searched_less": float(values.min() - trials.values([found.order])[0]),
-        "bound": found.bound[0],
+        "bound": found.bound[0] if found.bound else None,
     }
 
 
@@ -130,7 +130,7 @@ def against_all(seed: int) -> dict[str, Any]:
     program = program_of(OneFOneB(ranks, 4), replicas)
     nodes = nodes_of(program, np.exp(0.05 * rng.standard_normal(ranks * replicas)), 1)
     known = _with_known_gpus(program, nodes)
-    trials = Trials(known, nodes, Quantile(0.95), key=jax.random.key(seed))
+    trials = Trials(known, nodes, Quantile(0.95), jax.random.key(seed))
     found = float(trials.values([search(trials)])[0])
     every = [np.array(order) for order in it.permutations(range(ranks * replicas))]
     return {

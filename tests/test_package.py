@@ -1,5 +1,6 @@
 import inspect
 import pathlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -59,6 +60,13 @@ def test_files_and_laws_use_the_same_names_of_families():
     for family, parameters in data.FAMILIES.items():
         if family != "two-regimes":
             assert set(parameters) <= set(known[family])
+
+
+def test_files_that_the_readme_names_exist():
+    text = (_ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert len(links) > 5
+    assert [link for link in links if not (_ROOT / link).exists()] == []
 
 
 def test_the_wheel_holds_the_data(tmp_path):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.analysis import Mean, Quantile, _trials, place
+from prism_jax.analysis import Exceedance, Mean, Quantile, Std, _trials, place
 from prism_jax.analysis._exchange import search
 from prism_jax.analysis._nodes import Nodes, nodes_of
 from prism_jax.analysis._placement import _with_known_gpus
@@ -17,7 +17,6 @@ from prism_jax.cli import main
 from prism_jax.engine import placed, ready_slopes, replicas_ready
 from prism_jax.program import Variability
 from prism_jax.schedule import GPipe, OneFOneB
-from prism_jax.trace import read_factors
 
 from .helpers import lognormal, one_kernel, pipeline_program
 
@@ -33,7 +32,7 @@ def _program(schedule, num_replicas, **options):
 def _trials_of(program, factors):
     nodes = nodes_of(program, factors, 1)
     program = _with_known_gpus(program, nodes)
-    return Trials(program, nodes, Quantile(0.95), key=jax.random.key(1))
+    return Trials(program, nodes, Quantile(0.95), jax.random.key(1))
 
 
 @pytest.mark.parametrize(
@@ -97,6 +96,7 @@ def test_exchanges_find_what_trying_all_does(ranks, replicas):
     found = place(program, factors, devices_per_node=1, num_samples=2048, key=jax.random.key(2))
     assert sorted(found.order) == list(range(number))
     assert found.after[0] <= found.before[0] + 4 * found.gain[1]
+    assert found.bound is not None
     assert found.bound[0] <= found.after[0] + 4 * found.bound[1]
     assert found.after[0] <= found.worst[0] + 4 * found.worst[1]
 
@@ -149,11 +149,40 @@ def test_large_jobs_go_by_means_and_scatter(monkeypatch):
     """The figure is nearly that of all replicas simulated."""
     program = _program(OneFOneB(4, 6), 8)
     factors = np.exp(0.02 * np.random.default_rng(3).standard_normal(32))
-    orders = [np.random.default_rng(seed).permutation(32) for seed in range(4)]
+    orders = [np.random.default_rng(seed).permutation(32) for seed in range(40)]
     simulated = _trials_of(program, factors).values(orders)
     monkeypatch.setattr(_trials, "_OPS", 2**10)
     likened = _trials_of(program, factors).values(orders)
     np.testing.assert_allclose(likened, simulated, rtol=2e-3)
+    assert np.corrcoef(likened, simulated)[0, 1] > 0.9  # What the search goes by.
+
+
+def test_what_is_not_monotone_has_no_bound():
+    program = _program(OneFOneB(2, 2), 2)
+    found = place(
+        program,
+        np.array([1.0, 1.1, 1.2, 1.0]),
+        devices_per_node=1,
+        objective=Std(),
+        num_samples=64,
+        key=jax.random.key(0),
+    )
+    assert found.bound is None
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"num_samples": 31}, "at least 32"),
+        ({"objective": Quantile(0.999)}, "do not reach"),
+        ({"objective": Exceedance(99.0)}, "some steps exceed"),
+        ({"devices_per_node": 0}, "several nodes"),
+    ],
+)
+def test_what_cannot_be_placed(options, part):
+    options = {"devices_per_node": 1, "num_samples": 64, "key": jax.random.key(0), **options}
+    with pytest.raises(ValueError, match=part):
+        place(_program(OneFOneB(2, 2), 2), np.ones(4), **options)
 
 
 def test_kernels_of_their_own_gpus_are_refused():
@@ -169,6 +198,7 @@ def test_nodes_of_equal_gpus_stay_equal():
     )
     # Factors count relative to their mean.
     assert found.before[0] == pytest.approx(found.after[0], rel=1e-6)
+    assert found.bound is not None
     assert found.worst[0] == pytest.approx(found.bound[0], rel=1e-6)
     assert found.before[0] == pytest.approx(float(jnp.asarray(2 * 3 + 3 + 2 * 0.05 + 1)), rel=1e-2)
 
@@ -192,6 +222,7 @@ def test_the_command(tmp_path, capsys):
     ("text", "part"),
     [
         ("node,factor\n0,1\n0,1\n", "each once"),
+        ("gpu,factor\n" + "".join(f"{i},1\n" for i in range(8)), "8 rows by `gpu`"),
         ("factor\n1\n-1\n", "positive number"),
         ("factor\n1\nslow\n", "positive number"),
         ("gpu,node,factor\n0,0,1\n", "keep one of them"),
@@ -203,10 +234,10 @@ def test_the_command(tmp_path, capsys):
 def test_bad_files_of_factors(text, part, tmp_path, capsys):
     path = tmp_path / "factors.csv"
     path.write_text(text)
-    with pytest.raises(ValueError, match=part):
-        read_factors(path)
     assert main(["place", _JOB, "--factors", str(path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
 
 
 def test_no_folder_to_write_to(capsys):

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ..engine import check_num_samples
+
 
 NUM_BATCHES = 16
 
@@ -18,9 +20,11 @@ class Batched:
     **Attributes:**
 
     - `of_batches`: `(batches, figures)`.
+    - `num_samples`: steps in all batches together.
     """
 
     of_batches: np.ndarray
+    num_samples: int = 0
 
     @property
     def value(self) -> np.ndarray:
@@ -53,16 +57,18 @@ def in_batches(
     **Arguments:**
 
     - `function`: from a number of samples and a key to figures.
-    - `num_samples`: in all batches together.
+    - `num_samples`: in all batches together; what does not fill them is left out.
 
     **Raises:**
 
     `ValueError` for fewer than two steps in a batch.
     """
+    num_samples = check_num_samples(num_samples)
     if num_samples < 2 * num_batches:
         raise ValueError(
             f"`num_samples={num_samples}` must be at least {2 * num_batches}, two for each of the "
             f"{num_batches} batches that standard errors are taken from."
         )
     keys = jax.random.split(key, num_batches)
-    return Batched(np.stack([function(num_samples // num_batches, each) for each in keys]))
+    count = num_samples // num_batches
+    return Batched(np.stack([function(count, each) for each in keys]), count * num_batches)

@@ -23,15 +23,16 @@ class Criticality:
 
     - `ops`: for each op of a replica `phase`, `stage`, `microbatch`, `rank`, the `probability` that
         it is on the critical path with its `standard_error`, the mean `latency_s`, and the mean
-        `slack_s`: by how much longer it could take before the step would.
+        `slack_s`: by how much longer it could take before the step would. Both are before the
+        factor of the step.
     - `stages`, `ranks`: for each, the `probability` that any of its ops is on the critical path
         with its `standard_error`, and the `share` of the step that these take.
     - `exposed_communication`: `(steps,)`, the share of each step that is communication on the
         critical path: between stages, inside blocks (on average, given the block), of gradients and
         parameters.
     - `num_steps`: how many steps were looked at.
-    - `num_replicas_seen`: how many different replica samples decide them: what standard errors
-        rest on.
+    - `num_replicas_seen`: how many replica samples decide them, if each decided as many: what
+        standard errors rest on.
     """
 
     ops: dict[str, np.ndarray]
@@ -39,7 +40,7 @@ class Criticality:
     ranks: dict[str, np.ndarray]
     exposed_communication: Float[np.ndarray, " steps"]
     num_steps: int
-    num_replicas_seen: int
+    num_replicas_seen: float
 
     def table(self, of: str = "ops") -> Any:
         """A polars frame of the `ops`, `stages` or `ranks`, the likeliest first."""
@@ -48,8 +49,8 @@ class Criticality:
         if of not in ("ops", "stages", "ranks"):
             raise ValueError(f"`of={of!r}` must be 'ops', 'stages' or 'ranks'.")
         frame = pl.DataFrame(getattr(self, of))
-        units = {name: f"{name.removesuffix('_s')} [s]" for name in frame.columns if "_s" in name}
-        units.pop("standard_error", None)
+        seconds = [name for name in frame.columns if name.endswith("_s")]
+        units = {name: f"{name.removesuffix('_s')} [s]" for name in seconds}
         return frame.rename(units).sort("probability", descending=True, maintain_order=True)
 
 
@@ -79,11 +80,11 @@ def criticality(
 
     **Raises:**
 
-    `ValueError` for a band that is none, or in which no step lies.
+    `ValueError` for a band that is none.
     """
-    low, high = band
-    if not 0 <= low < high <= 1:
+    if len(band) != 2 or not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
+    low, high = band
     composed = composed_steps(program, num_samples=num_samples, key=key)
     order = np.argsort(composed.steps, kind="stable")
     chosen = order[int(np.floor(low * num_samples)) : int(np.ceil(high * num_samples))]
@@ -117,7 +118,8 @@ def criticality(
         exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
         samples.append(paths.sample)
     number = len(chosen)
-    seen = len(np.unique(np.concatenate(samples)))
+    _, times = np.unique(np.concatenate(samples), return_counts=True)
+    seen = number**2 / float(np.sum(times**2))
     ops_rows = {
         "phase": ops.phase.value,
         "stage": ops.stage.value,
@@ -143,13 +145,13 @@ def _any(critical: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 
 def _rows(
-    label: str, total: dict[str, np.ndarray], number: int, seen: int
+    label: str, total: dict[str, np.ndarray], number: int, seen: float
 ) -> dict[str, np.ndarray]:
     means = _with_error({name: x / number for name, x in total.items()}, seen)
     return {label: np.arange(len(means["probability"])), **means}
 
 
-def _with_error(found: dict[str, np.ndarray], seen: int) -> dict[str, np.ndarray]:
+def _with_error(found: dict[str, np.ndarray], seen: float) -> dict[str, np.ndarray]:
     """With the standard error of a probability, as if one more of each outcome had been seen."""
     probability = found["probability"]
     smoothed = (probability * seen + 1) / (seen + 2)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import Composed, composed_steps, given_the_rest, pull_back
 from ..program import Program
-from ._objectives import AbstractObjective, Exceedance, Mean, bandwidth
+from ._objectives import AbstractObjective, Exceedance, Mean, bandwidth, check_objective
 
 
 def estimate(
@@ -36,11 +36,7 @@ def estimate(
 
     The figure, a scalar in seconds (a probability for `Exceedance`).
     """
-    if not isinstance(objective, AbstractObjective):
-        raise ValueError(
-            f"The objective {objective!r} must be one of `Mean()`, `Std()`, `Quantile(q)`, "
-            "`CVaR(q)`, `Exceedance(threshold)` and `CRPS(measured)`."
-        )
+    check_objective(objective)
     return _estimate(program, (objective, num_samples, key))
 
 

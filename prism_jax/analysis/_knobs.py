@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray, unknown_name
 from ..latency import widen
@@ -88,26 +88,38 @@ def turn(program: Program, knobs: Knobs) -> Program:
         variability=dataclasses.replace(
             variability, residual=residual, network=network, stalls=stalls, **shared
         ),
-        adjustment=_adjustment(program, knobs),
+        adjustment=_by_stage(program, knobs),
     )
 
 
-def _adjustment(program: Program, knobs: Knobs) -> Adjustment:
-    """Groups of ops by stage, within those that the program has already; communication is apart."""
-    ops, own = program.ops, program.adjustment
-    outer = np.zeros(program.num_ops, np.int64) if own is None else own.group.value
+def _by_stage(program: Program, knobs: Knobs) -> Adjustment:
+    """Groups of ops by stage; communication is apart."""
+    ops = program.ops
     stage = np.where(ops.phase.value == "SR", -1, ops.stage.value)
-    pairs, group = np.unique(np.stack([outer, stage]), axis=1, return_inverse=True)
+    return adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread)
 
-    def of_groups(outer, stages):
-        values = jnp.append(stages, jnp.ones((), stages.dtype))[pairs[1]]  # -1 takes the last.
+
+def adjusted(
+    program: Program,
+    group: Int[np.ndarray, " ops"],
+    latency: Float[Array, " groups"],
+    spread: Float[Array, " groups"],
+    gpu: Float[Array, " ranks"],
+) -> Adjustment:
+    """The program's adjustment with further factors on groups of ops; -1 stands for no group."""
+    own = program.adjustment
+    outer = np.zeros(program.num_ops, np.int64) if own is None else own.group.value
+    pairs, number = np.unique(np.stack([outer, group]), axis=1, return_inverse=True)
+
+    def of_groups(outer, inner):
+        values = jnp.append(inner, jnp.ones((), inner.dtype))[pairs[1]]  # -1 takes the last.
         return values if outer is None else values * outer[pairs[0]]
 
     return Adjustment(
-        group=FrozenArray(group.reshape(-1)),
-        latency=of_groups(own and own.latency, knobs.stage_mean),
-        spread=of_groups(own and own.spread, knobs.stage_spread),
-        gpu=knobs.gpu_spread if own is None else knobs.gpu_spread * own.gpu,
+        group=FrozenArray(number.reshape(-1)),
+        latency=of_groups(own and own.latency, latency),
+        spread=of_groups(own and own.spread, spread),
+        gpu=gpu if own is None else gpu * own.gpu,
     )
 
 
@@ -140,6 +152,8 @@ def of_part(knobs: Knobs, name: str) -> Float[Array, ""]:
 
 def check_parts(knobs: Knobs, names: Iterable[str]) -> None:
     """Raises a `ValueError` for a name that is no part."""
+    if isinstance(names, str):
+        raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
     parts = parts_of(knobs)
     for name in names:
         if name not in parts:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools as ft
+import operator
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -83,6 +84,13 @@ def nodes_of(program: Program, factors: np.ndarray, devices_per_node: int) -> No
     `ValueError` unless all factors are positive, and there are as many as the program has GPUs or
     nodes.
     """
+    try:
+        devices_per_node = operator.index(devices_per_node)
+        factors = np.asarray(factors, float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`devices_per_node` must be a whole number, and factors numbers."
+        ) from None
     world = program.group_size * program.num_replicas * program.num_ranks
     if devices_per_node < 1 or world % devices_per_node or world == devices_per_node:
         raise ValueError(
@@ -90,7 +98,6 @@ def nodes_of(program: Program, factors: np.ndarray, devices_per_node: int) -> No
             "something to place."
         )
     number = world // devices_per_node
-    factors = np.asarray(factors, float)
     if factors.shape not in ((world,), (number,)):
         raise ValueError(
             f"{factors.size} factors were given; the job has {number} nodes of {devices_per_node}, "

@@ -1,6 +1,7 @@
 """Figures of the law of the step time that one may want to lower."""
 
 import abc
+import math
 
 import equinox as eqx
 import numpy as np
@@ -24,6 +25,11 @@ class AbstractObjective(eqx.Module):
     def unit(self) -> str:
         """Of the figure: seconds, or `"1"` for a probability."""
         return "s"
+
+    @property
+    def monotone(self) -> bool:
+        """Whether slower steps never make it less."""
+        return True
 
     @abc.abstractmethod
     def value(self, steps: Steps) -> float:
@@ -57,6 +63,10 @@ class Mean(AbstractObjective):
 
 class Std(AbstractObjective):
     """The standard deviation of the step time, in seconds."""
+
+    @property
+    def monotone(self) -> bool:
+        return False
 
     def value(self, steps: Steps) -> float:
         return float(np.std(steps))
@@ -112,7 +122,11 @@ class CVaR(AbstractObjective):
 
     def value(self, steps: Steps) -> float:
         at = np.quantile(steps, self.q)
-        return float(at + np.mean(np.maximum(steps - at, 0)) / (1 - self.q))
+        return float(at + np.mean(np.maximum(steps - at, 0)) / self._beyond(steps))
+
+    def _beyond(self, steps: Steps) -> float:
+        """The share of the steps that count: the slowest at least."""
+        return max(1 - self.q, 1 / len(steps))
 
     def slope(self, steps: Steps) -> Steps:
         beyond = steps >= np.quantile(steps, self.q)
@@ -120,7 +134,7 @@ class CVaR(AbstractObjective):
 
     def influence(self, steps: Steps) -> Steps:
         at = np.quantile(steps, self.q)
-        contribution = np.maximum(steps - at, 0) / (1 - self.q)
+        contribution = np.maximum(steps - at, 0) / self._beyond(steps)
         return contribution - np.mean(contribution)
 
 
@@ -163,6 +177,10 @@ class CRPS(AbstractObjective):
 
     measured: FrozenArray = eqx.field(static=True)
 
+    @property
+    def monotone(self) -> bool:
+        return False
+
     def __init__(self, measured: ArrayLike):
         self.measured = FrozenArray(np.sort(np.asarray(measured, float)))
 
@@ -181,6 +199,45 @@ class CRPS(AbstractObjective):
     def influence(self, steps: Steps) -> Steps:
         away = _mean_distance(self.measured.value, steps) - _mean_distance(np.sort(steps), steps)
         return away - np.mean(away)
+
+
+def check_objective(objective) -> None:
+    """Raises a `ValueError` unless it is one."""
+    if not isinstance(objective, AbstractObjective):
+        raise ValueError(
+            f"The objective {objective!r} must be one of `Mean()`, `Std()`, `Quantile(q)`, "
+            "`CVaR(q)`, `Exceedance(threshold)` and `CRPS(measured)`."
+        )
+
+
+def check_reached(objective: AbstractObjective, value: float) -> None:
+    """Raises a `ValueError` where a probability is zero or one: nothing would change it."""
+    if objective.unit == "1" and not 0 < value < 1:
+        raise ValueError(
+            f"{objective!r} is {value:g}; give a threshold that some steps exceed and others do "
+            "not."
+        )
+
+
+# Fewer steps beyond a quantile than these make it lean inwards.
+_FEWEST_BEYOND = 3
+
+
+def check_steps(objective: AbstractObjective, number: int) -> None:
+    """Raises a `ValueError` where so many steps do not reach as far as the figure."""
+    match objective:
+        case Quantile():
+            share = min(objective.q, 1 - objective.q)
+        case CVaR():
+            share = 1 - objective.q
+        case _:
+            return
+    if share * number < _FEWEST_BEYOND:
+        raise ValueError(
+            f"{number:,} steps (of a batch) do not reach as far as {objective!r}, beyond which "
+            f"{_FEWEST_BEYOND} should lie; raise `num_samples` "
+            f"{math.ceil(_FEWEST_BEYOND / share / max(number, 1))}-fold."
+        )
 
 
 def _ranks(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:

@@ -9,18 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ..engine import Placed, placed, replicas_ready
+from ..engine import Placed, check_program, placed, replicas_ready
 from ..latency import LogNormal
 from ..program import Program
 from ._exchange import best_order
 from ._nodes import Nodes, nodes_of
-from ._objectives import AbstractObjective, Quantile
+from ._objectives import AbstractObjective, Quantile, check_objective, check_reached, check_steps
 from ._trials import Order, Trials
 
 
 # Figures are from so many op evaluations each, within these numbers of steps.
 _OPS = 2**29
 _STEPS = (512, 4096)
+_FEWEST = 32
 # The search for the worst order may take so much of that for the best.
 _WORST = 0.2
 
@@ -38,7 +39,8 @@ class Placement:
     - `after`: with the nodes in `order`.
     - `gain`: by how much the figure falls from `before` to `after`.
     - `worst`: with the worst order found.
-    - `bound`: the figure of steps that are stochastically below those of any placement.
+    - `bound`: the figure of steps that are stochastically below those of any placement; `None` for
+        a figure that may fall where steps get slower, such as `Std()`.
     - `places`: what each place is: its first `replica` and pipeline `rank`, the `node` that should
         take it, and the `factor` of that node's slowest GPU, relative to the mean GPU.
     - `num_samples`: steps behind the figures.
@@ -52,7 +54,7 @@ class Placement:
     after: tuple[float, float]
     gain: tuple[float, float]
     worst: tuple[float, float]
-    bound: tuple[float, float]
+    bound: tuple[float, float] | None
     places: dict[str, np.ndarray]
     num_samples: int
     num_placements: int
@@ -102,19 +104,24 @@ def place(
     `ValueError` for factors that do not fit the job, or a job in a single node.
     """
     objective = Quantile(0.95) if objective is None else objective
+    check_program(program, key)
+    check_objective(objective)
     nodes = nodes_of(program, factors, devices_per_node)
     if num_samples is None:
         each = program.num_ops * nodes.num_replicas
         num_samples = int(np.clip(_OPS // each, *_STEPS))
-    if num_samples * nodes.factors.size >= 2**32:
+    if not _FEWEST <= num_samples < 2**32 / nodes.factors.size:
         raise ValueError(
-            f"`num_samples={num_samples}` times {nodes.factors.size} GPUs must be below 2^32."
+            f"`num_samples={num_samples}` must be at least {_FEWEST}, and times the "
+            f"{nodes.factors.size} GPUs below 2^32."
         )
+    check_steps(objective, num_samples)
     program = _with_known_gpus(program, nodes)
     of_search, of_report = jax.random.split(key)
-    best = Trials(program, nodes, objective, key=of_search)
+    best = Trials(program, nodes, objective, of_search)
+    check_reached(objective, float(best.values([np.arange(len(nodes.factors))])[0]))
     order = best_order(best)
-    worst = Trials(program, nodes, objective, sign=-1, share=_WORST, key=of_search)
+    worst = best.reversed(_WORST)
     worst_order = best_order(worst)
 
     steps = placed(program, num_samples=num_samples, key=of_report)
@@ -132,7 +139,7 @@ def place(
         after=_with_error(objective, after),
         gain=(gain, float(np.std(influence)) / math.sqrt(num_samples)),
         worst=_with_error(objective, at_worst),
-        bound=_with_error(objective, _at_least(steps, nodes)),
+        bound=_with_error(objective, _at_least(steps, nodes)) if objective.monotone else None,
         places={
             "replica": replica,
             "rank": rank,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..engine import Composed
+from ..engine import Composed, check_program
 from ..program import Program
-from ._batches import Batched, in_batches
+from ._batches import NUM_BATCHES, Batched, in_batches
 from ._estimate import figure, figure_gradient
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
-from ._objectives import AbstractObjective
+from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
 
 _MOST_GAINS = 10
@@ -122,19 +122,24 @@ def sensitivity(
 
     `ValueError` for a name that is no part of the program, or too many of them.
     """
+    check_program(program, key)
+    check_objective(objective)
     ones = neutral(program)
     names = parts_of(ones)
+    for chosen in (parts or (), shapley):
+        check_parts(ones, chosen)
     parts, shapley = None if parts is None else list(parts), list(shapley)
-    check_parts(ones, [*(parts or ()), *shapley])
-    if len(shapley) > _MOST_SHAPLEY or len(set(shapley)) < len(shapley):
-        raise ValueError(
-            f"`shapley` takes up to {_MOST_SHAPLEY} different parts; {len(shapley)} were given."
-        )
+    if len(shapley) > _MOST_SHAPLEY:
+        raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(shapley)} were given.")
+    if len(set(shapley)) < len(shapley):
+        raise ValueError("`shapley` names a part twice; name each once.")
+    check_steps(objective, num_samples // NUM_BATCHES)
     base = turn(program, ones)
     before: list[tuple[float, Composed]] = []
 
     def derivatives(count, key):
         value, composed, how = figure(base, objective, num_samples=count, key=key)
+        check_reached(objective, value)
         before.append((value, composed))
         gradient = through_knobs(program, ones, figure_gradient(base, composed, how))
         return np.array([value, *_derivatives(program, gradient).values()])
@@ -174,7 +179,7 @@ def sensitivity(
         sum_of_gains=(float(total.value), float(total.standard_error)),
         whole_gain=(float(each.value[-1]), float(each.standard_error[-1])),
         shapley=_shapley(shapley, gains),
-        num_samples=num_samples,
+        num_samples=found.num_samples,
         num_batches=len(found.of_batches),
     )
 

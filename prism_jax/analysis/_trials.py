@@ -1,5 +1,6 @@
 """The figure of one placement after another, with common random numbers."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -47,9 +48,6 @@ class Trials:
         program: Program,
         nodes: Nodes,
         objective: AbstractObjective,
-        *,
-        sign: int = 1,
-        share: float = 1.0,
         key: PRNGKeyArray,
     ):
         each = program.num_ops * nodes.num_replicas
@@ -61,9 +59,15 @@ class Trials:
         else:
             self.steps = placed(program, num_samples=_LIKENED_STEPS, key=key)
             self._cost, self._ready_of = _FEW * program.num_ops, _likened(self.steps)
-        self._objective, self._sign = objective, sign
-        self._left = share * _MOST_OPS
+        self._objective, self._sign = objective, 1
+        self._left = float(_MOST_OPS)
         self._ready: dict[bytes, np.ndarray] = {}
+
+    def reversed(self, share: float) -> "Trials":
+        """The same, the larger the better, with a share of the work to do. Memory is shared."""
+        other = copy.copy(self)
+        other._sign, other._left, other.tried = -self._sign, share * _MOST_OPS, 0
+        return other
 
     @property
     def spent(self) -> bool:
@@ -71,7 +75,7 @@ class Trials:
         return self._left <= 0
 
     def values(self, orders: Sequence[Order]) -> Float[np.ndarray, " orders"]:
-        """The figure for each order of nodes; less it, if the `sign` is negative."""
+        """The figure for each order of nodes; less it, if reversed."""
         wanted = [self._replicas(order) for order in orders]
         self._simulate(wanted)
         self.tried += len(orders)

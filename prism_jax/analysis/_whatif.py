@@ -1,6 +1,7 @@
 """What if: how the law of the step time would change."""
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from .._misc import FrozenArray, unknown_name
-from ..engine import composed_steps
-from ..program import Adjustment, Program
+from .._misc import unknown_name
+from ..engine import check_program, composed_steps
+from ..program import Program
 from ._batches import Batched, in_batches
-from ._knobs import neutral, turn
+from ._knobs import adjusted, neutral, turn
 
 
 FIGURES = ("mean", "std", "p5", "p50", "p95", "p99")
+# Steps with which a batch has a few beyond p99.
+_P99 = 4800
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,22 @@ class Scenario:
     program: Program
     replicas: int | None = None
 
+    def __post_init__(self):
+        if not isinstance(self.program, Program):
+            raise ValueError(
+                f"A {type(self.program).__name__} was given in place of a scenario's program."
+            )
+        if self.replicas is not None and _whole(self.replicas) < 1:
+            raise ValueError(f"{self.replicas} replicas were given; a change is in 1 or more.")
+
+
+def _whole(number) -> int:
+    """A whole number, or -1 for anything else."""
+    try:
+        return -1 if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return -1
+
 
 @dataclasses.dataclass(frozen=True)
 class WhatIf:
@@ -38,8 +57,8 @@ class WhatIf:
 
     **Attributes:**
 
-    - `before`: `mean`, `std`, `p5`, `p50`, `p95` and `p99` of the step as it is, each with its
-        standard error.
+    - `before`: `mean`, `std`, `p5`, `p50`, `p95` and, where the steps reach so far, `p99` of the
+        step as it is, each with its standard error.
     - `changes`: for each scenario and figure the change of it, and its 95 % confidence interval.
     - `num_samples`.
     """
@@ -87,7 +106,14 @@ def what_if(
     **Returns:**
 
     A [`WhatIf`][].
+
+    **Raises:**
+
+    `ValueError` for what is no scenario, or one in some replicas of another graph.
     """
+    check_program(program, key)
+    for name, scenario in scenarios.items():
+        _check_scenario(program, name, scenario)
 
     def figures(count, key):
         """Of the step as it is, then of each scenario."""
@@ -106,16 +132,33 @@ def what_if(
             rows.append(_figures(composed.steps))
         return np.array(rows)
 
-    found = in_batches(figures, num_samples=num_samples, key=key).of_batches
+    batched = in_batches(figures, num_samples=num_samples, key=key)
+    found = batched.of_batches
     before = Batched(found[:, 0])
+    names = FIGURES if num_samples >= _P99 else FIGURES[:-1]
     changes = {}
     for i, name in enumerate(scenarios, 1):
         change = Batched(found[:, i] - found[:, 0])
         columns = (change.value, *change.interval())
         rows = zip(*(x.tolist() for x in columns), strict=True)
-        changes[name] = dict(zip(FIGURES, rows, strict=True))
+        changes[name] = dict(zip(names, rows, strict=False))
     pairs = zip(before.value.tolist(), before.standard_error.tolist(), strict=True)
-    return WhatIf(dict(zip(FIGURES, pairs, strict=True)), changes, num_samples)
+    return WhatIf(dict(zip(names, pairs, strict=False)), changes, batched.num_samples)
+
+
+def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
+    if not isinstance(scenario, Scenario):
+        raise ValueError(
+            f"`{name}` is a {type(scenario).__name__}; give a `Scenario`, as `slow_rank` makes it."
+        )
+    if scenario.replicas is None or scenario.replicas >= scenario.program.num_replicas:
+        return
+    same = _same_graph(program, scenario.program)
+    if not same or program.num_replicas != scenario.program.num_replicas:
+        raise ValueError(
+            f"`{name}` is in {scenario.replicas} replicas but of another graph or size; only "
+            "changes of latencies can be in some of the replicas."
+        )
 
 
 def _figures(steps: np.ndarray) -> list[float]:
@@ -142,28 +185,21 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
 
     `ValueError` for a rank or a number of replicas that the program does not have.
     """
-    if not 0 <= rank < program.num_ranks:
+    if not 0 <= _whole(rank) < program.num_ranks:
         raise ValueError(
             f"There is no pipeline rank {rank}; the program has 0 to {program.num_ranks - 1}."
         )
     if not (np.isfinite(factor) and factor > 0):
         raise ValueError(f"The factor {factor} on a rank's compute must be positive.")
-    if replicas is not None and not 1 <= replicas <= program.num_replicas:
+    if replicas is not None and not 1 <= _whole(replicas) <= program.num_replicas:
         raise ValueError(
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
         )
     ops = program.ops
     slow = (ops.rank.value == rank) & (ops.phase.value != "SR")
-    own = program.adjustment
-    ones = jnp.ones((2,), program.latencies.mean.dtype)
-    if own is not None:
-        raise ValueError("The program has an adjustment already; start from the one without.")
-    adjustment = Adjustment(
-        group=FrozenArray(slow.astype(np.int64)),
-        latency=ones.at[1].set(factor),
-        spread=ones,
-        gpu=jnp.ones((program.num_ranks,), ones.dtype),
-    )
+    one = jnp.ones((1,), program.latencies.mean.dtype)
+    ranks = jnp.ones((program.num_ranks,), one.dtype)
+    adjustment = adjusted(program, np.where(slow, 0, -1), one * factor, one, ranks)
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         lines.append("".join(f"{x:>16.4g}" if isinstance(x, float) else f"{x:>16}" for x in row))
     shares = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in exposed.items())
     lines += ["", f"exposed communication, of a step: {shares}"]
-    lines.append(f"{found.num_steps:,} steps, decided by {found.num_replicas_seen:,} replicas")
+    lines.append(f"{found.num_steps:,} steps, decided by {found.num_replicas_seen:,.0f} replicas")
     return result, "\n".join(lines)
 
 

@@ -107,7 +107,8 @@ class Target:
         )
         factor, error = found.factor
         text = (
-            f"{job.name}: with {factor:.4g} +- {error:.2g} times its spread, `{arguments.part}` "
+            f"{job.name}: with {factor:.4g}{'' if error is None else f' +- {error:.2g}'} times its "
+            f"spread, `{arguments.part}` "
             f"gives {wanted!r} = {found.reached:.6g}; it is {found.as_it_is:.6g} as it is and "
             f"{found.without:.6g} without ({found.num_samples:,} steps)"
         )

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import load
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
-    factors = None if arguments.factors is None else read_factors(arguments.factors)
+    factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
     if arguments.out is not None:
         folder = os.path.dirname(arguments.out) or "."
         if not arguments.out.endswith(".csv") or not os.path.isdir(folder):
@@ -63,6 +63,12 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
     devices = 8 if job.job is None else job.job.cluster.devices_per_node
+    expected = {"gpu": program.world_size, "node": program.world_size // devices}
+    if of is not None and len(factors) != expected[of]:
+        raise ValueError(
+            f"{arguments.factors}: it has {len(factors)} rows by `{of}`; the job has "
+            f"{expected['gpu']} GPUs in {expected['node']} nodes."
+        )
     found = place(
         program,
         factors,
@@ -97,8 +103,11 @@ _FIGURES = {
 def _text(name: str, found, out: str | None) -> str:
     unit = found.unit if found.unit != "1" else ""
     lines = [f"{name}: {found.objective} of {len(found.order):,} nodes", ""]
-    for field, label in _FIGURES.items():
-        value, error = getattr(found, field)
+    figures = {label: getattr(found, field) for field, label in _FIGURES.items()}
+    for label, figure in figures.items():
+        if figure is None:  # There is no bound on what is not monotone in the steps.
+            continue
+        value, error = figure
         lines.append(f"{label:<24}{value:>12.6g} +- {error:.2g} {unit}".rstrip())
     lines += ["", f"{found.num_samples:,} steps; {found.num_placements:,} placements were tried"]
     if out is not None:

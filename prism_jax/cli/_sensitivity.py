@@ -53,7 +53,7 @@ def _text(name: str, found, top: int) -> str:
     lines = [
         f"{name}: {found.objective} = {found.value:.5g} +- {found.value_error:.2g} {unit}".rstrip(),
         "",
-        f"{'':<24}{'mean':>11}{'spread':>11}{'+-':>9}{'gain':>11}{'+-':>9}",
+        f"{'in ' + found.unit:<24}{'mean':>11}{'spread':>11}{'+-':>9}{'gain':>11}{'+-':>9}",
     ]
 
     def cell(value: float | None, width: int, digits: str = "4g") -> str:

@@ -7,6 +7,7 @@ from jax.core import Tracer
 
 from ..program import Program, check_variability, stall_probabilities, stall_rates
 from ._plan import Plan
+from ._random import check_key
 
 
 # The cube of a normal is a fair picture of a sum of kernels up to this skewness.
@@ -32,6 +33,7 @@ def check_program(program, key) -> None:
             "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "
             "`jax.vmap`; call them outside, or use `sample_replica_ends`, which can."
         )
+    check_key(key)
 
 
 def check_num_samples(num_samples) -> int:

@@ -109,7 +109,7 @@ class Decision:
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the pipeline ranks `(count, ranks)` and the regime, from id `first` on."""
         if self.others:
-            mine, regimes = dataclasses.replace(self, others=()).inputs(first, count)
+            mine, regimes = self._alone.inputs(first, count)
             rest = (other.inputs(first, count)[0] for other in self.others)
             return ft.reduce(np.maximum, rest, mine), regimes
         first -= self.kept.first
@@ -120,6 +120,10 @@ class Decision:
             return self.kept.ends.take(self.samples(first, count), axis=0), regimes
         starts = range(first, first + count, _EXACT_BLOCK)
         return np.concatenate([self._exact(start) for start in starts])[:count], regimes
+
+    @ft.cached_property
+    def _alone(self) -> "Decision":
+        return dataclasses.replace(self, others=())
 
     def _exact(self, first: int) -> np.ndarray:
         """The end of each pipeline rank's own slowest replica, in the block of steps from `first`:
@@ -206,7 +210,9 @@ def decide(
     present = np.bincount(regime, minlength=len(probabilities)) > 0
     if not present.all():  # Only in runs of a handful of samples.
         probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
-    replicas = 1 if explicit else num_replicas or program.num_replicas
+    if num_replicas is None:
+        num_replicas = program.num_replicas
+    replicas = 1 if explicit else num_replicas
     words = [int(word) for word in np.asarray(key)]
     rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
     first, second = rng.random(2)

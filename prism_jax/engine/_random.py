@@ -21,16 +21,21 @@ KeyData = UInt32[Array, "2"]
 
 def key_data(key: PRNGKeyArray) -> KeyData:
     """Two words of a `jax.random` key of any implementation."""
+    check_key(key)
+    words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
+    if words.shape[0] == 2:
+        return words
+    return jnp.stack(threefry(words[:2], words[2], words[3]))
+
+
+def check_key(key) -> None:
+    """Raises a `ValueError` unless it is one key."""
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
     ):
         raise ValueError(
             f"The key {key!r} must be one key of `jax.random`, such as `jax.random.key(0)`."
         )
-    words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
-    if words.shape[0] == 2:
-        return words
-    return jnp.stack(threefry(words[:2], words[2], words[3]))
 
 
 def threefry(

@@ -7,7 +7,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
 
-from ._plan import Plan, latency, latency_score, look_up_one, row_laws, table_score
+from ._plan import SCORE_RANGE, Plan, latency, latency_score, look_up_one, row_laws, table_score
 from ._random import KeyData, counters, fold, normals
 
 
@@ -76,13 +76,15 @@ def steps_of(plan: Plan, ends, step_ids, key, regimes, over: Over | None) -> Flo
         left = jnp.broadcast_to(over.threshold, barrier.shape)
         if tail is not None:
             left = left - latency(tail, plan.residuals, z["tail"][None, :])[0]
-        score = table_score(plan.step, left / barrier)
+        # Samples that only fill up a tile end at zero.
+        score = table_score(plan.step, left / jnp.where(barrier > 0, barrier, over.threshold))
     else:
         if plan.step is not None:
             barrier = barrier * look_up_one(plan.step, z["step"])
         assert tail is not None
         score = latency_score(tail, plan.residuals, (over.threshold - barrier)[None, :])[0]
-    return ndtr(-score)
+    # Beyond the table nothing is known but that it hardly ever happens.
+    return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 
 
 def last_spreads(plan: Plan, step_time: float) -> dict[str, Float[Array, ""]]:

@@ -191,10 +191,12 @@ def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
     return [part.sort("step")["value"].to_numpy() for part in parts]
 
 
-def read_factors(path: str | os.PathLike) -> Float[np.ndarray, " gpus_or_nodes"]:
+def read_factors(
+    path: str | os.PathLike,
+) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
     """The column `factor` of a CSV or Parquet file: how much longer compute takes on each GPU, or
     on each node, than on the mean one; by the column `gpu` or `node`, or in the order of the file
-    where there is neither.
+    where there is neither. Gives them with the name of that column.
 
     **Raises:**
 
@@ -217,7 +219,7 @@ def read_factors(path: str | os.PathLike) -> Float[np.ndarray, " gpus_or_nodes"]
         raise ValueError(f"{path}: it has no rows.")
     _check_positive(table, path, "factor", tuple(by), "number")
     if not by:
-        return table["value"].to_numpy()
+        return table["value"].to_numpy(), None
     table = table.sort(by[0])
     number = table[by[0]].cast(pl.Int64).to_numpy()
     wrong = np.flatnonzero(number != np.arange(len(number)))
@@ -226,7 +228,7 @@ def read_factors(path: str | os.PathLike) -> Float[np.ndarray, " gpus_or_nodes"]
             f"{path}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
             f"{wrong[0]} is missing or another there twice."
         )
-    return table["value"].to_numpy()
+    return table["value"].to_numpy(), by[0]
 
 
 def _check_positive(
