@@ -100,7 +100,9 @@ def test_derivatives_are_those_of_differences():
         assert gap < allowed, (field, where, value, truth)
     row = rows["rank"]
     assert row.spread is not None
-    assert row.spread_elasticity == pytest.approx(row.spread / found.value)
+    assert row.spread_elasticity == pytest.approx(row.spread / found.value, rel=1e-4)
+    assert row.spread_error is not None
+    assert row.spread_elasticity_error == pytest.approx(row.spread_error / found.value, rel=0.05)
 
 
 def test_gains_add_up_to_the_whole_where_parts_do():
@@ -391,7 +393,7 @@ def test_the_commands(capsys):
         (["whatif", _JOB], "Nothing to compare"),
         (["whatif", _JOB, "--slow-rank", "1:2"], "stage=7:1.2"),
         (["whatif", _JOB, "--slow-rank", "stage=9:1.2"], "no stage 9"),
-        (["whatif", _JOB, "--kernel", "gemm"], "positive factor"),
+        (["whatif", _JOB, "--kernel", "gemm"], "positive number"),
         (["whatif", _JOB, "--link", "nvlnk:2"], "did you mean"),
         (["whatif", _JOB, "--change", "layout.tpp=2"], "layout.tpp"),
     ],

@@ -103,7 +103,7 @@ def improve(
         raise ValueError(f"The budget of {budget} must be positive.")
     if num_iterations < 1:
         raise ValueError(f"`num_iterations={num_iterations}` must be at least 1.")
-    check_steps(objective, num_samples // NUM_BATCHES)
+    check_steps(objective, num_samples, NUM_BATCHES)
     of_search, of_report = jax.random.split(key)
 
     def improved(removed):
@@ -254,7 +254,7 @@ def spread_for(
         raise ValueError(f"The target {target} must be a number, in the unit of {objective!r}.")
     ones = neutral(program)
     check_parts(ones, [part])
-    check_steps(objective, num_samples // NUM_BATCHES)
+    check_steps(objective, num_samples, NUM_BATCHES)
 
     def value(factor: float, num_samples=num_samples, key=key) -> float:
         changed = turn(program, scaled(ones, {part: factor}))

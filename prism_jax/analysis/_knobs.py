@@ -150,14 +150,15 @@ def of_part(knobs: Knobs, name: str) -> Float[Array, ""]:
     return getattr(knobs, field)[where]
 
 
-def check_parts(knobs: Knobs, names: Iterable[str]) -> None:
-    """Raises a `ValueError` for a name that is no part."""
+def check_parts(knobs: Knobs, names: Iterable[str]) -> list[str]:
+    """The names of parts as a list. Raises a `ValueError` for one that is no part."""
     if isinstance(names, str):
         raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
-    parts = parts_of(knobs)
+    names, parts = list(names), parts_of(knobs)
     for name in names:
         if name not in parts:
             raise ValueError(unknown_name("part", name, tuple(parts)))
+    return names
 
 
 def parts_of(knobs: Knobs) -> dict[str, tuple[str, str | int]]:

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from .._misc import FrozenArray
+from ..engine import check_num_samples
 from ._score import crps
 
 
@@ -224,8 +225,9 @@ def check_reached(objective: AbstractObjective, value: float) -> None:
 _FEWEST_BEYOND = 3
 
 
-def check_steps(objective: AbstractObjective, number: int) -> None:
-    """Raises a `ValueError` where so many steps do not reach as far as the figure."""
+def check_steps(objective: AbstractObjective, num_samples: int, num_batches: int = 1) -> None:
+    """Raises a `ValueError` where so many steps, in batches, do not reach as far as the figure."""
+    number = check_num_samples(num_samples) // num_batches
     match objective:
         case Quantile():
             share = min(objective.q, 1 - objective.q)

@@ -43,9 +43,11 @@ class Part:
     mean: float | None
     mean_error: float | None
     mean_elasticity: float | None
+    mean_elasticity_error: float | None
     spread: float | None
     spread_error: float | None
     spread_elasticity: float | None
+    spread_elasticity_error: float | None
     gain: float | None = None
     gain_error: float | None = None
 
@@ -126,14 +128,13 @@ def sensitivity(
     check_objective(objective)
     ones = neutral(program)
     names = parts_of(ones)
-    for chosen in (parts or (), shapley):
-        check_parts(ones, chosen)
-    parts, shapley = None if parts is None else list(parts), list(shapley)
+    parts = None if parts is None else check_parts(ones, parts)
+    shapley = check_parts(ones, shapley)
     if len(shapley) > _MOST_SHAPLEY:
         raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(shapley)} were given.")
     if len(set(shapley)) < len(shapley):
         raise ValueError("`shapley` names a part twice; name each once.")
-    check_steps(objective, num_samples // NUM_BATCHES)
+    check_steps(objective, num_samples, NUM_BATCHES)
     base = turn(program, ones)
     before: list[tuple[float, Composed]] = []
 
@@ -216,12 +217,16 @@ def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], f
 
 def _rows(labels: list[tuple[str, str, str]], found: Batched) -> list[Part]:
     """A row for each part, what costs most first; the first figure found is the objective's."""
-    value, error, objective = found.value[1:], found.standard_error[1:], found.value[0]
+    derivatives = Batched(found.of_batches[:, 1:])
+    objective = found.of_batches[:, :1]
+    relative = Batched(derivatives.of_batches / np.where(objective == 0, np.nan, objective))
     fields: dict[tuple[str, str], dict[str, float | None]] = {}
-    for (group, name, what), x, e in zip(labels, value.tolist(), error.tolist(), strict=True):
+    for i, (group, name, what) in enumerate(labels):
         row = fields.setdefault((group, name), dict.fromkeys(_NUMBERS))
-        row[what], row[f"{what}_error"] = x, e
-        row[f"{what}_elasticity"] = x / float(objective) if objective else None
+        for label, figures in ((what, derivatives), (f"{what}_elasticity", relative)):
+            value, error = float(figures.value[i]), float(figures.standard_error[i])
+            if math.isfinite(value):  # Not relative to a figure of zero.
+                row[label], row[f"{label}_error"] = value, error
     rows = [Part(*label, **row) for label, row in fields.items()]
     return sorted(rows, key=lambda row: -abs(row.spread or 0))
 

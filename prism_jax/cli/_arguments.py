@@ -67,13 +67,30 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which job, what to change in it, and how much of it to simulate."""
+def named_factor(text: str, option: str, example: str) -> tuple[str, float]:
+    """A name and a positive number, parted as in the example by `:` or `=`."""
+    separator = ":" if ":" in example else "="
+    name, _, number = text.rpartition(separator)
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if not name or not 0 < factor < float("inf"):
+        raise ValueError(f"{option} `{text}` must be a name and a positive number: `{example}`.")
+    return name, factor
+
+
+def add_job_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         metavar="JOB",
         help="a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile",
     )
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which job, what to change in it, and how much of it to simulate."""
+    add_job_argument(parser)
     parser.add_argument(
         "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
     )

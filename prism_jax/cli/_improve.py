@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from ._arguments import add_job_arguments, count
+from ._arguments import add_job_arguments, count, named_factor
 from ._devices import use_all_cores
 from ._objective import add_objective_argument, objective
 
@@ -37,7 +37,7 @@ class Improve:
         from ._load import load
 
         job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
-        costs = dict(_cost(text) for text in arguments.cost)
+        costs = dict(named_factor(text, "--cost", "all_gather=3") for text in arguments.cost)
         if len(costs) < len(arguments.cost):
             raise ValueError("--cost names a part twice; give one cost for each.")
 
@@ -114,14 +114,3 @@ class Target:
         )
         result = {"job": job.name, "objective": repr(wanted), "unit": wanted.unit}
         return {**result, "part": arguments.part, **dataclasses.asdict(found)}, text
-
-
-def _cost(text: str) -> tuple[str, float]:
-    name, _, number = text.rpartition("=")
-    try:
-        cost = float(number)
-    except ValueError:
-        cost = 0.0
-    if not name or not 0 < cost < float("inf"):
-        raise ValueError(f"--cost `{text}` must be a part and a positive cost: `all_gather=3`.")
-    return name, cost

@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from ._arguments import add_seed_argument, add_set_argument, count
+from ._arguments import add_job_argument, add_seed_argument, add_set_argument, count
 from ._devices import use_all_cores
 from ._objective import add_objective_argument, objective
 
@@ -13,11 +13,7 @@ HELP = "assign nodes of known GPUs to pipeline ranks and replicas, to lower a fi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "job",
-        metavar="JOB",
-        help="a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile",
-    )
+    add_job_argument(parser)
     parser.add_argument(
         "--factors",
         metavar="FILE",
@@ -41,9 +37,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
     if arguments.out is not None:
         folder = os.path.dirname(arguments.out) or "."
-        if not arguments.out.endswith(".csv") or not os.path.isdir(folder):
+        writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
+        if not arguments.out.endswith(".csv") or os.path.isdir(arguments.out) or not writable:
             raise ValueError(
-                f"--out `{arguments.out}` must be a .csv file in a folder that exists."
+                f"--out `{arguments.out}` must be a .csv file in a folder that exists and can be "
+                "written to."
             )
 
     import jax

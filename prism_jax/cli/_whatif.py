@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from ._arguments import add_job_arguments
+from ._arguments import add_job_arguments, named_factor
 from ._devices import use_all_cores
 
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{text}": load(arguments.job, [*arguments.overrides, text]) for text in arguments.change
     }
     for text in arguments.link:
-        name, factor = _pair(text, "--link", "infiniband:1.5")
+        name, factor = named_factor(text, "--link", "infiniband:1.5")
         if job.job is None:
             raise ValueError(f"{arguments.job}: a profile has no links; give a job.")
         links = {link.name: link for link in job.job.cluster.links}
@@ -48,7 +48,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         for option, texts in (("slow rank", arguments.slow_rank), ("hot node", arguments.hot_node))
         for text in texts
     ]
-    kernels = [(text, *_pair(text, "--kernel", "all_gather:0.8")) for text in arguments.kernel]
+    kernels = [
+        (text, *named_factor(text, "--kernel", "all_gather:0.8")) for text in arguments.kernel
+    ]
     if not (changed or places or kernels):
         raise ValueError(
             "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
@@ -83,20 +85,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, _text(job.name, found)
 
 
-def _pair(text: str, option: str, example: str) -> tuple[str, float]:
-    name, _, number = text.rpartition(":")
-    try:
-        factor = float(number)
-    except ValueError:
-        factor = 0.0
-    if not name or not 0 < factor < float("inf"):
-        raise ValueError(f"{option} `{text}` must be a name and a positive factor: `{example}`.")
-    return name, factor
-
-
 def _place(text: str, option: str) -> tuple[str, int, float]:
     option = f"--{option.replace(' ', '-')}"
-    place, factor = _pair(text, option, "stage=7:1.2")
+    place, factor = named_factor(text, option, "stage=7:1.2")
     of, _, number = place.partition("=")
     if of not in ("stage", "rank") or not number.isdecimal():
         raise ValueError(f"{option} `{text}` must be such as `stage=7:1.2` or `rank=0:1.2`.")
