@@ -107,7 +107,7 @@ def _judged(predicted, measured, of_runs) -> dict[str, Any]:
 
 def figures(steps: np.ndarray) -> dict[str, float]:
     """Of the steps of one run, or of evenly spaced quantiles of a law."""
-    from prism_jax.analysis import core_spread
+    from prism_jax.fitting import core_spread
 
     median = np.median(steps)
     return {

@@ -84,10 +84,11 @@ def instance(seed: int) -> tuple[dict[str, Any], Any, np.ndarray, int]:
 def against_random(seed: int) -> dict[str, Any]:
     import jax
 
-    from prism_jax.analysis import Quantile, place
-    from prism_jax.analysis._nodes import nodes_of
-    from prism_jax.analysis._placement import _step_times, _with_known_gpus
+    from prism_jax.analysis import Quantile
     from prism_jax.engine import placed
+    from prism_jax.placement import place
+    from prism_jax.placement._nodes import nodes_of
+    from prism_jax.placement._placement import _step_times, _with_known_gpus
 
     about, program, factors, devices = instance(seed)
     key = jax.random.key(seed)
@@ -121,10 +122,10 @@ def against_all(seed: int) -> dict[str, Any]:
     import jax
 
     from prism_jax.analysis import Quantile
-    from prism_jax.analysis._exchange import search
-    from prism_jax.analysis._nodes import nodes_of
-    from prism_jax.analysis._placement import _with_known_gpus
-    from prism_jax.analysis._trials import Trials
+    from prism_jax.placement._exchange import search
+    from prism_jax.placement._nodes import nodes_of
+    from prism_jax.placement._placement import _with_known_gpus
+    from prism_jax.placement._trials import Trials
     from prism_jax.schedule import OneFOneB
 
     ranks, replicas = [(3, 2), (2, 3), (2, 4), (4, 2), (7, 1)][seed % 5]
@@ -147,7 +148,7 @@ def large() -> list[dict[str, Any]]:
     import jax
 
     from prism_jax import load_job
-    from prism_jax.analysis import place
+    from prism_jax.placement import place
     from prism_jax.program import compile_job
     from prism_jax.schedule import OneFOneB
 

@@ -10,7 +10,6 @@ from .analysis import (
     Exceedance as Exceedance,
     Improvement as Improvement,
     Mean as Mean,
-    Placement as Placement,
     Quantile as Quantile,
     Scenario as Scenario,
     Score as Score,
@@ -18,13 +17,10 @@ from .analysis import (
     Std as Std,
     Target as Target,
     WhatIf as WhatIf,
-    calibrate as calibrate,
     criticality as criticality,
     estimate as estimate,
     faster as faster,
-    fit_profile as fit_profile,
     improve as improve,
-    place as place,
     score as score,
     sensitivity as sensitivity,
     slow_rank as slow_rank,
@@ -51,13 +47,17 @@ from .data import (
     save_profile as save_profile,
 )
 from .engine import (
+    sample_replica_ends as sample_replica_ends,
+    simulate as simulate,
+)
+from .fitting import calibrate as calibrate, fit_profile as fit_profile
+from .law import (
     Law as Law,
     load_law as load_law,
     merge_laws as merge_laws,
-    sample_replica_ends as sample_replica_ends,
     save_law as save_law,
-    simulate as simulate,
 )
+from .placement import Placement as Placement, place as place
 from .program import (
     Network as Network,
     Program as Program,

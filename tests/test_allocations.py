@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.engine import load_law, save_law, simulate
+from prism_jax.engine import simulate
+from prism_jax.law import load_law, save_law
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 

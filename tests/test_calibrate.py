@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from prism_jax.analysis import CRPS, agreement, calibrate, crps, observe
-from prism_jax.analysis._calibrate import without_calibration
+from prism_jax.analysis import CRPS, crps
 from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, save_job
 from prism_jax.engine import composed_steps, simulate
+from prism_jax.fitting import agreement, calibrate, observe
+from prism_jax.fitting._calibrate import without_calibration
 from prism_jax.program import compile_job
 from prism_jax.program._compile import variability_of
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from prism_jax.analysis import components
-from prism_jax.analysis._components import _minus_log_likelihood, _of_steps
+from prism_jax.fitting import components
+from prism_jax.fitting._components import _minus_log_likelihood, _of_steps
 
 
 _TRUTH = {"rank": 0.02, "step": 0.01, "step_autocorrelation": 0.9, "worker_step": 0.006}

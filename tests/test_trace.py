@@ -5,7 +5,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from prism_jax.analysis import crps, fit_profile, ks_distance, score
+from prism_jax.analysis import crps, ks_distance, score
 from prism_jax.cli import main
 from prism_jax.data import (
     Call,
@@ -18,6 +18,7 @@ from prism_jax.data import (
     save_profile,
 )
 from prism_jax.engine import simulate
+from prism_jax.fitting import fit_profile
 from prism_jax.program import compile_profile, op_latencies, replay, step_graph
 from prism_jax.trace import Trace, outline, read_runs, read_step_times, read_trace
 
@@ -399,7 +400,7 @@ def test_a_replay_that_is_off_is_no_fit(tmp_path, capsys):
 
 
 def test_a_replay_that_is_a_little_off_is_noted(monkeypatch):
-    monkeypatch.setattr("prism_jax.analysis._fit._with_step_factor", lambda profile, *_: profile)
+    monkeypatch.setattr("prism_jax.fitting._fit._with_step_factor", lambda profile, *_: profile)
     trace = _made_trace(_job(), 6, _plain)
     # One worker begins before what the outline says that it waits for.
     early = _shifted(trace, "params-all-gather", -0.02 * trace.step_times().mean())

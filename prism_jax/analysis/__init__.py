@@ -1,8 +1,5 @@
-from ._calibrate import agreement as agreement, calibrate as calibrate
-from ._components import components as components, fit_components as fit_components
 from ._criticality import Criticality as Criticality, criticality as criticality
 from ._estimate import estimate as estimate
-from ._fit import fit_profile as fit_profile
 from ._improve import (
     Improvement as Improvement,
     Target as Target,
@@ -17,9 +14,10 @@ from ._objectives import (
     Mean as Mean,
     Quantile as Quantile,
     Std as Std,
+    check_objective as check_objective,
+    check_reached as check_reached,
+    check_steps as check_steps,
 )
-from ._observe import Observed as Observed, core_spread as core_spread, observe as observe
-from ._placement import Placement as Placement, place as place
 from ._score import Score as Score, crps as crps, ks_distance as ks_distance, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
 from ._sweep import sweep as sweep, sweep_points as sweep_points

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
-from ..engine import Law
+from ..law import Law
 
 
 # The law is compared through so many of its quantiles.

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from .._misc import unknown_name
-from ..engine import Law, key_data, simulate
+from ..engine import key_data, simulate
+from ..law import Law
 from ..program import Program, digest
 
 

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from tqdm import tqdm
 
-    from ..analysis import agreement, calibrate
+    from ..fitting import agreement, calibrate
 
     use_all_cores()
     with tqdm(unit="derivative", disable=not sys.stderr.isatty()) as bar:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
         raise ValueError(f"{arguments.out}: this is a file; give a folder for the profile.")
 
-    from ..analysis import fit_profile
+    from ..fitting import fit_profile
     from ..program import op_latencies, replay, step_graph
 
     use_all_cores()

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import jax
     import numpy as np
 
-    from ..analysis import place
+    from ..placement import place
 
     wanted = objective(arguments.objective)
     use_all_cores()

@@ -1,7 +1,5 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
 from ._critical import CriticalPaths as CriticalPaths, critical_paths as critical_paths
-from ._law import Law as Law
-from ._merge import load_law as load_law, merge_laws as merge_laws, save_law as save_law
 from ._placed import (
     Placed as Placed,
     placed as placed,

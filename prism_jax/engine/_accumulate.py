@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from ..law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 from ._decide import BLOCK, Decision
-from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
 from ._replica import TILE
 
 

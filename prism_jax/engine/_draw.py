@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..law import FEWEST
 from ..program import Program
-from ._law import FEWEST
 from ._lead import Lead, leading_axes, shifted_scores, sobol_scores
 from ._plan import Plan
 from ._random import KeyData

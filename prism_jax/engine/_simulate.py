@@ -10,6 +10,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ..law import Law, merge_allocations, merge_parts, merge_randomisations
 from ..program import Program, digest
 from ._accumulate import grid_of
 from ._check import check_num_samples, check_plan, check_program
@@ -25,8 +26,6 @@ from ._draw import (
     parts,
     pilot_key,
 )
-from ._law import Law
-from ._merge import merge_allocations, merge_parts, merge_randomisations
 from ._plan import Plan, make_plan
 from ._progress import progress_bar
 from ._random import KeyData, key_data

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
+from ..analysis import AbstractObjective
 from ..engine import Placed, placed, ready_slopes, replicas_ready
 from ..program import Program
 from ._nodes import Nodes
-from ._objectives import AbstractObjective
 
 
 Order = Int[np.ndarray, " nodes"]

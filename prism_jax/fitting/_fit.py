@@ -6,12 +6,12 @@ import numpy as np
 from jaxtyping import Float
 
 from .._misc import counted
+from ..analysis import crps
 from ..data import Fitted, Profile, Variation, WorkerMean
 from ..engine import simulate
 from ..program import StepGraph, compile_profile, op_latencies, replay, step_graph
 from ..trace import Trace, outline
 from ._components import fit_components
-from ._score import crps
 from ._stall_prior import size_spread, stall_share
 
 

@@ -12,13 +12,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ..analysis import CRPS, estimate
 from ..cluster import COLLECTIVES
 from ..data import Calibrated, Job, Measured, Variation, apply_calibrated, load_kernels
 from ..engine import simulate
 from ..latency import LogNormal, Scaled, make_latency
 from ..program import Program, Stall, compile_job
-from ._estimate import estimate
-from ._objectives import CRPS
 from ._observe import Observed, core_spread, observe
 from ._stall_prior import size_spread, stall_share
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from ..analysis import AbstractObjective, Quantile, check_objective, check_reached, check_steps
 from ..engine import Placed, check_program, placed, replicas_ready
 from ..latency import LogNormal
 from ..program import Program
 from ._exchange import best_order
 from ._nodes import Nodes, nodes_of
-from ._objectives import AbstractObjective, Quantile, check_objective, check_reached, check_steps
 from ._trials import Order, Trials
 
 

@@ -1,0 +1,15 @@
+from ._law import (
+    FEWEST as FEWEST,
+    LEVELS as LEVELS,
+    NUM_BINS as NUM_BINS,
+    NUM_EXTREMES as NUM_EXTREMES,
+    Law as Law,
+)
+from ._merge import (
+    load_law as load_law,
+    merge_allocations as merge_allocations,
+    merge_laws as merge_laws,
+    merge_parts as merge_parts,
+    merge_randomisations as merge_randomisations,
+    save_law as save_law,
+)

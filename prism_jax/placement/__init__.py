@@ -1,0 +1,1 @@
+from ._placement import Placement as Placement, place as place
