@@ -66,50 +66,50 @@ def interleaved(ranks: int, virtual_stages: int, microbatches: int):
 
 def draws(the_program, num_samples: int, key) -> float:
     """Draws the same latencies, sums them without a graph, and returns their mean: the limit."""
-    import jax
+    from prism_jax.random import key_data
+    from prism_jax.replica import make_plan, tiles, tiles_of
 
-    from prism_jax.engine._plan import make_plan
-    from prism_jax.engine._random import key_data
-    from prism_jax.engine._tiles import map_tiles, tiles_of, untile
+    shared = (make_plan(the_program), key_data(key), _op_rows(the_program))
+    size = tiles_of(the_program.num_ops)
+    sums = (batch.samples() for batch in tiles(_sum_of_draws, shared, num_samples, per_batch=size))
+    return sum(float(np.sum(x, dtype=float)) for x in sums) / num_samples
 
-    total = 0.0
 
-    def keep(first, count, result):
-        nonlocal total
-        total += float(np.sum(untile(result), dtype=float))
+def _op_rows(the_program, width: int = 8):
+    """The row of each op's law, eight to a level, all of them full."""
+    import jax.numpy as jnp
 
-    plan = jax.block_until_ready(make_plan(the_program))
-    tiles = tiles_of(the_program.num_ops)
-    map_tiles(_sum_of_draws, (plan, key_data(key)), num_samples, keep, tiles=tiles)
-    return total / num_samples
+    levels = -(-the_program.num_ops // width)
+    return jnp.asarray(np.resize(the_program.ops.row.value, (levels, width)))
 
 
 def _sum_of_draws(shared, ids):
     import jax.numpy as jnp
     from jax import lax
 
-    from prism_jax.engine._plan import latency
-    from prism_jax.engine._random import normals
+    from prism_jax.random import normals
+    from prism_jax.replica import ClassLaw, Single, class_laws
 
-    plan, key = shared
-    program = plan.program
-    width = 8
-    levels = -(-program.num_ops // width)
-    row = np.resize(program.ops.row.value, (levels, width))
-    classes = program.rows.class_.value
-    means = plan.mean[classes, 0]
-    sigmas = plan.sigmas[program.latencies.kind.value[program.blocks.direct.value[classes]]]
+    plan, key, rows = shared
+    width = rows.shape[1]
+    structure = plan.structure
+    one = jnp.ones((len(structure.row_class), 1), plan.dtype)
+    calm = jnp.zeros((1,), jnp.int32)
+    law = class_laws(plan, structure.row_class, structure.ops, one, plan.nodes, calm).single
+    assert law is not None
+    assert law.sigma is not None
+    mean, sigma = law.mean, law.sigma
     lanes = jnp.arange(width, dtype=jnp.uint32)[:, None]
 
     def level(total, x):
         number, row = x
-        z = normals(key, ids, number * np.uint32(width) + lanes, means.dtype)
-        laws = {"own": means[row][:, None], "sigma": sigmas[row][:, None]}
-        return total + latency(laws, None, z), None
+        z = normals(key, ids, number * np.uint32(width) + lanes, plan.dtype)
+        mine = ClassLaw(None, Single(mean[row], sigma[row], None))
+        return total + mine.latency(z, None), None
 
-    start = jnp.zeros((width, *ids.shape), means.dtype)
-    numbers = jnp.arange(levels, dtype=jnp.uint32)
-    return jnp.sum(lax.scan(level, start, (numbers, jnp.asarray(row)))[0], axis=0)
+    start = jnp.zeros((width, *ids.shape), plan.dtype)
+    numbers = jnp.arange(len(rows), dtype=jnp.uint32)
+    return jnp.sum(lax.scan(level, start, (numbers, rows))[0], axis=0)
 
 
 def value(the_program, num_samples: int, key) -> float:
@@ -121,37 +121,26 @@ def value_and_gradient(the_program, num_samples: int, key):
     """The mean makespan of samples of the core, and its derivative with respect to all parameters
     of the program, in one pass.
     """
-    import equinox as eqx
     import jax
-    import jax.numpy as jnp
 
-    from prism_jax.engine._pull_back import _plan_vjp
+    from prism_jax.replica import gradient_of
 
     total, of_plan = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
-    of_plan = jax.tree.map(lambda g: jnp.asarray(g / num_samples, jnp.float32), of_plan)
-    parameters, static = eqx.partition(the_program, eqx.is_inexact_array)
-    return total, jax.block_until_ready(_plan_vjp(parameters, static, of_plan))
+    of_plan = jax.tree.map(lambda g: g / num_samples, of_plan)
+    return total, jax.block_until_ready(gradient_of(the_program, of_plan))
 
 
 def _over_tiles(function, the_program, num_samples, key):
     import jax
-    import numpy as np
 
-    from prism_jax.engine._random import key_data
-    from prism_jax.engine._simulate import make_plan_jit
-    from prism_jax.engine._tiles import map_tiles, sum_tiles, tiles_of
+    from prism_jax.random import key_data
+    from prism_jax.replica import make_plan, tiles, tiles_of
 
-    plan = jax.block_until_ready(make_plan_jit(the_program))
+    shared = (make_plan(the_program), key_data(key))
     totals: Any = None
-
-    def keep(first, count, result):
-        nonlocal totals
-        zero = jax.tree.map(lambda x: np.zeros(x.shape[1:]), result[0])
-        totals = sum_tiles(result, zero if totals is None else totals)
-
-    tiles = tiles_of(the_program.num_ops)
-    map_tiles(function, (plan, key_data(key)), num_samples, keep, tiles=tiles)
-
+    for batch in tiles(function, shared, num_samples, per_batch=tiles_of(the_program.num_ops)):
+        zero = jax.tree.map(lambda x: np.zeros(x.shape[1:]), batch.arrays)
+        totals = batch.added_to(zero if totals is None else totals)
     total, of_plan = totals
     return float(total) / num_samples, of_plan
 
@@ -159,21 +148,21 @@ def _over_tiles(function, the_program, num_samples, key):
 def _value_of_tile(shared, ids):
     import jax.numpy as jnp
 
-    from prism_jax.engine._replica import replica_ends, strata_of
+    from prism_jax.replica import by_strata, replica_ends
 
     plan, key = shared
-    ends = replica_ends(plan, ids, key, *strata_of(plan.program, ids))
-    return jnp.sum(jnp.max(ends, axis=0)), ()
+    return jnp.sum(jnp.max(replica_ends(plan, by_strata(plan, ids), key), axis=0)), ()
 
 
 def _value_and_gradient_of_tile(shared, ids):
     import equinox as eqx
     import jax
 
+    from prism_jax.replica import floats_of
+
     plan, key = shared
-    floats, rest = eqx.partition(plan, eqx.is_inexact_array)
 
     def total(floats):
-        return _value_of_tile((eqx.combine(floats, rest), key), ids)[0]
+        return _value_of_tile((eqx.combine(floats, plan), key), ids)[0]
 
-    return jax.value_and_grad(total)(floats)
+    return jax.value_and_grad(total)(floats_of(plan))

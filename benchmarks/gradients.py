@@ -112,7 +112,7 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
 
     pilot = composed_steps(program, num_samples=8192, key=jax.random.key(10)).steps
     _, composed, how = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
-    slopes = jax.tree.leaves(figure_gradient(program, composed, how))
+    slopes = jax.tree.leaves(figure_gradient(composed, how))
     by_all = [abs(float(np.sum(np.asarray(slopes[i]) * leaves[i]))) for i in range(len(leaves))]
     moved = MOVED * float(np.std(pilot))
     steps = [min(STEP, moved / max(x, 1e-30)) for x in by_all]
@@ -127,7 +127,7 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
             start = time.perf_counter()
             _, composed, how = figure(program, objective, num_samples=count, key=key)
             middle = time.perf_counter()
-            gradient = jax.tree.leaves(figure_gradient(program, composed, how))
+            gradient = jax.tree.leaves(figure_gradient(composed, how))
             jax.block_until_ready(gradient)
             end = time.perf_counter()
             seconds["value"] += middle - start
@@ -230,7 +230,7 @@ def coverage(repetitions: int) -> list[dict[str, Any]]:
         def both(count, key, program=program, objective=objective):
             nonlocal conditional_on
             value, composed, how = figure(program, objective, num_samples=count, key=key)
-            gradient = figure_gradient(program, composed, how)
+            gradient = figure_gradient(composed, how)
             conditional_on = composed.over.last if composed.over else ""
             sigma: Any = gradient.variability.residual["gemm"]
             return np.array([value, float(sigma.sigma)])

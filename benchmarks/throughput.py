@@ -166,7 +166,7 @@ def compilation() -> dict[str, Any]:
     import jax.numpy as jnp
 
     from benchmarks import _with_engine
-    from prism_jax.engine import sample_replica_ends
+    from prism_jax.replica import sample_replica_ends
 
     ids = jnp.arange(8, dtype=jnp.uint32)
     seconds = {}

@@ -46,10 +46,7 @@ from .data import (
     save_job as save_job,
     save_profile as save_profile,
 )
-from .engine import (
-    sample_replica_ends as sample_replica_ends,
-    simulate as simulate,
-)
+from .engine import simulate as simulate
 from .fitting import calibrate as calibrate, fit_profile as fit_profile
 from .law import (
     Law as Law,
@@ -67,6 +64,7 @@ from .program import (
     compile_profile as compile_profile,
     compile_program as compile_program,
 )
+from .replica import sample_replica_ends as sample_replica_ends
 from .schedule import (
     AbstractSchedule as AbstractSchedule,
     CustomSchedule as CustomSchedule,

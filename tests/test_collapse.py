@@ -12,6 +12,12 @@ from prism_jax.workload import Kernel, Segment
 from .helpers import lognormal
 
 
+def _group(rank, count):
+    """The factors of a group of GPUs, and how many they are."""
+    groups, _ = gpu_factors(rank, jnp.asarray([count], float), jnp.zeros(1))
+    return jax.tree.map(lambda x: x[0], groups), jnp.asarray(count, float)
+
+
 @pytest.mark.parametrize("count", [1, 4, 8])
 @pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
 @pytest.mark.parametrize(("cv", "skewness"), [(0.01, 0.3), (0.05, 0.5), (0.0, 0.0)])
@@ -20,9 +26,9 @@ def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
     rng = np.random.default_rng(1)
     samples = 400_000
     rank = lognormal(gpu_sigma) if gpu_sigma else None
-    (group,), _ = gpu_factors(rank, (count,), jnp.zeros(1))
+    group, number = _group(rank, count)
     variance, third = jnp.asarray(cv**2), jnp.asarray(skewness * cv**3)
-    moments = np.asarray(segment_maxima(jnp.asarray(1.0), variance, third, group, count))
+    moments = np.asarray(segment_maxima(jnp.asarray(1.0), variance, third, group, number))
     nodes = np.asarray(group.slowest)
 
     gpus = np.exp(gpu_sigma * rng.standard_normal((samples, count)) - gpu_sigma**2 / 2)
@@ -101,8 +107,8 @@ def test_blocks_equal_every_kernel_drawn(gpu_sigma):
 def test_moments_are_differentiable_down_to_the_gpu():
     def skew_sum(parameters):
         mean, variance, third, sigma = parameters
-        (group,), _ = gpu_factors(lognormal(sigma), (4,), jnp.zeros(1))
-        return jnp.sum(segment_maxima(mean, variance, third, group, 4)[:2, ::6])
+        group, number = _group(lognormal(sigma), 4)
+        return jnp.sum(segment_maxima(mean, variance, third, group, number)[:2, ::6])
 
     at = jnp.array([1.0, 0.02**2, 0.3 * 0.02**3, 0.02])
     gradient = jax.grad(skew_sum)(at)
@@ -113,10 +119,10 @@ def test_moments_are_differentiable_down_to_the_gpu():
 
 
 def test_a_segment_without_noise_has_the_derivative_of_one_with_little():
-    (group,), _ = gpu_factors(None, (8,), jnp.zeros(1))
+    group, number = _group(None, 8)
 
     def mean(std):
-        return segment_maxima(jnp.asarray(1.0), std**2, jnp.zeros(()), group, 8)[0, 0]
+        return segment_maxima(jnp.asarray(1.0), std**2, jnp.zeros(()), group, number)[0, 0]
 
     assert mean(jnp.zeros(())) == 1.0
     # The expected maximum of eight standard normals.

@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import equinox as eqx
 import jax
@@ -12,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.engine import sample_replica_ends, simulate
-from prism_jax.engine._random import counters, key_data, normals, threefry
+from prism_jax.engine import simulate
 from prism_jax.program import Network, Stall, Variability, assemble
+from prism_jax.random import counters, key_data, normals, threefry
+from prism_jax.replica import sample_replica_ends
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, evaluate
 from prism_jax.workload import Kernel, Segment
 
@@ -95,10 +95,8 @@ _DEVICES = """
 import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
-from prism_jax.engine import simulate
-from prism_jax.engine._draw import Draws, draw_replicas
-from prism_jax.engine._simulate import make_plan_jit
-from prism_jax.engine._random import key_data
+from prism_jax.engine import prepare, simulate
+from prism_jax.engine._run import Draws, decided_parts
 from tests.test_engine import _rich_program
 assert len(jax.devices()) == int(sys.argv[1])
 key = jax.random.key(3)
@@ -117,9 +115,8 @@ with jax.enable_x64(True):
     program = _rich_program()
     kept = []
     for n in (5000, 20_000):
-        draws = Draws("plain", None, 0, n)
-        replicas, _ = draw_replicas(make_plan_jit(program), key_data(key), draws)
-        kept.append(np.asarray(replicas.ends[:5000]))
+        (part,) = decided_parts(prepare(program, key), [Draws("plain", None, 0, n)])
+        kept.append(np.asarray(part.decision.kept.ends[:5000]))
     assert np.array_equal(*kept)
     digest.update(kept[0].tobytes())
     for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):
@@ -322,7 +319,7 @@ def _interrupted_after(monkeypatch, owner, name, calls):
 
 @pytest.mark.parametrize("calls", [3, 6])  # In the first part, and at the end of one.
 def test_ctrl_c_keeps_what_was_simulated(monkeypatch, calls):
-    from prism_jax.engine._replicas import Reservoir
+    from prism_jax.step import Reservoir
 
     program = _rich_program()
     _interrupted_after(monkeypatch, Reservoir, "add", calls)
@@ -333,18 +330,18 @@ def test_ctrl_c_keeps_what_was_simulated(monkeypatch, calls):
 
 
 def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch):
-    from prism_jax.engine import _simulate
+    from prism_jax.engine import _run
 
-    decide, calls = _simulate._decide, 0
+    decide, calls = _run.decide, 0
 
-    def interrupt(*arguments):
+    def interrupt(*arguments, **keywords):
         nonlocal calls
         calls += 1
-        time.sleep(0.5)  # By now the main thread waits for this one.
-        os.kill(os.getpid(), signal.SIGINT)
-        return decide(*arguments)
+        if calls == 2:  # The first is the pilot's.
+            os.kill(os.getpid(), signal.SIGINT)
+        return decide(*arguments, **keywords)
 
-    monkeypatch.setattr(_simulate, "_decide", interrupt)
+    monkeypatch.setattr(_run, "decide", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         law = simulate(
@@ -352,13 +349,13 @@ def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch):
         )
     finally:
         signal.signal(signal.SIGINT, before)
-    assert calls == 1
+    assert calls == 2
     assert law.num_samples == 50_000
 
 
 def test_an_estimate_of_some_of_the_steps_is_none(monkeypatch):
     from prism_jax.analysis import Mean, estimate
-    from prism_jax.engine._replicas import Reservoir
+    from prism_jax.step import Reservoir
 
     _interrupted_after(monkeypatch, Reservoir, "add", 1)
     with pytest.raises(KeyboardInterrupt):

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
-from prism_jax.engine._accumulate import Accumulator, grid_of
-from prism_jax.engine._decide import Decision
-from prism_jax.engine._replicas import Replicas, select
+from prism_jax.engine._run import errors_of
+from prism_jax.law import Accumulator, grid_of
+from prism_jax.step import Replicas, VectorRule
+from prism_jax.step._decision import Deal
+from prism_jax.step._selection import select
 
 
 def _law(steps, batches=7):
@@ -19,13 +21,13 @@ def _law(steps, batches=7):
         counts=np.array([n]),
     )
     selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
-    decision = Decision(kept, (selection,), np.ones(1), n, (0.6, 0.5), "vector", (0, 0))
+    decision = VectorRule(kept, Deal(np.ones(1), n, (0.6, 0.5), (0, 0), 0), (selection,))
     ordered = steps[decision.samples(0, n)]
     accumulator = Accumulator(grid_of(steps[:4096]))
     for part in np.array_split(ordered, batches):
         accumulator.add(part)
     return accumulator.law(
-        decision,
+        errors_of(decision, accumulator.first_steps()),
         requested=n,
         effective_samples=float(n),
         program="",

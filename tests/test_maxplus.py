@@ -3,27 +3,45 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.maxplus import Latencies, op_ends, propagate, to_levels
+from prism_jax.maxplus import (
+    AbstractOpLaw,
+    Latencies,
+    place_ends,
+    places,
+    propagate,
+    to_lanes,
+    to_levels,
+)
 
 from .helpers import event_loop_ends, random_dag
 
 
+class _Given(AbstractOpLaw):
+    given: jax.Array
+
+    def latency(self, op, z, common):
+        return self.given + z
+
+
 def _ends_of_sinks(levels, latencies):
     """With latencies given, and no noise."""
-
-    def noise(arguments, level, lane):
-        del arguments, level
-        return jnp.zeros(lane.shape)
-
+    lanes = to_lanes(levels)
     given = Latencies(
-        tables={"given": latencies},
-        rows={"given": jnp.asarray(levels.ops.value)},
-        shared=None,
-        latency=lambda op, mine, shared, z: mine["given"] + z,
-        noise=noise,
+        tables=_Given(latencies),
+        rows=_Given(lanes.ops),
+        common=None,
+        noise=lambda arguments, counter: jnp.zeros(counter.shape),
         noise_arguments=None,
     )
-    return propagate(levels, given, latencies.shape[1], latencies.dtype)
+    ends = propagate(lanes, given, latencies.shape[1], latencies.dtype)
+    return ends[: len(levels.sinks.value)]
+
+
+def _ends_of_ops(levels, latencies):
+    lanes = to_lanes(levels)
+    place = places(levels, lanes.width)[:-1]
+    at_places = jnp.zeros((lanes.num_places, latencies.shape[1])).at[place].set(latencies)
+    return place_ends(lanes, at_places)[place]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -35,7 +53,7 @@ def test_equals_an_event_loop_exactly(seed, width):
     latencies[rng.random(latencies.shape) < 0.1] = 0.0
     sinks = [(5, 11), (len(predecessors) - 1,), tuple(range(len(predecessors)))]
     levels = to_levels(predecessors, sinks, width)
-    ends = op_ends(levels, jnp.asarray(latencies))
+    ends = _ends_of_ops(levels, jnp.asarray(latencies))
     found = _ends_of_sinks(levels, jnp.asarray(latencies))
     for sample in range(latencies.shape[1]):
         expected = np.array(event_loop_ends(predecessors, list(latencies[:, sample])))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prism_jax.engine._elementary import exp, log, sin_half_turns
-from prism_jax.engine._random import counters, fold, key_data, normals, threefry
+from prism_jax.random import Stream, counters, exp, fold, key_data, normals, threefry
+from prism_jax.random._elementary import log, sin_half_turns
 
 
 def test_elementary_functions_in_single_precision():
@@ -58,7 +58,7 @@ def test_neighbours_are_independent(what):
     if what == "keys":
         z = [normals(key_data(jax.random.key(k)), ids, one, dtype) for k in range(number)]
     elif what == "folds":
-        z = [normals(fold(key, k), ids, one, dtype) for k in range(number)]
+        z = [normals(fold(key, Stream.OPS, k), ids, one, dtype) for k in range(number)]
     elif what == "samples":
         z = [normals(key, jnp.full_like(ids, k), ids, dtype) for k in range(number)]
     else:

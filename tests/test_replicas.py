@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prism_jax.engine import sample_replica_ends, simulate
-from prism_jax.engine._replicas import Replicas, select
+from prism_jax.engine import _run, simulate
 from prism_jax.program import Network, Stall, Variability
+from prism_jax.replica import make_plan, sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB
+from prism_jax.step import Replicas, _reservoir, _selection
+from prism_jax.step._selection import select
 
 from .helpers import lognormal, one_kernel, pipeline_program
 
@@ -146,20 +148,19 @@ def test_the_number_of_stalls_is_poisson(rate, dtype):
     """With dozens of strata too, whose powers and factorials alone overflow."""
     import equinox as eqx
 
-    from prism_jax.program import stall_probabilities
-
     stalls = {"gemm": Stall(jnp.asarray(rate / 20), lognormal(0.0))}
     program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
     narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
     program = jax.tree.unflatten(jax.tree.structure(program), narrow)
-    found = np.asarray(stall_probabilities(program))
-    most = len(found) - 1
+    found = np.asarray(make_plan(program).stall_counts)
+    most = max(stratum.stalls for stratum in program.strata)
+    assert not found[most + 1 :].any()
     expected = scipy.stats.poisson.pmf(np.arange(most), rate)
-    np.testing.assert_allclose(found[:-1], expected, rtol=1e-4, atol=1e-30)
+    np.testing.assert_allclose(found[:most], expected, rtol=1e-4, atol=1e-30)
     assert rate < 5 or most > 15
 
     def mean(changed):
-        body = stall_probabilities(changed)
+        body = make_plan(changed).stall_counts
         return jnp.sum(body * jnp.arange(len(body), dtype=body.dtype))
 
     slope = eqx.filter_grad(mean)(program).variability.stalls["gemm"].rate
@@ -197,10 +198,10 @@ def test_the_jackknife_equals_resampling():
 @pytest.mark.parametrize("num_replicas", [1, 16])
 def test_a_long_run_is_right_although_most_samples_are_forgotten(num_replicas, monkeypatch):
     """With room for few samples, against the same samples all kept, in NumPy."""
-    from prism_jax.engine import _replicas
-
-    monkeypatch.setattr(_replicas, "RESERVOIR", 2_000)
-    monkeypatch.setattr(_replicas, "EXTREMES", 1_000)
+    for room in (_reservoir, _selection):
+        monkeypatch.setattr(room, "RESERVOIR", 2_000)
+        monkeypatch.setattr(room, "EXTREMES", 1_000)
+    monkeypatch.setattr(_run, "RESERVOIR", 2_000)
     program = pipeline_program(
         OneFOneB(2, 3),
         variability=Variability(residual={"gemm": lognormal(0.2)}),
@@ -240,7 +241,8 @@ def test_a_rate_of_stalls_that_was_zero_when_compiled():
 
 def test_ties_with_what_was_forgotten_keep_their_weight():
     """Half of two million scores tie, more than the reservoir keeps apart."""
-    from prism_jax.engine._replicas import Reservoir, sample_weights
+    from prism_jax.step import Chances, Reservoir
+    from prism_jax.step._selection import sample_weights
 
     rng = np.random.default_rng(0)
     reservoir = Reservoir(1, 1, np.float32, 0, 2_000_000)
@@ -250,7 +252,7 @@ def test_ties_with_what_was_forgotten_keep_their_weight():
         ones = np.ones(100_000, np.float32)
         reservoir.add(ids, score[:, None], score, np.zeros(100_000, np.int32), ones)
     kept = reservoir.replicas()
-    program = pipeline_program(OneFOneB(1, 1))
-    weights = sample_weights(program, np.ones(1), kept)
+    one = np.ones(1)
+    weights = sample_weights(Chances(np.zeros(1, int), one, one, one), kept)
     assert weights.sum() == pytest.approx(1)
     assert weights[kept.score == 2].sum() == pytest.approx(0.5, abs=0.005)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prism_jax import Variability, load_law, merge_laws, save_law, simulate
-from prism_jax.engine._draw import automatic_sampling, parts
+from prism_jax.engine._run import all_draws, automatic_sampling
 from prism_jax.schedule import OneFOneB
 
 from .helpers import lognormal, pipeline_program
@@ -65,7 +65,7 @@ def test_more_replicas_than_samples_can_show():
     """Then samples are drawn slow by themselves, and the interval covers explicit replicas."""
     program = _program(1024)
     few = 20_000
-    assert automatic_sampling(program, few, "vector") == "importance"
+    assert automatic_sampling(program, few) == "importance"
     explicit = simulate(program, num_samples=1_500, key=jax.random.key(9), replicas="explicit")
     found = simulate(program, num_samples=few, key=jax.random.key(0))
     assert found.sampling == "importance"
@@ -79,10 +79,10 @@ def test_more_replicas_than_samples_can_show():
 
 def test_long_runs_come_in_parts_and_sharpen_the_whole_law():
     program = _program()
-    pieces = parts(program, 1_000_000, "plain")
-    assert sum(count for _, count in pieces) == 1_000_000
+    pieces = all_draws(program, 1_000_000, "plain", None)
+    assert sum(draws.steps for draws in pieces) == 1_000_000
     assert len(pieces) > 2
-    assert len(parts(_program(65_536), 10_000_000, "plain")) == 1
+    assert len(all_draws(_program(65_536), 10_000_000, "plain", None)) == 1
     short, long = (
         simulate(program, num_samples=n, key=jax.random.key(2)) for n in (150_000, 600_000)
     )

@@ -28,7 +28,14 @@ from prism_jax.analysis._knobs import neutral, turn
 from prism_jax.cli import main
 from prism_jax.engine import composed_steps
 from prism_jax.latency import Gamma, Normal, Weibull, widen
-from prism_jax.maxplus import critical_ops, latest_ends, op_ends, to_levels
+from prism_jax.maxplus import (
+    critical_places,
+    latest_ends,
+    place_ends,
+    places,
+    to_lanes,
+    to_levels,
+)
 from prism_jax.program import Network, Stall, Variability
 from prism_jax.schedule import GPipe, OneFOneB
 
@@ -226,7 +233,7 @@ def test_conditional_probabilities_have_derivatives(varying):
     _, composed, how = figure(program, Exceedance(threshold), **options)
     assert composed.over is not None
     assert composed.over.last == varying
-    slopes = figure_gradient(program, composed, how).latencies.mean
+    slopes = figure_gradient(composed, how).latencies.mean
     assert np.all(np.isfinite(slopes))
     ends = []
     for by in (1e-4, -1e-4):
@@ -251,18 +258,23 @@ def test_critical_ops_and_slack_of_any_graph():
     for seed in range(4):
         predecessors = random_dag(seed)
         levels = to_levels(predecessors, [range(len(predecessors))])
-        latencies = jnp.asarray(rng.gamma(2.0, 1.0, (len(predecessors), 3)))
-        ends_of = jax.jit(lambda x, levels=levels: op_ends(levels, x))
-        ends = ends_of(latencies)
+        lanes = to_lanes(levels)
+        place = places(levels, lanes.width)[:-1]
+        latencies = jnp.zeros((lanes.num_places, 3))
+        drawn = rng.gamma(2.0, 1.0, (len(predecessors), 3))
+        latencies = latencies.at[place].set(drawn)
+        ends_of = jax.jit(place_ends)
+        ends = ends_of(lanes, latencies)
         makespan = ends.max(axis=0)
-        critical = critical_ops(levels, ends, jnp.zeros(3, int))
+        critical = critical_places(lanes, ends, jnp.zeros(3, int))
         np.testing.assert_allclose(jnp.sum(jnp.where(critical, latencies, 0), axis=0), makespan)
-        slack = latest_ends(levels, latencies, makespan[None]) - ends
+        most = jnp.broadcast_to(makespan, (len(lanes.sinks), 3))
+        slack = latest_ends(lanes, latencies, most) - ends
         assert np.all(np.abs(np.where(critical, slack, 0)) < 1e-9)
-        for op in range(len(predecessors)):
+        for op in place:
             for extra, longer in ((0.0, 0.0), (0.1, 0.1)):
                 changed = latencies.at[op].add(slack[op] + extra)
-                new = ends_of(changed).max(axis=0)
+                new = ends_of(lanes, changed).max(axis=0)
                 np.testing.assert_allclose(new, makespan + longer, atol=1e-9)
 
 
@@ -303,7 +315,7 @@ def test_a_slow_rank_in_one_replica_of_many():
     rest = composed_steps(dataclasses.replace(program, num_replicas=7), **options)
     factor = np.random.default_rng(0).permutation(len(rest.steps))
     apart = np.maximum(slow.steps, rest.steps[factor])
-    whole = composed_steps(program, odd=(one.program, 1), **options).steps
+    whole = composed_steps(program, unlike=(one.program, 1), **options).steps
     for q in (0.05, 0.5, 0.95):
         assert np.quantile(whole, q) == pytest.approx(np.quantile(apart, q), rel=1e-3)
     assert np.std(whole) == pytest.approx(np.std(apart), rel=0.03)

@@ -59,11 +59,11 @@ def figure(
     return objective.value(composed.steps), composed, objective
 
 
-def figure_gradient(program: Program, composed: Composed, objective: AbstractObjective) -> Program:
-    """The derivative of what `figure` gave, with respect to the parameters of `program`."""
+def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program:
+    """The derivative of what `figure` gave, with respect to the parameters of its program."""
     slope = objective.slope(composed.steps)
     influence = objective.influence(composed.steps) / len(composed.steps)
-    return pull_back(program, composed, slope, influence)
+    return pull_back(composed, slope, influence)
 
 
 @eqx.filter_custom_vjp
@@ -85,7 +85,7 @@ def _forward(perturbed, program, arguments):
 
 @_estimate.def_bwd
 def _backward(how, cotangent, perturbed, program, arguments):
-    gradient = figure_gradient(program, *how)
+    gradient = figure_gradient(*how)
     return jax.tree.map(
         lambda g: None if g is None else g * cotangent, gradient, is_leaf=lambda g: g is None
     )

@@ -114,7 +114,7 @@ def improve(
         changed = turn(program, knobs)
         value, composed, how = figure(changed, objective, num_samples=num_samples, key=of_search)
         check_reached(objective, value)
-        gradient = through_knobs(program, knobs, figure_gradient(changed, composed, how))
+        gradient = through_knobs(program, knobs, figure_gradient(composed, how))
         return value, np.array([-float(of_part(gradient, name)) for name in costs])
 
     removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
@@ -280,7 +280,7 @@ def spread_for(
 
     def both(count, key):
         found, composed, how = figure(changed, objective, num_samples=count, key=key)
-        gradient = through_knobs(program, knobs, figure_gradient(changed, composed, how))
+        gradient = through_knobs(program, knobs, figure_gradient(composed, how))
         return np.array([found, float(of_part(gradient, part))])
 
     found = in_batches(both, num_samples=num_samples, key=key)

@@ -142,7 +142,7 @@ def sensitivity(
         value, composed, how = figure(base, objective, num_samples=count, key=key)
         check_reached(objective, value)
         before.append((value, composed))
-        gradient = through_knobs(program, ones, figure_gradient(base, composed, how))
+        gradient = through_knobs(program, ones, figure_gradient(composed, how))
         return np.array([value, *_derivatives(program, gradient).values()])
 
     found = in_batches(derivatives, num_samples=num_samples, key=key)

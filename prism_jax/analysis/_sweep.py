@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from .._misc import unknown_name
-from ..engine import key_data, simulate
+from ..engine import simulate
 from ..law import Law
 from ..program import Program, digest
+from ..random import key_data
 
 
 _QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}

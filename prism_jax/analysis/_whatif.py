@@ -128,7 +128,9 @@ def what_if(
                 composed = composed_steps(changed, num_samples=count, key=key, **options)
             else:
                 odd = (changed, number)
-                composed = composed_steps(program, num_samples=count, key=key, odd=odd, like=like)
+                composed = composed_steps(
+                    program, num_samples=count, key=key, unlike=odd, like=like
+                )
             rows.append(_figures(composed.steps))
         return np.array(rows)
 

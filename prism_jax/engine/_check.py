@@ -1,13 +1,12 @@
 """What `simulate` and `estimate` refuse."""
 
-import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from ..program import Program, check_variability, stall_probabilities, stall_rates
-from ._plan import Plan
-from ._random import check_key
+from ..program import Program, check_variability, stall_rate
+from ..random import check_key
+from ..replica import Plan
 
 
 # The cube of a normal is a fair picture of a sum of kernels up to this skewness.
@@ -45,39 +44,31 @@ def check_num_samples(num_samples) -> int:
     return int(num_samples)
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(program: Program, plan: Plan) -> None:
     """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
-    check_variability(plan.program.variability)
-    moments = np.asarray(plan.moments[:2])
+    check_variability(program.variability)
+    moments = np.asarray(plan.moments)
     finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(plan))
-    if not finite or (moments < 0).any() or (np.asarray(plan.mean) < 0).any():
+    if not finite or (moments[:2] < 0).any() or (np.asarray(plan.mean) < 0).any():
         raise ValueError(
             "Some latency of the program is negative or not finite; check the means and the "
             "parameters of the laws (a negative or huge sigma does this)."
         )
-    if plan.program.resolution == "block":
-        collapsed = plan.program.blocks.direct.value < 0  # Others keep their own law.
-        skewness = max(
-            np.abs(x).max(initial=0)
-            for x in (np.asarray(plan.moments)[2][collapsed], np.asarray(plan.skewness))
-        )
+    if program.resolution == "block":
+        direct = program.blocks.direct.value
+        collapsed = moments[2, : len(direct)][direct < 0]  # Others keep their own law.
+        skewness = max(np.abs(x).max(initial=0) for x in (collapsed, np.asarray(plan.skewness)))
         if skewness > MAX_SKEWNESS:
             raise ValueError(
                 f"The kernels of a block have a summed latency of skewness {skewness:.2g}, and the "
                 f"collapse of blocks is right up to {MAX_SKEWNESS}; lower their spread, describe "
                 'what is rare and long as stalls, or use `resolution="kernel"`.'
             )
-    if len(plan.program.stall_ops.value):
-        rates, probabilities = (np.asarray(x, float) for x in _stalls(plan.program))
-        rate = float(np.sum(rates))
-        unseen = probabilities[-1] * rate / len(probabilities)
+    if len(program.stall_ops.value):
+        rate, most = stall_rate(program), max(stratum.stalls for stratum in program.strata)
+        unseen = float(plan.stall_counts[most]) * rate / (most + 1)
         if unseen > MAX_UNSEEN_STALLS:
             raise ValueError(
                 f"A replica's step has {rate:.2g} stalls on average, more than the program was "
                 "compiled for; compile it with the new rate."
             )
-
-
-@eqx.filter_jit
-def _stalls(program: Program):
-    return stall_rates(program), stall_probabilities(program)

@@ -2,41 +2,42 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-import equinox as eqx
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..law import Law, merge_allocations, merge_parts, merge_randomisations
-from ..program import Program, digest
-from ._accumulate import grid_of
-from ._check import check_num_samples, check_plan, check_program
-from ._compose import compose, run_steps
-from ._decide import Chances, Decision, chances, decide
-from ._draw import (
-    RANDOMISATIONS,
-    Draws,
-    automatic_sampling,
-    draw_replicas,
-    explicit_replicas,
-    find_lead,
-    parts,
-    pilot_key,
+from ..law import (
+    Accumulator,
+    Errors,
+    Law,
+    grid_of,
+    merge_allocations,
+    merge_parts,
+    merge_randomisations,
 )
-from ._plan import Plan, make_plan
+from ..program import Program, digest
+from ..replica import interruptible
+from ._check import check_num_samples, check_program
 from ._progress import progress_bar
-from ._random import KeyData, key_data
-from ._replicas import Replicas
+from ._run import (
+    RANDOMISATIONS,
+    Advance,
+    Draws,
+    Part,
+    Run,
+    all_draws,
+    automatic_sampling,
+    composed,
+    decided_parts,
+    errors_of,
+    find_lead,
+    pilot,
+    prepare,
+)
 
 
-_T = TypeVar("_T")
-_PILOT_SAMPLES = 4096
 _MOST_SOBOL = 2**24
-
-make_plan_jit = eqx.filter_jit(make_plan)
 
 
 def simulate(
@@ -82,135 +83,81 @@ def simulate(
 
     `ValueError` for a bad option, or a program whose latencies are not finite.
     """
-    check_program(program, key)
     num_samples = check_num_samples(num_samples)
+    check_program(program, key)
     if allocations is not None:
         _check_allocations(program, num_samples, replicas, allocations)
         replicas, sampling = "explicit", "plain"
     _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
-    plan = make_plan_jit(program)
-    check_plan(plan)
-    way: str = sampling
-    if way == "auto":
-        way = automatic_sampling(program, num_samples, replicas)
-    lead = find_lead(plan, way)
-    words = key_data(key)
-    about = {"program": digest(program), "keys": (tuple(int(word) for word in words),)}
-    likely = chances(program)
-    run = _Run(plan, words, likely, _pilot_grid(plan, likely), replicas, about)
+    explicit = replicas == "explicit"
+    chosen: str = sampling
+    if chosen == "auto":
+        chosen = automatic_sampling(program, num_samples, explicit=explicit)
+    run = prepare(program, key)
+    lead = find_lead(run, chosen)
+    grid = grid_of(pilot(run))
     compiled = time.perf_counter()
-    all_draws = [
-        Draws(way, lead, first, steps, number if allocations else None)
-        for number, (first, steps) in enumerate(parts(program, num_samples, way, allocations))
-    ]
+    draws = all_draws(
+        program, num_samples, chosen, lead, explicit=explicit, allocations=allocations
+    )
     with progress_bar(2 * num_samples, progress) as advance:  # Drawn, then composed.
-        law = _run_parts(run, all_draws, advance)
+        law = _law(run, draws, grid, replicas == "exact", advance)
     return dataclasses.replace(
         law,
         requested=num_samples,
-        sampling=way,
+        sampling=chosen,
         compile_s=compiled - started,
         run_s=time.perf_counter() - compiled,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """What the parts of a run have in common."""
-
-    plan: Plan
-    key: KeyData
-    likely: Chances
-    grid: tuple[float, float]
-    replicas: str
-    about: dict[str, Any]
-
-
-def _run_parts(run: _Run, all_draws: list[Draws], advance: Callable[[int], object]) -> Law:
+def _law(
+    run: Run, draws: list[Draws], grid: tuple[float, float], exact: bool, advance: Advance
+) -> Law:
     """The law of all parts, or, after Ctrl-C, of the steps so far."""
     merge = merge_parts
-    if all_draws[0].sampling == "sobol":
+    if draws[0].sampling == "sobol":
         merge = merge_randomisations
-    elif all_draws[0].allocation is not None:
+    elif draws[0].allocation is not None:
         merge = merge_allocations
-    draw = explicit_replicas if run.replicas == "explicit" else draw_replicas
-    laws: list[Future[Law]] = []
-    first: Future[Law] | None = None
-    # A thread finishes a part while the devices draw the next. Only it makes large arrays, since
-    # each thread keeps memory of its own.
-    with ThreadPoolExecutor(1) as host:
-        for draws in all_draws:
-            kept, finished = draw(run.plan, run.key, draws, advance)
-            if not kept.drawn:
-                break
-            steps = draws.steps if finished else kept.drawn
-            decision, not_interrupted = _patient(host.submit(_decide, run, kept, steps))
-            finished &= not_interrupted
-            accumulator, composed = compose(run.plan, decision, run.key, steps, run.grid, advance)
-            if not accumulator.num_samples:
-                break
-            finished &= composed
-            laws.append(host.submit(_law, run, draws, kept, decision, accumulator, first))
-            first = laws[0] if first is None and merge is not merge_allocations else first
-            if not finished:
-                break
-            if len(laws) == RANDOMISATIONS and merge is merge_parts:
-                laws = [host.submit(_pooled, laws)]  # So that memory stays flat.
-        if not laws:
-            raise KeyboardInterrupt
-        return merge([_patient(law)[0] for law in laws])
-
-
-def _patient(future: Future[_T]) -> tuple[_T, bool]:
-    """The result of what ends soon, and whether no Ctrl-C came meanwhile."""
-    finished = True
-    while True:
+    about = {"program": digest(run.program), "keys": (tuple(int(word) for word in run.key),)}
+    laws: list[Law] = []
+    first: Errors | None = None
+    with interruptible() as interrupt:
         try:
-            return future.result(), finished
+            for part in decided_parts(run, draws, exact=exact, advance=advance):
+                accumulator = Accumulator(grid)
+                try:
+                    for steps in composed(run, part, advance=advance):
+                        accumulator.add(steps)
+                finally:
+                    if accumulator.num_samples:
+                        # Whole parts of one run have the errors of the first.
+                        whole = accumulator.num_samples == part.draws.steps
+                        errors = first if whole else None
+                        if errors is None:
+                            errors = errors_of(part.decision, accumulator.first_steps())
+                        laws.append(_law_of_part(part, accumulator, errors, about))
+                        first = errors if merge is not merge_allocations else None
+                if len(laws) == RANDOMISATIONS and merge is merge_parts:
+                    laws = [merge_parts(laws)]  # So that memory stays flat.
         except KeyboardInterrupt:
-            finished = False
+            if not laws:
+                raise
+        interrupt.came = False  # The law says how many steps it is of.
+    return merge(laws)
 
 
-def _decide(run: _Run, kept: Replicas, steps: int) -> Decision:
-    return decide(
-        run.plan.program,
-        run.likely,
-        kept,
-        run.key,
-        steps,
-        explicit=run.replicas == "explicit",
-        rule="exact" if run.replicas == "exact" else "vector",
-    )
-
-
-def _law(run: _Run, draws: Draws, kept, decision, accumulator, first: Future[Law] | None) -> Law:
-    """The law of a part. Whole parts have the errors of the first."""
+def _law_of_part(part: Part, accumulator: Accumulator, errors: Errors, about) -> Law:
     return accumulator.law(
-        decision,
-        first.result() if first and accumulator.num_samples == draws.steps else None,
-        requested=draws.steps,
-        effective_samples=kept.effective_samples(),
+        errors,
+        requested=part.draws.steps,
+        effective_samples=part.decision.kept.effective_samples(),
         compile_s=0.0,
         run_s=0.0,
-        **run.about,
+        **about,
     )
-
-
-def _pooled(laws: list[Future[Law]]) -> Law:
-    return merge_parts([law.result() for law in laws])
-
-
-def _pilot_grid(plan: Plan, likely: Chances) -> tuple[float, float]:
-    words = key_data(pilot_key())
-    kept, finished = draw_replicas(plan, words, Draws("plain", None, 0, _PILOT_SAMPLES))
-    steps: list[np.ndarray] = []
-    if finished:
-        decision = decide(plan.program, likely, kept, words, _PILOT_SAMPLES)
-        finished = run_steps(plan, decision, words, _PILOT_SAMPLES, steps.append)
-    if not finished:
-        raise KeyboardInterrupt
-    return grid_of(np.concatenate(steps))
 
 
 def _check_allocations(program, num_samples, replicas, allocations) -> None:

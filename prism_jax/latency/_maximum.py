@@ -8,11 +8,12 @@ from ._parameters import Rule
 from ._scores import expectation, log_ndtr, ndtri_exp
 
 
-def score_of_maximum(z: Float[Array, "..."], count: int) -> Float[Array, "..."]:
+def score_of_maximum(z: Float[Array, "..."], count: ArrayLike) -> Float[Array, "..."]:
     r"""The score $z'$ of one copy where the slowest of `count` has the score $z$:
     $\Phi(z') = \Phi(z)^{1/n}$, accurate in both tails.
     """
-    return ndtri_exp(log_ndtr(z) / count) if count > 1 else z
+    count = jnp.asarray(count, z.dtype)
+    return jnp.where(count > 1, ndtri_exp(log_ndtr(z) / count), z)
 
 
 class Maximum(AbstractLatency):

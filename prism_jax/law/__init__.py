@@ -1,3 +1,4 @@
+from ._accumulator import Accumulator as Accumulator, Errors as Errors, grid_of as grid_of
 from ._law import (
     FEWEST as FEWEST,
     LEVELS as LEVELS,

@@ -13,9 +13,10 @@ from ._list_schedule import list_schedule
 class Levels(eqx.Module):
     """A graph of ops cut into levels: no op waits for another of its own level.
 
-    All arrays are static. The end of an op lives in a slot until the last op that waits for it has
-    started, then the slot is used again, so the state of a propagation stays small. Slot `START`
-    always holds zero; a padding lane writes to slot `WASTE`.
+    Static: what a program keeps; `to_lanes` makes of it what `propagate` takes. The end of an op
+    lives in a slot until the last op that waits for it has started, then the slot is used again, so
+    the state of a propagation stays small. Slot `START` always holds zero; a padding lane writes to
+    slot `WASTE`.
 
     **Attributes:**
 

@@ -1,5 +1,6 @@
 """Max-plus propagation: an op starts when all it waits for has ended, and ends a latency later."""
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
-from ._levels import Levels
+from ._lanes import Lanes
+
+
+# Levels that the derivative goes back through at once; what it holds of each is kept in a cache.
+_LEVELS_AT_ONCE = 64
+
+
+class AbstractOpLaw(eqx.Module):
+    """The law of an op's latency, whose fields are arrays `(lanes, samples)`: elementwise."""
+
+    @abc.abstractmethod
+    def latency(self, op, z, common):
+        """The latency in seconds, not negative.
+
+        **Arguments:**
+
+        - `op`: which op, `(lanes, 1)` or `(lanes, samples)`.
+        - `z`: its noise, a standard normal, `(lanes, samples)`.
+        - `common`: what all ops share.
+        """
 
 
 class Latencies(eqx.Module):
@@ -22,32 +42,33 @@ class Latencies(eqx.Module):
 
     **Attributes:**
 
-    - `tables`: arrays of shape `(rows, samples)`, or `(rows, 1)` where samples do not differ.
+    - `tables`: a law of arrays `(rows, samples)`, or `(rows, 1)` where samples do not differ.
     - `rows`: for each table, which row an op reads: `(levels, width)`; any row for padding.
-    - `shared`: a PyTree of arrays.
-    - `latency`: `(op, rows, shared, z) -> latency` in seconds, not negative; elementwise, for
-        arguments of shape `(lanes, samples)` and `(samples,)` alike.
-    - `noise`: `(noise_arguments, level, lane) -> z`: scores of the lanes of a level, where `lane`
-        has the shape `(lanes, 1)` or `(samples,)`.
+    - `common`: a PyTree of arrays, such as `(1, samples)`.
+    - `noise`: `(noise_arguments, counter) -> z`: the noise of ops, by counters of their levels and
+        lanes, `(lanes, 1)` or `(1, samples)`.
     - `noise_arguments`: a PyTree of arrays. Not differentiated.
     """
 
-    tables: dict[str, Shaped[Array, "rows samples"]]
-    rows: dict[str, Int[Array, "levels width"]]
-    shared: Any
-    latency: Callable[..., Any] = eqx.field(static=True)
+    tables: AbstractOpLaw | None
+    rows: AbstractOpLaw
+    common: Any
     noise: Callable[..., Any] = eqx.field(static=True)
     noise_arguments: Any
 
+    def rows_of(self, level: Int[Array, ""]) -> AbstractOpLaw:
+        """The row of each table that the lanes of a level read."""
+        return jax.tree.map(lambda row: row[level], self.rows)
+
 
 def propagate(
-    levels: Levels, latencies: Latencies, num_samples: int, dtype: jnp.dtype
+    lanes: Lanes, latencies: Latencies, num_samples: int, dtype: jnp.dtype
 ) -> Float[Array, "sinks samples"]:
     """The ends of a graph's sinks, in seconds: the latest end of the ops of each.
 
     Latencies are made where they are used, one level after the other.
 
-    Differentiable in reverse mode with respect to `latencies.tables` and `latencies.shared`. The
+    Differentiable in reverse mode with respect to `latencies.tables` and `latencies.common`. The
     derivative of a max-plus program is one along the critical path and zero elsewhere: one pass
     keeps which of the ends that an op waits for was the latest (a bit where there are two), another
     follows these back, one level after the other, and makes the latencies on the path again. Where
@@ -55,55 +76,54 @@ def propagate(
 
     **Arguments:**
 
-    - `levels`: the graph.
+    - `lanes`: the graph.
     - `latencies`: see [`Latencies`][].
     - `num_samples`: the length of the samples' axis.
     - `dtype`: of the ends.
     """
-    values = (latencies.tables, latencies.shared)
-    rest = dataclasses.replace(latencies, tables={}, shared=None)
-    return _ends(values, levels, rest, num_samples, dtype)
+    values, rest = eqx.partition((latencies.tables, latencies.common), eqx.is_inexact_array)
+    latencies = dataclasses.replace(latencies, tables=None, common=None)
+    return _ends(values, rest, latencies, lanes, num_samples, dtype)
 
 
 @eqx.filter_custom_vjp
-def _ends(values, levels, latencies, num_samples, dtype):
-    return _forward(values, levels, latencies, num_samples, dtype, keep=False)[0]
+def _ends(values, rest, latencies, lanes, num_samples, dtype):
+    return _forward(values, rest, latencies, lanes, num_samples, dtype, keep=False)[0]
 
 
 @_ends.def_fwd
-def _ends_forward(perturbed, values, levels, latencies, num_samples, dtype):
+def _ends_forward(perturbed, values, rest, latencies, lanes, num_samples, dtype):
     del perturbed
-    return _forward(values, levels, latencies, num_samples, dtype, keep=True)
+    return _forward(values, rest, latencies, lanes, num_samples, dtype, keep=True)
 
 
-def _forward(values, levels: Levels, latencies: Latencies, num_samples, dtype, *, keep):
+def level_latencies(latencies: Latencies, tables, common, lanes: Lanes, level):
+    """The latencies of the lanes of a level: `(width, samples)`, or what broadcasts to it."""
+    mine = jax.tree.map(lambda table, row: table[row], tables, latencies.rows_of(level))
+    column = jnp.arange(lanes.width, dtype=jnp.uint32)[:, None]
+    counter = level.astype(jnp.uint32) * lanes.counters + column
+    z = latencies.noise(latencies.noise_arguments, counter)
+    return mine.latency(lanes.ops[level][:, None], z, common)
+
+
+def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtype, *, keep):
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
-    tables, shared = values
-    lanes = jnp.arange(levels.ops.value.shape[1], dtype=jnp.uint32)[:, None]
+    tables, common = eqx.combine(values, rest)
 
-    def step(state, level):
-        number, ops, reads, writes, rows = level
-        latest, choice = _latest(state, reads, keep)
-        mine = {name: tables[name][row] for name, row in rows.items()}
-        z = latencies.noise(latencies.noise_arguments, number, lanes)
-        drawn = latencies.latency(ops[:, None], mine, shared, z)
-        state = state.at[writes].set(latest + drawn)
-        return state, _pack(choice, levels) if keep else None
+    def step(level, carry):
+        state, choices = carry
+        latest, choice = _latest(state, lanes.reads[level], keep)
+        drawn = level_latencies(latencies, tables, common, lanes, level)
+        if keep:
+            choices = choices.at[level].set(_pack(choice, lanes))
+        return state.at[lanes.writes[level]].set(latest + drawn), choices
 
-    state = jnp.zeros((levels.num_slots, num_samples), dtype)
-    state, choices = lax.scan(step, state, _per_level(levels, latencies))
-    ends, choice = _latest(state, jnp.asarray(levels.sinks.value), keep)
+    state = jnp.zeros((lanes.num_slots, num_samples), dtype)
+    words, word = _words(lanes)
+    choices = jnp.zeros((len(lanes.ops), words, num_samples), word) if keep else None
+    state, choices = lax.fori_loop(0, lanes.num_levels, step, (state, choices))
+    ends, choice = _latest(state, lanes.sinks, keep)
     return ends, (choices, choice)
-
-
-def _per_level(levels: Levels, latencies: Latencies):
-    return (
-        jnp.arange(len(levels.ops.value), dtype=jnp.uint32),
-        jnp.asarray(levels.ops.value),
-        jnp.asarray(levels.reads.value),
-        jnp.asarray(levels.writes.value),
-        {name: jnp.asarray(row, jnp.int32) for name, row in latencies.rows.items()},
-    )
 
 
 def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
@@ -118,142 +138,175 @@ def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
     return latest, choice
 
 
-def _bits(levels: Levels) -> tuple[int, int]:
+def _bits(lanes: Lanes) -> tuple[int, int]:
     """Bits that a choice takes, and lanes that share a word of at most 32."""
-    bits = (levels.reads.value.shape[2] - 1).bit_length()
-    return bits, min(32 // max(bits, 1), levels.ops.value.shape[1])
+    bits = (lanes.reads.shape[2] - 1).bit_length()
+    return bits, min(32 // bits, lanes.width)
 
 
-def _pack(choice, levels: Levels):
+def _words(lanes: Lanes) -> tuple[int, Any]:
+    """How many words hold the choices of a level, and their type."""
+    bits, together = _bits(lanes)
+    types = (jnp.uint8, jnp.uint16, jnp.uint32)
+    word = next(d for d in types if jnp.iinfo(d).bits >= bits * together)
+    return -(-lanes.width // together), word
+
+
+def _pack(choice, lanes: Lanes):
     """Choices of the lanes, packed into words: `(words, samples)`."""
-    bits, lanes = _bits(levels)
-    if not bits:
-        return None
-    dtype = next(
-        d for d in (jnp.uint8, jnp.uint16, jnp.uint32) if jnp.iinfo(d).bits >= bits * lanes
-    )
-    shifts = np.arange(lanes, dtype=np.uint32) * np.uint32(bits)
+    bits, together = _bits(lanes)
+    shifts = np.arange(together, dtype=np.uint32) * np.uint32(bits)
     words = [
-        jnp.sum(part << shifts[: len(part), None], axis=0, dtype=jnp.uint32).astype(dtype)
-        for part in (choice[i : i + lanes] for i in range(0, len(choice), lanes))
+        jnp.sum(part << shifts[: len(part), None], axis=0, dtype=jnp.uint32)
+        for part in (choice[i : i + together] for i in range(0, len(choice), together))
     ]
-    return jnp.stack(words)
+    return jnp.stack(words).astype(_words(lanes)[1])
 
 
 @_ends.def_bwd
-def _ends_backward(residuals, cotangent, perturbed, values, levels, latencies, num_samples, dtype):
+def _ends_backward(
+    residuals, cotangent, perturbed, values, rest, latencies, lanes, num_samples, dtype
+):
     del perturbed, dtype
     choices, at_sinks = residuals
-    tables, shared = values
-    # The place of an op is its level times the width, plus its lane.
-    width = levels.ops.value.shape[1]
-    places = np.full(levels.num_ops + 1, -1, np.int32)  # The last entry stands for "no op".
-    flat = levels.ops.value.reshape(-1)
-    places[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
-    before = jnp.asarray(places[levels.predecessors.value])
-    sinks = jnp.asarray(places[levels.sink_ops.value])
-    numbers, ops, _, _, rows = _per_level(levels, latencies)
     columns = jnp.arange(num_samples)
-    floats = {k for k, v in tables.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
+
+    def follow(carry):
+        """The path of one sink of each sample, and one sink less to follow."""
+        cotangent, gradient = carry
+        sink = jnp.argmax(cotangent != 0, axis=0)
+        weight = cotangent[sink, columns]
+        place = lanes.sink_places[sink, at_sinks[sink, columns].astype(jnp.int32)]
+        gradient = _along_path(values, rest, latencies, lanes, choices, place, weight, gradient)
+        return cotangent.at[sink, columns].set(0), gradient
+
+    tables, common = values
+    by_sample = jax.tree.map(lambda x: jnp.zeros((len(x), num_samples), x.dtype), tables)
+    start = (by_sample, jax.tree.map(jnp.zeros_like, common))
+    _, (of_tables, of_common) = lax.while_loop(
+        lambda carry: jnp.any(carry[0] != 0), follow, (cotangent, start)
+    )
+
+    def as_table(total, table):
+        return jnp.sum(total, axis=1, keepdims=True) if table.shape[1] == 1 else total
+
+    return jax.tree.map(as_table, of_tables, tables), of_common
+
+
+def _along_path(values, rest, latencies, lanes: Lanes, choices, place, weight, gradient):
+    """Adds what the latencies on a path contribute, from its last place on back to the start."""
+    width = lanes.width
+    samples = place.shape[0]
+    together = min(len(lanes.ops), _LEVELS_AT_ONCE)
+    tables = values[0]
 
     # Three loops, with what passes from one to the next in memory: in a single one, XLA would draw
     # the same noise again for each of its uses.
-    def walk(place, level):
-        number, before, choice = level
-        lane = place - number.astype(jnp.int32) * np.int32(width)
-        z = latencies.noise(latencies.noise_arguments, number, lane.astype(jnp.uint32))
-        return _followed(place, lane, before, choice, levels), (lane, z)
+    def block(turn, carry):
+        place, of_tables, of_common = carry
+        first = (blocks - 1 - turn) * together
+        count = jnp.minimum(lanes.num_levels - first, together)
 
-    def contribution(carry, level):
-        weight, of_shared = carry
-        ops, rows, lane, z = level
-        parts, more = _contribution(latencies, tables, shared, ops, rows, lane, z, weight, floats)
-        return (weight, jax.tree.map(jnp.add, of_shared, more)), parts
+        def walk(i, carry):
+            place, lane_of, z_of = carry
+            slot = count - 1 - i
+            level = first + slot
+            lane = place - level * np.int32(width)
+            counter = level.astype(jnp.uint32) * lanes.counters + lane.astype(jnp.uint32)
+            z = latencies.noise(latencies.noise_arguments, counter[None, :])[0]
+            place = _followed(place, lane, lanes.before[level], choices[level], lanes)
+            return place, lane_of.at[slot].set(lane), z_of.at[slot].set(z)
 
-    def add(totals, level):
-        rows, lane, parts = level
-        return {
-            name: total.at[rows[name]].add(
-                jnp.where(
-                    lane[None, :] == np.arange(width, dtype=np.int32)[:, None],
-                    parts[name][None, :],
-                    0,
-                )
-            )
-            for name, total in totals.items()
-        }, None
+        def contribution(slot, carry):
+            parts, of_common = carry
+            at = (first + slot, lane_of[slot], z_of[slot])
+            part, more = _contribution(values, rest, latencies, lanes, *at, weight)
+            parts = jax.tree.map(lambda all, x: all.at[slot].set(x), parts, part)
+            return parts, jax.tree.map(jnp.add, of_common, more)
 
-    def follow(carry):
-        """The paths of one sink of each sample, and one less to follow."""
-        cotangent, of_tables, of_shared = carry
-        sink = jnp.argmax(cotangent != 0, axis=0)
-        weight = cotangent[sink, columns]
-        place = sinks[sink, at_sinks[sink, columns].astype(jnp.int32)]
-        _, (lanes, z) = lax.scan(walk, place, (numbers, before, choices), reverse=True)
-        (_, of_shared), parts = lax.scan(contribution, (weight, of_shared), (ops, rows, lanes, z))
-        of_tables, _ = lax.scan(add, of_tables, (rows, lanes, parts))
-        return cotangent.at[sink, columns].set(0), of_tables, of_shared
+        def add(slot, totals):
+            rows = latencies.rows_of(first + slot)
+            mine = lane_of[slot][None, :] == np.arange(width, dtype=np.int32)[:, None]
 
-    of_tables = {k: jnp.zeros((tables[k].shape[0], num_samples), tables[k].dtype) for k in floats}
-    start = (cotangent, of_tables, jax.tree.map(jnp.zeros_like, shared))
-    _, of_tables, of_shared = lax.while_loop(lambda carry: jnp.any(carry[0] != 0), follow, start)
-    of_tables = {
-        k: jnp.sum(v, axis=1, keepdims=True) if tables[k].shape[1] == 1 else v
-        for k, v in of_tables.items()
-    }
-    return {**dict.fromkeys(tables), **of_tables}, of_shared
+            def of_table(total, row, part):
+                return total.at[row].add(jnp.where(mine, part[slot], 0))
+
+            return jax.tree.map(of_table, totals, _where_there(rows, totals), parts)
+
+        shape = (together, samples)
+        held = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, weight.dtype))
+        place, lane_of, z_of = lax.fori_loop(0, count, walk, (place, *held))
+        shape = (together, 1, samples)
+        parts = jax.tree.map(lambda table: jnp.zeros(shape, table.dtype), tables)
+        parts, of_common = lax.fori_loop(0, count, contribution, (parts, of_common))
+        return place, lax.fori_loop(0, count, add, of_tables), of_common
+
+    blocks = (lanes.num_levels + np.int32(together - 1)) // np.int32(together)
+    return lax.fori_loop(0, blocks, block, (place, *gradient))[1:]
 
 
-def _followed(place, lane, before, choice, levels: Levels):
+def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
+    """The rows of those tables that there are."""
+    keep = jax.tree.map(lambda table: table is not None, tables, is_leaf=lambda x: x is None)
+    return jax.tree.map(
+        lambda kept, row: row if kept else None, keep, rows, is_leaf=lambda x: x is None
+    )
+
+
+def _followed(place, lane, before, choice, lanes: Lanes):
     """Where a path goes on from this level: unchanged if it does not pass here."""
-    bits, lanes = _bits(levels)
+    bits, together = _bits(lanes)
     for j in range(before.shape[0]):
+        word = choice[j // together].astype(jnp.uint32)
+        chosen = (word >> np.uint32(j % together * bits)) & np.uint32(2**bits - 1)
         onward = before[j, 0]
-        if bits:
-            word = choice[j // lanes].astype(jnp.uint32)
-            chosen = (word >> np.uint32(j % lanes * bits)) & np.uint32(2**bits - 1)
-            for k in range(1, before.shape[1]):
-                onward = jnp.where(chosen == k, before[j, k], onward)
+        for k in range(1, before.shape[1]):
+            onward = jnp.where(chosen == k, before[j, k], onward)
         place = jnp.where(lane == j, onward, place)
     return place
 
 
-def _contribution(latencies: Latencies, tables, shared, ops, rows, lane, z, weight, floats):
+def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
     """What the latencies on the path at one level contribute to the derivative: with respect to the
-    row of each table that they read, and to what is shared.
+    row of each table that they read, and to what is common.
     """
+    tables, common = eqx.combine(values, rest)
 
     def at_lane(x):
         """Of values per lane, that of the lane on the path; zero where there is none."""
-        value = jnp.zeros((), x.dtype)
+        value = jnp.zeros((1, 1), x.dtype)
         for j in range(len(x)):
-            value = jnp.where(lane == j, x[j], value)
+            value = jnp.where(lane[None, :] == j, x[j : j + 1], value)
         return value
 
-    mine = {name: at_lane(tables[name][row]) for name, row in rows.items()}
-    op = at_lane(ops[:, None])
+    rows = latencies.rows_of(level)
+    mine = jax.tree.map(lambda table, row: at_lane(table[row]), tables, rows)
+    op = at_lane(lanes.ops[level][:, None])
+    inexact, others = eqx.partition((mine, common), eqx.is_inexact_array)
 
-    def latency(inexact, shared):
-        return latencies.latency(op, {**mine, **inexact}, shared, z)
+    def latency(inexact):
+        mine, common = eqx.combine(inexact, others)
+        return mine.latency(op, z[None, :], common)
 
-    _, vjp = jax.vjp(latency, {name: mine[name] for name in floats}, shared)
-    return vjp(jnp.where((lane >= 0) & (lane < len(ops)), weight, 0))
+    _, vjp = jax.vjp(latency, inexact)
+    return vjp(jnp.where((lane >= 0) & (lane < lanes.width), weight, 0)[None, :])[0]
 
 
-def op_ends(levels: Levels, latencies: Float[Array, "ops samples"]) -> Float[Array, "ops samples"]:
-    """The end of every op, in seconds, from latencies that already exist.
+def place_ends(
+    lanes: Lanes, latencies: Float[Array, "places samples"]
+) -> Float[Array, "places samples"]:
+    """The end of the op of every place, in seconds, from latencies that already exist.
 
-    For graphs and sample counts small enough to hold. Differentiable; ties share equally.
+    For graphs and sample counts small enough to hold.
     """
-    lanes = levels.ops.value
-    ends = jnp.zeros((levels.num_ops + 1, latencies.shape[1]), latencies.dtype)
-    # The row behind the last op stands for "waits for nothing".
-    before = jnp.asarray(levels.predecessors.value)
+    # The row behind the last place stands for "waits for nothing".
+    ends = jnp.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
 
-    def step(ends, level):
-        ops, before = level
-        new = jnp.max(ends[before], axis=1) + latencies[ops]
-        return ends.at[jnp.where(ops < 0, levels.num_ops + 1, ops)].set(new, mode="drop"), None
+    def step(level, ends):
+        first = level * np.int32(lanes.width)
+        mine = lax.dynamic_slice_in_dim(latencies, first, lanes.width)
+        mine = jnp.where((lanes.ops[level] >= 0)[:, None], mine, 0)
+        new = jnp.max(ends[lanes.before[level]], axis=1) + mine
+        return lax.dynamic_update_slice_in_dim(ends, new, first, 0)
 
-    ends, _ = lax.scan(step, ends, (jnp.asarray(lanes), before))
-    return ends[:-1]
+    return lax.fori_loop(0, lanes.num_levels, step, ends)[:-1]

@@ -6,8 +6,8 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from ..engine import ready_slopes
 from ._nodes import Nodes
+from ._placed import ready_slopes
 from ._trials import Order, Trials
 
 

@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..analysis import AbstractObjective, Quantile, check_objective, check_reached, check_steps
-from ..engine import Placed, check_program, placed, replicas_ready
+from ..engine import check_program
 from ..latency import LogNormal
 from ..program import Program
 from ._exchange import best_order
 from ._nodes import Nodes, nodes_of
+from ._placed import Placed, placed, replicas_ready
 from ._trials import Order, Trials
 
 
@@ -183,7 +184,7 @@ def _at_least(steps: Placed, nodes: Nodes) -> Float[np.ndarray, " steps"]:
     take too long, only those with the slowest ranks count.
     """
     ranks, least = nodes.num_ranks, nodes.least()
-    each = ranks * steps.num_steps * steps.plan.program.num_ops
+    each = ranks * steps.num_steps * steps.run.program.num_ops
     replicas = min(max(_OPS // each, 1), nodes.num_replicas)
     rows = np.full((replicas, ranks, ranks), least[-1])
     position = np.arange(ranks)

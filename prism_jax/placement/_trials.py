@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..analysis import AbstractObjective
-from ..engine import Placed, placed, ready_slopes, replicas_ready
 from ..program import Program
 from ._nodes import Nodes
+from ._placed import Placed, placed, ready_slopes, replicas_ready
 
 
 Order = Int[np.ndarray, " nodes"]
@@ -97,7 +97,7 @@ class Trials:
             mine = decisive[some]
             slopes = ready_slopes(self.steps, rows[mine], leaders[mine], some)
             np.add.at(total, mine, self._sign * change[some, None] * slopes)
-            self._left -= 4 * len(some) * self.steps.plan.program.num_ops
+            self._left -= 4 * len(some) * self.steps.run.program.num_ops
         return total.reshape(-1)[self.nodes.places]
 
     def _replicas(self, order: Order) -> dict[bytes, tuple[np.ndarray, int]]:
@@ -137,7 +137,7 @@ def _likened(steps: Placed) -> _ReadyOf:
     """What `replicas_ready` gives, nearly, of large jobs: the mean of a replica from a few steps,
     with the same random numbers for all; around it, what others with equal GPUs scatter.
     """
-    ranks = steps.plan.program.num_ranks
+    ranks = steps.run.program.num_ranks
     others = replicas_ready(steps, np.ones((_OTHERS, ranks)), np.arange(_OTHERS))
     shared = others.mean(axis=0)
     scatter = (others - shared).reshape(-1) * math.sqrt(_OTHERS / (_OTHERS - 1))

@@ -1,8 +1,9 @@
 from ._adjustment import Adjustment as Adjustment
-from ._assemble import assemble as assemble
+from ._assemble import KINDS as KINDS, assemble as assemble
 from ._check import check_variability as check_variability
 from ._collapse import (
     NODE_SCORES as NODE_SCORES,
+    Collapse as Collapse,
     class_moments as class_moments,
     gpu_factors as gpu_factors,
     segment_maxima as segment_maxima,
@@ -17,9 +18,7 @@ from ._digest import digest as digest
 from ._program import (
     Program as Program,
     Stratum as Stratum,
-    network_probabilities as network_probabilities,
-    stall_probabilities as stall_probabilities,
-    stall_rates as stall_rates,
+    stall_rate as stall_rate,
 )
 from ._step_graph import (
     StepGraph as StepGraph,
@@ -27,5 +26,5 @@ from ._step_graph import (
     replay as replay,
     step_graph as step_graph,
 )
-from ._table import LatencyTable as LatencyTable
+from ._table import LatencyTable as LatencyTable, kernel_cumulants as kernel_cumulants
 from ._variability import Network as Network, Stall as Stall, Variability as Variability

@@ -10,14 +10,11 @@ the group's blocks share: one member runs at `A`, the others at factors below it
 Taking `A` outside the maxima instead would count the slowest GPU twice.
 """
 
-import functools as ft
-from collections.abc import Mapping, Sequence
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray
 from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
@@ -55,6 +52,23 @@ class Blocks(eqx.Module):
     compute: FrozenArray = eqx.field(static=True)
 
 
+class Collapse(eqx.Module):
+    """What of `Blocks` the collapse needs, as arrays, padded with zeros.
+
+    **Attributes:**
+
+    - `segments`, `class_segments`, `class_collectives`: as of `Blocks`.
+    - `members`: `(segments,)`, how many members run each.
+    - `group`: `(segments,)`, which group of GPUs they are.
+    """
+
+    segments: Float[Array, "segments kernels"]
+    class_segments: Float[Array, "classes segments"]
+    class_collectives: Float[Array, "classes kernels"]
+    members: Float[Array, " segments"]
+    group: Int[Array, " segments"]
+
+
 class Group(eqx.Module):
     """The factors of a group's GPUs: of the slowest, and of the others given the slowest.
 
@@ -64,15 +78,15 @@ class Group(eqx.Module):
     - `others`: factors of a GPU below it, at equally likely points.
     """
 
-    slowest: Float[Array, " nodes"]
-    others: Float[Array, "nodes below"]
+    slowest: Float[Array, "*groups nodes"]
+    others: Float[Array, "*groups nodes below"]
 
 
 def gpu_factors(
     rank: AbstractLatency | None,
-    counts: Sequence[int],
+    counts: Float[Array, " groups"],
     scores: Float[Array, " scores"],
-) -> tuple[list[Group], list[Float[Array, " scores"]]]:
+) -> tuple[Group, Float[Array, "groups scores"]]:
     """The factors of groups of GPUs, whose mean over GPUs is one.
 
     **Arguments:**
@@ -83,32 +97,29 @@ def gpu_factors(
 
     **Returns:**
 
-    For each group its factors at the nodes, and that of its slowest GPU at `scores`.
+    The groups' factors at the nodes, and those of their slowest GPUs at `scores`.
     """
     dtype = scores.dtype
-    nodes = jnp.asarray(NODE_SCORES, dtype)
+    number = len(counts)
+    nodes = jnp.broadcast_to(jnp.asarray(NODE_SCORES, dtype), (number, len(NODE_SCORES)))
     if rank is None:
-        equal = Group(jnp.ones_like(nodes), jnp.ones((len(nodes), len(_BELOW)), dtype))
-        return [equal] * len(counts), [jnp.ones_like(scores)] * len(counts)
-    wanted = []
-    for count in counts:
-        # P(one GPU is below the slowest of the group), of which the others have an even share.
-        below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
-        shares = below[:, None] * jnp.asarray(_BELOW, dtype)[None, :]
-        wanted += [
-            score_of_maximum(nodes, count),
-            jax.scipy.special.ndtri(shares).reshape(-1),
-            score_of_maximum(scores, count),
-        ]
+        equal = Group(jnp.ones_like(nodes), jnp.ones((*nodes.shape, len(_BELOW)), dtype))
+        return equal, jnp.ones((number, len(scores)), dtype)
+    count = counts[:, None].astype(dtype)
+    # P(one GPU is below the slowest of the group), of which the others have an even share.
+    below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
+    shares = below[:, :, None] * jnp.asarray(_BELOW, dtype)[None, None, :]
+    wanted = (
+        score_of_maximum(nodes, count),
+        jax.scipy.special.ndtri(shares).reshape(number, -1),
+        score_of_maximum(jnp.broadcast_to(scores, (number, len(scores))), count),
+    )
     # One call for all: a law without a closed quantile is costly to compile.
-    factors = rank.from_normal(jnp.concatenate(wanted).astype(rank.dtype)) / rank.mean()
-    sizes = np.cumsum([len(scores) for scores in wanted])[:-1]
-    parts = jnp.split(factors.astype(dtype), sizes)
-    groups = [
-        Group(slowest, others.reshape(len(nodes), -1))
-        for slowest, others in zip(parts[::3], parts[1::3], strict=True)
-    ]
-    return groups, parts[2::3]
+    together = jnp.concatenate(wanted, axis=1).astype(rank.dtype)
+    factors = rank.from_normal(together.reshape(-1)).reshape(together.shape) / rank.mean()
+    sizes = np.cumsum([part.shape[1] for part in wanted])[:-1]
+    slowest, others, at_scores = jnp.split(factors.astype(dtype), sizes, axis=1)
+    return Group(slowest, others.reshape(shares.shape)), at_scores
 
 
 def segment_maxima(
@@ -116,7 +127,7 @@ def segment_maxima(
     variance: Float[Array, ""],
     third: Float[Array, ""],
     group: Group,
-    count: int,
+    count: Float[Array, ""],
 ) -> Float[Array, "3 nodes"]:
     """Mean, variance and third central moment of the slowest of `count` members' segments, given
     the factor of their slowest GPU, at `NODE_SCORES`.
@@ -125,18 +136,18 @@ def segment_maxima(
     """
     dtype = mean.dtype
     slowest = group.slowest
-    if count == 1:
-        return jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
     std, skewness = _shape(variance, third)
     # A constant segment is treated as one of tiny spread, so that its derivative is right too.
-    spread = jnp.maximum(std, 1e-6 * mean)
+    spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-12))  # Padding has no mean.
     grid = jnp.asarray(_GRID, dtype)[None, :]
-    # P(a member below A ends before A * (mean + spread * y)), in units of its own spread
+    # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
     ratio = (slowest[:, None] / group.others)[:, :, None]
     score = (ratio - 1) * (mean / spread) + ratio * grid[None]
-    probability = jax.scipy.special.ndtr(cube_normal_score(score, skewness))
-    other = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), probability)
-    cdf = jax.scipy.special.ndtr(cube_normal_score(grid, skewness)) * other ** (count - 1)
+    later = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
+    later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later)
+    # By the logarithm of what is nearly one, for groups of many members.
+    others = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(later, 1 - jnp.finfo(dtype).eps)))
+    cdf = jax.scipy.special.ndtr(cube_normal_score(grid, skewness)) * others
 
     def integral(values):
         return jnp.trapezoid(values, dx=dtype.type(_GRID[1] - _GRID[0]), axis=-1)
@@ -148,7 +159,9 @@ def segment_maxima(
     second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
     skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
     scale = slowest * std
-    return jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
+    slowest_of = jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
+    alone = jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
+    return jnp.where(count > 1, slowest_of, alone)
 
 
 def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
@@ -160,50 +173,42 @@ def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
 
 
 def segment_skewness(
-    blocks: Blocks, cumulants: Float[Array, "3 kernels"]
+    collapse: Collapse, cumulants: Float[Array, "3 kernels"]
 ) -> Float[Array, " segments"]:
     """The skewness of what one member runs in each segment; zero where no other member waits."""
     unit = jnp.max(cumulants[0], initial=1e-30)
-    counts = jnp.asarray(blocks.segments.value.T, cumulants.dtype)
+    counts = collapse.segments.T
     _, skewness = _shape(cumulants[1] / unit**2 @ counts, cumulants[2] / unit**3 @ counts)
-    return jnp.where(jnp.asarray(blocks.members.value > 1), skewness, 0)
+    return jnp.where(collapse.members > 1, skewness, 0)
 
 
 def class_moments(
-    blocks: Blocks,
+    collapse: Collapse,
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
-    groups: Mapping[int, Group],
+    groups: Group,
 ) -> Float[Array, "3 classes regimes nodes"]:
     """Mean, standard deviation and skewness of each class, for each regime of the network, given
-    the factor of the slowest GPU at `NODE_SCORES`. Differentiable in all that is not static.
+    the factor of the slowest GPU at `NODE_SCORES`. Differentiable in all that is not an index.
 
     **Arguments:**
 
-    - `blocks`: what the classes are made of.
+    - `collapse`: what the classes are made of.
     - `cumulants`: of each kernel's latency.
     - `network`: the factor on each kernel in each regime.
-    - `groups`: the factors of the GPUs of a group, by how many members it has.
+    - `groups`: the factors of the GPUs of each group.
     """
-    dtype = cumulants.dtype
     # In seconds, cubes of what a kernel varies by would be lost in single precision.
     unit = jax.lax.stop_gradient(jnp.max(cumulants[0]))
     unit = jnp.where(unit > 0, unit, 1)
     cumulants = cumulants / jnp.stack([unit, unit**2, unit**3])[:, None]
-    serial = cumulants @ jnp.asarray(blocks.segments.value.T, dtype)
-    maxima = [jnp.zeros((3, 0, len(NODE_SCORES)), dtype)]
-    order = []
-    for count, group in groups.items():
-        chosen = np.flatnonzero(blocks.members.value == count)
-        order.extend(chosen)
-        one = ft.partial(segment_maxima, group=group, count=count)
-        maxima.append(jax.vmap(one, out_axes=1)(*serial[:, chosen]))
-    slowest = jnp.concatenate(maxima, axis=1)[:, np.argsort(order)]
-    compute = jnp.einsum("cs,jsn->jcn", jnp.asarray(blocks.class_segments.value, dtype), slowest)
+    serial = cumulants @ collapse.segments.T
+    mine = jax.tree.map(lambda x: x[collapse.group], groups)
+    one = jax.vmap(segment_maxima, out_axes=1)
+    slowest = one(serial[0], serial[1], serial[2], mine, collapse.members)
+    compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
     powers = jnp.stack([network, network**2, network**3])
-    communication = jnp.einsum(
-        "ck,jk,jkr->jcr", jnp.asarray(blocks.class_collectives.value, dtype), cumulants, powers
-    )
+    communication = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     mean, variance, third = compute[:, :, None, :] + communication[:, :, :, None]
     std, skewness = _shape(variance, third)
     return jnp.stack([mean * unit, std * unit, skewness])

@@ -1,8 +1,7 @@
 """The program: everything that the engine needs of a training step."""
 
 import equinox as eqx
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
 
 from .._misc import FrozenArray
 from ..maxplus import Levels
@@ -118,35 +117,8 @@ class Program(eqx.Module):
         return int(self.ops.microbatch.value.max(initial=0)) + 1
 
 
-def network_probabilities(program: Program) -> Float[Array, " regimes"]:
-    """The probability of each regime of the network; one regime where there is no `network`."""
-    network = program.variability.network
-    if network is None:
-        return jnp.ones((1,), program.latencies.mean.dtype)
-    return network.probabilities()
-
-
-def stall_rates(program: Program) -> Float[Array, " stalls"]:
-    """Expected stalls of each entry of `stall_ops` in one replica's step."""
-    kinds = sorted(program.variability.stalls)
-    rates = jnp.stack([program.variability.stalls[kind].rate for kind in kinds])
-    counts = jnp.asarray(program.stall_counts.value, rates.dtype)
-    return rates[program.stall_kinds.value] * counts
-
-
-def stall_probabilities(program: Program) -> Float[Array, " counts"]:
-    """The probability of 0, 1, ... stalls in one replica's step, up to the most of any stratum,
-    which stands for itself and more.
-    """
-    most = max(stratum.stalls for stratum in program.strata)
-    dtype = program.latencies.mean.dtype
-    if most == 0:
-        return jnp.ones((1,), dtype)
-    rate = jnp.sum(stall_rates(program))
-    # Each from the one before it: powers and factorials alone overflow. A rate of zero and its
-    # derivative are right.
-    terms = [jnp.exp(-rate)]
-    for k in range(1, most):
-        terms.append(terms[-1] * rate / k)
-    body = jnp.stack(terms)
-    return jnp.append(body, jnp.maximum(1 - jnp.sum(body), 0)).astype(dtype)
+def stall_rate(program: Program) -> float:
+    """Expected stalls in one replica's step."""
+    stalls = program.variability.stalls
+    rates = np.array([float(stalls[kind].rate) for kind in sorted(stalls)])
+    return float(rates[program.stall_kinds.value] @ program.stall_counts.value)

@@ -1,10 +1,10 @@
 """The latencies of a program's kernels: a mean each, and the shape of the law by kind."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray
 from ..latency import AbstractLatency
@@ -28,19 +28,29 @@ class LatencyTable(eqx.Module):
     sizes: tuple[str, ...] = eqx.field(static=True)
     on_network: FrozenArray = eqx.field(static=True)
 
-    def cumulants(self, residual: Mapping[str, AbstractLatency]) -> Float[Array, "3 kernels"]:
-        """Mean, variance and third central moment of each kernel, in seconds to their power, with
-        the laws of their kinds given.
-        """
-        relative = []
-        for kind in self.kinds:
-            law = residual[kind]
-            mean = law.mean()
-            relative.append(
-                jnp.stack(
-                    [jnp.ones_like(mean), law.variance() / mean**2, law.third_moment() / mean**3]
-                )
+
+def kernel_cumulants(
+    mean: Float[Array, " kernels"], kind: Int[Array, " kernels"], laws: Sequence[AbstractLatency]
+) -> Float[Array, "3 kernels"]:
+    """Mean, variance and third central moment of each kernel, in seconds to their power.
+
+    **Arguments:**
+
+    - `mean`: of each kernel.
+    - `kind`: which of the laws is around it.
+    - `laws`: only their shape counts.
+    """
+    relative = []
+    for law in laws:
+        middle = law.mean()
+        relative.append(
+            jnp.stack(
+                [
+                    jnp.ones_like(middle),
+                    law.variance() / middle**2,
+                    law.third_moment() / middle**3,
+                ]
             )
-        relative = jnp.stack(relative, axis=1).astype(self.mean.dtype)
-        powers = jnp.stack([self.mean, self.mean**2, self.mean**3])
-        return relative[:, self.kind.value] * powers
+        )
+    powers = jnp.stack([mean, mean**2, mean**3])
+    return jnp.stack(relative, axis=1).astype(mean.dtype)[:, kind] * powers

@@ -9,15 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
+from ..engine import Run, check_num_samples, prepare
 from ..program import Program
-from ._check import check_num_samples, check_plan, check_program
-from ._decide import SILVER, chances
-from ._plan import Plan
-from ._random import KeyData, key_data
-from ._replica import poisson_stalls, replica_ends
-from ._simulate import make_plan_jit
-from ._step import barriers, last_draws
-from ._tiles import map_tiles, tiles_of, untile
+from ..replica import Sampled, poisson_stalls, replica_ends, tiles, tiles_of
+from ..step import SILVER, barriers, last_draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +21,13 @@ class Placed:
 
     **Attributes:**
 
-    - `plan`, `key`: of the simulation.
+    - `run`: the simulation.
     - `regimes`: `(steps,)`, of the network.
     - `factor`, `tail`: `(steps,)`; a step takes `factor * slowest + tail` seconds, where `slowest`
         is the latest of its replicas.
     """
 
-    plan: Plan
-    key: KeyData
+    run: Run
     regimes: Int[np.ndarray, " steps"]
     factor: Float[np.ndarray, " steps"]
     tail: Float[np.ndarray, " steps"]
@@ -51,25 +45,21 @@ def placed(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Placed:
     `ValueError` for a program whose kernels are drawn one by one: its members have GPUs of their
     own.
     """
-    check_program(program, key)
+    num_samples = check_num_samples(num_samples)
+    run = prepare(program, key)
     if program.resolution == "kernel":
         raise ValueError(
             'Known GPUs go with whole blocks; compile the program without `resolution="kernel"`.'
         )
-    num_samples = check_num_samples(num_samples)
-    plan = make_plan_jit(program)
-    check_plan(plan)
-    words = key_data(key)
-    likely = chances(program).network
     # Each of the regimes in its share of any run of steps.
     place = np.modf(np.arange(num_samples) * SILVER)[0]
-    regimes = np.searchsorted(np.cumsum(likely)[:-1], place, "right").astype(np.int32)
+    regimes = np.searchsorted(np.cumsum(run.chances.network)[:-1], place, "right").astype(np.int32)
 
     def inputs(first, count):
         return (regimes[first : first + count],)
 
-    last = _run(_last_tile, (plan, words), num_samples, inputs)
-    return Placed(plan, words, regimes, *last.T.astype(np.float64))
+    last = _all(run, _last_tile, (run.plan, run.key), num_samples, inputs)
+    return Placed(run, regimes, *last.T.astype(np.float64))
 
 
 def replicas_ready(
@@ -94,7 +84,8 @@ def replicas_ready(
         row, step = np.divmod(np.arange(first, first + count), number)
         return _inputs(steps, slowest[row], noise[row], step)
 
-    return _run(_ready_tile, _shared(steps), len(noise) * number, inputs).reshape(-1, number)
+    total = len(noise) * number
+    return _all(steps.run, _ready_tile, _shared(steps), total, inputs).reshape(-1, number)
 
 
 def ready_slopes(
@@ -111,33 +102,25 @@ def ready_slopes(
         some = slice(first, first + count)
         return _inputs(steps, slowest[some], noise[some], step[some])
 
-    return _run(_slope_tile, _shared(steps), len(noise), inputs)
+    found = _all(steps.run, _slope_tile, _shared(steps), len(noise), inputs)
+    return found[:, : steps.run.program.num_ranks]
 
 
 def _shared(steps: Placed) -> tuple[Any, ...]:
-    return steps.plan, steps.key, np.uint32(steps.num_steps)
+    return steps.run.plan, steps.run.key, np.uint32(steps.num_steps)
 
 
 def _inputs(steps: Placed, slowest, noise, step) -> tuple[np.ndarray, ...]:
-    dtype = steps.plan.mean.dtype
-    which = noise.astype(np.uint32), step.astype(np.uint32), steps.regimes[step]
-    return slowest.astype(dtype), *which
+    plan = steps.run.plan
+    room = np.ones((len(slowest), plan.structure.ranks - slowest.shape[1]))
+    slowest = np.concatenate([slowest, room], axis=1).astype(plan.dtype)
+    return slowest, noise.astype(np.uint32), step.astype(np.uint32), steps.regimes[step]
 
 
-def _run(function: Callable[..., Any], shared, number: int, inputs) -> np.ndarray:
+def _all(run: Run, function: Callable[..., Any], shared, number: int, inputs) -> np.ndarray:
     """All that a function gives for so many samples."""
-    found: list[np.ndarray] = []
-    finished = map_tiles(
-        function,
-        shared,
-        number,
-        lambda first, count, result: found.append(untile(result)),
-        inputs,
-        tiles=tiles_of(shared[0].program.num_ops),
-    )
-    if not finished:
-        raise KeyboardInterrupt
-    return np.concatenate(found)
+    batches = tiles(function, shared, number, inputs, per_batch=tiles_of(run.program.num_ops))
+    return np.concatenate([batch.samples() for batch in batches])
 
 
 def _last_tile(shared, ids, regimes):
@@ -148,8 +131,8 @@ def _last_tile(shared, ids, regimes):
 def _ready_tile(shared, _, slowest, noise, step, regimes):
     plan, key, number = shared
     ids = noise * number + step
-    stalls = poisson_stalls(plan.program, ids, key)
-    ends = replica_ends(plan, ids, key, regimes, stalls, slowest=slowest.T)
+    stalls = poisson_stalls(plan, ids, key)
+    ends = replica_ends(plan, Sampled(ids, regimes, stalls, slowest=slowest.T), key)
     return jnp.max(barriers(plan, ends, step, key, regimes)[0], axis=0)
 
 

@@ -5,16 +5,13 @@ from collections.abc import Iterator
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
-from ..maxplus import critical_ops, latest_ends, op_ends, op_latencies
-from ._decide import STEP_TILES
-from ._draw import given_scores, sobol_points
-from ._plan import Plan
-from ._pull_back import Composed
-from ._replica import TILE, replica_latencies, strata_of
-from ._step import barriers
-from ._tiles import map_tiles, untile
+from ..maxplus import critical_places, latest_ends, place_ends, place_latencies, places
+from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, tiles
+from ..step import STEP_TILES, AbstractOneDecides, barriers
+from ._gradient import Composed
+from ._run import Part, Run, sobol_points, step_inputs
 
 
 # Latencies, ends and slack of all ops are held for so many op evaluations at once.
@@ -38,30 +35,35 @@ class CriticalPaths(eqx.Module):
 
     step: np.ndarray
     sample: np.ndarray
-    critical: Bool[Array, "ops steps"]
-    latency: Float[Array, "ops steps"]
-    slack: Float[Array, "ops steps"]
+    critical: Bool[np.ndarray, "ops steps"]
+    latency: Float[np.ndarray, "ops steps"]
+    slack: Float[np.ndarray, "ops steps"]
     rank: np.ndarray
     reduction: np.ndarray
     factor: np.ndarray
 
 
-def critical_paths(composed: Composed, chosen: np.ndarray) -> Iterator[CriticalPaths]:
+def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[CriticalPaths]:
     """The critical paths of some steps, a few at a time.
 
     **Arguments:**
 
-    - `composed`: from `composed_steps`.
+    - `composed_`: from `composed_steps`.
     - `chosen`: `(n,)`, the numbers of the steps, ascending.
     """
-    number = int(np.clip(_MOST_OPS // composed.plan.program.num_ops, 16, TILE))
-    for draws, decision in composed.parts:
+    run = composed_.run
+    lanes, levels = run.plan.structure.lanes, run.program.levels
+    place = places(levels, lanes.width)[:-1]
+    number = int(np.clip(_MOST_OPS // lanes.num_places, 16, TILE))
+    for part in composed_.parts:
+        draws, decision = part.draws, part.decision
+        assert isinstance(decision, AbstractOneDecides)
         mine = chosen[(chosen >= draws.first) & (chosen < draws.first + draws.steps)]
         if not len(mine):
             continue
-        finished, factor = _barriers(composed, decision)
+        finished, factor = _barriers(run, part)
         samples = decision.samples(0, draws.steps)
-        points = sobol_points(draws, composed.key, decision.kept.ends.dtype)
+        points = sobol_points(run, draws)
         for start in range(0, len(mine), number):
             steps = mine[start : start + number]
             local = steps - draws.first
@@ -72,10 +74,14 @@ def critical_paths(composed: Composed, chosen: np.ndarray) -> Iterator[CriticalP
             # A step takes no longer while each rank is ready when the last one is.
             most = ready.max(axis=1, keepdims=True) - (ready - ends)
             rank = ready.argmax(axis=1)
+            room = np.full(
+                (len(most), run.plan.structure.ranks - most.shape[1]), np.inf, most.dtype
+            )
             # Short batches are padded, so that nothing is compiled twice.
-            padded = [_padded(x, number) for x in (ids, rank, most, *given)]
-            shared = (composed.plan, draws.lead, composed.key)
-            critical, latency, slack = (x[:, : len(steps)] for x in _critical(shared, *padded))
+            inputs = (ids, rank, np.concatenate([most, room], axis=1), *given)
+            shared = (run.plan, draws.lead, run.key)
+            found = _critical(shared, *(_padded(x, number) for x in inputs))
+            critical, latency, slack = (np.asarray(x)[place, : len(steps)] for x in found)
             yield CriticalPaths(
                 step=steps,
                 sample=ids,
@@ -92,22 +98,18 @@ def _padded(x: np.ndarray, number: int) -> np.ndarray:
     return np.concatenate([x, np.repeat(x[-1:], number - len(x), axis=0)])
 
 
-def _barriers(composed: Composed, decision) -> tuple[np.ndarray, np.ndarray]:
+def _barriers(run: Run, part: Part) -> tuple[np.ndarray, np.ndarray]:
     """When each rank of each step has reduced its gradients, and the step's factor."""
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    finished = map_tiles(
+    batches = tiles(
         _barrier_tile,
-        (composed.plan, composed.key),
-        decision.num_steps,
-        lambda start, count, result: found.append(untile(result)),
-        decision.inputs,
-        first=decision.kept.first,
-        tiles=STEP_TILES,
+        (run.plan, run.key),
+        part.steps,
+        step_inputs(run, part),
+        first=part.decision.kept.first,
+        per_batch=STEP_TILES,
     )
-    if not finished:
-        raise KeyboardInterrupt
-    ready, factor = zip(*found, strict=True)
-    return np.concatenate(ready), np.concatenate(factor)
+    ready, factor = zip(*(batch.samples() for batch in batches), strict=True)
+    return np.concatenate(ready)[:, : run.program.num_ranks], np.concatenate(factor)
 
 
 def _barrier_tile(shared, ids, ends, regimes):
@@ -120,13 +122,12 @@ def _barrier_tile(shared, ids, ends, regimes):
 def _critical(shared, ids, rank, most, *points):
     plan: Plan
     plan, lead, key = shared
-    levels = plan.program.levels
-    regimes, stalls = strata_of(plan.program, ids)
+    lanes = plan.structure.lanes
     given, _ = given_scores(lead, ids, key, *points)
-    drawn = replica_latencies(plan, ids, key, regimes, stalls, given)
-    latencies = op_latencies(levels, drawn, ids.shape[0])
-    ends = op_ends(levels, latencies)
-    slack = latest_ends(levels, latencies, most.T) - ends
-    critical = critical_ops(levels, ends, rank)
+    drawn = replica_latencies(plan, by_strata(plan, ids, given), key)
+    latencies = place_latencies(lanes, drawn, ids.shape[0], plan.dtype)
+    ends = place_ends(lanes, latencies)
+    slack = latest_ends(lanes, latencies, most.T) - ends
+    critical = critical_places(lanes, ends, rank)
     slack = jnp.where(critical, 0, jnp.maximum(slack, 0))
     return critical, latencies, slack

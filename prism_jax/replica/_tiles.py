@@ -1,8 +1,8 @@
 """Tiles: work is cut into pieces of one size, so that results do not depend on the devices."""
 
+import dataclasses
 import functools as ft
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from ._replica import TILE
+from ._ends import TILE
+from ._interrupt import interruptible
 
 
 # A call keeps each device busy for about so many op evaluations (some 40 ms on a core);
@@ -20,128 +21,105 @@ from ._replica import TILE
 _OPS_PER_CALL = 2**24
 _MOST_TILES = 16
 
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What some tiles give.
+
+    **Attributes:**
+
+    - `first`, `count`: the first sample id, and how many there are.
+    - `arrays`: on the devices.
+    """
+
+    first: int
+    count: int
+    arrays: Any
+
+    @property
+    def ids(self) -> np.ndarray:
+        return np.arange(self.first, self.first + self.count, dtype=np.uint32)
+
+    def samples(self) -> Any:
+        """Arrays whose first axis is the samples, on the host, without the padding."""
+
+        def one(x):
+            x = _collect(x, self.count)
+            return x.reshape(-1, *x.shape[2:])[: self.count]
+
+        return jax.tree.map(one, self.arrays)
+
+    def added_to(self, sums: Any) -> Any:
+        """Sums with those of the tiles, added tile by tile in the order of ids, on the host."""
+
+        def add(total, x):
+            for tile in _collect(x, self.count)[: -(-self.count // TILE)].astype(np.float64):
+                total = total + tile
+            return total
+
+        return jax.tree.map(add, sums, self.arrays)
+
+
 # A loop over small arrays gains from the widest vectors that there are.
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
 
 
-def map_tiles(
+def tiles(
     function: Callable[..., Any],
     shared: Any,
     num_samples: int,
-    consume: Callable[[int, int, Any], object],
     inputs: Callable[[int, int], tuple[np.ndarray, ...]] = lambda first, count: (),
     *,
     first: int = 0,
-    tiles: int,
-) -> bool:
+    per_batch: int,
+) -> Iterator[Batch]:
     """Applies a function to all tiles, a batch of them at a time, one tile on one device.
 
-    While the devices compute a batch, a thread looks at the last one and prepares those to come.
+    While the devices compute a batch, the caller looks at the last one.
 
     **Arguments:**
 
     - `function`: takes `shared`, sample ids of shape `(TILE,)` and the slices of `inputs`, and
-        gives arrays whose first axis is the samples (or sums over the tile, for `sum_tiles`). Must
-        not close over arrays, and be the same object from call to call, or it compiles again.
+        gives arrays whose first axis is the samples, or sums over the tile. Must not close over
+        arrays, and be the same object from call to call, or it compiles again.
     - `shared`: a PyTree that every tile gets whole.
     - `num_samples`: sample ids are `first .. first + num_samples - 1`.
-    - `consume`: is given, in order, the first sample id of each batch, the number of samples in it,
-        and the results for `untile` and `sum_tiles`.
     - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
-    - `tiles`: how many tiles of a batch are for each device.
+    - `per_batch`: how many tiles of a batch are for each device.
 
     **Returns:**
 
-    Whether all was done: Ctrl-C ends it early, after what is in hand has been consumed.
+    Batches, in order.
+
+    **Raises:**
+
+    `KeyboardInterrupt` between batches, after Ctrl-C: see `interruptible`.
     """
     devices = len(jax.devices())
-    batch = TILE * tiles * devices
+    batch = TILE * per_batch * devices
     end = first + num_samples
-
-    def prepare(start):
-        count = min(batch, end - start)
-        ids = np.arange(start, start + count, dtype=np.uint32)
-        return [_tiled(x, tiles, devices) for x in (ids, *inputs(start, count))]
-
-    # The devices are called from this thread, for some of JAX's settings belong to a thread. They
-    # have the next batch in hand before the host waits for the last one.
-    host = _host()
-    in_hand: list[tuple[int, int, Any]] = []
-    # What the thread has to do, in order.
-    submitted: list[Future[Any]] = [host.submit(prepare, first)]
-
-    def settle():
-        start, count, result = in_hand.pop(0)
-        jax.block_until_ready(result)
-        while len(submitted) > 2:
-            submitted.pop(0).result()
-        submitted.append(host.submit(consume, start, count, (result, count)))
-
-    finished = True
-    try:
+    in_hand: list[Batch] = []
+    with interruptible() as interrupt:
         for start in range(first, end, batch):
             count = min(batch, end - start)
-            ids, *slices = submitted[-1].result()
+            ids = np.arange(start, start + count, dtype=np.uint32)
+            slices = [_tiled(x, per_batch, devices) for x in (ids, *inputs(start, count))]
             turns = np.int32(-(-count // (TILE * devices)))
-            in_hand.append((start, count, _call(function, shared, turns, ids, slices)))
+            arrays = _call(function, shared, turns, slices[0], slices[1:])
+            in_hand.append(Batch(start, count, arrays))
+            # The devices have the next batch in hand before the host waits for the last one.
             if len(in_hand) > 1:
-                settle()
-            if start + batch < end:
-                submitted.append(host.submit(prepare, start + batch))
-        while in_hand:
-            settle()
-    except KeyboardInterrupt:
-        finished = False
-    finally:
-        # The thread must be done with what it was given, even if Ctrl-C comes again.
-        last, done = host.submit(lambda: None), False
-        while not done:
-            try:
-                last.result()
-                done = True
-            except KeyboardInterrupt:
-                finished = False
-    for task in submitted:
-        try:
-            task.result()
-        except KeyboardInterrupt:
-            finished = False
-    return finished
-
-
-@ft.cache
-def _host() -> ThreadPoolExecutor:
-    """One thread for all calls: each new one would keep memory of its own."""
-    return ThreadPoolExecutor(1, thread_name_prefix="prism-jax")
+                yield in_hand.pop(0)
+                interrupt.check()
+        for last in in_hand:
+            yield last
+            interrupt.check()
 
 
 def tiles_of(ops: int) -> int:
     """How many tiles of samples with so many op evaluations make a batch for a device."""
     return min(max(_OPS_PER_CALL // (ops * TILE), 2), _MOST_TILES)
-
-
-def untile(result: tuple[Any, int]) -> Any:
-    """The arrays that `map_tiles` computes, on the host, without the padding."""
-    arrays, count = result
-
-    def one(x):
-        x = _collect(x, count)
-        return x.reshape(-1, *x.shape[2:])[:count]
-
-    return jax.tree.map(one, arrays)
-
-
-def sum_tiles(result: tuple[Any, int], into: Any) -> Any:
-    """Adds per-tile sums to a running sum, tile by tile in the order of ids, on the host."""
-    arrays, count = result
-
-    def add(total, x):
-        for tile in _collect(x, count)[: -(-count // TILE)].astype(np.float64):
-            total = total + tile
-        return total
-
-    return jax.tree.map(add, into, arrays)
 
 
 def _tiled(x: np.ndarray, tiles: int, devices: int) -> np.ndarray:

@@ -1,114 +1,15 @@
-"""Samples of one replica, kept on the host, and which of them decides a step of R replicas."""
+"""Which replica samples decide a step of R replicas, and how much each of them weighs."""
 
 import dataclasses
 import functools as ft
 
 import numpy as np
 
-from ..program import Program
+from ._chances import Chances
+from ._reservoir import EXTREMES, RESERVOIR, Replicas
 
 
-# What is kept of a long run: its first samples, which stand for all of it, and its slowest ones.
-RESERVOIR = 2**18
-EXTREMES = 2**17
-_SLACK = 2**15
-
-
-@dataclasses.dataclass(frozen=True)
-class Replicas:
-    """Replica samples: the slowest of all, and the first, which stand for the rest.
-
-    **Attributes:**
-
-    - `ids`: `(n,)`, sample ids, ascending.
-    - `ends`: `(n, ranks)`, when each pipeline rank ends, in seconds.
-    - `score`: `(n,)`, the end of the slowest rank with its mean reduction of gradients: what the
-        vector rule orders by.
-    - `stratum`: `(n,)`.
-    - `likelihood`: `(n,)`, how much likelier each is by its law than by the one it was drawn from.
-    - `counts`: `(strata,)`, how many samples were drawn in each stratum, kept or not.
-    - `first`: the first id.
-    """
-
-    ids: np.ndarray
-    ends: np.ndarray
-    score: np.ndarray
-    stratum: np.ndarray
-    likelihood: np.ndarray
-    counts: np.ndarray
-    first: int = 0
-
-    @property
-    def drawn(self) -> int:
-        """How many samples were drawn."""
-        return int(self.counts.sum())
-
-    def effective_samples(self) -> float:
-        """How many samples of equal weight are worth as much for the mean."""
-        likelihood = self.likelihood.astype(np.float64)
-        scale = self.drawn / len(likelihood)
-        return float(likelihood.sum() ** 2 / np.sum(likelihood**2)) * scale
-
-
-class Reservoir:
-    """Collects up to `most` replica samples from id `first` on, in arrays of fixed size; forgets
-    what is neither early nor slow.
-    """
-
-    def __init__(self, num_ranks: int, num_strata: int, dtype, first: int, most: int):
-        self.first = first
-        self.counts = np.zeros(num_strata, np.int64)
-        rows = min(most, RESERVOIR + EXTREMES + _SLACK)
-        # Pages of memory that nothing is written to take no room.
-        self._arrays = (
-            np.empty(rows, np.uint32),
-            np.empty((rows, num_ranks), dtype),
-            np.empty(rows, dtype),
-            np.empty(rows, np.int32),
-            np.empty(rows, np.float32),
-        )
-        self._held = 0
-        self._bound = -np.inf  # Of the slowest `EXTREMES` so far.
-
-    @property
-    def drawn(self) -> int:
-        return int(self.counts.sum())
-
-    def add(self, ids, ends, score, stratum, likelihood) -> None:
-        """Adds a batch; ids come in order."""
-        self.counts += np.bincount(stratum, minlength=len(self.counts))
-        for start in range(0, len(ids), _SLACK):
-            some = slice(start, start + _SLACK)
-            self._add(tuple(x[some] for x in (ids, ends, score, stratum, likelihood)))
-
-    def _add(self, batch: tuple[np.ndarray, ...]) -> None:
-        ids, _, score, *_ = batch
-        if ids[-1] - self.first >= RESERVOIR:
-            keep = np.flatnonzero((ids - self.first < RESERVOIR) | (score >= self._bound))
-            batch = tuple(x[keep] for x in batch)
-        if self._held + len(batch[0]) > len(self._arrays[0]):
-            self._forget()
-        rows = slice(self._held, self._held + len(batch[0]))
-        for array, x in zip(self._arrays, batch, strict=True):
-            array[rows] = x
-        self._held = rows.stop
-
-    def _forget(self) -> None:
-        score = self._arrays[2][: self._held]
-        slow = np.argpartition(score, -EXTREMES)[-EXTREMES:]
-        self._bound = score[slow].min()
-        later = np.sort(slow[slow >= RESERVOIR])  # The early samples lie in front, and stay.
-        for array in self._arrays:
-            array[RESERVOIR : RESERVOIR + len(later)] = array[later]
-        self._held = RESERVOIR + len(later)
-
-    def replicas(self) -> Replicas:
-        """What is kept."""
-        kept = (array[: self._held] for array in self._arrays)
-        return Replicas(*kept, counts=self.counts, first=self.first)
-
-
-def sample_weights(program: Program, likely: np.ndarray, kept: Replicas) -> np.ndarray:
+def sample_weights(chances: Chances, kept: Replicas) -> np.ndarray:
     """The weight of each kept sample. Within a regime of the network they sum to one.
 
     A stratum's probability is spread over its samples. Where samples were forgotten, those that
@@ -118,16 +19,15 @@ def sample_weights(program: Program, likely: np.ndarray, kept: Replicas) -> np.n
 
     **Arguments:**
 
-    - `likely`: `stratum_weights` of the program.
+    - `chances`: of the program's strata.
     """
     weights = kept.likelihood.astype(np.float64)
     forgotten = kept.counts.sum() > len(kept.ids)
     if len(kept.counts) == 1 and not forgotten:
         weights /= weights.sum()
         return weights
-    regime = np.array([s.regime for s in program.strata])
-    shares = np.array([s.share for s in program.strata])
-    probability = likely * shares / np.bincount(regime, shares)[regime]
+    regime = chances.regime
+    probability = chances.weight * chances.share / np.bincount(regime, chances.share)[regime]
     bound = np.partition(kept.score, -EXTREMES)[-EXTREMES] if forgotten else -np.inf
     slow = kept.score > bound
     early = kept.ids - np.uint32(kept.first) < RESERVOIR

@@ -1,18 +1,14 @@
 """From replicas to a step: reduction of gradients, the barrier of all ranks, and the tail."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
 
-from ._plan import SCORE_RANGE, Plan, latency, latency_score, look_up_one, row_laws, table_score
-from ._random import KeyData, counters, fold, normals
-
-
-# The stream of random numbers of a step, apart from those of its replicas.
-STEPS = 100
+from ..random import KeyData, Stream, fold, normals
+from ..replica import SCORE_RANGE, ClassLaw, Plan, class_laws, look_up_one, table_score
 
 
 def compose_steps(
@@ -45,7 +41,7 @@ def compose_steps(
     if plan.step is not None:
         barrier = barrier * look_up_one(plan.step, z["step"])
     if tail is not None:
-        barrier = barrier + latency(tail, plan.residuals, z["tail"][None, :])[0]
+        barrier = barrier + tail.latency(z["tail"][None, :], plan.residuals)[0]
     return barrier
 
 
@@ -75,96 +71,112 @@ def steps_of(plan: Plan, ends, step_ids, key, regimes, over: Over | None) -> Flo
         assert plan.step is not None
         left = jnp.broadcast_to(over.threshold, barrier.shape)
         if tail is not None:
-            left = left - latency(tail, plan.residuals, z["tail"][None, :])[0]
+            left = left - tail.latency(z["tail"][None, :], plan.residuals)[0]
         # Samples that only fill up a tile end at zero.
         score = table_score(plan.step, left / jnp.where(barrier > 0, barrier, over.threshold))
     else:
         if plan.step is not None:
             barrier = barrier * look_up_one(plan.step, z["step"])
         assert tail is not None
-        score = latency_score(tail, plan.residuals, (over.threshold - barrier)[None, :])[0]
+        score = tail.score((over.threshold - barrier)[None, :], plan.residuals)[0]
     # Beyond the table nothing is known but that it hardly ever happens.
     return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 
 
-def last_spreads(plan: Plan, step_time: float) -> dict[str, Float[Array, ""]]:
+def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
     """How far the draws that come last spread a step of a given length, in seconds."""
-    one = jnp.ones((1, 1), plan.mean.dtype)
+    spreads = _last_spreads(plan, jnp.asarray(step_time, plan.dtype))
+    there = {"step": plan.step is not None, "tail": int(plan.structure.tail) >= 0}
+    return {name: float(spreads[name]) for name, is_there in there.items() if is_there}
+
+
+@eqx.filter_jit
+def _last_spreads(plan: Plan, step_time: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+    one = jnp.ones((1, 1), plan.dtype)
     ends = {}
     if plan.step is not None:
         ends["step"] = [step_time * look_up_one(plan.step, z) for z in (one, -one)]
-    if plan.program.tail >= 0:
-        calm = jnp.zeros((1,), jnp.int32)
-        law = row_laws(plan, np.array([plan.program.tail]), one, plan.tail_nodes, calm)
-        ends["tail"] = [latency(law, plan.residuals, z) for z in (one, -one)]
+    tail = _tail(plan, one, jnp.zeros((1,), jnp.int32))
+    if tail is not None:
+        ends["tail"] = [tail.latency(z, plan.residuals) for z in (one, -one)]
     return {name: ((high - low) / 2)[0, 0] for name, (high, low) in ends.items()}
+
+
+def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw | None:
+    """The law of what follows when all ranks have met."""
+    structure = plan.structure
+    if not (structure.last.collapsed or structure.last.single):
+        return None
+    classes = structure.tail[None]
+    return class_laws(plan, classes, structure.last, slowest, plan.tail_nodes, regimes)
 
 
 def _before_last(plan: Plan, ends, step_ids, key, regimes):
     """When all ranks have met, the scores of the step factor and the tail, and the tail's law."""
-    program = plan.program
-    dtype = ends.dtype
-    number = program.num_ranks
-    z = normals(fold(key, STEPS), step_ids, counters(number + 3), dtype)
-    finished = _finished(plan, ends, z[:number], regimes)
-    tail = None
-    if program.tail >= 0:
-        slowest = jnp.ones((1, ends.shape[1]), dtype)
-        if plan.tail_slowest is not None:
-            slowest = look_up_one(plan.tail_slowest, z[number + 1])[None, :]
-        tail = row_laws(plan, np.array([program.tail]), slowest, plan.tail_nodes, regimes)
-    return jnp.max(finished, axis=0), {"step": z[number], "tail": z[number + 2]}, tail
+    z, last = _scores(plan, step_ids, key)
+    finished = _finished(plan, ends, z, regimes)
+    slowest = jnp.ones((1, ends.shape[1]), ends.dtype)
+    if plan.tail_slowest is not None:
+        slowest = look_up_one(plan.tail_slowest, last["slowest"])[None, :]
+    return jnp.max(finished, axis=0), last, _tail(plan, slowest, regimes)
+
+
+def _scores(plan: Plan, step_ids, key):
+    """Scores of the reductions, `(ranks, samples)`, and of what comes last, `(samples,)` each."""
+    ranks, number = plan.structure.ranks, plan.structure.num_ranks
+    # Counted by the ranks that there are, so that numbers do not depend on padding.
+    counter = jnp.arange(ranks, dtype=jnp.uint32)
+    counter = jnp.concatenate([counter, number + jnp.arange(3, dtype=jnp.uint32)])[:, None]
+    z = normals(fold(key, Stream.STEPS), step_ids, counter, plan.dtype)
+    return z[:ranks], {"step": z[ranks], "slowest": z[ranks + 1], "tail": z[ranks + 2]}
 
 
 def _finished(plan: Plan, ends, z, regimes) -> Float[Array, "ranks samples"]:
     """When each pipeline rank has reduced its gradients."""
-    classes = plan.program.reduce_scatter.value
-    if not np.any(classes >= 0):
+    mixed = plan.structure.reductions
+    if not (mixed.collapsed or mixed.single):
         return ends
-    exposed = jnp.asarray(classes >= 0)[:, None]
+    exposed = (plan.structure.reduce_scatter >= 0)[:, None]
     return ends + jnp.where(exposed, _reductions(plan, z, regimes), 0)
 
 
-def barriers(plan: Plan, ends, step_ids, key, regimes):
-    """When each pipeline rank has reduced its gradients `(ranks, samples)`, and the factor of the
-    step `(samples,)`. See `compose_steps`.
+def barriers(
+    plan: Plan, ends, step_ids, key, regimes
+) -> tuple[Float[Array, "ranks samples"], Float[Array, " samples"]]:
+    """When each pipeline rank has reduced its gradients, and the factor of the step. See
+    `compose_steps`.
     """
-    number = plan.program.num_ranks
-    z = normals(fold(key, STEPS), step_ids, counters(number + 3), ends.dtype)
-    factor = jnp.ones_like(z[0]) if plan.step is None else look_up_one(plan.step, z[number])
-    return _finished(plan, ends, z[:number], regimes), factor
+    z, last = _scores(plan, step_ids, key)
+    factor = jnp.ones_like(z[0]) if plan.step is None else look_up_one(plan.step, last["step"])
+    return _finished(plan, ends, z, regimes), factor
 
 
 def last_draws(plan: Plan, step_ids, key, regimes) -> Float[Array, "2 samples"]:
     """The factor of each step and its tail, in seconds. See `compose_steps`."""
-    ends = jnp.zeros((plan.program.num_ranks, step_ids.shape[0]), plan.mean.dtype)
+    ends = jnp.zeros((plan.structure.ranks, step_ids.shape[0]), plan.dtype)
     _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
     factor = jnp.ones_like(ends[0]) if plan.step is None else look_up_one(plan.step, z["step"])
     if tail is None:
         return jnp.stack([factor, jnp.zeros_like(factor)])
-    return jnp.stack([factor, latency(tail, plan.residuals, z["tail"][None, :])[0]])
+    return jnp.stack([factor, tail.latency(z["tail"][None, :], plan.residuals)[0]])
 
 
 def _reductions(
     plan: Plan, z: Float[Array, "ranks samples"], regimes: Int[Array, " samples"]
 ) -> Float[Array, "ranks samples"]:
+    structure = plan.structure
     number = plan.mean.shape[1]
     ones = jnp.ones((z.shape[0], number), z.dtype)
-    classes = plan.program.reduce_scatter.value
-    laws = row_laws(plan, classes, ones, plan.nodes, jnp.arange(number, dtype=jnp.int32))
+    of_regimes = jnp.arange(number, dtype=jnp.int32)
+    laws = class_laws(
+        plan, structure.reduce_scatter, structure.reductions, ones, plan.nodes, of_regimes
+    )
 
     def one(row):
         law, score = row
-        mine = {name: x if x.shape[0] == 1 else x[regimes] for name, x in law.items()}
-        return latency(mine, plan.residuals, score)
+        mine = jax.tree.map(lambda x: x if x.shape[0] == 1 else x[regimes], law)
+        return mine.latency(score, plan.residuals)
 
     # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
     # number of devices.
     return lax.map(one, (laws, z))
-
-
-def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
-    """The mean of each pipeline rank's exposed reduction of gradients, in seconds."""
-    classes = plan.program.reduce_scatter.value
-    means = plan.moments[0, classes, :, 0] + plan.mean[classes]
-    return jnp.where(jnp.asarray(classes >= 0)[:, None], means, 0)

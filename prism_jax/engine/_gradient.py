@@ -1,0 +1,259 @@
+"""Derivatives of figures of the step time with respect to a program's parameters.
+
+Three ways lead from a parameter to a step: through the ends of the replica that decides it, through
+the step's own draws (factor, reductions, tail), and through the weights of strata, which depend on
+the rate of stalls and on the network. The samples are not stored; they are drawn again.
+"""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..program import Program
+from ..random import Stream, fold
+from ..replica import (
+    Plan,
+    by_strata,
+    floats_of,
+    given_scores,
+    gradient_of,
+    interruptible,
+    replica_ends,
+    tiles,
+    tiles_of,
+)
+from ..step import (
+    STEP_TILES,
+    AbstractOneDecides,
+    OneEach,
+    Over,
+    SlowestOf,
+    VectorRule,
+    last_spreads,
+    steps_of,
+)
+from ._check import check_num_samples
+from ._run import (
+    Part,
+    Run,
+    all_draws,
+    automatic_sampling,
+    composed,
+    decided_parts,
+    find_lead,
+    prepare,
+    sobol_points,
+    step_inputs,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """Simulated steps and all that is needed to simulate them again.
+
+    **Attributes:**
+
+    - `steps`: `(n,)` step times in seconds, float64; with `over`, probabilities.
+    - `run`: the simulation.
+    - `parts`: how each part of it was drawn, and what decided its steps.
+    - `over`: see [`Over`][].
+    """
+
+    steps: Float[np.ndarray, " n"]
+    run: Run
+    parts: tuple[Part, ...]
+    over: Over | None = None
+
+
+def composed_steps(
+    program: Program,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    like: Composed | None = None,
+    unlike: tuple[Program, int] | None = None,
+) -> Composed:
+    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each).
+
+    With `like`, steps of a program of the same graph, they are drawn in the same way: so that the
+    same random numbers mean the same where samples are weighted, too. With `unlike`, so many of the
+    replicas are those of another program of the same graph; such steps have no derivative.
+
+    **Raises:**
+
+    `KeyboardInterrupt` after Ctrl-C: a figure of some of the steps would not say so.
+    """
+    num_samples = check_num_samples(num_samples)
+    with interruptible():
+        run = prepare(program, key)
+        sampling = automatic_sampling(program, num_samples)
+        lead = find_lead(run, sampling) if like is None else like.parts[0].draws.lead
+        draws = all_draws(program, num_samples, sampling, lead)
+        number = program.num_replicas - (unlike[1] if unlike else 0)
+        parts, steps = [], []
+        for part in decided_parts(run, draws, num_replicas=number):
+            if unlike is not None:
+                part = _with_unlike(run, part, *unlike)
+            parts.append(part)
+            steps.extend(composed(run, part))
+    return Composed(np.concatenate(steps).astype(np.float64), run, tuple(parts))
+
+
+def _with_unlike(run: Run, part: Part, program: Program, number: int) -> Part:
+    """The part with so many replicas of another program."""
+    other = prepare(program, jax.random.key(0))
+    other = dataclasses.replace(other, key=fold(run.key, Stream.UNLIKE))
+    (theirs,) = decided_parts(other, [part.draws], num_replicas=number)
+    decision = theirs.decision
+    assert isinstance(decision, OneEach | VectorRule)
+    deal = dataclasses.replace(decision.deal, shuffled=True)
+    decision = dataclasses.replace(decision, deal=deal)
+    return dataclasses.replace(part, decision=SlowestOf((part.decision, decision)))
+
+
+def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> Composed | None:
+    """The same steps as probabilities to take longer than a threshold, given all draws of a step
+    but its last.
+
+    **Arguments:**
+
+    - `composed_`: from `composed_steps`.
+    - `threshold`: in seconds.
+    - `narrowest`: the least that the last draw must spread a step by, in seconds.
+
+    **Returns:**
+
+    What was composed; `None` where neither the step factor nor the tail spread it so far.
+    """
+    run = composed_.run
+    spreads = last_spreads(run.plan, float(np.median(composed_.steps)))
+    last = max(spreads, key=lambda name: spreads[name], default=None)
+    if last is None or spreads[last] <= narrowest:
+        return None
+    over = Over(jnp.asarray(threshold, run.plan.dtype), last)
+    steps = [steps for part in composed_.parts for steps in composed(run, part, over)]
+    return dataclasses.replace(composed_, steps=np.concatenate(steps).astype(np.float64), over=over)
+
+
+def pull_back(
+    composed_: Composed, slope: Float[np.ndarray, " n"], influence: Float[np.ndarray, " n"]
+) -> Program:
+    """The derivative of a figure with respect to the parameters of the program that was simulated.
+
+    **Arguments:**
+
+    - `slope`: of the figure with respect to each of `composed_.steps`.
+    - `influence`: of the figure with respect to the logarithm of each step's weight.
+
+    **Returns:**
+
+    A program whose parameters are the derivatives; `None` in place of what is not a float.
+    """
+    run = composed_.run
+    of_plan = jax.tree.map(lambda x: np.zeros(x.shape), floats_of(run.plan))
+    for part in composed_.parts:
+        mine = slice(part.draws.first, part.draws.first + part.draws.steps)
+        of_plan, of_ends = _through_steps(composed_, part, slope[mine], of_plan)
+        of_plan = _through_replicas(run, part, of_ends, of_plan)
+        of_plan = _through_weights(run, part, influence[mine], of_plan)
+    return gradient_of(run.program, of_plan)
+
+
+def _through_steps(composed_: Composed, part: Part, slope, of_plan):
+    """Back through the composition of steps, to the plan and to the kept samples' ends."""
+    run, decision = composed_.run, part.decision
+    assert isinstance(decision, AbstractOneDecides)
+    start, ranks = decision.kept.first, run.program.num_ranks
+    of_ends = np.zeros(decision.kept.ends.shape)
+    deciding = step_inputs(run, part)
+
+    def inputs(first, count):
+        ends, regimes = deciding(first, count)
+        return ends, regimes, slope[first - start :][:count].astype(ends.dtype)
+
+    shared = (run.plan, run.key, composed_.over)
+    for batch in tiles(_step_vjp, shared, len(slope), inputs, first=start, per_batch=STEP_TILES):
+        plan_part, ends_part = batch.arrays
+        of_plan = dataclasses.replace(batch, arrays=plan_part).added_to(of_plan)
+        of_steps = dataclasses.replace(batch, arrays=ends_part).samples()
+        samples = decision.samples(batch.first - start, batch.count)
+        for rank in range(ranks):
+            of_ends[:, rank] += np.bincount(samples, of_steps[:, rank], minlength=len(of_ends))
+    return of_plan, of_ends
+
+
+def _step_vjp(shared, ids, ends, regimes, slope):
+    plan, key, over = shared
+
+    def forward(floats, ends):
+        return steps_of(eqx.combine(floats, plan), ends.T, ids, key, regimes, over)
+
+    _, vjp = jax.vjp(forward, floats_of(plan), ends)
+    return vjp(slope)
+
+
+def _through_replicas(run: Run, part: Part, of_ends, of_plan):
+    """Back through the samples of a replica that steps depend on, to the plan.
+
+    Each pair of a sample and a rank that decides with it goes back along one path.
+    """
+    draws, kept = part.draws, part.decision.kept
+    needed, rank = np.nonzero(of_ends)
+    points = sobol_points(run, draws)
+
+    def inputs(first, count):
+        some = slice(first, first + count)
+        ids = kept.ids[needed[some]]
+        given = () if points is None else (points[ids - np.uint32(draws.first)],)
+        weight = of_ends[needed[some], rank[some]].astype(kept.ends.dtype)
+        return ids, rank[some].astype(np.int32), weight, *given
+
+    shared = (run.plan, draws.lead, run.key)
+    size = tiles_of(run.program.num_ops)
+    for batch in tiles(_replica_vjp, shared, len(needed), inputs, per_batch=size):
+        of_plan = batch.added_to(of_plan)
+    return of_plan
+
+
+def _replica_vjp(shared, _, ids, rank, weight, *points):
+    plan: Plan
+    plan, lead, key = shared
+    given, _ = given_scores(lead, ids, key, *points)
+
+    def forward(floats):
+        whole = eqx.combine(floats, plan)
+        return replica_ends(whole, by_strata(plan, ids, given), key)
+
+    ends, vjp = jax.vjp(forward, floats_of(plan))
+    mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == rank[None, :]
+    return vjp(jnp.where(mine, weight[None, :], 0))[0]
+
+
+def _through_weights(run: Run, part: Part, influence, of_plan):
+    """Through the weights of the strata: how likely stalls and a congested network are."""
+    decision = part.decision
+    if len(run.program.strata) == 1 or not isinstance(decision, VectorRule):
+        return of_plan
+    of_stratum = np.zeros(len(run.program.strata))
+    of_regime = np.zeros(len(run.chances.network))
+    regimes, position = decision.picks(0, part.steps)
+    for g, selection in enumerate(decision.selections):
+        members = regimes == g
+        if not members.any():
+            continue
+        of_regime[g] += influence[members].sum() / decision.deal.probabilities[g]
+        total = np.bincount(position[members], influence[members], len(selection.order))
+        change = selection.weight_derivatives(total)
+        of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
+        of_stratum -= change.sum() * selection.mass
+    # The samples of a stratum share its weight, so a relative change of it is one of theirs.
+    stalls = np.array([stratum.stalls for stratum in run.program.strata])
+    of_counts = np.bincount(stalls, of_stratum, len(of_plan.stall_counts))
+    likely = np.asarray(run.plan.stall_counts, np.float64)
+    of_counts = np.where(likely > 0, of_counts / np.where(likely > 0, likely, 1), 0)
+    totals = (of_plan.stall_counts + of_counts, of_plan.network + of_regime)
+    return eqx.tree_at(lambda plan: (plan.stall_counts, plan.network), of_plan, totals)

@@ -1,0 +1,99 @@
+"""The index arrays of a graph, padded to shapes that many graphs share."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Shaped, UInt32
+
+from ._levels import START, WASTE, Levels
+
+
+class Lanes(eqx.Module):
+    """A graph as `propagate` takes it: arguments of what is compiled, so that graphs of one bucket
+    of shapes share compiled code.
+
+    The place of an op is its level times the width, plus its lane. Padding lanes have the op -1,
+    read `START` and write to `WASTE`; levels from `num_levels` on are padding that no loop visits.
+
+    **Attributes:**
+
+    - `ops`: `(levels, width)`, the op of each lane.
+    - `reads`: `(levels, width, fan_in)`, the slots of the ends that an op waits for.
+    - `writes`: `(levels, width)`, the slot that takes its end.
+    - `before`: `(levels, width, fan_in)`, the places of the ops behind `reads`, or -1.
+    - `sinks`: `(sinks, fan)`, slots whose maximum at the end is a sink's end.
+    - `sink_places`: `(sinks, fan)`, the places of the ops behind them, or -1.
+    - `num_levels`: how many levels there are.
+    - `counters`: how many random numbers a level has: the graph's own width.
+    - `num_slots`: static.
+    """
+
+    ops: Int[Array, "levels width"]
+    reads: Int[Array, "levels width fan_in"]
+    writes: Int[Array, "levels width"]
+    before: Int[Array, "levels width fan_in"]
+    sinks: Int[Array, "sinks fan"]
+    sink_places: Int[Array, "sinks fan"]
+    num_levels: Int[Array, ""]
+    counters: UInt32[Array, ""]
+    num_slots: int = eqx.field(static=True)
+
+    @property
+    def width(self) -> int:
+        return self.ops.shape[1]
+
+    @property
+    def num_places(self) -> int:
+        return self.ops.size
+
+
+def bucket(number: int, least: int, step: int = 2) -> int:
+    """The least size of `least`, `least * step`, `least * step**2` ... that holds so many."""
+    size = least
+    while size < number:
+        size *= step
+    return size
+
+
+def to_lanes(levels: Levels) -> Lanes:
+    """Pads a graph to its bucket of shapes."""
+    number, width = levels.ops.value.shape
+    sinks = levels.sinks.value
+    shape = (bucket(number, 64, 4), bucket(width, 1), bucket(levels.reads.value.shape[2], 2))
+    of_sinks = (bucket(len(sinks), 4), bucket(sinks.shape[1], 4))
+    place = places(levels, shape[1])
+    return Lanes(
+        ops=_padded(levels.ops.value, shape[:2], -1),
+        reads=_padded(levels.reads.value, shape, START),
+        writes=_padded(levels.writes.value, shape[:2], WASTE),
+        before=_padded(place[levels.predecessors.value], shape, -1),
+        sinks=_padded(sinks, of_sinks, START),
+        sink_places=_padded(place[levels.sink_ops.value], of_sinks, -1),
+        num_levels=jnp.asarray(number, jnp.int32),
+        counters=jnp.asarray(width, jnp.uint32),
+        num_slots=bucket(levels.num_slots, 32),
+    )
+
+
+def places(levels: Levels, width: int) -> Int[np.ndarray, " ops_and_none"]:
+    """The place of each op, and at last -1 for "no op"."""
+    lanes = levels.ops.value
+    level, lane = np.nonzero(lanes >= 0)
+    place = np.full(levels.num_ops + 1, -1, np.int32)
+    place[lanes[level, lane]] = level * width + lane
+    return place
+
+
+def in_lanes(
+    levels: Levels, of_ops: Shaped[np.ndarray, " ops"], shape: tuple[int, int], fill: int = 0
+) -> Shaped[Array, "levels width"]:
+    """A number for each op, where its lane is."""
+    lanes = levels.ops.value
+    values = np.append(of_ops, of_ops.dtype.type(fill))
+    return _padded(values[lanes].astype(np.int32), shape, fill)
+
+
+def _padded(array: np.ndarray, shape: tuple[int, ...], fill: int) -> Int[Array, "..."]:
+    whole = np.full(shape, fill, np.int32)
+    whole[tuple(map(slice, array.shape))] = array
+    return jnp.asarray(whole)

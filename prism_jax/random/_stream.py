@@ -1,0 +1,18 @@
+import enum
+
+
+class Stream(enum.IntEnum):
+    """What random numbers are for: each purpose has a key of its own, so that draws for one are
+    independent of those for another.
+
+    The numbers are part of what a key means; a change of one changes results.
+    """
+
+    OPS = 0
+    RANKS = 1
+    MICROBATCHES = 2
+    STALLS = 3
+    MEMBERS = 4
+    LEAD = 5
+    STEPS = 100
+    UNLIKE = 200  # Replicas that are unlike the others.

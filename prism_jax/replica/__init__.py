@@ -1,0 +1,36 @@
+from ._ends import (
+    TILE as TILE,
+    Axes as Axes,
+    Sampled as Sampled,
+    by_strata as by_strata,
+    poisson_stalls as poisson_stalls,
+    replica_ends as replica_ends,
+    replica_latencies as replica_latencies,
+    sample_replica_ends as sample_replica_ends,
+)
+from ._interrupt import interruptible as interruptible
+from ._lead import (
+    Lead as Lead,
+    given_scores as given_scores,
+    leading_axes as leading_axes,
+    num_axes as num_axes,
+    sobol_scores as sobol_scores,
+)
+from ._op_law import (
+    SCORE_RANGE as SCORE_RANGE,
+    ClassLaw as ClassLaw,
+    Single as Single,
+    look_up_one as look_up_one,
+    table_score as table_score,
+)
+from ._plan import (
+    Plan as Plan,
+    class_laws as class_laws,
+    floats_of as floats_of,
+    gradient_of as gradient_of,
+    make_plan as make_plan,
+    mean_reductions as mean_reductions,
+    stratum_weights as stratum_weights,
+)
+from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of
+from ._tiles import Batch as Batch, tiles as tiles, tiles_of as tiles_of

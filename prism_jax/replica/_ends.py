@@ -1,0 +1,247 @@
+"""The core: samples of one replica of the pipeline."""
+
+import functools as ft
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+
+from ..maxplus import Latencies, propagate
+from ..program import Program
+from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
+from ._kernels import MemberCommon, MemberLaw, member_factors
+from ._op_law import Common, OpLaw, Pause, look_up, look_up_one
+from ._plan import Plan, class_laws, make_plan
+from ._strata import regimes_and_stalls
+
+
+# Samples of a tile: all work is cut into pieces of this size.
+TILE = 4096
+
+
+class Axes(eqx.Module):
+    """Which draws of a replica sample are given from outside: for each, the row of the scores that
+    takes its place; their number for none. Dynamic, for they depend on the values of the
+    parameters.
+
+    **Attributes:**
+
+    - `ops`: `(levels, width)`.
+    - `ranks`: `(ranks,)`, of the factor of each pipeline rank's slowest GPU.
+    - `microbatches`: `(microbatches,)`.
+    """
+
+    ops: Int[Array, "levels width"]
+    ranks: Int[Array, " ranks"]
+    microbatches: Int[Array, " microbatches"]
+
+
+class Sampled(eqx.Module):
+    """What is set of some replica samples before their ops are drawn.
+
+    **Attributes:**
+
+    - `ids`: of the samples.
+    - `regimes`, `stalls`: the regime of the network, and the number of stalls.
+    - `given`: scores of some draws, and which; `None` for none.
+    - `gpu_ids`: samples of one id run on the same GPUs; by default each on its own.
+    - `slowest`: the factors of the slowest GPU of each rank, where they are known.
+    """
+
+    ids: UInt32[Array, " samples"]
+    regimes: Int[Array, " samples"]
+    stalls: Int[Array, " samples"]
+    given: tuple[Axes, Float[Array, "axes samples"]] | None = None
+    gpu_ids: UInt32[Array, " samples"] | None = None
+    slowest: Float[Array, "ranks samples"] | None = None
+
+
+def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given=None) -> Sampled:
+    """Samples in the strata that their ids fall into."""
+    return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), given)
+
+
+@eqx.filter_jit
+def sample_replica_ends(
+    program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
+) -> Float[Array, "ranks samples"]:
+    """Samples when each pipeline rank of one replica ends its last op.
+
+    The step factor, which all replicas share, is left out; the network's regime and the number of
+    stalls are those of the sample's stratum. Pure: it can be jitted, mapped with `vmap` over keys
+    and parameters, and differentiated in reverse mode with respect to the program's parameters.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `sample_ids`: which samples; the same id and key always give the same sample.
+    - `key`: a `jax.random` key.
+
+    **Returns:**
+
+    Ends in seconds.
+    """
+    plan, words = make_plan(program), key_data(key)
+    number = sample_ids.shape[0]
+    # In tiles of one size, and more than one: XLA compiles a loop of one turn as something else,
+    # and the bits must not depend on the number of samples.
+    padding = max(-number % TILE, 2 * TILE - number)
+    tiles = jnp.pad(sample_ids, (0, padding)).reshape(-1, TILE)
+    ends = lax.map(lambda ids: replica_ends(plan, by_strata(plan, ids), words), tiles)
+    ends = jnp.moveaxis(ends, 0, 1).reshape(ends.shape[1], -1)
+    return ends[: program.num_ranks, :number]
+
+
+def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"]:
+    """`sample_replica_ends` from a plan, for as many ranks as there is room for."""
+    latencies = replica_latencies(plan, sampled, key)
+    return propagate(plan.structure.lanes, latencies, len(sampled.ids), plan.dtype)
+
+
+def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
+    """The latencies of all ops of the samples."""
+    structure = plan.structure
+    slowest, members = _slowest(plan, sampled, key)
+    # Laws are the same for all samples where neither GPUs nor the network make a difference.
+    regimes = sampled.regimes
+    if plan.moments.shape[2] == 1:
+        regimes = jnp.zeros((1,), jnp.int32)
+    number = max(slowest.shape[1], regimes.shape[0])
+    # Communication has no GPU: the last row.
+    slowest = jnp.broadcast_to(slowest, (len(slowest), number))
+    slowest = jnp.concatenate([slowest, jnp.ones((1, number), plan.dtype)])
+    regimes = jnp.broadcast_to(regimes, (number,))
+    law = class_laws(
+        plan,
+        structure.row_class,
+        structure.ops,
+        slowest[structure.row_rank],
+        plan.nodes,
+        regimes,
+    )
+    rows = jax.tree.map(lambda _: structure.row, law)
+    law, rows = OpLaw(law), OpLaw(rows)
+    if plan.microbatch is not None:
+        law = replace(law, microbatch=_microbatches(plan, sampled, key))
+        rows = replace(rows, microbatch=structure.microbatch)
+    if plan.latency_factor is not None and plan.spread_factor is not None:
+        spread = replace(law.class_law, spread=plan.spread_factor[:, None])
+        law = replace(law, factor=plan.latency_factor[:, None], class_law=spread)
+        spread = replace(rows.class_law, spread=structure.group)
+        rows = replace(rows, factor=structure.group, class_law=spread)
+    if sampled.given is not None:
+        axes, scores = sampled.given
+        # The last row stands for "not given".
+        law = replace(law, given=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
+        rows = replace(rows, given=axes.ops)
+    common: Any = Common(plan.residuals, _pauses(plan, sampled, key))
+    if members is not None:
+        law, rows, common = _by_member(plan, sampled, key, members, law, rows, common)
+    return Latencies(
+        tables=law,
+        rows=rows,
+        common=common,
+        noise=ft.partial(_noise, plan.dtype),
+        noise_arguments=(fold(key, Stream.OPS), sampled.ids),
+    )
+
+
+def _noise(dtype, arguments, counter):
+    key, sample_ids = arguments
+    return normals(key, sample_ids, counter, dtype)
+
+
+def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
+    """The factor of the slowest GPU of each rank, `(ranks, samples)` or `(ranks, 1)`; and those of
+    all GPUs, where kernels are drawn one by one.
+    """
+    structure = plan.structure
+    gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
+    if structure.sequences is not None:
+        words = fold(key, Stream.MEMBERS)
+        members = member_factors(plan, structure.sequences, gpu_ids, words)
+        return jnp.max(members, axis=0), members
+    if sampled.slowest is not None:
+        return sampled.slowest, None
+    if plan.slowest is None:
+        return jnp.ones((structure.ranks, 1), plan.dtype), None
+    z = normals(fold(key, Stream.RANKS), gpu_ids, counters(structure.ranks), plan.dtype)
+    if sampled.given is not None:
+        z = _replaced(z, sampled.given[0].ranks, sampled.given[1])
+    slowest = look_up_one(plan.slowest, z)
+    if plan.gpu_factor is not None:
+        slowest = 1 + plan.gpu_factor[:, None] * (slowest - 1)
+    return slowest, None
+
+
+def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
+    """The factor of each microbatch's data, and at last one, for what does not depend on it."""
+    number = plan.structure.num_microbatches
+    z = normals(fold(key, Stream.MICROBATCHES), sampled.ids, counters(number), plan.dtype)
+    if sampled.given is not None:
+        z = _replaced(z, sampled.given[0].microbatches, sampled.given[1])
+    ones = jnp.ones((1, len(sampled.ids)), plan.dtype)
+    assert plan.microbatch is not None
+    return jnp.concatenate([look_up_one(plan.microbatch, z), ones])
+
+
+def _replaced(z, axis: Int[Array, " draws"], scores):
+    """The rows of `z`, or of the scores that take their place."""
+    taken = (axis < len(scores))[:, None]
+    return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
+
+
+def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, common):
+    """The same, with every kernel of every member drawn by itself."""
+    structure, sequences = plan.structure, plan.structure.sequences
+    assert sequences is not None
+    # A row's ops run on its rank; communication, which has none, is never slowed.
+    rank = jnp.minimum(structure.row_rank, structure.ranks - 1)[structure.row]
+    number = jnp.arange(len(structure.row_class), dtype=jnp.int32)[:, None]
+    law = MemberLaw(law, tuple(members), number)
+    rows = MemberLaw(rows, (rank,) * len(members), structure.row)
+    common = MemberCommon(
+        common=common,
+        sequences=sequences,
+        mean=plan.kernel_mean,
+        kind=structure.kind,
+        on_network=structure.on_network,
+        regimes=plan.regimes[sampled.regimes][None, :],
+        ids=sampled.ids[None, :],
+        key=fold(key, Stream.MEMBERS, 1),
+    )
+    return law, rows, common
+
+
+def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
+    """The stalls of the samples."""
+    stalls = plan.structure.stalls
+    if stalls is None or plan.stall_shares is None:
+        return ()
+    words, shares = fold(key, Stream.STALLS), lax.stop_gradient(plan.stall_shares)
+    pauses = []
+    for j in range(stalls.most):
+        u, _ = uniforms(words, sampled.ids, 2 * j, plan.dtype)
+        z = normals(words, sampled.ids, jnp.uint32(2 * j + 1), plan.dtype)
+        entry = jnp.clip(jnp.searchsorted(shares, u), 0, len(stalls.op) - 1)
+        where = jnp.where(sampled.stalls > j, stalls.op[entry], -2)
+        seconds = look_up(plan.stall_sizes, stalls.kind[entry], z)
+        pauses.append(Pause(where[None, :], seconds[None, :]))
+    return tuple(pauses)
+
+
+def poisson_stalls(
+    plan: Plan, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> Int[Array, " samples"]:
+    """The number of stalls of each sample by its law, for replicas that are all simulated."""
+    words, counter = fold(key, Stream.STALLS), 2 * plan.structure.strata.most.astype(jnp.uint32)
+    u, _ = uniforms(words, sample_ids, counter, plan.dtype)
+    bounds = jnp.cumsum(plan.stall_counts)
+    # The most that there is stands for more, and what follows is padding.
+    number = jnp.arange(len(bounds), dtype=jnp.int32)
+    bounds = jnp.where(number < plan.structure.strata.most, bounds, 2)
+    return jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)

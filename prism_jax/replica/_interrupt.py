@@ -1,0 +1,48 @@
+"""Ctrl-C, which is taken notice of between batches of work and never within one."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Interrupt:
+    """Whether Ctrl-C came."""
+
+    came = False
+
+    def check(self) -> None:
+        """Raises a `KeyboardInterrupt` if Ctrl-C came."""
+        if self.came:
+            self.came = False
+            raise KeyboardInterrupt
+
+
+# Of the outermost block that holds Ctrl-C back. A signal belongs to the process, and so does this.
+_holding: list[Interrupt] = []
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Holds Ctrl-C back until it is checked for, or to the end, so that nothing is lost. A second
+    one is not held back. Blocks inside share what came.
+    """
+    if _holding or threading.current_thread() is not threading.main_thread():
+        yield _holding[0] if _holding else Interrupt()
+        return
+    before = signal.getsignal(signal.SIGINT)
+    interrupt = Interrupt()
+    _holding.append(interrupt)
+
+    def hold(number, frame):
+        if interrupt.came and callable(before):
+            before(number, frame)
+        interrupt.came = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+        _holding.clear()
+    interrupt.check()

@@ -1,0 +1,105 @@
+"""`resolution="kernel"`: every kernel of every member, drawn by itself. A check of the collapse."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
+
+from ..maxplus import AbstractOpLaw
+from ..random import KeyData, normals
+from ._op_law import Common, OpLaw, look_up, look_up_one
+from ._plan import Plan
+from ._sequences import Sequences
+
+
+def member_factors(
+    plan: Plan, sequences: Sequences, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> Float[Array, "members ranks samples"]:
+    """The factor of every GPU of every pipeline rank."""
+    ranks = plan.structure.ranks
+    shape = (sequences.members, ranks, sample_ids.shape[0])
+    if plan.gpu is None:
+        return jnp.ones(shape, plan.dtype)
+    # Counted by the ranks that there are, so that numbers do not depend on padding.
+    rank = jnp.arange(ranks, dtype=jnp.uint32)
+    member = jnp.arange(sequences.members, dtype=jnp.uint32)[:, None]
+    count = (member * plan.structure.num_ranks + rank[None, :]).reshape(-1, 1)
+    return look_up_one(plan.gpu, normals(key, sample_ids, count, plan.dtype)).reshape(shape)
+
+
+class MemberCommon(eqx.Module):
+    """What the laws of all ops share.
+
+    **Attributes:**
+
+    - `common`: as of a block.
+    - `sequences`: what the members run.
+    - `mean`, `kind`, `on_network`: of each kernel.
+    - `regimes`: the factor on kernels on the network, in the regime of each sample.
+    - `ids`, `key`: of the samples, to draw their kernels by.
+    """
+
+    common: Common
+    sequences: Sequences
+    mean: Float[Array, " kernels"]
+    kind: Int[Array, " kernels"]
+    on_network: Bool[Array, " kernels"]
+    regimes: Float[Array, "1 samples"]
+    ids: UInt32[Array, "1 samples"]
+    key: KeyData
+
+
+class MemberLaw(AbstractOpLaw):
+    """The law of an op whose kernels are drawn one by one.
+
+    **Attributes:**
+
+    - `op_law`: of the op, where it is a single kernel, and what applies to all of it.
+    - `members`: the factor of each member's GPU.
+    - `row`: the entry of `Sequences`.
+    """
+
+    op_law: OpLaw
+    members: tuple[Shaped[Array, "..."], ...]
+    row: Shaped[Array, "..."]
+
+    def latency(self, op, z, common: MemberCommon):
+        alone = self.op_law.class_law.latency(z, common.common.residuals)
+        together = self._together(op, common)
+        seconds = jnp.where(common.sequences.alone[self.row], alone, together)
+        return self.op_law.finished(op, seconds, common.common)
+
+    def _together(self, op, common: MemberCommon) -> Any:
+        """The latency of the row of kernels: members run by themselves up to where they wait."""
+        steps, count = common.sequences.steps, len(self.members)
+        longest, dtype = steps.shape[1], common.mean.dtype
+        factor = jnp.stack(self.members)
+        shape = jnp.broadcast_shapes(self.row.shape, common.ids.shape)
+        members = jnp.arange(count, dtype=jnp.uint32).reshape((count,) + (1,) * len(shape))
+
+        def run(carry, slot):
+            alone, together = carry
+            number, kernel, waits = slot
+            counter = (op.astype(jnp.uint32) * np.uint32(longest) + number) * np.uint32(count)
+            ids = jnp.broadcast_to(common.ids, (count, *shape))
+            drawn = normals(common.key, ids, counter[None] + members, dtype)
+            kind = jnp.broadcast_to(common.kind[kernel], shape)[None]
+            drawn = look_up(common.common.residuals, kind, drawn) * common.mean[kernel][None]
+            drawn = jnp.where(kernel[None] >= 0, drawn, 0)
+            closes = waits == 1
+            slowed = jnp.where(common.on_network[kernel], common.regimes, 1)
+            alone = alone + jnp.where(closes[None], 0, factor * drawn)
+            together = together + jnp.where(closes, jnp.max(alone, axis=0) + drawn[0] * slowed, 0)
+            return (jnp.where(closes[None], 0, alone), together), None
+
+        start = (jnp.zeros((count, *shape), dtype), jnp.zeros(shape, dtype))
+        sequence = steps[self.row]  # (..., longest, 2)
+        slots = (
+            jnp.arange(longest, dtype=jnp.uint32),
+            *(jnp.moveaxis(sequence[..., k], -1, 0) for k in range(2)),
+        )
+        (_, together), _ = lax.scan(run, start, slots)
+        return together

@@ -1,0 +1,170 @@
+"""The axes that matter most, whose scores come from elsewhere than the stream of each op:
+importance sampling and quasi-random points.
+
+A replica sample is a function of independent standard normals: one for each op, each pipeline
+rank's slowest GPU and each microbatch. Those along which its end rises fastest, on average, lead.
+"""
+
+import statistics
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+
+from ..maxplus import bucket
+from ..program import Program
+from ..random import KeyData, Stream, counters, fold, key_data, normals
+from ._ends import Axes, by_strata, replica_ends
+from ._plan import Plan, mean_reductions
+
+
+_MOST_AXES = 256
+# Half of the samples are drawn by the law itself, so that no weight exceeds two.
+_SHIFTED = 0.5
+# The gradient is the mean over so many samples, fewer where there are many axes.
+_PILOT_SAMPLES = 1024
+_PILOT_NUMBERS = 2**24
+# Sobol points that are made at once, a power of two.
+_POINTS = 2**14
+# Importance sampling aims at this quantile of the step, from the top.
+_AIM = 0.01
+
+
+class Lead(eqx.Module):
+    """The leading axes of a program.
+
+    **Attributes:**
+
+    - `axes`: which axis leads where.
+    - `direction`: the mean gradient of a replica's end along them, of unit length.
+    - `shift`: how far half of the samples are moved along it; zero for none.
+    """
+
+    axes: Axes
+    direction: Float[Array, " axes"]
+    shift: Float[Array, ""]
+
+
+def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance: bool) -> Lead:
+    """Finds the leading axes by the mean gradient of a replica's end."""
+    counts, room = _counts(program), _room(program, plan)
+    starts = np.cumsum([0, *room])
+    there = np.concatenate([start + np.arange(n) for start, n in zip(starts, counts, strict=False)])
+    everything = _axes(plan, np.arange(starts[-1]), room)
+    gradient = np.asarray(_mean_gradient(plan, everything, int(starts[-1]), key_data(key)))
+    gradient = gradient[there]
+    # Axes of zero gradient are kept: the number of rows must not depend on values.
+    order = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
+    length = np.linalg.norm(gradient[order])
+    direction = np.zeros(bucket(num_axes(program), 16))
+    direction[: len(order)] = gradient[order] / (length if length > 0 else 1)
+    share = _AIM / program.num_replicas
+    shift = -statistics.NormalDist().inv_cdf(share) if importance else 0.0
+    place = np.full(starts[-1], len(direction))
+    place[there[order]] = np.arange(len(order))
+    return Lead(
+        axes=_axes(plan, place, room),
+        direction=jnp.asarray(direction, plan.dtype),
+        shift=jnp.asarray(shift, plan.dtype),
+    )
+
+
+def num_axes(program: Program) -> int:
+    """How many axes lead."""
+    return min(sum(_counts(program)), _MOST_AXES)
+
+
+def _counts(program: Program) -> tuple[int, int, int]:
+    """Ops, ranks and microbatches."""
+    return program.num_ops, program.num_ranks, program.num_microbatches
+
+
+def _room(program: Program, plan: Plan) -> tuple[int, int, int]:
+    """How many of these there is room for."""
+    structure = plan.structure
+    return bucket(program.num_ops, 64), structure.ranks, structure.num_microbatches
+
+
+def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int]) -> Axes:
+    """Axes from the row of scores that each op, rank and microbatch takes."""
+    ops, ranks, microbatches = np.split(place.astype(np.int32), np.cumsum(room)[:-1])
+    lanes = np.asarray(plan.structure.lanes.ops)
+    none = np.int32(place.max() + 1)
+    return Axes(
+        ops=jnp.asarray(np.where(lanes >= 0, ops[lanes], none)),
+        ranks=jnp.asarray(ranks),
+        microbatches=jnp.asarray(microbatches),
+    )
+
+
+@eqx.filter_jit
+def _mean_gradient(plan: Plan, axes: Axes, number: int, key: KeyData) -> Float[Array, " axes"]:
+    """Of the end of a replica without stalls, along all axes."""
+    samples = int(np.clip(_PILOT_NUMBERS // number, 16, _PILOT_SAMPLES))
+    ids = jnp.arange(samples, dtype=jnp.uint32)
+    sampled = by_strata(plan, ids)
+    sampled = replace(sampled, stalls=jnp.zeros_like(sampled.stalls))
+    reductions = mean_reductions(plan)[:, sampled.regimes]
+
+    def total(z):
+        ends = replica_ends(plan, replace(sampled, given=(axes, z)), key)
+        return jnp.sum(jnp.max(ends + reductions, axis=0))
+
+    z = normals(fold(key, Stream.LEAD), ids, counters(number), plan.dtype)
+    return jnp.mean(jax.grad(total)(z), axis=1)
+
+
+def shifted_scores(
+    lead: Lead, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> tuple[Float[Array, "axes samples"], Float[Array, " samples"]]:
+    """Scores of the leading axes, of which every other sample is shifted, and how much likelier
+    each sample is by its law than by this mixture (Hesterberg, "Weighted average importance
+    sampling and defensive mixture distributions", 1995).
+    """
+    number = lead.direction.shape[0]
+    z = normals(fold(key, Stream.LEAD), sample_ids, counters(number), lead.direction.dtype)
+    moved = jnp.where(sample_ids % 2 == 1, lead.shift, 0)
+    z = z + lead.direction[:, None] * moved[None, :]
+    along = jnp.sum(lead.direction[:, None] * z, axis=0)
+    ratio = jnp.exp(lead.shift * along - lead.shift**2 / 2)
+    return z, 1 / ((1 - _SHIFTED) + _SHIFTED * ratio)
+
+
+def given_scores(
+    lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points
+) -> tuple[tuple[Axes, Float[Array, "axes samples"]] | None, Float[Array, " samples"]]:
+    """The scores that are given for some samples, as of `Sampled`, and the samples' likelihoods.
+    Quasi-random `points`, of shape `(samples, axes)`, take the place of those that would be drawn.
+    """
+    likelihood = jnp.ones(sample_ids.shape, jnp.float32)
+    if lead is None:
+        return None, likelihood
+    if points:
+        return (lead.axes, points[0].T), likelihood
+    scores, likelihood = shifted_scores(lead, sample_ids, key)
+    return (lead.axes, scores), likelihood.astype(jnp.float32)
+
+
+def sobol_scores(
+    number: int, room: int, count: int, seed: tuple[int, ...], dtype
+) -> Float[np.ndarray, "count room"]:
+    """Scores of `count` points of a scrambled Sobol sequence of `number` axes, and zeros for as
+    many more as there is room for.
+
+    Source: `scipy.stats.qmc.Sobol`, with linear matrix scrambling and a digital shift.
+    """
+    from scipy.special import ndtri
+    from scipy.stats import qmc
+
+    sequence = qmc.Sobol(number, scramble=True, rng=np.random.default_rng(seed))
+    scores = np.zeros((count, room), dtype)
+    # A power of two at a time, so that memory holds little but the scores.
+    for start in range(0, count, _POINTS):
+        points = sequence.random(min(_POINTS, 2 ** max(count - 1, 1).bit_length()))
+        # The points lie on a grid of 2^-30, which holds zero.
+        points = ndtri(np.clip(points, 2.0**-31, 1 - 2.0**-31))
+        scores[start : start + _POINTS, :number] = points[: count - start]
+    return scores

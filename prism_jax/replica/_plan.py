@@ -1,0 +1,331 @@
+"""What a program's parameters amount to, computed once before any sample is drawn."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int
+
+from ..latency import AbstractLatency, Constant, LogNormal
+from ..maxplus import bucket
+from ..program import (
+    NODE_SCORES,
+    Program,
+    Stall,
+    Variability,
+    class_moments,
+    gpu_factors,
+    kernel_cumulants,
+    segment_skewness,
+)
+from ._op_law import NUM_SCORES, SCORE_RANGE, ClassLaw, Collapsed, Single, Table
+from ._structure import (
+    Mixed,
+    Stalls,
+    Structure,
+    all_kinds,
+    kernels_of,
+    ranks_of,
+    structure_of,
+)
+
+
+class Parameters(eqx.Module):
+    """The parameters of a program in shapes that many programs share: a mean for each kernel there
+    is room for, and a law for each kind there is.
+    """
+
+    mean: Float[Array, " kernels"]
+    variability: Variability
+    latency_factor: Float[Array, " groups"] | None
+    spread_factor: Float[Array, " groups"] | None
+    gpu_factor: Float[Array, " ranks"] | None
+
+
+class Plan(eqx.Module):
+    """Tables from which latencies are looked up. Differentiable in the program's parameters.
+
+    **Attributes:**
+
+    - `structure`: of the program, in index arrays.
+    - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
+        factor of the slowest GPU, in seconds.
+    - `skewness`: of the segments that members run by themselves.
+    - `nodes`, `tail_nodes`: those factors, for a rank's group and for all GPUs together.
+    - `mean`: of each class that is one kernel with a law of its own, by regime, in seconds.
+    - `kernel_mean`, `regimes`: of each kernel, and the factor on those on the network by regime.
+    - `sigmas`: that law's shape, for each kind of kernel, where it is log-normal or constant.
+    - `residuals`: tables of that shape where it is neither; `None` where no op needs one.
+    - `gpu`: the table of the factor of one GPU, where kernels are drawn one by one.
+    - `slowest`, `tail_slowest`, `microbatch`, `step`: tables of the shared factors.
+    - `stall_shares`: the cumulative shares of the ops that may stall; `stall_sizes` by kind.
+    - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
+    - `network`: the probabilities of the regimes.
+    - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
+    """
+
+    structure: Structure
+    moments: Float[Array, "3 classes regimes nodes"]
+    skewness: Float[Array, " segments"]
+    nodes: Float[Array, " nodes"]
+    tail_nodes: Float[Array, " nodes"]
+    mean: Float[Array, "classes regimes"]
+    kernel_mean: Float[Array, " kernels"]
+    regimes: Float[Array, " regimes"]
+    sigmas: Float[Array, " kinds"]
+    residuals: Float[Array, "kinds scores"] | None
+    gpu: Table | None
+    slowest: Table | None
+    tail_slowest: Table | None
+    microbatch: Table | None
+    step: Table | None
+    stall_shares: Float[Array, " stalls"] | None
+    stall_sizes: Float[Array, "stall_kinds scores"] | None
+    stall_counts: Float[Array, " counts"]
+    network: Float[Array, " regimes"]
+    latency_factor: Float[Array, " groups"] | None
+    spread_factor: Float[Array, " groups"] | None
+    gpu_factor: Float[Array, " ranks"] | None
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of all times."""
+        return self.mean.dtype
+
+
+def make_plan(program: Program) -> Plan:
+    """Computes the tables. Differentiable; compiled once for all programs of a bucket of shapes."""
+    return tabulate(structure_of(program), parameters_of(program))
+
+
+def parameters_of(program: Program) -> Parameters:
+    """The parameters of a program, padded."""
+    variability, table, adjustment = program.variability, program.latencies, program.adjustment
+    constant = Constant(np.ones((), table.mean.dtype))
+    residual = {kind: variability.residual.get(kind, constant) for kind in all_kinds(program)}
+    number = 0 if adjustment is None else bucket(len(adjustment.latency), 16)
+    return Parameters(
+        mean=_grown(table.mean, kernels_of(program), 0),
+        variability=dataclasses.replace(variability, residual=residual),
+        latency_factor=adjustment and _grown(adjustment.latency, number),
+        spread_factor=adjustment and _grown(adjustment.spread, number),
+        gpu_factor=adjustment and _grown(adjustment.gpu, ranks_of(program)),
+    )
+
+
+def _grown(x: Float[Array, " n"], number: int, fill: float = 1) -> Float[Array, " number"]:
+    """An array with padding; by NumPy where values are known, for JAX would compile it."""
+    padding = number - len(x)
+    if isinstance(x, Tracer):
+        return jnp.concatenate([x, jnp.full((padding,), fill, x.dtype)])
+    return jnp.asarray(np.append(np.asarray(x), np.full(padding, fill, x.dtype)))
+
+
+def gradient_of(program: Program, of_plan: Plan) -> Program:
+    """The derivative with respect to a program's parameters, from that with respect to its plan:
+    a program with `None` in place of what is not a float.
+    """
+    plan = _tabulate_vjp(structure_of(program), parameters_of(program), of_plan)
+    whole = eqx.filter(program, eqx.is_inexact_array)
+    residual = {kind: plan.variability.residual[kind] for kind in whole.variability.residual}
+    adjustment = whole.adjustment
+    if adjustment is not None:
+        adjustment = dataclasses.replace(
+            adjustment,
+            latency=_cut(plan.latency_factor, adjustment.latency),
+            spread=_cut(plan.spread_factor, adjustment.spread),
+            gpu=_cut(plan.gpu_factor, adjustment.gpu),
+        )
+    return dataclasses.replace(
+        whole,
+        latencies=dataclasses.replace(whole.latencies, mean=_cut(plan.mean, whole.latencies.mean)),
+        variability=dataclasses.replace(plan.variability, residual=residual),
+        adjustment=adjustment,
+    )
+
+
+def _cut(x, like):
+    return jnp.asarray(np.asarray(x)[: len(like)])
+
+
+@eqx.filter_jit
+def _tabulate_vjp(structure: Structure, parameters: Parameters, of_plan: Plan) -> Parameters:
+    floats, rest = eqx.partition(parameters, eqx.is_inexact_array)
+
+    def forward(floats):
+        return floats_of(tabulate(structure, eqx.combine(floats, rest)))
+
+    plan, vjp = jax.vjp(forward, floats)
+    return vjp(jax.tree.map(lambda g, x: g.astype(x.dtype), of_plan, plan))[0]
+
+
+def floats_of(plan: Plan) -> Plan:
+    """What of a plan depends on the parameters."""
+    floats = eqx.filter(plan, eqx.is_inexact_array)
+    return dataclasses.replace(floats, structure=eqx.filter(plan.structure, False))
+
+
+@eqx.filter_jit
+def tabulate(structure: Structure, parameters: Parameters) -> Plan:
+    """The plan of a structure and parameters."""
+    variability, mean = parameters.variability, parameters.mean
+    dtype = mean.dtype
+    laws = [variability.residual[kind] for kind in sorted(variability.residual)]
+    cumulants = kernel_cumulants(mean, structure.kind, laws)
+    regimes = jnp.ones((1,), dtype)
+    network, probabilities = jnp.ones((len(mean), 1), dtype), jnp.ones((1,), dtype)
+    if variability.network is not None:
+        regimes = variability.network.factors().astype(dtype)
+        network = jnp.where(structure.on_network[:, None], regimes[None, :], 1)
+        probabilities = variability.network.probabilities().astype(dtype)
+    direct = structure.direct
+    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
+    groups, slowest = gpu_factors(variability.rank, structure.members, scores)
+    stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
+    entries = structure.stalls
+    rates = None if entries is None else _rates(stalls, entries)
+    sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
+    differ = variability.rank is not None
+    return Plan(
+        structure=structure,
+        moments=class_moments(structure.collapse, cumulants, network, groups),
+        skewness=segment_skewness(structure.collapse, cumulants),
+        nodes=groups.slowest[0],
+        tail_nodes=groups.slowest[1],
+        mean=jnp.where((direct >= 0)[:, None], mean[direct][:, None] * network[direct], 0),
+        kernel_mean=mean,
+        regimes=regimes,
+        sigmas=jnp.stack([_sigma(law, dtype) for law in laws]),
+        residuals=jnp.stack([_relative(law, dtype) for law in laws]) if structure.tables else None,
+        gpu=_optional(variability.rank, dtype) if structure.sequences is not None else None,
+        slowest=slowest[0] if differ else None,
+        tail_slowest=slowest[1] if differ else None,
+        microbatch=_optional(variability.microbatch, dtype),
+        step=_optional(variability.step, dtype),
+        stall_shares=None if rates is None else _shares(rates).astype(dtype),
+        stall_sizes=None if rates is None else sizes,
+        stall_counts=_counts(rates, structure, dtype),
+        network=probabilities,
+        latency_factor=parameters.latency_factor,
+        spread_factor=parameters.spread_factor,
+        gpu_factor=parameters.gpu_factor,
+    )
+
+
+def _rates(stalls: Sequence[Stall], entries: Stalls) -> Float[Array, " stalls"]:
+    """Expected stalls of each entry in one replica's step."""
+    rates = jnp.stack([stall.rate for stall in stalls])
+    return rates[entries.kind] * entries.calls.astype(rates.dtype)
+
+
+def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
+    total = jnp.sum(rates)
+    return jnp.cumsum(rates) / jnp.where(total > 0, total, 1)
+
+
+def _counts(rates, structure: Structure, dtype) -> Float[Array, " counts"]:
+    """The probability of 0, 1, ... stalls in one replica's step, up to the most of any stratum,
+    which stands for itself and more.
+    """
+    if rates is None:
+        return jnp.ones((1,), dtype)
+    rate = jnp.sum(rates)
+    # Each from the one before it: powers and factorials alone overflow. A rate of zero and its
+    # derivative are right.
+    terms, stalls = [jnp.exp(-rate)], structure.stalls
+    for k in range(1, 1 + (0 if stalls is None else stalls.most)):
+        terms.append(terms[-1] * rate / k)
+    number = jnp.arange(len(terms), dtype=jnp.int32)
+    body = jnp.where(number < structure.strata.most, jnp.stack(terms), 0)
+    rest = jnp.maximum(1 - jnp.sum(body), 0)
+    return jnp.where(number == structure.strata.most, rest, body).astype(dtype)
+
+
+def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
+    """The parameter of a log-normal law, zero for others."""
+    return jnp.asarray(law.sigma if isinstance(law, LogNormal) else 0.0, dtype)
+
+
+def _tabulate(law: AbstractLatency, dtype) -> Table:
+    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
+    return law.from_normal(scores).astype(dtype) * jnp.ones_like(scores)
+
+
+def _relative(law: AbstractLatency, dtype) -> Table:
+    return _tabulate(law, dtype) / law.mean().astype(dtype)
+
+
+def _optional(law: AbstractLatency | None, dtype) -> Table | None:
+    return None if law is None else _relative(law, dtype)
+
+
+def stratum_weights(plan: Plan) -> Float[Array, " strata"]:
+    """The weight of each sample of a stratum within its regime of the network: the probability of
+    its number of stalls over its share of the regime's samples. Differentiable in the rates.
+    """
+    strata = plan.structure.strata
+    return plan.stall_counts[strata.stalls] / strata.share_of_regime.astype(plan.dtype)
+
+
+def class_laws(
+    plan: Plan,
+    classes: Int[Array, " rows"],
+    mixed: Mixed,
+    slowest: Float[Array, "rows samples"],
+    nodes: Float[Array, " nodes"],
+    regimes: Int[Array, " samples"],
+) -> ClassLaw:
+    """The laws of some classes in each sample, given the factor of the slowest GPU.
+
+    **Arguments:**
+
+    - `classes`: which; what is given for -1 means nothing.
+    - `mixed`: which kinds of law there are among them.
+    - `slowest`: the factor of the slowest GPU of each.
+    - `nodes`: the factors at which moments are known, of the same group of GPUs.
+    - `regimes`: of the network.
+
+    **Returns:**
+
+    A law of arrays of shape `(rows, samples)`, or `(rows, 1)` where samples do not differ.
+    """
+    structure = plan.structure
+    alone = structure.direct[classes] >= 0
+    collapsed = single = None
+    if mixed.collapsed:
+        moments = _moments(plan, classes, alone, slowest, nodes, regimes)
+        collapsed = Collapsed(moments[0], moments[1], moments[2])
+    if mixed.single:
+        compute = structure.compute[classes][:, None]
+        mean = plan.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
+        kinds = jnp.where(alone, structure.kind[structure.direct[classes]], 0)[:, None]
+        sigma, kind = (plan.sigmas[kinds], None) if plan.residuals is None else (None, kinds)
+        single = Single(mean, sigma, kind)
+    return ClassLaw(collapsed, single)
+
+
+def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array, "3 rows samples"]:
+    """Mean, standard deviation and skewness, between the nodes; zero for single kernels."""
+    position = jnp.zeros(slowest.shape, jnp.int32)
+    for k in range(1, len(NODE_SCORES) - 1):
+        position = position + (slowest >= nodes[k]).astype(jnp.int32)
+    low, high = nodes[position], nodes[position + 1]
+    flat = high <= low
+    share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
+    moments = plan.moments[:, classes].reshape(3, len(classes), -1)
+    index = regimes[None, :] * len(NODE_SCORES) + position
+    below = jnp.take_along_axis(moments, index[None], axis=2)
+    above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
+    collapsed = below + share[None] * (above - below)
+    return jnp.where(alone[None, :, None], 0, collapsed)
+
+
+def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
+    """The mean of each pipeline rank's exposed reduction of gradients, in seconds."""
+    classes = plan.structure.reduce_scatter
+    means = plan.moments[0, classes, :, 0] + plan.mean[classes]
+    return jnp.where((classes >= 0)[:, None], means, 0)

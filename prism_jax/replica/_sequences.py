@@ -1,0 +1,36 @@
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from ..maxplus import bucket
+from ..program import Program
+
+
+class Sequences(eqx.Module):
+    """What the members of a group run in the ops of each row, kernel by kernel.
+
+    **Attributes:**
+
+    - `steps`: the kernel, or -1, and whether the members wait for one another after it.
+    - `alone`: whether the row's ops are one kernel that keeps its own law.
+    - `members`: of a group. Static.
+    """
+
+    steps: Int[Array, "rows longest 2"]
+    alone: Bool[Array, " rows"]
+    members: int = eqx.field(static=True)
+
+
+def sequences_of(program: Program) -> Sequences:
+    """The sequences of a program."""
+    classes = program.rows.class_.value
+    number = bucket(len(classes), 32)
+    longest = max(len(program.sequences[c].value) for c in classes)
+    steps = np.full((number, longest, 2), (-1, 0), np.int32)
+    for r, c in enumerate(classes):
+        sequence = program.sequences[c].value
+        steps[r, : len(sequence)] = sequence
+    alone = np.zeros(number, bool)
+    alone[: len(classes)] = program.blocks.direct.value[classes] >= 0
+    return Sequences(jnp.asarray(steps), jnp.asarray(alone), program.group_size)

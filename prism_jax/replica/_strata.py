@@ -1,0 +1,69 @@
+"""How replica samples are divided by what is rare: the network's regime, the number of stalls."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from ..maxplus import bucket
+from ..program import Program
+
+
+class Strata(eqx.Module):
+    """The strata of a program.
+
+    **Attributes:**
+
+    - `bounds`: where, of 2^32, the share of each ends.
+    - `regime`, `stalls`: what is set in each.
+    - `share_of_regime`: the share of each among the samples of its regime; one for padding.
+    - `number`: how many there are; the rest is padding.
+    - `most`: stalls of the stratum that has the most.
+    """
+
+    bounds: UInt32[Array, " strata"]
+    regime: Int[Array, " strata"]
+    stalls: Int[Array, " strata"]
+    share_of_regime: Float[Array, " strata"]
+    number: Int[Array, ""]
+    most: Int[Array, ""]
+
+
+def strata_of(program: Program) -> Strata:
+    """The strata of a program."""
+    number = len(program.strata)
+    padding = bucket(number, 4) - number
+    share = np.array([s.share for s in program.strata])
+    bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
+    bounds[-1] = 2**32 - 1
+    regime = np.array([s.regime for s in program.strata], np.int32)
+    stalls = np.array([s.stalls for s in program.strata], np.int32)
+    return Strata(
+        bounds=jnp.asarray(np.pad(bounds, (0, padding), mode="edge")),
+        regime=jnp.asarray(np.pad(regime, (0, padding), mode="edge")),
+        stalls=jnp.asarray(np.pad(stalls, (0, padding), mode="edge")),
+        share_of_regime=jnp.asarray(
+            np.pad(share / np.bincount(regime, share)[regime], (0, padding), constant_values=1)
+        ),
+        number=jnp.asarray(number, jnp.int32),
+        most=jnp.asarray(stalls.max(), jnp.int32),
+    )
+
+
+def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
+    """The number of each sample's stratum.
+
+    Strata are dealt out along a Weyl sequence, so any run of consecutive ids has each in
+    proportion to its share.
+    """
+    sequence = sample_ids * np.uint32(0x9E3779B9)
+    which = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
+    return jnp.minimum(which, strata.number - 1)
+
+
+def regimes_and_stalls(
+    strata: Strata, sample_ids: UInt32[Array, " samples"]
+) -> tuple[Int[Array, " samples"], Int[Array, " samples"]]:
+    """The regime of the network and the number of stalls of each sample."""
+    which = stratum_of(strata, sample_ids)
+    return strata.regime[which], strata.stalls[which]

@@ -1,0 +1,33 @@
+import dataclasses
+
+import numpy as np
+
+from ..program import Program
+from ..replica import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Chances:
+    """How likely a program's strata and the regimes of its network are, on the host.
+
+    **Attributes:**
+
+    - `regime`, `share`: of each stratum: its regime, and its share of the samples.
+    - `weight`: of each of its samples, within its regime; one where samples follow the law.
+    - `network`: the probability of each regime.
+    """
+
+    regime: np.ndarray
+    share: np.ndarray
+    weight: np.ndarray
+    network: np.ndarray
+
+
+def chances_of(program: Program, plan: Plan) -> Chances:
+    """See [`Chances`][]."""
+    counts, network = np.asarray(plan.stall_counts), np.asarray(plan.network, np.float64)
+    regime = np.array([s.regime for s in program.strata])
+    share = np.array([s.share for s in program.strata])
+    of_regime = (share / np.bincount(regime, share)[regime]).astype(counts.dtype)
+    weight = counts[[s.stalls for s in program.strata]] / of_regime
+    return Chances(regime, share, weight.astype(np.float64), network / network.sum())

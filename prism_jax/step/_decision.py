@@ -1,0 +1,285 @@
+"""Which replica decides each step."""
+
+import abc
+import dataclasses
+import functools as ft
+
+import numpy as np
+
+from ..random import KeyData
+from ..replica import TILE
+from ._chances import Chances
+from ._errors import AbstractErrors, IndependentErrors, SelectionErrors, UnknownErrors
+from ._reservoir import Replicas
+from ._selection import Selection, sample_weights, select
+
+
+# An irrational stride, to deal out regimes evenly over any run of steps.
+SILVER = np.sqrt(2) - 1
+# The exact rule looks at the slowest samples of each pipeline rank: 14 in a step, on average.
+_CANDIDATES = 14
+_EXACT_BLOCK = 1024
+# Ranks are dealt out evenly among the steps of a block, the slowest first, so that samples are
+# looked up in the order in which they lie. A block is what a device composes in one batch.
+STEP_TILES = 8
+BLOCK = STEP_TILES * TILE
+
+
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """What is dealt out to the steps of a run, evenly.
+
+    **Attributes:**
+
+    - `probabilities`: of the network's regimes.
+    - `num_steps`: their number.
+    - `offsets`: where the sequences start, from the key and the first id.
+    - `seed`: two words of the key.
+    - `first`: the first id.
+    - `shuffled`: whether ranks are dealt out in random order, so as to be independent of others'.
+    """
+
+    probabilities: np.ndarray
+    num_steps: int
+    offsets: tuple[float, float]
+    seed: tuple[int, int]
+    first: int
+    shuffled: bool = False
+
+    def regimes(self, first: int, count: int) -> np.ndarray:
+        """The regime of the network in each step, counted from the start of the run."""
+        if len(self.probabilities) == 1:
+            return np.zeros(count, np.int32)
+        uniform = np.modf(np.arange(first, first + count) * SILVER + self.offsets[1])[0]
+        bounds = np.cumsum(self.probabilities)[:-1]
+        return np.searchsorted(bounds, uniform, "right").astype(np.int32)
+
+    def ranks(self, first: int, count: int) -> np.ndarray:
+        """The rank, among a step's replicas, of each step's decisive one: in (0, 1), 0 the slowest.
+        One in each of as many equal parts as the block has steps, in ascending order.
+        """
+        starts = range(first, first + count, BLOCK)
+        return np.concatenate([self._ranks_of_block(start) for start in starts])[:count]
+
+    def _ranks_of_block(self, start: int) -> np.ndarray:
+        size = min(BLOCK, self.num_steps - start)
+        offset = (self.offsets[0] + _reversed(start // BLOCK)) % 1
+        order = np.arange(size)
+        if self.shuffled:
+            order = self.generator(2, start).permutation(size)
+        return np.clip((order + offset) / size, 2.0**-53, 1 - 2.0**-53)
+
+    def generator(self, purpose: int, start: int) -> np.random.Generator:
+        """Random numbers of the steps from `start` on."""
+        counter = [0, 0, purpose, self.first + start]
+        return np.random.Generator(np.random.Philox(key=list(self.seed), counter=counter))
+
+
+def _reversed(number: int) -> float:
+    """The radical inverse in base 2: offsets that deal out ranks evenly over blocks, too."""
+    return int(f"{number:064b}"[::-1], 2) / 2**64
+
+
+class AbstractDecision(abc.ABC):
+    """How the steps of a run are decided. In all of its methods `first` counts from the start of
+    the run.
+    """
+
+    kept: Replicas
+    deal: Deal
+
+    @abc.abstractmethod
+    def ends(self, first: int, count: int) -> np.ndarray:
+        """The ends of the pipeline ranks `(count, ranks)`; `first` is a multiple of `BLOCK`."""
+
+    @abc.abstractmethod
+    def errors(self, num_steps: int) -> AbstractErrors:
+        """Standard errors of what is found from the first steps."""
+
+    def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ends and regimes of the steps from an id on."""
+        first -= self.kept.first
+        return self.ends(first, count), self.deal.regimes(first, count)
+
+
+class AbstractOneDecides(AbstractDecision):
+    """One replica sample decides a step, and its derivative goes through that one."""
+
+    @abc.abstractmethod
+    def samples(self, first: int, count: int) -> np.ndarray:
+        """Which kept sample decides each step."""
+
+    def ends(self, first: int, count: int) -> np.ndarray:
+        return self.kept.ends.take(self.samples(first, count), axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneEach(AbstractOneDecides):
+    """Each step is one replica sample, in order: there is one replica, and all weigh the same."""
+
+    kept: Replicas
+    deal: Deal
+
+    def samples(self, first: int, count: int) -> np.ndarray:
+        return np.arange(first, first + count)
+
+    def errors(self, num_steps: int) -> AbstractErrors:
+        return IndependentErrors(num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorRule(AbstractOneDecides):
+    """A step picks the replica sample at the rank that its slowest replica has.
+
+    **Attributes:**
+
+    - `selections`: for each regime of the network, how a step picks among the samples.
+    """
+
+    kept: Replicas
+    deal: Deal
+    selections: tuple[Selection, ...]
+
+    def picks(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The regime of each step and its position in that regime's selection."""
+        regimes, ranks = self.deal.regimes(first, count), self.deal.ranks(first, count)
+        if len(self.selections) == 1:
+            return regimes, self.selections[0].pick(ranks)
+        position = np.zeros(count, np.int64)
+        for g, selection in enumerate(self.selections):
+            members = np.flatnonzero(regimes == g)
+            if len(members):
+                position[members] = selection.pick(ranks[members])
+        return regimes, position
+
+    def samples(self, first: int, count: int) -> np.ndarray:
+        regimes, position = self.picks(first, count)
+        order, starts = self._orders
+        return order.take(position if len(starts) == 1 else position + starts[regimes])
+
+    @ft.cached_property
+    def _orders(self) -> tuple[np.ndarray, np.ndarray]:
+        """The orders of all selections, one after the other, and where each starts."""
+        orders = [selection.order for selection in self.selections]
+        return np.concatenate(orders), np.cumsum([0, *(len(order) for order in orders[:-1])])
+
+    def errors(self, num_steps: int) -> AbstractErrors:
+        blocks = range(0, num_steps, BLOCK)
+        picks = [self.picks(start, min(BLOCK, num_steps - start)) for start in blocks]
+        return SelectionErrors(self.selections, picks, num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactRule(AbstractDecision):
+    """A step takes each pipeline rank's own slowest replica: of R replicas, those are drawn that
+    can be some rank's slowest.
+    """
+
+    kept: Replicas
+    deal: Deal
+    selections: tuple[Selection, ...]
+
+    def ends(self, first: int, count: int) -> np.ndarray:
+        starts = range(first, first + count, _EXACT_BLOCK)
+        return np.concatenate([self._of_block(start) for start in starts])[:count]
+
+    def _of_block(self, first: int) -> np.ndarray:
+        regimes = self.deal.regimes(first, _EXACT_BLOCK)
+        ends = np.zeros((_EXACT_BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
+        rng = self.deal.generator(0, first)
+        for g, selection in enumerate(self.selections):
+            members = np.flatnonzero(regimes == g)
+            if not len(members):
+                continue
+            mine, chosen = self._candidates[g]
+            weights = selection.weights[chosen]
+            drawn = rng.binomial(selection.num_replicas, min(weights.sum(), 1), len(members))
+            drawn = np.maximum(drawn, 1)
+            cumulative = np.cumsum(weights) / weights.sum()
+            picked = np.searchsorted(cumulative, rng.random(drawn.sum()))
+            starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
+            values = mine[chosen[np.minimum(picked, len(chosen) - 1)]]
+            ends[members] = np.maximum.reduceat(values, starts, axis=0)
+        return ends
+
+    @ft.cached_property
+    def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each regime, all ends in its selection's order, and which of them may be a rank's
+        slowest.
+        """
+        found = []
+        for selection in self.selections:
+            mine = self.kept.ends[selection.order]
+            share = _CANDIDATES / selection.num_replicas
+            candidate = np.zeros(len(selection.order), bool)
+            for row in mine.T:
+                slowest = np.argsort(-row, kind="stable")
+                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
+                candidate[slowest[above < share]] = True
+            found.append((mine, np.flatnonzero(candidate)))
+        return found
+
+    def errors(self, num_steps: int) -> AbstractErrors:
+        return UnknownErrors()
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowestOf(AbstractDecision):
+    """The slowest of the replicas that several decisions pick, as some replicas are unlike others.
+    All of them have the network of the first.
+    """
+
+    decisions: tuple[AbstractDecision, ...]
+
+    @property
+    def kept(self) -> Replicas:
+        return self.decisions[0].kept
+
+    @property
+    def deal(self) -> Deal:
+        return self.decisions[0].deal
+
+    def ends(self, first: int, count: int) -> np.ndarray:
+        return ft.reduce(np.maximum, (one.ends(first, count) for one in self.decisions))
+
+    def errors(self, num_steps: int) -> AbstractErrors:
+        return UnknownErrors()
+
+
+def decide(
+    chances: Chances,
+    kept: Replicas,
+    key: KeyData,
+    num_steps: int,
+    *,
+    num_replicas: int,
+    exact: bool = False,
+) -> AbstractDecision:
+    """Sets up how steps are decided.
+
+    **Arguments:**
+
+    - `kept`: replica samples.
+    - `num_replicas`: of a step; one where each sample is the slowest of a step's replicas already.
+    - `exact`: whether each pipeline rank has a slowest replica of its own.
+    """
+    weights = sample_weights(chances, kept)
+    regime = chances.regime[kept.stratum]
+    probabilities = chances.network
+    present = np.bincount(regime, minlength=len(probabilities)) > 0
+    if not present.all():  # Only in runs of a handful of samples.
+        probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
+    words = [int(word) for word in np.asarray(key)]
+    rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
+    first, second = rng.random(2)
+    offsets = (float(first), float(second))
+    deal = Deal(probabilities, num_steps, offsets, (words[0], words[1]), kept.first)
+    # A single replica whose samples weigh the same needs no picking, and their order none either.
+    one_each = not exact and num_replicas == len(probabilities) == len(kept.counts) == 1
+    if one_each and len(weights) == num_steps and bool(weights.min() == weights.max()):
+        return OneEach(kept, deal)
+    selections = tuple(
+        select(kept, weights, regime == g, num_replicas, whole=exact)
+        for g in range(len(probabilities))
+    )
+    return (ExactRule if exact else VectorRule)(kept, deal, selections)
