@@ -105,6 +105,8 @@ def measure(repeats: int) -> dict[str, Any]:
             "numpy_2_box_muller": (few, lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0)),
         }
         try:
+            import simpy  # noqa: F401
+
             from benchmarks import _with_simpy
 
             contestants["simpy"] = (500, lambda: _with_simpy.makespans(graph, 500, 0))
