@@ -2,7 +2,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, finite, non_negative
 from ._scores import step_score
 
@@ -52,6 +52,10 @@ class ThreeMoment(AbstractLatency):
     The three numbers are matched to the fifth order of the skewness (a mean within 5e-5 standard
     deviations at skewness one), so keep it within about one. The law is not truncated at zero.
     """
+
+    in_files = InFiles(
+        "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
+    )
 
     location: Float[Array, "..."]
     std: Float[Array, "..."]
