@@ -6,6 +6,7 @@ from ._gamma import Gamma as Gamma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
 from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal
+from ._parameters import Rule as Rule
 from ._registry import families as families, make_latency as make_latency
 from ._scores import score_of_maximum as score_of_maximum
 from ._three_moment import (

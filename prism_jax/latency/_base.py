@@ -93,7 +93,7 @@ class AbstractLatency(eqx.Module):
         """The third central moment (the third cumulant), in seconds cubed."""
 
     @abc.abstractmethod
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         """What `check` demands of the parameters that this class itself holds."""
 
     @property

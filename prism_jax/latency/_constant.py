@@ -42,7 +42,7 @@ class Constant(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.zeros_like(self.value)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("value", self.value),)
 
 

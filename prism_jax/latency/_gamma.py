@@ -221,7 +221,7 @@ class Gamma(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return 2.0 * self.location**3 * self.cv**4
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("location", self.location), non_negative("cv", self.cv))
 
 

@@ -65,7 +65,7 @@ class LogNormal(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return _third_moment(self.median, self.sigma)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("median", self.median), non_negative("sigma", self.sigma))
 
 
@@ -120,7 +120,7 @@ class ShiftedLogNormal(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.broadcast_to(_third_moment(self.median, self.sigma), self.batch_shape)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (
             non_negative("shift", self.shift),
             non_negative("median", self.median),

@@ -222,7 +222,7 @@ class Mixture(AbstractLatency):
             terms.append(share * third)
         return ft.reduce(jnp.add, terms)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         def adds_up(weights: np.ndarray) -> np.ndarray:
             good = np.isfinite(weights) & (weights >= 0)
             return good & (np.sum(weights, axis=-1, keepdims=True) > 0)

@@ -90,7 +90,7 @@ class Normal(AbstractLatency):
         depth, hazard = self._hazard()
         return self.std**3 * hazard * ((hazard + depth) * (2.0 * hazard + depth) - 1.0)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("location", self.location), non_negative("std", self.std))
 
 

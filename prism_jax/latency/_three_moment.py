@@ -102,7 +102,7 @@ class ThreeMoment(AbstractLatency):
         moment = b2 * (6.0 * b1**2 + 8.0 * b2**2 + 36.0 * b1 * b3 + 108.0 * b3**2)
         return jnp.broadcast_to(self.std**3 * moment, self.batch_shape)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (
             finite("location", self.location),
             non_negative("std", self.std),

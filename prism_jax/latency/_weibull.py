@@ -57,7 +57,7 @@ class Weibull(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self._central_moment(3)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("scale", self.scale), positive("shape", self.shape))
 
 
