@@ -57,9 +57,11 @@ from .law import (
 from .placement import Placement as Placement, place as place
 from .program import (
     Network as Network,
+    Op as Op,
     Program as Program,
     Stall as Stall,
     Variability as Variability,
+    compile_graph as compile_graph,
     compile_job as compile_job,
     compile_profile as compile_profile,
     compile_program as compile_program,

@@ -1,9 +1,20 @@
 """Small helpers without a better home."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
+
+
+T = TypeVar("T")
+
+
+def subclasses(cls: type[T]) -> Iterator[type[T]]:
+    """All classes below one, in the order in which they were defined; of other packages too."""
+    for one in cls.__subclasses__():
+        yield one
+        yield from subclasses(one)
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:

@@ -5,10 +5,11 @@ import heapq
 import jax.numpy as jnp
 import numpy as np
 
+from prism_jax.data import Job
 from prism_jax.latency import LogNormal
 from prism_jax.program import Variability, assemble
 from prism_jax.schedule import OpGraph, op_graph
-from prism_jax.workload import Kernel, Segment
+from prism_jax.workload import Kernel, Segment, Workload, lower
 
 
 def event_loop_ends(predecessors, latencies) -> list[float]:
@@ -93,6 +94,13 @@ def pipeline_program(
         for phase, stage in zip(graph.phase, graph.stage, strict=True)
     ]
     return assemble(graph, blocks, variability=variability, **options)
+
+
+def lower_job(job: Job) -> Workload:
+    """The workload of a job whose stages are dealt to ranks in turns."""
+    ranks = tuple(range(job.layout.pp)) * job.schedule.virtual_stages
+    parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
+    return lower(*parts, ranks)  # pyright: ignore[reportArgumentType]
 
 
 def lognormal(sigma: float) -> LogNormal:

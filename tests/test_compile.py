@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from prism_jax.data import Variation
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def test_a_shipped_job_equals_every_kernel_drawn(job):
         ({"training": {"recompute": "typo"}}, "Training"),
         ({"schedule": {"num_microbatches": -1}}, "ScheduleConfig"),
         ({"schedule": {"kind": "1b1f"}}, "1b1f"),
+        ({"schedule": {"kind": "1f1b", "virtual_stages": 2}}, "`1f1b` has no `virtual_stages`"),
         ({"model": {"num_layers": 0}}, "Model"),
         (
             {"schedule": {"kind": "interleaved-1f1b", "blocking": True, "virtual_stages": 2}},
@@ -52,6 +54,23 @@ def test_a_shipped_job_equals_every_kernel_drawn(job):
 def test_impossible_parts_are_refused(job, changes, match):
     with pytest.raises(ValueError, match=match):
         _compile(job, **changes)
+
+
+@pytest.mark.parametrize(
+    ("law", "message"),
+    [
+        (
+            ("gemm", "residual", "norml", {"sigma": 0.1}),
+            "residual of `gemm`: No latency .*`normal`",
+        ),
+        (("gemm", "residual", "lognormal", {"sgma": 0.1}), "`sgma`; did you mean `sigma`"),
+        (("", "rank", "lognormal", {}), "the law of the rank: .* lacks `sigma`"),
+        (("gemm", "stall", "gamma", {"rate": 0, "median_s": 1}), "stall of `gemm`: .* lacks `cv`"),
+    ],
+)
+def test_laws_that_no_family_has_are_refused(job, law, message):
+    with pytest.raises(ValueError, match=message):
+        _compile(job, kernels={"variability": (Variation(*law),)})
 
 
 def test_a_job_without_a_model_says_what_it_lacks(tmp_path):

@@ -3,7 +3,8 @@
 import pytest
 
 from prism_jax.data import load_cluster, load_device, load_job, load_kernels, load_model
-from prism_jax.workload import lower_job
+
+from .helpers import lower_job
 
 
 _LAYOUT = "[layout]\ntp = 2\n[schedule]\nkind = '1f1b'\nnum_microbatches = 4\n"
@@ -43,7 +44,6 @@ def _sentence(raised) -> str:
         (_JOB.replace("tp = 2", "tp = true"), ["`layout.tp` is True", "bool"]),
         (_JOB.replace("tp = 2", "tp = '2'"), ["`layout.tp` is '2'", "str"]),
         (_JOB.replace("= 4", "= 0"), ["`schedule.num_microbatches` is 0"]),
-        (_JOB + "virtual_stages = 2", ["`schedule.virtual_stages` is 2", "`1f1b`"]),
         (_JOB + "layers_per_stage = [1, 2]", ["`schedule.layers_per_stage` has 2 entries"]),
         (_JOB + "layers_per_stage = [-1]", ["layers_per_stage"]),
         (_JOB + "blocking = 1", ["`schedule.blocking` is 1"]),
@@ -155,13 +155,6 @@ def test_layouts_that_do_not_fit_the_model(overrides, parts):
         assert part in message
 
 
-def test_a_job_without_a_model_cannot_be_lowered(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(_JOB)
-    with pytest.raises(ValueError, match="`mine` has a layout and a schedule only"):
-        lower_job(load_job(path))
-
-
 def test_files_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00\x01")
@@ -246,9 +239,9 @@ def own_profile(tmp_path, monkeypatch):
     ("file", "line", "parts"),
     [
         ("variability.csv", "gemm,nonsense,lognormal,sigma=1,x", ["`component`", "nonsense"]),
-        ("variability.csv", "gemm,residual,norml,sigma=1,x", ["`norml`", "did you mean `normal`"]),
-        ("variability.csv", "gemm,residual,lognormal,sgma=1,x", ["`sgma`", "`sigma`"]),
-        ("variability.csv", "gemm,residual,lognormal,,x", ["no `sigma`"]),
+        ("variability.csv", "gemm,stall,lognormal,rate=1;sigma=1,x", ["no `median_s`"]),
+        ("variability.csv", ",network,two-regimes,slow=1,x", ["`slow`", "`slowdown`"]),
+        ("variability.csv", ",network,lognormal,sigma=1,x", ["takes `two-regimes`"]),
         ("variability.csv", "gemm,residual,lognormal,sigma=nan,x", ["`sigma=nan`", "finite"]),
         ("variability.csv", "gemm,residual,lognormal,sigma=-1,x", ["`sigma=-1`"]),
         ("variability.csv", "gemm,residual,lognormal,sigma,x", ["`sigma`", "name=value"]),

@@ -12,7 +12,7 @@ import scipy.stats as st
 from jax.flatten_util import ravel_pytree
 
 import prism_jax.latency as pl
-from prism_jax.latency._scores import log_ndtr, ndtri_exp
+from prism_jax.latency._scores import expectation, log_ndtr, ndtri_exp
 
 
 SCORES = np.array([-8.0, -5.5, -3.0, -1.0, -0.2, 0.0, 0.3, 1.0, 2.0, 3.5, 5.5, 8.0])
@@ -63,7 +63,6 @@ TWINS = {
 }
 TABLE = np.exp(0.2 * np.linspace(-6, 6, 33)) + 0.1 * np.linspace(0, 1, 33) ** 2
 OTHERS = {
-    "maximum": pl.Maximum(pl.LogNormal(1.0, _column(0.02, 0.4)), 16),
     "constant": pl.Constant(_column(2.0)),
     "three-moment": pl.ThreeMoment(2.0, 0.3, _column(0.6, -0.6, 0.0)),
     "empirical": pl.Empirical(TABLE[None, None]),
@@ -257,9 +256,8 @@ def test_zero_variance_in_a_mixture_and_a_maximum():
     _, gradient = run(narrow, jnp.asarray(-0.2))
     np.testing.assert_allclose(gradient.components[0].sigma, within, rtol=1e-5)
     np.testing.assert_allclose(mixture.variance(), 0.75 * 0.25 * 4)
-    slowest = pl.Maximum(pl.LogNormal(1.0, 0.0), 4)
-    gradient = eqx.filter_grad(lambda m: m.mean())(slowest)
-    np.testing.assert_allclose(gradient.base.sigma, 1.029375373, rtol=1e-8)
+    gradient = eqx.filter_grad(lambda law: _moments_of_maximum(law, 4)[0])(pl.LogNormal(1.0, 0.0))
+    np.testing.assert_allclose(gradient.sigma, 1.029375373, rtol=1e-8)
 
 
 @pytest.mark.parametrize("skewness", [0.0, 1e-9, 1e-3, 0.3, 1.0, -0.5])
@@ -297,25 +295,36 @@ def test_mixture_against_brentq():
     np.testing.assert_allclose(x, np.array(expected), rtol=1e-10)
 
 
-def test_maximum_against_closed_forms():
+@eqx.filter_jit
+def _moments_of_maximum(law, count):
+    def latency(z):
+        return law.from_normal(pl.score_of_maximum(z, count))
+
+    mean = expectation(latency, law.dtype)
+    variance = expectation(lambda z: (latency(z) - mean) ** 2, law.dtype)
+    return mean, variance, expectation(lambda z: (latency(z) - mean) ** 3, law.dtype)
+
+
+def test_score_of_maximum_against_closed_forms():
     """Of exponential copies (harmonic numbers), of normal copies, and of drawn copies."""
-    run = eqx.filter_jit(lambda m: (m.mean(), m.variance(), m.third_moment()))
     k = np.arange(1, 65)
-    mean, variance, third = run(pl.Maximum(pl.Weibull(2.0, 1.0), 64))
+    mean, variance, third = _moments_of_maximum(pl.Weibull(2.0, 1.0), 64)
     np.testing.assert_allclose(mean, 2 * np.sum(1 / k), rtol=1e-10)
     np.testing.assert_allclose(variance, 4 * np.sum(1 / k**2), rtol=1e-10)
     np.testing.assert_allclose(third, 16 * np.sum(1 / k**3), rtol=1e-9)
-    mean, variance, _ = run(pl.Maximum(pl.Normal(100.0, 1.0), 2))
+    mean, variance, _ = _moments_of_maximum(pl.Normal(100.0, 1.0), 2)
     np.testing.assert_allclose(mean - 100, 1 / np.sqrt(np.pi), rtol=1e-10)
     np.testing.assert_allclose(variance, 1 - 1 / np.pi, rtol=1e-10)
 
     base = pl.LogNormal(1.0, 0.3)
     draws = np.asarray(base.sample(jr.key(3), (20_000, 24))).max(axis=1)
-    levels = pl.Maximum(base, 24).cdf(jnp.asarray(draws))
-    assert st.kstest(np.asarray(levels), "uniform").pvalue > 0.01
-
-    same = pl.Maximum(base, 1)
-    np.testing.assert_array_equal(same.from_normal(SCORES), base.from_normal(SCORES))
+    # Each copy has the score that the slowest of 24 has: so the slowest have the law of one copy.
+    scores = pl.score_of_maximum(base.to_normal(draws[:1000]), 24)
+    levels = st.norm.cdf(np.asarray(base.to_normal(draws))) ** 24
+    assert st.kstest(levels, "uniform").pvalue > 0.01
+    found = st.norm.cdf(np.asarray(scores)) ** 24
+    np.testing.assert_allclose(found, st.norm.cdf(base.to_normal(draws[:1000])), rtol=1e-10)
+    np.testing.assert_array_equal(pl.score_of_maximum(jnp.asarray(SCORES), 1), SCORES)
 
 
 def test_tails_of_the_normal():
@@ -381,7 +390,6 @@ def _batched():
         "mixture": mixture,
         "scaled": pl.Scaled(pl.LogNormal(1.0, 0.2), a),
         "shifted": pl.Shifted(pl.LogNormal(a, 0.2), 1.0),
-        "maximum": pl.Maximum(pl.LogNormal(1.0, b), 4),
         "three-moment": pl.ThreeMoment(a, b, 0.3),
     }
 
@@ -482,14 +490,13 @@ def test_registry():
         "slow_weight": 0.01,
         "slow_factor": 2.0,
     }
-    for family, names in pl.latency_families().items():
-        given = {name: parameters[name] for name in names if name in parameters}
-        latency = pl.make_latency(family, given)
+    for family, one in pl.families().items():
+        latency = pl.make_latency(family, {name: parameters[name] for name in one.parameters})
         assert latency.batch_shape == ()
     given = {"sigma": 0.0, "slow_weight": 0.25, "slow_factor": 3.0}
     slow = pl.make_latency("lognormal-mixture", given)
     np.testing.assert_allclose(slow.mean(), 1.5)
-    assert pl.make_latency("gamma", {"mean": 2.0, "cv": 0.1}).mean() == 2.0
+    assert pl.make_latency("gamma", {"cv": 0.1}).mean() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -521,7 +528,7 @@ BAD = [
     (pl.Empirical([1.0, 3.0, 2.0]), r"`Empirical` got `table\[2\]=2.0`; .* non-decreasing"),
     (pl.Mixture([0, 0], (pl.Constant(1.0),) * 2), r"`weights\[0\]=0.0`; .* not all 0"),
     (pl.Mixture([1, -1], (pl.Constant(1.0),) * 2), r"`weights\[0\]=1.0|`weights\[1\]=-1.0"),
-    (pl.Maximum(pl.Scaled(pl.LogNormal(1.0, 0.1), -2.0), 2), "`Scaled` got `factor=-2.0`"),
+    (pl.Shifted(pl.Scaled(pl.LogNormal(1.0, 0.1), -2.0), 2.0), "`Scaled` got `factor=-2.0`"),
     (pl.Shifted(pl.LogNormal(1.0, -0.1), 2.0), "`LogNormal` got `sigma=-0.1`"),
 ]
 
@@ -543,7 +550,6 @@ def test_check_passes_over_good_values_and_tracers():
     [
         (lambda: pl.LogNormal(np.ones(2), np.ones(3)), "do not broadcast"),
         (lambda: pl.Gamma(np.ones(2), np.ones((1, 2))), "differ in rank"),
-        (lambda: pl.Maximum(pl.Constant(1.0), 0), "`count=0`; it must be at least 1"),
         (lambda: pl.Mixture([1.0], (pl.Constant(1.0),) * 2), "for 2 components"),
         (lambda: pl.Empirical([1.0, 2.0]), "at least 3 nodes"),
         (lambda: pl.empirical_from_samples([]), "at least one"),

@@ -9,7 +9,7 @@ import equinox as eqx
 import pytest
 
 import prism_jax
-from prism_jax import analysis, data, engine, latency, program
+from prism_jax import analysis, engine, latency, program
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -53,13 +53,6 @@ def test_importing_imports_only_what_is_needed():
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
-
-
-def test_files_and_laws_use_the_same_names_of_families():
-    known = latency.latency_families()
-    for family, parameters in data.FAMILIES.items():
-        if family != "two-regimes":
-            assert set(parameters) <= set(known[family])
 
 
 def test_files_that_the_readme_names_exist():

@@ -253,7 +253,7 @@ def test_registry():
     assert interleaved == InterleavedOneFOneB(2, 4, 3, 4)
     bfs = make_schedule("looped-bfs", num_ranks=2, num_microbatches=4, virtual_stages=3)
     assert bfs == LoopedBFS(2, 4, 3)
-    assert all(issubclass(cls, AbstractSchedule) for cls in schedules.values())
+    assert all(issubclass(cls, AbstractSchedule) for cls in schedules().values())
 
 
 @pytest.mark.parametrize(

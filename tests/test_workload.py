@@ -9,10 +9,10 @@ from prism_jax.workload import (
     Kernel,
     Workload,
     block_mean,
-    kernel_flop,
     layers_of_stages,
-    lower_job,
 )
+
+from .helpers import lower_job
 
 
 _H100 = "gpt3-175b-h100-4096"
@@ -38,11 +38,22 @@ def _kernels(block: Block) -> Counter[Kernel]:
     return counts
 
 
+def _kernel_flop(kernel: Kernel) -> float:
+    """The floating-point operations that a kernel of a workload executes, read from its name."""
+    if kernel.kind == "gemm":
+        return 2.0 * math.prod(int(part) for part in kernel.size.split()[1].split("x"))
+    if kernel.kind == "attention":
+        _, shape, phase = kernel.size.split()
+        products = 5 if phase == "backward" else 2
+        return float(products * math.prod(int(part) for part in shape.split("x")))
+    return 0.0
+
+
 def _flop(job: Job, workload: Workload) -> float:
     """The FLOPs of a replica's step."""
     total = 0.0
     for block in (*workload.forward, *workload.backward):
-        total += sum(kernel_flop(kernel) * count for kernel, count in _kernels(block).items())
+        total += sum(_kernel_flop(kernel) * count for kernel, count in _kernels(block).items())
     return total * workload.group_size * job.schedule.num_microbatches
 
 

@@ -8,7 +8,9 @@ from scipy.special import ndtri
 
 from prism_jax.data import Job, Kernels, list_jobs, load_job
 from prism_jax.schedule import evaluate, make_schedule
-from prism_jax.workload import Block, Kernel, lower_job
+from prism_jax.workload import Block, Kernel
+
+from .helpers import lower_job
 
 
 def _normal_maximum(n: float) -> float:

@@ -91,7 +91,7 @@ def criticality(
     # Evenly over the band.
     chosen = np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
     ops = program.ops
-    compute = ops.phase.value != "SR"
+    compute = ~ops.is_send_recv
     labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
     total = {name: np.zeros(program.num_ops) for name in ("probability", "latency_s", "slack_s")}
     parts = {

@@ -7,7 +7,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import Composed, composed_steps, given_the_rest, pull_back
 from ..program import Program
-from ._objectives import AbstractObjective, Exceedance, Mean, bandwidth, check_objective
+from ._density import bandwidth
+from ._objectives import AbstractObjective, Mean, check_objective
 
 
 def estimate(
@@ -27,8 +28,7 @@ def estimate(
     **Arguments:**
 
     - `program`: the step.
-    - `objective`: which figure: `Mean()`, `Std()`, `Quantile(q)`, `CVaR(q)`, `Exceedance(t)`,
-        `CRPS(measured)`.
+    - `objective`: which figure, such as `Mean()`, `Quantile(q)` or `Exceedance(t)`.
     - `num_samples`: how many steps to simulate.
     - `key`: a `jax.random` key. The same key gives common random numbers.
 
@@ -52,8 +52,8 @@ def figure(
     `composed_steps` for `like`.
     """
     composed = composed_steps(program, num_samples=num_samples, key=key, like=like)
-    if isinstance(objective, Exceedance):
-        conditional = given_the_rest(composed, objective.threshold, bandwidth(composed.steps))
+    if objective.exceeds is not None:
+        conditional = given_the_rest(composed, objective.exceeds, bandwidth(composed.steps))
         if conditional is not None:
             composed, objective = conditional, Mean()
     return objective.value(composed.steps), composed, objective

@@ -95,7 +95,7 @@ def turn(program: Program, knobs: Knobs) -> Program:
 def _by_stage(program: Program, knobs: Knobs) -> Adjustment:
     """Groups of ops by stage; communication is apart."""
     ops = program.ops
-    stage = np.where(ops.phase.value == "SR", -1, ops.stage.value)
+    stage = np.where(ops.is_send_recv, -1, ops.stage.value)
     return adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread)
 
 

@@ -6,20 +6,18 @@ import math
 import equinox as eqx
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float
 
 from .._misc import FrozenArray
 from ..engine import check_num_samples
+from ._density import Steps, density_at, regression_at
 from ._score import crps
-
-
-Steps = Float[np.ndarray, " steps"]
 
 
 class AbstractObjective(eqx.Module):
     """A figure of the law of the step time, and how it depends on the steps.
 
-    All methods take composed steps in seconds, in float64 on the host.
+    All methods take composed steps in seconds, in float64 on the host. The properties have defaults
+    that hold for a figure in seconds of which nothing more is known.
     """
 
     @property
@@ -30,7 +28,19 @@ class AbstractObjective(eqx.Module):
     @property
     def monotone(self) -> bool:
         """Whether slower steps never make it less."""
-        return True
+        return False
+
+    @property
+    def share(self) -> float:
+        """The least share of the steps that it rests on: those beyond a quantile."""
+        return 1.0
+
+    @property
+    def exceeds(self) -> float | None:
+        """Of the probability that a step takes longer than a threshold, that threshold in seconds.
+        Its value is then found without indicators, see `Exceedance`.
+        """
+        return None
 
     @abc.abstractmethod
     def value(self, steps: Steps) -> float:
@@ -52,6 +62,10 @@ class AbstractObjective(eqx.Module):
 class Mean(AbstractObjective):
     """The mean step time, in seconds."""
 
+    @property
+    def monotone(self) -> bool:
+        return True
+
     def value(self, steps: Steps) -> float:
         return float(np.mean(steps))
 
@@ -64,10 +78,6 @@ class Mean(AbstractObjective):
 
 class Std(AbstractObjective):
     """The standard deviation of the step time, in seconds."""
-
-    @property
-    def monotone(self) -> bool:
-        return False
 
     def value(self, steps: Steps) -> float:
         return float(np.std(steps))
@@ -98,15 +108,23 @@ class Quantile(AbstractObjective):
     def __check_init__(self):
         _check_probability(self.q)
 
+    @property
+    def monotone(self) -> bool:
+        return True
+
+    @property
+    def share(self) -> float:
+        return min(self.q, 1 - self.q)
+
     def value(self, steps: Steps) -> float:
         return float(np.quantile(steps, self.q))
 
     def slope(self, steps: Steps) -> Steps:
-        return _regression_at(steps, self.value(steps))
+        return regression_at(steps, self.value(steps))
 
     def influence(self, steps: Steps) -> Steps:
         at = self.value(steps)
-        density = _density(steps, at)
+        density = density_at(steps, at)
         below = steps <= at
         return (np.mean(below) - below) / density
 
@@ -120,6 +138,14 @@ class CVaR(AbstractObjective):
 
     def __check_init__(self):
         _check_probability(self.q)
+
+    @property
+    def monotone(self) -> bool:
+        return True
+
+    @property
+    def share(self) -> float:
+        return 1 - self.q
 
     def value(self, steps: Steps) -> float:
         at = np.quantile(steps, self.q)
@@ -158,12 +184,20 @@ class Exceedance(AbstractObjective):
     def unit(self) -> str:
         return "1"
 
+    @property
+    def monotone(self) -> bool:
+        return True
+
+    @property
+    def exceeds(self) -> float:
+        return self.threshold
+
     def value(self, steps: Steps) -> float:
         return float(np.mean(steps > self.threshold))
 
     def slope(self, steps: Steps) -> Steps:
-        density = _density(steps, self.threshold, corrected=True)
-        return density * _regression_at(steps, self.threshold)
+        density = density_at(steps, self.threshold, corrected=True)
+        return density * regression_at(steps, self.threshold)
 
     def influence(self, steps: Steps) -> Steps:
         above = steps > self.threshold
@@ -178,10 +212,6 @@ class CRPS(AbstractObjective):
     """
 
     measured: FrozenArray = eqx.field(static=True)
-
-    @property
-    def monotone(self) -> bool:
-        return False
 
     def __init__(self, measured: ArrayLike):
         self.measured = FrozenArray(np.sort(np.asarray(measured, float)))
@@ -207,14 +237,14 @@ def check_objective(objective) -> None:
     """Raises a `ValueError` unless it is one."""
     if not isinstance(objective, AbstractObjective):
         raise ValueError(
-            f"The objective {objective!r} must be one of `Mean()`, `Std()`, `Quantile(q)`, "
-            "`CVaR(q)`, `Exceedance(threshold)` and `CRPS(measured)`."
+            f"The objective {objective!r} must be an `AbstractObjective`, such as `Mean()` or "
+            "`Quantile(0.95)`."
         )
 
 
 def check_reached(objective: AbstractObjective, value: float) -> None:
     """Raises a `ValueError` where a probability is zero or one: nothing would change it."""
-    if objective.unit == "1" and not 0 < value < 1:
+    if objective.exceeds is not None and not 0 < value < 1:
         raise ValueError(
             f"{objective!r} is {value:g}; give a threshold that some steps exceed and others do "
             "not."
@@ -228,14 +258,8 @@ _FEWEST_BEYOND = 3
 def check_steps(objective: AbstractObjective, num_samples: int, num_batches: int = 1) -> None:
     """Raises a `ValueError` where so many steps, in batches, do not reach as far as the figure."""
     number = check_num_samples(num_samples) // num_batches
-    match objective:
-        case Quantile():
-            share = min(objective.q, 1 - objective.q)
-        case CVaR():
-            share = 1 - objective.q
-        case _:
-            return
-    if share * number < _FEWEST_BEYOND:
+    share = objective.share
+    if share < 1 and share * number < _FEWEST_BEYOND:
         raise ValueError(
             f"{number:,} steps (of a batch) do not reach as far as {objective!r}, beyond which "
             f"{_FEWEST_BEYOND} should lie; raise `num_samples` "
@@ -259,48 +283,3 @@ def _mean_distance(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
 def _check_probability(q: float) -> None:
     if not 0 < q < 1:
         raise ValueError(f"The quantile `q={q}` must lie between 0 and 1.")
-
-
-def bandwidth(steps: Steps) -> float:
-    """Half the width, in seconds, of the kernels below (Silverman, "Density estimation for
-    statistics and data analysis", 1986, eq. 3.31), which tails do not widen.
-    """
-    low, high = np.quantile(steps, [0.25, 0.75])
-    std = float(np.std(steps))
-    width = min(std, float(high - low) / 1.349) if high > low else std
-    return 0.9 * width * len(steps) ** -0.2
-
-
-def _density(steps: Steps, at: float, *, corrected: bool = False) -> float:
-    """The density of the steps at `at`, per second. Corrected, its bias is of fourth order in the
-    bandwidth in place of second (Wand and Jones, "Kernel smoothing", 1995, section 2.8), and it
-    scatters by a third more; far out, where it would be negative, it is zero.
-    """
-    width = bandwidth(steps)
-    if width == 0:
-        return float(np.mean(steps == at))
-    squared = ((steps - at) / width) ** 2
-    kernel = np.exp(-0.5 * squared)
-    if corrected:
-        kernel *= (3 - squared) / 2
-    return max(float(np.mean(kernel)), 0) / (width * np.sqrt(2 * np.pi))
-
-
-def _regression_at(steps: Steps, at: float) -> Steps:
-    """The weights with which values of the steps give their local linear regression at `at` (Fan
-    and Gijbels, "Local polynomial modelling and its applications", 1996, eq. 3.11).
-    """
-    width = bandwidth(steps)
-    distance = np.abs(steps - at)
-    distance = distance / width if width > 0 else np.where(distance > 0, np.inf, 0)
-    nearest = np.min(distance)
-    if not np.isfinite(nearest):  # All steps are equal, and elsewhere.
-        return np.zeros(len(steps))
-    weights = np.exp(-0.5 * (distance**2 - nearest**2))
-    weights /= np.sum(weights)
-    away = steps - at
-    first, second = np.sum(weights * away), np.sum(weights * away**2)
-    spread = second - first**2
-    if spread <= 1e-3 * second:  # All that is near lies on one side.
-        return weights
-    return weights * (second - first * away) / spread

@@ -205,7 +205,7 @@ def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], f
     for stage in range(len(mean)):
         found["stage", f"stage {stage}", "mean"] = mean[stage]
         found["stage", f"stage {stage}", "spread"] = spread[stage]
-    compute = program.ops.phase.value != "SR"
+    compute = ~program.ops.is_send_recv
     rank_of_stage = np.zeros(len(mean), np.int64)
     rank_of_stage[program.ops.stage.value[compute]] = program.ops.rank.value[compute]
     of_ranks = np.bincount(rank_of_stage, mean, program.num_ranks)

@@ -198,7 +198,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
         )
     ops = program.ops
-    slow = (ops.rank.value == rank) & (ops.phase.value != "SR")
+    slow = (ops.rank.value == rank) & ~ops.is_send_recv
     one = jnp.ones((1,), program.latencies.mean.dtype)
     ranks = jnp.ones((program.num_ranks,), one.dtype)
     adjustment = adjusted(program, np.where(slow, 0, -1), one * factor, one, ranks)

@@ -96,7 +96,7 @@ def _place(text: str, option: str) -> tuple[str, int, float]:
 
 def _rank_of_stage(program, stage: int) -> int:
     ops = program.ops
-    mine = ops.rank.value[(ops.stage.value == stage) & (ops.phase.value != "SR")]
+    mine = ops.rank.value[(ops.stage.value == stage) & ~ops.is_send_recv]
     if not len(mine):
         raise ValueError(
             f"There is no stage {stage}; the program has 0 to {ops.stage.value.max()}."

@@ -13,7 +13,6 @@ from ._job import (
 )
 from ._kernels import (
     COMPONENTS as COMPONENTS,
-    FAMILIES as FAMILIES,
     Constant as Constant,
     Efficiency as Efficiency,
     Kernels as Kernels,
@@ -26,7 +25,6 @@ from ._load import (
     list_devices as list_devices,
     list_jobs as list_jobs,
     list_kernels as list_kernels,
-    list_models as list_models,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,

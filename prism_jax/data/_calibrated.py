@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from .._misc import unknown_name
-from ._kernels import COMPONENTS, FAMILIES, SHARED, Kernels, Variation
+from ._kernels import COMPONENTS, SHARED, Kernels, Variation
 from ._types import Positive, Text
 
 
@@ -41,13 +41,17 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
     )
 
 
+# What the components have beyond the parameters of their laws.
+_OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
+
+
 def check_variation(variation: Variation, where: str) -> None:
-    """Raises a `ValueError` of one sentence where family, kind or parameters do not fit."""
+    """Raises a `ValueError` of one sentence where component, kind and numbers do not fit. What a
+    family is and which parameters it has is known where programs are compiled.
+    """
     family, component = variation.family, variation.component
     if component not in COMPONENTS:
         raise ValueError(f"{where}: {unknown_name('component', component, COMPONENTS)}")
-    if family not in FAMILIES:
-        raise ValueError(f"{where}: {unknown_name('family', family, FAMILIES)}")
     if (component in SHARED) != (variation.kernel == ""):
         wrong = "is shared; leave `kernel` empty" if variation.kernel else "needs a `kernel`"
         raise ValueError(f"{where}: the component `{component}` {wrong}.")
@@ -56,17 +60,15 @@ def check_variation(variation: Variation, where: str) -> None:
             f"{where}: the component `{component}` cannot have the family `{family}`; `network` "
             "takes `two-regimes` or `constant`, all others any but `two-regimes`."
         )
-    allowed = FAMILIES[family]
-    if component == "stall":
-        allowed = (*allowed, "rate", "median_s")
+    own = () if component == "network" and family == "constant" else _OWN.get(component, ())
     for name, number in variation.parameters.items():
-        if name not in allowed:
-            raise ValueError(f"{where}: {unknown_name('parameter', name, allowed)}")
+        if component == "network" and name not in own:
+            raise ValueError(f"{where}: {unknown_name('parameter', name, own)}")
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(
                 f"{where}: `parameters` has `{name}={number:g}`; it must be finite and not "
                 "negative."
             )
-    missing = [name for name in allowed if name not in variation.parameters]
+    missing = [name for name in own if name not in variation.parameters]
     if missing:
         raise ValueError(f"{where}: `parameters` has no `{missing[0]}`; add it.")

@@ -20,12 +20,6 @@ def check_job(job: Job, where: str) -> None:
             f"{where}: `world_size` is {job.world_size}, but `layout` has {degrees} = "
             f"{layout.world_size} ranks; change one of them."
         )
-    if schedule.kind in ("1f1b", "gpipe") and schedule.virtual_stages != 1:
-        raise ValueError(
-            f"{where}: `schedule.virtual_stages` is {schedule.virtual_stages}, but "
-            f'`{schedule.kind}` has one stage per rank; use `kind = "interleaved-1f1b"`, or leave '
-            "it out."
-        )
     stages = layout.pp * schedule.virtual_stages
     if stages * schedule.num_microbatches > MAX_BLOCKS:
         raise ValueError(

@@ -8,17 +8,6 @@ import msgspec
 from ._types import Fraction, NonNegative, Positive, Text
 
 
-# The parameters of each family of factors. Only a factor's shape counts: it is divided by its mean.
-FAMILIES = {
-    "constant": (),
-    "normal": ("std",),
-    "lognormal": ("sigma",),
-    "shifted-lognormal": ("sigma", "shift"),
-    "gamma": ("cv",),
-    "weibull": ("shape",),
-    "lognormal-mixture": ("sigma", "slow_weight", "slow_factor"),
-    "two-regimes": ("probability", "slowdown"),
-}
 COMPONENTS = ("rank", "step", "microbatch", "residual", "stall", "network")
 SHARED = ("rank", "step", "microbatch", "network")
 
@@ -61,8 +50,9 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `kernel`: the kind; empty for the components that kernels share.
     - `component`: `residual` (each call of the kernel by itself), `stall`, or one that is shared:
         `rank`, `step`, `microbatch`, `network`.
-    - `family`: the law of the factor, or for a stall of its duration.
-    - `parameters`: of the law; a stall has `rate` (stalls per call) and `median_s` as well.
+    - `family`: the law of the factor, or for a stall of its duration; `two-regimes` of `network`.
+    - `parameters`: of the law; a stall has `rate` (stalls per call) and `median_s` as well, the
+        network `probability` and `slowdown`.
     - `source`: where the numbers are from.
     """
 

@@ -1,13 +1,14 @@
-from ._base import AbstractLatency as AbstractLatency
+from ._base import AbstractLatency as AbstractLatency, InFiles as InFiles
 from ._check import check as check
 from ._constant import Constant as Constant
 from ._empirical import Empirical as Empirical, empirical_from_samples as empirical_from_samples
 from ._gamma import Gamma as Gamma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
-from ._maximum import Maximum as Maximum, score_of_maximum as score_of_maximum
 from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal
-from ._registry import latency_families as latency_families, make_latency as make_latency
+from ._parameters import Rule as Rule
+from ._registry import families as families, make_latency as make_latency
+from ._scores import score_of_maximum as score_of_maximum
 from ._three_moment import (
     ThreeMoment as ThreeMoment,
     cube_normal as cube_normal,

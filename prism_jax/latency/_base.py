@@ -1,5 +1,7 @@
 import abc
 import math
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,6 +12,21 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ._parameters import Rule, parameter_dtype
+
+
+class InFiles(NamedTuple):
+    """How data files write a family, as a factor around a mean that they hold elsewhere.
+
+    **Attributes:**
+
+    - `family`: its name.
+    - `parameters`: the names of the parameters of its shape; all must be given.
+    - `make`: takes their values, in that order, to a latency of any scale.
+    """
+
+    family: str
+    parameters: tuple[str, ...]
+    make: Callable[..., "AbstractLatency"]
 
 
 class AbstractLatency(eqx.Module):
@@ -23,7 +40,13 @@ class AbstractLatency(eqx.Module):
     Parameters are array leaves of one dtype. They have equal rank or are scalars, and broadcast to
     `batch_shape`. The parameter that one would call the mean is called `location` in every family,
     because `mean` is a method.
+
+    A family is one file. What it may say beyond the abstract methods: `in_files`, its name in data
+    files; `log_sigma`, if it is log-normal; and with `widen.register`, which parameter is its
+    spread.
     """
+
+    in_files: ClassVar[InFiles | None] = None
 
     @property
     @abc.abstractmethod
@@ -70,13 +93,20 @@ class AbstractLatency(eqx.Module):
         """The third central moment (the third cumulant), in seconds cubed."""
 
     @abc.abstractmethod
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         """What `check` demands of the parameters that this class itself holds."""
 
     @property
     def dtype(self) -> jnp.dtype:
         """The floating dtype of the parameters, in which everything is computed."""
         return parameter_dtype(self)
+
+    @property
+    def log_sigma(self) -> Float[Array, "..."] | None:
+        r"""The $\sigma$ of a law that is a constant times $\exp(\sigma z)$, which needs no table of
+        its quantiles; `None` for all other laws.
+        """
+        return None
 
     def cdf(self, x: ArrayLike) -> Float[Array, "..."]:
         """The probability of a latency of at most `x`, elementwise; `x` as in `to_normal`."""

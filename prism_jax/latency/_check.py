@@ -19,7 +19,7 @@ def check(latency: AbstractLatency) -> None:
 
     `ValueError`, naming the family, the parameter, what was given and what is allowed.
     """
-    for name, value, holds, allowed in latency._rules():
+    for name, value, holds, allowed in latency.rules():
         if isinstance(value, Tracer):
             continue
         value = np.asarray(value)

@@ -2,13 +2,16 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
 from ._scores import step_score
+from ._widen import widen
 
 
 class Constant(AbstractLatency):
     """A latency that does not vary."""
+
+    in_files = InFiles("constant", (), lambda: Constant(1.0))
 
     value: Float[Array, "..."]
 
@@ -18,6 +21,10 @@ class Constant(AbstractLatency):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return self.value.shape
+
+    @property
+    def log_sigma(self) -> Float[Array, "..."]:
+        return jnp.zeros_like(self.value)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         shape = broadcast_batch(jnp.shape(z), self.batch_shape)
@@ -35,7 +42,7 @@ class Constant(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.zeros_like(self.value)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("value", self.value),)
 
 
@@ -43,3 +50,8 @@ Constant.__init__.__doc__ = """**Arguments:**
 
 - `value`: the latency, in seconds. Must be non-negative.
 """
+
+
+@widen.register(Constant)
+def _(law, factor):
+    return law

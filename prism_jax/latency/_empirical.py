@@ -173,7 +173,7 @@ class Empirical(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self._central_moment(3)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         def rises(table: np.ndarray) -> np.ndarray:
             steps = np.diff(table, axis=-1, prepend=table[..., :1])
             return np.isfinite(table) & (steps >= 0)

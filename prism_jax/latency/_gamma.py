@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,10 +6,11 @@ from jax.scipy.special import digamma, gammainc, gammaincc, gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._gamma_series import temme_series
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
 from ._scores import log_density, log_ndtr, score_of_tails, step_score
+from ._widen import widen
 
 
 # Within this |eta| the series of the normal limit converge fast.
@@ -166,6 +168,8 @@ class Gamma(AbstractLatency):
     incomplete gamma functions, which costs some hundred times more.
     """
 
+    in_files = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
+
     location: Float[Array, "..."]
     cv: Float[Array, "..."]
 
@@ -217,7 +221,7 @@ class Gamma(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return 2.0 * self.location**3 * self.cv**4
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("location", self.location), non_negative("cv", self.cv))
 
 
@@ -227,3 +231,8 @@ Gamma.__init__.__doc__ = """**Arguments:**
 - `cv`: the coefficient of variation, the standard deviation over the mean. Must be non-negative;
     zero gives a constant.
 """
+
+
+@widen.register(Gamma)
+def _(law, factor):
+    return eqx.tree_at(lambda one: one.cv, law, law.cv * factor)

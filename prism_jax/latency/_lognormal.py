@@ -2,9 +2,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
 from ._scores import step_score
+from ._widen import widen
 
 
 def _score(x: Array, median: Array, sigma: Array) -> Array:
@@ -30,6 +31,8 @@ class LogNormal(AbstractLatency):
     the median where it is.
     """
 
+    in_files = InFiles("lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma))
+
     median: Float[Array, "..."]
     sigma: Float[Array, "..."]
 
@@ -42,6 +45,10 @@ class LogNormal(AbstractLatency):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast_batch(self.median.shape, self.sigma.shape)
+
+    @property
+    def log_sigma(self) -> Float[Array, "..."]:
+        return self.sigma
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         return self.median * jnp.exp(self.sigma * jnp.asarray(z, self.dtype))
@@ -58,7 +65,7 @@ class LogNormal(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return _third_moment(self.median, self.sigma)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("median", self.median), non_negative("sigma", self.sigma))
 
 
@@ -69,8 +76,20 @@ LogNormal.__init__.__doc__ = """**Arguments:**
 """
 
 
+@widen.register(LogNormal)
+def _(law, factor):
+    sigma = law.sigma * factor
+    return LogNormal(law.median * jnp.exp(0.5 * (law.sigma**2 - sigma**2)), sigma)
+
+
 class ShiftedLogNormal(AbstractLatency):
     r"""A log-normal latency on top of a least latency, $s + m \exp(\sigma z)$."""
+
+    in_files = InFiles(
+        "shifted-lognormal",
+        ("sigma", "shift"),
+        lambda sigma, shift: ShiftedLogNormal(shift, 1.0, sigma),
+    )
 
     shift: Float[Array, "..."]
     median: Float[Array, "..."]
@@ -101,7 +120,7 @@ class ShiftedLogNormal(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.broadcast_to(_third_moment(self.median, self.sigma), self.batch_shape)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (
             non_negative("shift", self.shift),
             non_negative("median", self.median),

@@ -8,7 +8,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
+from ._lognormal import LogNormal
 from ._parameters import Rule, as_parameters, broadcast_batch
 from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
 
@@ -151,12 +152,24 @@ def _(primals, tangents):
     return x, jnp.where(atoms > 0, atom_dot / jnp.maximum(atoms, 1.0), out)
 
 
+def _slow_mixture(sigma: float, slow_weight: float, slow_factor: float) -> "Mixture":
+    """A log-normal of median one that is `slow_factor` times as long with some probability."""
+    if not 0 <= slow_weight <= 1:
+        raise ValueError(
+            f"`lognormal-mixture` got `slow_weight={slow_weight}`; it must be between 0 and 1."
+        )
+    body, slow = LogNormal(1.0, sigma), LogNormal(slow_factor, sigma)
+    return Mixture([1.0 - slow_weight, slow_weight], (body, slow))
+
+
 class Mixture(AbstractLatency):
     r"""A latency that follows one of several laws, chosen at random: $F = \sum_i w_i F_i$.
 
     Its quantile has no closed form: it is found by Newton's method between the quantiles of the
     components, and differentiated implicitly. Components of zero variance are allowed.
     """
+
+    in_files = InFiles("lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture)
 
     weights: Float[Array, "... components"]
     components: tuple[AbstractLatency, ...]
@@ -209,7 +222,7 @@ class Mixture(AbstractLatency):
             terms.append(share * third)
         return ft.reduce(jnp.add, terms)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         def adds_up(weights: np.ndarray) -> np.ndarray:
             good = np.isfinite(weights) & (weights >= 0)
             return good & (np.sum(weights, axis=-1, keepdims=True) > 0)

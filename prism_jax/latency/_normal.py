@@ -1,11 +1,13 @@
+import equinox as eqx
 import jax.numpy as jnp
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
 from ._scores import log_density, step_score
+from ._widen import widen
 
 
 class Normal(AbstractLatency):
@@ -15,6 +17,8 @@ class Normal(AbstractLatency):
     and `std ** 2` where zero is within a few standard deviations. Where it is not, the scores are
     those of the plain normal law to the last bit.
     """
+
+    in_files = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
 
     location: Float[Array, "..."]
     std: Float[Array, "..."]
@@ -86,7 +90,7 @@ class Normal(AbstractLatency):
         depth, hazard = self._hazard()
         return self.std**3 * hazard * ((hazard + depth) * (2.0 * hazard + depth) - 1.0)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("location", self.location), non_negative("std", self.std))
 
 
@@ -96,3 +100,8 @@ Normal.__init__.__doc__ = """**Arguments:**
 - `std`: the standard deviation before truncation, in seconds. Must be non-negative; zero gives a
     constant.
 """
+
+
+@widen.register(Normal)
+def _(law, factor):
+    return eqx.tree_at(lambda one: one.std, law, law.std * factor)

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, finite, non_negative
 from ._scores import step_score
 
@@ -53,6 +53,10 @@ class ThreeMoment(AbstractLatency):
     deviations at skewness one), so keep it within about one. The law is not truncated at zero.
     """
 
+    in_files = InFiles(
+        "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
+    )
+
     location: Float[Array, "..."]
     std: Float[Array, "..."]
     skewness: Float[Array, "..."]
@@ -98,7 +102,7 @@ class ThreeMoment(AbstractLatency):
         moment = b2 * (6.0 * b1**2 + 8.0 * b2**2 + 36.0 * b1 * b3 + 108.0 * b3**2)
         return jnp.broadcast_to(self.std**3 * moment, self.batch_shape)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (
             finite("location", self.location),
             non_negative("std", self.std),

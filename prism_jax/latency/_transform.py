@@ -47,7 +47,7 @@ class Scaled(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self.factor**3 * self.base.third_moment()
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("factor", self.factor),)
 
 
@@ -90,7 +90,7 @@ class Shifted(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.broadcast_to(self.base.third_moment(), self.batch_shape)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (finite("offset", self.offset),)
 
 

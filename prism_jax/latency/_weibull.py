@@ -4,13 +4,15 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
+from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative, positive
 from ._scores import expectation, log_ndtr, score_of_tails, step_score
 
 
 class Weibull(AbstractLatency):
     r"""A Weibull latency, with survival $\exp(-(x / \lambda)^k)$; shape one is the exponential."""
+
+    in_files = InFiles("weibull", ("shape",), lambda shape: Weibull(1.0, shape))
 
     scale: Float[Array, "..."]
     shape: Float[Array, "..."]
@@ -55,7 +57,7 @@ class Weibull(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self._central_moment(3)
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         return (non_negative("scale", self.scale), positive("shape", self.shape))
 
 

@@ -13,6 +13,7 @@ from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
 )
+from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._compile_profile import compile_profile as compile_profile
 from ._digest import digest as digest
 from ._program import (

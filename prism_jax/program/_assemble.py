@@ -130,7 +130,7 @@ def _of_kinds(variability: Variability, kinds: Sequence[str]) -> Variability:
 
 def _rows(graph: OpGraph, class_: np.ndarray, compute: np.ndarray) -> tuple[Ops, Rows]:
     """What the ops are; pairs of class and rank are numbered in the order of their first op."""
-    slowed = compute[class_] & (graph.phase != "SR")
+    slowed = compute[class_] & ~graph.is_send_recv
     rank = np.where(slowed, graph.rank, -1)
     pairs = class_ * (graph.rank.max(initial=0) + 2) + rank + 1
     _, first, pair = np.unique(pairs, return_index=True, return_inverse=True)

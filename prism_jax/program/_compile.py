@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import jax.numpy as jnp
+import msgspec
 
 from ..data import (
     Cluster,
@@ -19,7 +20,14 @@ from ..data import (
     check_parts,
 )
 from ..latency import AbstractLatency, Scaled, make_latency
-from ..schedule import make_schedule, op_graph
+from ..schedule import (
+    OVERLAPPED,
+    SEND_RECV,
+    AbstractSchedule,
+    OpGraph,
+    make_schedule,
+    op_graph,
+)
 from ..workload import Block, Segment, Workload, lower
 from ._assemble import assemble
 from ._program import Program
@@ -64,7 +72,7 @@ def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -
 def compile_program(
     model: Model,
     layout: Layout,
-    schedule: ScheduleConfig,
+    schedule: ScheduleConfig | AbstractSchedule,
     cluster: Cluster,
     *,
     training: Training,
@@ -76,7 +84,9 @@ def compile_program(
 
     **Arguments:**
 
-    - `model`, `layout`, `schedule`, `training`: what is trained and how it is laid out.
+    - `model`, `layout`, `training`: what is trained and how it is laid out.
+    - `schedule`: the order of the ops: what a job file says of it, or any schedule, to whose stages
+        the layers are dealt evenly.
     - `cluster`: the machine.
     - `kernels`: how fast its kernels are, and how much they vary.
     - `variability`: laws to use in place of those of `kernels`.
@@ -90,18 +100,11 @@ def compile_program(
 
     `ValueError` where the layout does not fit the model or the cluster, or the schedule deadlocks.
     """
-    check_parts(model, layout, schedule, training, cluster)
-    workload = lower(model, layout, schedule, training, cluster, kernels)
-    order = make_schedule(
-        schedule.kind,
-        num_ranks=layout.pp,
-        num_microbatches=schedule.num_microbatches,
-        virtual_stages=schedule.virtual_stages,
-        microbatch_group_size=schedule.microbatch_group_size,
-    )
-    blocking = schedule.blocking
-    if blocking is None:
-        blocking = schedule.kind == "1f1b"  # As Megatron-LM's, which cannot overlap them.
+    config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
+    check_parts(model, layout, config, training, cluster)
+    order = _order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
+    workload = lower(model, layout, config, training, cluster, kernels, order.stage_to_rank)
+    blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
     return assemble(
         graph,
@@ -117,19 +120,70 @@ def compile_program(
     )
 
 
-def blocks_of(graph, workload: Workload) -> list[Block]:
-    """The block of each op of a graph."""
+def _order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
+    return make_schedule(
+        config.kind,
+        num_ranks=layout.pp,
+        num_microbatches=config.num_microbatches,
+        virtual_stages=config.virtual_stages,
+        microbatch_group_size=config.microbatch_group_size,
+    )
+
+
+def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
+    if schedule.num_ranks != layout.pp:
+        raise ValueError(
+            f"The schedule is for {schedule.num_ranks} pipeline ranks, but `layout.pp` is "
+            f"{layout.pp}; change one of them."
+        )
+    stages, chains = schedule.num_stages, len(schedule.chain_starts)
+    if chains > 1 or stages % layout.pp != 0:
+        raise ValueError(
+            f"The schedule has {stages} stages in {chains} chains on {layout.pp} ranks; layers can "
+            "be dealt to one chain with equally many stages on each rank."
+        )
+    return ScheduleConfig(
+        kind=type(schedule).__name__,
+        num_microbatches=schedule.num_microbatches,
+        virtual_stages=stages // layout.pp,
+        microbatch_group_size=schedule.microbatch_group_size,
+    )
+
+
+def blocks_of(graph: OpGraph, workload: Workload) -> list[Block]:
+    """The block of each op of a graph. What overlaps takes as long as one after the other.
+
+    **Raises:**
+
+    `ValueError` for backwards that are split in two.
+    """
     transfers = {pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()}
     phases = {"F": workload.forward, "B": workload.backward}
-    columns = (graph.phase, graph.stage, graph.rank, graph.peer)
-    return [
-        transfers[rank, peer] if phase == "SR" else phases[phase][stage]
-        for phase, stage, rank, peer in zip(*(c.tolist() for c in columns), strict=True)
-    ]
+    split = sorted({*graph.phase.tolist()} - {*phases, OVERLAPPED, SEND_RECV})
+    if split:
+        raise ValueError(
+            f"The schedule has ops of phase {' and '.join(split)}, but the blocks of a model have "
+            "whole backwards; use B, or `compile_graph` with latencies of your own."
+        )
+    columns = (graph.phase, graph.stage, graph.other_stage, graph.rank, graph.peer)
+    blocks = []
+    for phase, stage, other, rank, peer in zip(*(c.tolist() for c in columns), strict=True):
+        if phase == SEND_RECV:
+            blocks.append(transfers[rank, peer])
+        elif phase == OVERLAPPED:
+            blocks.append(workload.forward[stage] + workload.backward[other])
+        else:
+            blocks.append(phases[phase][stage])
+    return blocks
 
 
 def variability_of(variations: Iterable[Variation]) -> Variability:
-    """The laws that a profile holds."""
+    """The laws that a profile holds.
+
+    **Raises:**
+
+    `ValueError` of one sentence where a family is unknown, or its parameters do not fit.
+    """
     residual, stalls, shared = {}, {}, {}
     network = None
     for variation in variations:
@@ -150,11 +204,15 @@ def variability_of(variations: Iterable[Variation]) -> Variability:
 
 
 def _law(variation: Variation) -> AbstractLatency:
-    return make_latency(variation.family, variation.parameters)
+    try:
+        return make_latency(variation.family, variation.parameters)
+    except ValueError as error:
+        of = f" of `{variation.kernel}`" if variation.kernel else ""
+        raise ValueError(f"the law of the {variation.component}{of}: {error}") from None
 
 
 def _stall(variation: Variation) -> Stall:
     parameters = dict(variation.parameters)
     rate, median = parameters.pop("rate"), parameters.pop("median_s")
-    law = make_latency(variation.family, parameters)
+    law = _law(msgspec.structs.replace(variation, parameters=parameters))
     return Stall(jnp.asarray(rate, float), Scaled(law, median))

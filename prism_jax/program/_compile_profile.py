@@ -29,7 +29,10 @@ def compile_profile(profile: Profile) -> Program:
     """
     _check(profile)
     step = step_graph(profile.job, profile.outline)
-    variability = variability_of(profile.variability)
+    try:
+        variability = variability_of(profile.variability)
+    except ValueError as error:
+        raise ValueError(f"Profile `{profile.name}`: {error}") from None
     return assemble(step.graph, _blocks(profile, step), variability=variability)
 
 

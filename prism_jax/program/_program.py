@@ -2,9 +2,11 @@
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Bool
 
 from .._misc import FrozenArray
 from ..maxplus import Levels
+from ..schedule import SEND_RECV
 from ._adjustment import Adjustment
 from ._collapse import Blocks
 from ._table import LatencyTable
@@ -28,6 +30,11 @@ class Ops(eqx.Module):
     microbatch: FrozenArray = eqx.field(static=True)
     rank: FrozenArray = eqx.field(static=True)
     row: FrozenArray = eqx.field(static=True)
+
+    @property
+    def is_send_recv(self) -> Bool[np.ndarray, " ops"]:
+        """Whether an op is a send_recv; the others compute."""
+        return self.phase.value == SEND_RECV
 
 
 class Rows(eqx.Module):

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Job, Outline
-from ..schedule import OpGraph, make_schedule, op_graph
+from ..schedule import SEND_RECV, OpGraph, make_schedule, op_graph, replay as replay_graph
 from ..trace import Trace, groups
 
 
@@ -50,6 +50,12 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
     )
     # As recorded: a transfer is an op of both of its workers.
     pipeline = op_graph(schedule, blocking=job.schedule.blocking is not False)
+    split = sorted({*pipeline.phase.tolist()} - {"F", "B", SEND_RECV})
+    if split:
+        raise ValueError(
+            f"Job `{job.name}` runs `{job.schedule.kind}` with ops of phase {split}; only traces "
+            "of whole forwards and backwards can be read."
+        )
     nodes = _Nodes(dp, pp)
     nodes.add_calls(outline.before)
     for worker in range(dp * pp):
@@ -134,7 +140,7 @@ class _Nodes:
             waits = [new[p] for p in graph.predecessors[op]]
             numbered = {"phase": phase, "call": microbatch}
             numbered["microbatch"] = d * num_microbatches + microbatch
-            if phase == "SR":
+            if phase == SEND_RECV:
                 back = bool(graph.backward[op])
                 if not back and microbatch == 0:
                     waits += starts[d * pp + peer]  # Its first op of the pipeline.
@@ -217,8 +223,5 @@ def replay(
     step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
 ) -> Float[np.ndarray, " steps"]:
     """Step times of given latencies: each op starts when all that it waits for has ended."""
-    ends = np.empty_like(latencies)
-    for op, before in enumerate(step.graph.predecessors):
-        ready = ends[list(before)].max(axis=0) if before else 0.0
-        ends[op] = ready + latencies[op]
+    _, ends = replay_graph(step.graph.predecessors, latencies)
     return ends[[n for nodes in step.graph.last for n in nodes]].max(axis=0)

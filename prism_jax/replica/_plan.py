@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from ..latency import AbstractLatency, Constant, LogNormal
+from ..latency import AbstractLatency, Constant
 from ..maxplus import bucket
 from ..program import (
     NODE_SCORES,
@@ -247,7 +247,7 @@ def _counts(rates, structure: Structure, dtype) -> Float[Array, " counts"]:
 
 def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
     """The parameter of a log-normal law, zero for others."""
-    return jnp.asarray(law.sigma if isinstance(law, LogNormal) else 0.0, dtype)
+    return jnp.asarray(0.0 if law.log_sigma is None else law.log_sigma, dtype)
 
 
 def _tabulate(law: AbstractLatency, dtype) -> Table:

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
-from ..latency import Constant, LogNormal
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
 from ..program import KINDS, Collapse, Program
 from ._sequences import Sequences, sequences_of
@@ -152,7 +151,7 @@ def _needs_tables(program: Program) -> bool:
     table, direct = program.latencies, program.blocks.direct.value
     single = {table.kinds[kind] for kind in table.kind.value[direct[direct >= 0]]}
     laws = [program.variability.residual[kind] for kind in single]
-    closed = all(isinstance(law, LogNormal | Constant) for law in laws)
+    closed = all(law.log_sigma is not None for law in laws)
     return not closed or program.resolution == "kernel"
 
 

@@ -7,3 +7,5 @@ from ._interleaved import InterleavedOneFOneB as InterleavedOneFOneB
 from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB
 from ._registry import make_schedule as make_schedule, schedules as schedules
+from ._replay import replay as replay
+from ._token import OVERLAPPED as OVERLAPPED, SEND_RECV as SEND_RECV

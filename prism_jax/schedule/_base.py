@@ -1,5 +1,6 @@
 import abc
 import operator
+from typing import ClassVar
 
 
 class AbstractSchedule(abc.ABC):
@@ -10,12 +11,22 @@ class AbstractSchedule(abc.ABC):
     serves them all: `num_ranks` pipeline ranks, `num_microbatches` microbatches in a step, and
     `virtual_stages` stages on each rank. A `stage` is the global virtual stage, as PyTorch
     numbers it.
+
+    A job file names a schedule by its `kind`, and the fields that the class has are what the file
+    may say of it: those of `make_schedule`.
     """
+
+    # The name in job files; None for what these cannot write.
+    kind: ClassVar[str | None] = None
+    # Whether send_recvs block unless one says otherwise.
+    blocking: ClassVar[bool] = False
 
     num_ranks: int
     num_microbatches: int
     # The first stage of each independent chain of stages; only DualPipe has more than one chain.
     chain_starts: tuple[int, ...] = (0,)
+    # How many microbatches a rank runs through one of its stages before the next; None: num_ranks.
+    microbatch_group_size: int | None = None
 
     @property
     @abc.abstractmethod

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from ._base import AbstractSchedule
 from ._custom import CustomSchedule
 from ._graph import OpGraph, op_graph
+from ._replay import replay
 from ._token import OVERLAPPED, PHASES, SEND_RECV, Action
 
 
@@ -103,12 +104,7 @@ def _latencies(
 
 
 def _run(graph: OpGraph, latency: np.ndarray) -> Timeline:
-    starts = []
-    ends = []
-    for before, duration in zip(graph.predecessors, latency.tolist(), strict=True):
-        start = max([ends[op] for op in before], default=0.0)
-        starts.append(start)
-        ends.append(start + duration)
+    starts, ends = replay(graph.predecessors, latency)
     columns = (
         graph.phase.tolist(),
         graph.stage.tolist(),
@@ -118,11 +114,11 @@ def _run(graph: OpGraph, latency: np.ndarray) -> Timeline:
     )
     tokens = [Action(*column).token for column in zip(*columns, strict=True)]
     return Timeline(
-        makespan=max(ends),
+        makespan=float(ends.max()),
         op=tuple([tokens[op] for op in order] for order in graph.orders),
-        start=tuple(np.array([starts[op] for op in order]) for order in graph.orders),
-        end=tuple(np.array([ends[op] for op in order]) for order in graph.orders),
-        rank_ends=np.array([max((ends[op] for op in ops), default=0.0) for ops in graph.last]),
+        start=tuple(starts[list(order)] for order in graph.orders),
+        end=tuple(ends[list(order)] for order in graph.orders),
+        rank_ends=np.array([ends[list(ops)].max(initial=0.0) for ops in graph.last]),
         busy=np.array([latency[list(order)].sum() for order in graph.orders]),
     )
 

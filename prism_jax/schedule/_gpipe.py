@@ -11,6 +11,8 @@ class GPipe(AbstractSchedule):
     gives the same makespan when all microbatches cost the same.)
     """
 
+    kind = "gpipe"
+
     num_ranks: int
     num_microbatches: int
 

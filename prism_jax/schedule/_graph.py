@@ -61,6 +61,11 @@ class OpGraph:
         """The number of pipeline ranks."""
         return len(self.orders)
 
+    @property
+    def is_send_recv(self) -> Bool[np.ndarray, "ops"]:
+        """Whether an op is a send_recv; the others compute."""
+        return self.phase == SEND_RECV
+
 
 def op_graph(schedule: AbstractSchedule, *, blocking: bool = False) -> OpGraph:
     """Builds the graph of a schedule's ops.

@@ -17,6 +17,8 @@ class InterleavedOneFOneB(AbstractSchedule):
         `op_graph` and `evaluate` report. Megatron-LM refuses all such inputs.
     """
 
+    kind = "interleaved-1f1b"
+
     num_ranks: int
     num_microbatches: int
     virtual_stages: int

@@ -11,6 +11,8 @@ class LoopedBFS(AbstractSchedule):
     each stage, in reverse.
     """
 
+    kind = "looped-bfs"
+
     num_ranks: int
     num_microbatches: int
     virtual_stages: int

@@ -11,6 +11,9 @@ class OneFOneB(AbstractSchedule):
     backwards that are left. At most `p - r` microbatches are in flight on it.
     """
 
+    kind = "1f1b"
+    blocking = True  # As Megatron-LM's, which cannot overlap them.
+
     num_ranks: int
     num_microbatches: int
 

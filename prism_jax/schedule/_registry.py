@@ -1,20 +1,12 @@
 import dataclasses
 
-from .._misc import unknown_name
+from .._misc import subclasses, unknown_name
 from ._base import AbstractSchedule
-from ._gpipe import GPipe
-from ._interleaved import InterleavedOneFOneB
-from ._looped_bfs import LoopedBFS
-from ._one_f_one_b import OneFOneB
 
 
-# The names that job files use. A new schedule is a file, and a line here and in `__init__.py`.
-schedules: dict[str, type[AbstractSchedule]] = {
-    "gpipe": GPipe,
-    "1f1b": OneFOneB,
-    "interleaved-1f1b": InterleavedOneFOneB,
-    "looped-bfs": LoopedBFS,
-}
+def schedules() -> dict[str, type[AbstractSchedule]]:
+    """The schedules that job files can name, those of other packages too."""
+    return {cls.kind: cls for cls in subclasses(AbstractSchedule) if cls.kind is not None}
 
 
 def make_schedule(
@@ -29,7 +21,7 @@ def make_schedule(
 
     **Arguments:**
 
-    - `kind`: `gpipe`, `1f1b`, `interleaved-1f1b` or `looped-bfs`.
+    - `kind`: the name of a schedule in job files, such as `1f1b`.
     - `num_ranks`: the number of pipeline ranks.
     - `num_microbatches`: the number of microbatches in a step.
     - `virtual_stages`: the number of stages on each rank.
@@ -39,8 +31,9 @@ def make_schedule(
 
     A schedule.
     """
-    if kind not in schedules:
-        raise ValueError(unknown_name("schedule", kind, schedules))
+    known = {name: _options(cls) for name, cls in schedules().items()}
+    if kind not in known:
+        raise ValueError(unknown_name("schedule", kind, known))
     given = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
@@ -49,14 +42,14 @@ def make_schedule(
     }
     defaults = {"virtual_stages": 1, "microbatch_group_size": None}
     for name, default in defaults.items():
-        if given[name] != default and name not in _options(kind):
-            others = " or ".join(f"`{other}`" for other in schedules if name in _options(other))
+        if given[name] != default and name not in known[kind]:
+            others = " or ".join(f"`{other}`" for other in known if name in known[other])
             raise ValueError(
                 f"The schedule `{kind}` has no `{name}`, but `{name}={given[name]!r}` is given; "
                 f"leave it out, or use {others}."
             )
-    return schedules[kind](**{name: given[name] for name in given if name in _options(kind)})
+    return schedules()[kind](**{name: given[name] for name in given if name in known[kind]})
 
 
-def _options(kind: str) -> set[str]:
-    return {field.name for field in dataclasses.fields(schedules[kind])}  # pyright: ignore
+def _options(cls: type[AbstractSchedule]) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}  # pyright: ignore

@@ -268,10 +268,10 @@ def _scan(path: pathlib.Path) -> "pl.LazyFrame":
 
 
 def _check_job(job: Job) -> None:
-    if job.schedule.kind not in ("1f1b", "gpipe") or job.schedule.virtual_stages > 1:
+    if job.schedule.virtual_stages > 1:
         raise ValueError(
-            f"Job `{job.name}` runs {job.schedule.kind} with {job.schedule.virtual_stages} virtual "
-            "stages; traces of `1f1b` and `gpipe` without virtual stages can be read."
+            f"Job `{job.name}` has {job.schedule.virtual_stages} virtual stages on each rank; only "
+            "traces with one stage on each can be read."
         )
 
 

@@ -4,7 +4,6 @@ from ._block import (
     Segment as Segment,
     Workload as Workload,
 )
-from ._costs import kernel_flop as kernel_flop
-from ._lower import lower as lower, lower_job as lower_job
+from ._lower import lower as lower
 from ._parts import block_mean as block_mean
 from ._split import check_split as check_split, layers_of_stages as layers_of_stages

@@ -1,7 +1,5 @@
 """Kernels of one job, priced."""
 
-import math
-
 import msgspec
 
 from ..cluster import (
@@ -149,14 +147,3 @@ class Costs(msgspec.Struct, frozen=True):
         mean = compute_latency("gemm", dtype, flop, num_bytes, self.cluster.device, self.kernels)
         shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
         return Kernel("gemm", f"{dtype} {shape}", mean)
-
-
-def kernel_flop(kernel: Kernel) -> float:
-    """The floating-point operations that a kernel of a workload executes, read from its name."""
-    if kernel.kind == "gemm":
-        return 2.0 * math.prod(int(part) for part in kernel.size.split()[1].split("x"))
-    if kernel.kind == "attention":
-        _, shape, phase = kernel.size.split()
-        products = 5 if phase == "backward" else 2
-        return float(products * math.prod(int(part) for part in shape.split("x")))
-    return 0.0

@@ -1,13 +1,15 @@
 """From a job to the kernels of its step."""
 
-from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training
+from collections.abc import Sequence
+
+from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._block import Block, Workload
 from ._costs import Costs
 from ._ends import backward_embedding, backward_head, forward_embedding, forward_head
 from ._layer import backward_layer, forward_layer
 from ._parts import block
 from ._replicas import reduce_scatters, tail
-from ._split import check_split, layers_of_stages, pairs_of_ranks
+from ._split import check_split, deal, pairs_of_ranks
 
 
 def lower(
@@ -17,6 +19,7 @@ def lower(
     training: Training,
     cluster: Cluster,
     kernels: Kernels,
+    stage_to_rank: Sequence[int],
 ) -> Workload:
     """The kernels of one training step, with their mean latencies.
 
@@ -25,6 +28,7 @@ def lower(
     - `model`, `layout`, `schedule`, `training`: what is trained and how it is laid out.
     - `cluster`: the machine.
     - `kernels`: the profile of its kernels.
+    - `stage_to_rank`: the pipeline rank of each global virtual stage.
 
     **Returns:**
 
@@ -36,12 +40,12 @@ def lower(
     """
     check_split(model, layout, schedule, training)
     costs = Costs(model, layout, training, cluster, kernels)
-    layers = layers_of_stages(model, layout, schedule)
+    stages = deal(model, layout, schedule, stage_to_rank)
     forward_one, backward_one = forward_layer(costs), backward_layer(costs)
     forward: list[Block] = []
     backward: list[Block] = []
-    for stage, count in enumerate(layers):
-        first, last = stage == 0, stage == len(layers) - 1
+    for stage, count in enumerate(stages.layers):
+        first, last = stage == 0, stage == len(stages.layers) - 1
         forward.append(
             block(
                 [
@@ -63,26 +67,8 @@ def lower(
     return Workload(
         forward=tuple(forward),
         backward=tuple(backward),
-        send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(layout, schedule)},
-        reduce_scatter=reduce_scatters(costs, schedule, tuple(backward)),
-        tail=tail(costs, schedule, tuple(forward)),
+        send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
+        reduce_scatter=reduce_scatters(costs, stages, tuple(backward)),
+        tail=tail(costs, stages, tuple(forward)),
         group_size=layout.tp * layout.cp,
     )
-
-
-def lower_job(job: Job) -> Workload:
-    """`lower` for a job.
-
-    **Raises:**
-
-    A `ValueError` where the job has no model, or its layout does not fit it.
-    """
-    if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
-        raise ValueError(
-            f"the job `{job.name}` has a layout and a schedule only; to predict its step it needs "
-            "`model`, `cluster` and `training`, or a profile of a trace."
-        )
-    try:
-        return lower(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
-    except ValueError as error:
-        raise ValueError(f"job `{job.name}`: {error}") from None

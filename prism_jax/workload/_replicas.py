@@ -3,35 +3,32 @@
 import msgspec
 
 from ..cluster import Group, all_group
-from ..data import ScheduleConfig
 from ._block import Block, Kernel
 from ._costs import Costs
 from ._parts import block, block_mean, segment
-from ._split import layers_of_stages, parameters_of_rank, stages_of_rank
+from ._split import Stages, parameters_of_rank
 
 
 _GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def reduce_scatters(
-    costs: Costs, schedule: ScheduleConfig, backward: tuple[Block, ...]
-) -> tuple[Block, ...]:
+def reduce_scatters(costs: Costs, stages: Stages, backward: tuple[Block, ...]) -> tuple[Block, ...]:
     """For each pipeline rank, what nothing hides of the reduction of its gradients."""
     return tuple(
         block(
             [
                 ([segment([], kernel)], 1)
-                for kernel in _gradient_kernels(costs, schedule, rank, backward)
+                for kernel in _gradient_kernels(costs, stages, rank, backward)
             ]
         )
         for rank in range(costs.layout.pp)
     )
 
 
-def tail(costs: Costs, schedule: ScheduleConfig, forward: tuple[Block, ...]) -> Block:
+def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
     layout, training = costs.layout, costs.training
-    held = [sum(parameters_of_rank(costs.model, layout, schedule, r)) for r in range(layout.pp)]
+    held = [sum(parameters_of_rank(costs.model, layout, stages, r)) for r in range(layout.pp)]
     largest = max(held)
     shard = largest / costs.dp.size if training.zero else largest
     segments = [
@@ -46,36 +43,37 @@ def tail(costs: Costs, schedule: ScheduleConfig, forward: tuple[Block, ...]) -> 
         rank = held.index(largest)
         kernel = costs.collective("all_gather", 2 * largest, costs.dp)
         if training.overlap_param_gather:
-            kernel = _hide(costs, kernel, schedule, rank, forward)
+            kernel = _hide(costs, kernel, stages, rank, forward)
         segments.append(segment([], kernel))
     return block([(segments, 1)])
 
 
 def _gradient_kernels(
-    costs: Costs, schedule: ScheduleConfig, rank: int, backward: tuple[Block, ...]
+    costs: Costs, stages: Stages, rank: int, backward: tuple[Block, ...]
 ) -> list[Kernel]:
     layout, model, training = costs.layout, costs.model, costs.training
     size = _GRADIENT_BYTES[training.gradient_dtype]
     kernels = []
     if costs.dp.size > 1:
-        parameters = sum(parameters_of_rank(model, layout, schedule, rank))
+        parameters = sum(parameters_of_rank(model, layout, stages, rank))
         if parameters == 0:
             return []
         kind = "reduce_scatter" if training.zero else "all_reduce"
         kernel = costs.collective(kind, size * parameters, costs.dp)
         if training.overlap_grad_reduce:
-            kernel = _hide(costs, kernel, schedule, rank, backward)
+            kernel = _hide(costs, kernel, stages, rank, backward)
         kernels.append(kernel)
-    if model.tied_embeddings and layout.pp > 1 and rank in (0, layout.pp - 1):
-        # The first and the last rank each have a copy of the embedding.
-        ends = Group("embedding", 2, (layout.pp - 1) * layout.tp * layout.cp * layout.dp)
+    if model.tied_embeddings and len(stages.ends) > 1 and rank in stages.ends:
+        # The first and the last stage each have a copy of the embedding.
+        apart = max(stages.ends) - min(stages.ends)
+        ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
         num_bytes = size * model.vocab_size * model.hidden_size / layout.tp
         kernels.append(costs.collective("all_reduce", num_bytes, ends))
     return kernels
 
 
 def _hide(
-    costs: Costs, kernel: Kernel, schedule: ScheduleConfig, rank: int, blocks: tuple[Block, ...]
+    costs: Costs, kernel: Kernel, stages: Stages, rank: int, blocks: tuple[Block, ...]
 ) -> Kernel:
     """What is left of a data-parallel collective that runs stage by stage beside the pipeline.
 
@@ -83,10 +81,7 @@ def _hide(
     has, on a rank with several stages, as long as the microbatches of one round take in the others.
     Of the part at the very end (or start), one layer's worth cannot be hidden.
     """
-    parameters = parameters_of_rank(costs.model, costs.layout, schedule, rank)
-    layers = layers_of_stages(costs.model, costs.layout, schedule)
-    stages = stages_of_rank(costs.layout, schedule, rank)
-    group = min(schedule.microbatch_group_size or costs.layout.pp, schedule.num_microbatches)
+    parameters = parameters_of_rank(costs.model, costs.layout, stages, rank)
     total = sum(parameters)
     if total == 0:
         return kernel
@@ -94,13 +89,13 @@ def _hide(
     now = 0.0
     # From the stage that is at the edge of the step outwards is the order of neither phase; by
     # symmetry both are this queue: ready at `now`, one after the other.
-    for i, stage in reversed(list(enumerate(stages))):
+    for i, stage in reversed(list(enumerate(stages.of_rank(rank)))):
         mean = block_mean(blocks[stage])
-        now += mean * (group if i > 0 else 1)
+        now += mean * (stages.group if i > 0 else 1)
         part = kernel.mean * parameters[i] / total
         if i == 0:
             # Layer by layer beside the last microbatch.
-            count = max(layers[stage], 1)
+            count = max(stages.layers[stage], 1)
             end = max(end + part, now - mean + part, now + part / count)
         else:
             end = max(end, now) + part

@@ -1,8 +1,42 @@
 """How a model is dealt to stages, and whether it fits its layout."""
 
 import itertools as it
+from collections.abc import Sequence
+
+import msgspec
 
 from ..data import Layout, Model, ScheduleConfig, Training
+
+
+class Stages(msgspec.Struct, frozen=True):
+    """How the layers of a model are dealt to stages, and these to pipeline ranks.
+
+    **Attributes:**
+
+    - `layers`: of each global virtual stage.
+    - `rank`: of each stage.
+    - `group`: how many microbatches a rank runs through one of its stages before the next.
+    """
+
+    layers: tuple[int, ...]
+    rank: tuple[int, ...]
+    group: int
+
+    @property
+    def ends(self) -> set[int]:
+        """The ranks of the first and the last stage."""
+        return {self.rank[0], self.rank[-1]}
+
+    def of_rank(self, rank: int) -> tuple[int, ...]:
+        return tuple(stage for stage, one in enumerate(self.rank) if one == rank)
+
+
+def deal(
+    model: Model, layout: Layout, schedule: ScheduleConfig, stage_to_rank: Sequence[int]
+) -> Stages:
+    """Deals the layers. See `layers_of_stages`."""
+    group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
+    return Stages(layers_of_stages(model, layout, schedule), tuple(stage_to_rank), group)
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
@@ -75,34 +109,26 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
     layers_of_stages(model, layout, schedule)
 
 
-def stages_of_rank(layout: Layout, schedule: ScheduleConfig, rank: int) -> tuple[int, ...]:
-    """The global virtual stages of a pipeline rank, which are dealt in turns."""
-    return tuple(range(rank, layout.pp * schedule.virtual_stages, layout.pp))
-
-
 def parameters_of_rank(
-    model: Model, layout: Layout, schedule: ScheduleConfig, rank: int
+    model: Model, layout: Layout, stages: Stages, rank: int
 ) -> tuple[float, ...]:
     """The parameters that one GPU of a pipeline rank holds of each of its virtual stages."""
-    layers = layers_of_stages(model, layout, schedule)
-    last = len(layers) - 1
+    last = len(stages.layers) - 1
     parameters = []
-    for stage in stages_of_rank(layout, schedule, rank):
-        count = layers[stage] * model.layer_parameters
+    for stage in stages.of_rank(rank):
+        count = stages.layers[stage] * model.layer_parameters
         if stage == 0:
             count += model.embedding_parameters
         if stage == last:
             count += model.norm_parameters
             # A tied head on another rank has a copy of the embedding.
-            if not model.tied_embeddings or layout.pp > 1:
+            if not model.tied_embeddings or len(stages.ends) > 1:
                 count += model.vocab_size * model.hidden_size
         parameters.append(count / layout.tp)
     return tuple(parameters)
 
 
-def pairs_of_ranks(layout: Layout, schedule: ScheduleConfig) -> tuple[tuple[int, int], ...]:
-    """Pairs (from, to) of neighbouring pipeline ranks; where stages wrap, the ends are too."""
-    pairs = set(it.pairwise(range(layout.pp)))
-    if schedule.virtual_stages > 1 and layout.pp > 1:
-        pairs.add((layout.pp - 1, 0))
+def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:
+    """Pairs (from, to) of pipeline ranks that have stages next to each other."""
+    pairs = {(a, b) for a, b in it.pairwise(stages.rank) if a != b}
     return tuple(sorted(pairs | {(b, a) for a, b in pairs}))

@@ -1,0 +1,52 @@
+"""Smoothing of the steps around one of them: their density, and the mean of values of them."""
+
+import numpy as np
+from jaxtyping import Float
+
+
+Steps = Float[np.ndarray, " steps"]
+
+
+def bandwidth(steps: Steps) -> float:
+    """Half the width, in seconds, of the kernels below (Silverman, "Density estimation for
+    statistics and data analysis", 1986, eq. 3.31), which tails do not widen.
+    """
+    low, high = np.quantile(steps, [0.25, 0.75])
+    std = float(np.std(steps))
+    width = min(std, float(high - low) / 1.349) if high > low else std
+    return 0.9 * width * len(steps) ** -0.2
+
+
+def density_at(steps: Steps, at: float, *, corrected: bool = False) -> float:
+    """The density of the steps at `at`, per second. Corrected, its bias is of fourth order in the
+    bandwidth in place of second (Wand and Jones, "Kernel smoothing", 1995, section 2.8), and it
+    scatters by a third more; far out, where it would be negative, it is zero.
+    """
+    width = bandwidth(steps)
+    if width == 0:
+        return float(np.mean(steps == at))
+    squared = ((steps - at) / width) ** 2
+    kernel = np.exp(-0.5 * squared)
+    if corrected:
+        kernel *= (3 - squared) / 2
+    return max(float(np.mean(kernel)), 0) / (width * np.sqrt(2 * np.pi))
+
+
+def regression_at(steps: Steps, at: float) -> Steps:
+    """The weights with which values of the steps give their local linear regression at `at` (Fan
+    and Gijbels, "Local polynomial modelling and its applications", 1996, eq. 3.11).
+    """
+    width = bandwidth(steps)
+    distance = np.abs(steps - at)
+    distance = distance / width if width > 0 else np.where(distance > 0, np.inf, 0)
+    nearest = np.min(distance)
+    if not np.isfinite(nearest):  # All steps are equal, and elsewhere.
+        return np.zeros(len(steps))
+    weights = np.exp(-0.5 * (distance**2 - nearest**2))
+    weights /= np.sum(weights)
+    away = steps - at
+    first, second = np.sum(weights * away), np.sum(weights * away**2)
+    spread = second - first**2
+    if spread <= 1e-3 * second:  # All that is near lies on one side.
+        return weights
+    return weights * (second - first * away) / spread

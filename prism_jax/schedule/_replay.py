@@ -1,0 +1,31 @@
+"""A graph of ops with given latencies, run on the host."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+
+def replay(
+    predecessors: Sequence[Sequence[int]], latencies: Float[np.ndarray, "ops *steps"]
+) -> tuple[Float[np.ndarray, "ops *steps"], Float[np.ndarray, "ops *steps"]]:
+    """When ops start and end: each starts when all that it waits for has ended.
+
+    **Arguments:**
+
+    - `predecessors`: for each op, the ops before it in the list that it waits for.
+    - `latencies`: of each op, in one step or in several at once.
+
+    **Returns:**
+
+    The starts and the ends, from zero.
+    """
+    one = latencies.ndim == 1
+    zero = 0.0 if one else np.zeros(latencies.shape[1:])
+    latest = max if one else np.maximum.reduce  # Numbers of Python are faster one by one.
+    starts, ends = [], []
+    for before, latency in zip(predecessors, latencies.tolist() if one else latencies, strict=True):
+        start = latest([ends[op] for op in before]) if before else zero
+        starts.append(start)
+        ends.append(start + latency)
+    return np.array(starts), np.array(ends)

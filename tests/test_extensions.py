@@ -1,0 +1,447 @@
+"""A family, a schedule and an objective from outside the package; what every shipped one keeps."""
+
+import dataclasses
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from jax.scipy.special import ndtr, ndtri
+
+import prism_jax as prism
+from prism_jax._misc import subclasses
+from prism_jax.data import ScheduleConfig, Variation
+from prism_jax.latency import (
+    AbstractLatency,
+    Constant,
+    InFiles,
+    LogNormal,
+    families,
+    make_latency,
+    widen,
+)
+from prism_jax.latency._scores import expectation
+from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
+from prism_jax.workload import block_mean, lower
+
+from .helpers import event_loop_ends, lognormal, pipeline_program, random_dag
+
+
+_KEY = jax.random.key(11)
+
+
+class Uniform(AbstractLatency):
+    """A uniform latency, given by its mean and coefficient of variation."""
+
+    in_files = InFiles("uniform", ("cv",), lambda cv: Uniform(jnp.ones(()), jnp.asarray(cv, float)))
+
+    location: jax.Array
+    cv: jax.Array
+
+    @property
+    def batch_shape(self):
+        return self.location.shape
+
+    @property
+    def _reach(self):
+        return math.sqrt(3) * self.cv * self.location
+
+    def from_normal(self, z):
+        return self.location + self._reach * (2 * ndtr(jnp.asarray(z, self.dtype)) - 1)
+
+    def to_normal(self, x):
+        return ndtri(0.5 + 0.5 * (jnp.asarray(x, self.dtype) - self.location) / self._reach)
+
+    def mean(self):
+        return self.location
+
+    def variance(self):
+        return (self.cv * self.location) ** 2
+
+    def third_moment(self):
+        return jnp.zeros_like(self.location)
+
+    def rules(self):
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LastInFirstOut(AbstractSchedule):
+    """All forwards, then all backwards, the last microbatch first, as in the paper of GPipe."""
+
+    kind = "last-in-first-out"
+
+    num_ranks: int
+    num_microbatches: int
+
+    @property
+    def stage_to_rank(self):
+        return tuple(range(self.num_ranks))
+
+    def orders(self):
+        microbatches = range(self.num_microbatches)
+        return [
+            [f"{s}F{m}" for m in microbatches] + [f"{s}B{m}" for m in reversed(microbatches)]
+            for s in range(self.num_ranks)
+        ]
+
+
+class EntropicRisk(prism.AbstractObjective):
+    """The logarithm of the mean of exp(a x), over a."""
+
+    a: float = eqx.field(static=True)
+
+    def value(self, steps):
+        return float(np.log(np.mean(np.exp(self.a * steps))) / self.a)
+
+    def slope(self, steps):
+        return np.exp(self.a * steps) / np.sum(np.exp(self.a * steps))
+
+    def influence(self, steps):
+        grown = np.exp(self.a * steps)
+        return (grown / np.mean(grown) - 1) / self.a
+
+
+def _job(overrides=()) -> Any:
+    return prism.load_job("megatron-22b-a100-8", overrides)
+
+
+def _check_law(program, steps, num_samples=100_000):
+    """Mean and p95 of a program against steps that NumPy drew."""
+    law = prism.simulate(program, num_samples=num_samples, key=_KEY)
+    noise = np.sqrt(1 / len(steps) + 1 / num_samples)
+    assert law.mean == pytest.approx(np.mean(steps), abs=4 * np.std(steps) * noise)
+    below, p95, above = np.quantile(steps, [0.94, 0.95, 0.96])
+    error = np.sqrt(0.95 * 0.05) * noise * (above - below) / 0.02
+    assert float(law.quantile(0.95)) == pytest.approx(p95, abs=4 * error)
+
+
+def _diamond(law):
+    return prism.compile_graph(
+        [
+            prism.Op(law),
+            prism.Op(law, after=[0]),
+            prism.Op(law, after=[0]),
+            prism.Op(0.5, after=[1, 2]),
+        ]
+    )
+
+
+def _diamond_steps(cv, uniform):
+    first, second, third = 2 * (1 + math.sqrt(3) * cv * (2 * uniform - 1))
+    return first + np.maximum(second, third) + 0.5
+
+
+def test_a_family():
+    uniform = np.random.default_rng(0).random((3, 400_000))
+    program = _diamond(Uniform(jnp.asarray(2.0), jnp.asarray(0.2)))
+    _check_law(program, _diamond_steps(0.2, uniform))
+    for objective, tolerance in ((prism.Mean(), 0.01), (prism.Quantile(0.95), 0.03)):
+        gradient = eqx.filter_grad(prism.estimate)(
+            program, objective, num_samples=200_000, key=_KEY
+        )
+        ends = [objective.value(_diamond_steps(cv, uniform)) for cv in (0.21, 0.19)]
+        slope = (ends[0] - ends[1]) / 0.02
+        found = float(gradient.variability.residual["law 0"].cv)
+        assert found == pytest.approx(slope, rel=tolerance)
+
+
+def test_a_family_in_a_file(tmp_path):
+    """Named in the table of a profile, a family is that class; its mistakes are sentences."""
+    assert isinstance(make_latency("uniform", {"cv": 0.1}), Uniform)
+    job = _job()
+
+    def compiled(**parameters):
+        laws = (Variation("gemm", "residual", "uniform", parameters),)
+        kernels = msgspec.structs.replace(job.kernels, variability=laws)
+        return prism.compile_job(msgspec.structs.replace(job, kernels=kernels))
+
+    law = compiled(cv=0.3).variability.residual["gemm"]
+    assert isinstance(law, Uniform)
+    assert law.cv == 0.3
+    with pytest.raises(ValueError, match="residual of `gemm`: The latency family `uniform` lacks"):
+        compiled()
+
+
+def _last_in_first_out(forward, backward, send):
+    """When each rank ends, by its recursion; latencies are (ranks, microbatches, ...)."""
+    ranks, microbatches = forward.shape[:2]
+    free = [0.0] * ranks
+    for m in range(microbatches):
+        came = 0.0
+        for s in range(ranks):
+            free[s] = np.maximum(free[s], came) + forward[s, m]
+            came = free[s] + send
+    for m in reversed(range(microbatches)):
+        came = 0.0
+        for s in reversed(range(ranks)):
+            free[s] = np.maximum(free[s], came) + backward[s, m]
+            came = free[s] + send
+    return np.array(free)
+
+
+def test_a_schedule():
+    variability = prism.Variability(residual={"gemm": lognormal(0.1)})
+    program = pipeline_program(LastInFirstOut(3, 4), variability=variability)
+    z = np.random.default_rng(0).standard_normal((2, 3, 4, 100_000))
+    factors = np.exp(0.1 * z - 0.005)
+    _check_law(program, _last_in_first_out(factors[0], 2 * factors[1], 0.05).max(axis=0))
+
+
+def test_a_schedule_of_a_job():
+    """As an object and by its name, against constant blocks by hand."""
+    job = _job(["layout.tp=2", "layout.pp=4"])
+    schedule = LastInFirstOut(4, 8)
+
+    def compiled(schedule):
+        parts = (job.model, job.layout, schedule, job.cluster)
+        options = {"training": job.training, "kernels": job.kernels}
+        return prism.compile_program(*parts, variability=prism.Variability(), **options)
+
+    program = compiled(schedule)
+    config = ScheduleConfig(kind="last-in-first-out", num_microbatches=8)
+    assert program == compiled(config)
+    work = lower(job.model, job.layout, config, job.training, job.cluster, job.kernels, range(4))
+    (send,) = {kernel.mean for kernel in work.send_recv.values()}
+    forward, backward = (
+        np.array([[block_mean(block)] * 8 for block in blocks])
+        for blocks in (work.forward, work.backward)
+    )
+    ends = _last_in_first_out(forward, backward, send)
+    reduced = ends + [block_mean(block) for block in work.reduce_scatter]
+    law = prism.simulate(program, num_samples=1_024, key=_KEY)
+    assert law.mean == pytest.approx(max(reduced) + block_mean(work.tail), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "match"),
+    [
+        (LastInFirstOut(2, 4), "for 2 pipeline ranks, but `layout.pp` is 1"),
+        (prism.CustomSchedule([["0F0", "0I0", "0W0"]], [0]), "phase I and W, .* whole backwards"),
+    ],
+)
+def test_schedules_that_do_not_fit_a_job_are_refused(schedule, match):
+    job = _job()
+    parts = (job.model, job.layout, schedule, job.cluster)
+    with pytest.raises(ValueError, match=match):
+        prism.compile_program(*parts, training=job.training, kernels=job.kernels)
+
+
+def test_a_placement_of_stages_that_are_not_dealt_in_turns():
+    """In a V the ends of the model share a rank, whose embeddings need no reduction."""
+    order = ["0F0", "1F0", "2F0", "3F0", "3B0", "2B0", "1B0", "0B0"]
+    ranks = (0, 1, 1, 0)
+    tokens = [[t for t in order if ranks[int(t[0])] == r] for r in (0, 1)]
+    job = _job(["layout.tp=4", "layout.pp=2"])
+
+    def reduced(tied, stage_to_rank):
+        model = msgspec.structs.replace(job.model, tied_embeddings=tied)
+        config = ScheduleConfig(kind="x", num_microbatches=1, virtual_stages=2)
+        parts = (model, job.layout, config, job.training, job.cluster, job.kernels)
+        work = lower(*parts, stage_to_rank)
+        assert set(work.send_recv) == {(0, 1), (1, 0)}
+        return [block_mean(block) for block in work.reduce_scatter]
+
+    assert min(reduced(True, (0, 1, 0, 1))) > 0
+    assert reduced(True, ranks) == [0, 0]
+    schedule = prism.CustomSchedule(tokens, ranks)
+    parts = (job.model, job.layout, schedule, job.cluster)
+    program = prism.compile_program(*parts, training=job.training, kernels=job.kernels)
+    assert program.num_ops == 8 + 4  # The middle of the V sends nothing.
+
+
+def test_an_objective():
+    objective = EntropicRisk(1.5)
+    uniform = np.random.default_rng(0).random((3, 400_000))
+    program = _diamond(Uniform(jnp.asarray(2.0), jnp.asarray(0.2)))
+    options = {"num_samples": 100_000, "key": _KEY}
+    expected = _diamond_steps(0.2, uniform)
+    noise = np.std(objective.influence(expected)) * np.sqrt(1 / 400_000 + 1 / 100_000)
+    found, gradient = eqx.filter_value_and_grad(prism.estimate)(program, objective, **options)
+    assert float(found) == pytest.approx(objective.value(expected), abs=4 * noise)
+    ends = [
+        prism.estimate(eqx.tree_at(lambda p: p.latencies.mean, program, mean), objective, **options)
+        for mean in (program.latencies.mean * 1.001, program.latencies.mean * 0.999)
+    ]
+    slope = float(ends[0] - ends[1]) / 0.002
+    whole = float(jnp.sum(gradient.latencies.mean * program.latencies.mean))
+    assert whole == pytest.approx(slope, rel=1e-3)
+    table = prism.sensitivity(program, objective, num_samples=20_000, key=_KEY)
+    assert table.unit == "s"
+
+
+@pytest.mark.parametrize("name", families())
+def test_every_family(name):
+    """The two directions agree, moments are those of the draws, and a graph can hold it."""
+    of = families()[name]
+    shapes = {"std": 0.2, "shape": 4.0, "shift": 0.5, "skewness": 0.5, "slow_factor": 2.0}
+    shapes |= {"sigma": 0.2, "cv": 0.2, "slow_weight": 0.1}
+    law = make_latency(name, {parameter: shapes[parameter] for parameter in of.parameters})
+    z = jnp.linspace(-3, 3, 13)
+    x = law.from_normal(z)
+    assert law.batch_shape == ()
+    assert np.all(np.diff(x) >= 0)
+    if float(law.variance()) > 0:
+        np.testing.assert_allclose(law.to_normal(x), z, atol=1e-6)
+    mean = expectation(law.from_normal, law.dtype)
+    np.testing.assert_allclose(law.mean(), mean, rtol=1e-4)
+    for moment, k in ((law.variance(), 2), (law.third_moment(), 3)):
+        found = expectation(lambda z, k=k: (law.from_normal(z) - mean) ** k, law.dtype)
+        np.testing.assert_allclose(moment, found, rtol=0.05, atol=1e-6)
+    if law.log_sigma is not None:
+        np.testing.assert_allclose(x, law.from_normal(0.0) * jnp.exp(law.log_sigma * z), rtol=1e-9)
+    for factor in (0.0, 1.0):
+        wide = widen(law, factor)
+        np.testing.assert_allclose(wide.mean(), law.mean(), rtol=1e-4)
+        np.testing.assert_allclose(wide.variance(), factor * law.variance(), rtol=1e-6, atol=1e-12)
+    steps = np.asarray(law.from_normal(np.random.default_rng(0).standard_normal(20_000)))
+    _check_law(prism.compile_graph([prism.Op(law)]), steps, num_samples=20_000)
+
+
+@pytest.mark.parametrize("kind", schedules())
+def test_every_schedule(kind):
+    """By its name and as an object it is the same program, and each op is there once."""
+    config = ScheduleConfig(kind=kind, num_microbatches=4)
+    options = {} if "virtual_stages" not in _fields(kind) else {"virtual_stages": 2}
+    schedule = make_schedule(kind, num_ranks=2, num_microbatches=4, **options)
+    tokens = {token for order in schedule.orders() for token in order}
+    stages, microbatches = range(schedule.num_stages), range(4)
+    assert tokens == {f"{s}{p}{m}" for s in stages for p in "FB" for m in microbatches}
+    assert sum(map(len, schedule.orders())) == len(tokens)
+    job = _job(["layout.tp=4", "layout.pp=2"])
+    config = msgspec.structs.replace(config, **options)
+    first, second = (
+        prism.compile_program(
+            job.model,
+            job.layout,
+            one,
+            job.cluster,
+            training=job.training,
+            kernels=job.kernels,
+        )
+        for one in (config, schedule)
+    )
+    assert first == second
+    graph = op_graph(schedule, blocking=schedule.blocking)
+    assert first.num_ops == graph.num_ops
+    assert np.array_equal(first.ops.is_send_recv, graph.is_send_recv)
+
+
+def _fields(kind):
+    return {field.name for field in dataclasses.fields(schedules()[kind])}  # pyright: ignore
+
+
+_OBJECTIVES = [
+    prism.Mean(),
+    prism.Std(),
+    prism.Quantile(0.9),
+    prism.CVaR(0.8),
+    prism.Exceedance(1.0),
+    prism.CRPS(np.array([0.7, 0.9])),
+    EntropicRisk(2.0),
+]
+
+
+def test_all_objectives_are_among_those():
+    assert {type(one) for one in _OBJECTIVES} == {*subclasses(prism.AbstractObjective)}
+
+
+@pytest.mark.parametrize("objective", _OBJECTIVES, ids=lambda one: type(one).__name__)
+def test_every_objective(objective):
+    """What it says of itself is so, and a step counts as its weight says."""
+    rng = np.random.default_rng(0)
+    steps = rng.gamma(4.0, 0.2, 20_000)
+    assert objective.unit in ("s", "1")
+    assert 0 < objective.share <= 1
+    assert (objective.exceeds is not None) <= (objective.unit == "1")
+    for scale in (0.01, 0.1):
+        slower = steps + scale * rng.random(len(steps))
+        assert objective.value(slower) >= objective.value(steps) or not objective.monotone
+    influence = objective.influence(steps)
+    assert abs(np.mean(influence)) < 1e-9 * np.abs(influence).max()
+    # Weights that grow for slow steps, by counting each step as often as its weight says.
+    often = rng.random(len(steps)) < 0.05 * (steps > np.median(steps))
+    moved = objective.value(np.concatenate([steps, steps[often]])) - objective.value(steps)
+    first = np.sum(influence[often]) / (len(steps) + np.sum(often))
+    assert moved == pytest.approx(first, rel=0.25)
+    slope = objective.slope(steps)
+    direct = (objective.value(steps * 1.01) - objective.value(steps * 0.99)) / 0.02
+    assert np.sum(slope * steps) == pytest.approx(direct, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_graph_of_constants_equals_the_event_loop(seed):
+    rng = np.random.default_rng(seed)
+    predecessors = random_dag(seed, num_ops=30)
+    ranks = rng.integers(0, 3, 30)
+    latencies = rng.exponential(size=30)
+    ops = [
+        prism.Op(float(x), after=before, rank=int(rank), link="wire" if rank == 2 else None)
+        for x, before, rank in zip(latencies, predecessors, ranks, strict=True)
+    ]
+    expected = np.array(event_loop_ends(predecessors, latencies.tolist()))
+    ids = jnp.arange(1, dtype=jnp.uint32)
+    ends = prism.sample_replica_ends(prism.compile_graph(ops), ids, _KEY)
+    assert np.array_equal(ends[:, 0], [expected[ranks == rank].max() for rank in range(3)])
+    ends = prism.sample_replica_ends(prism.compile_graph(ops, sinks=[4, 7]), ids, _KEY)
+    assert ends.max() == max(expected[4], expected[7])
+
+
+def test_a_graph_of_laws_equals_numpy_and_the_event_loop():
+    predecessors = random_dag(3, num_ops=25)
+    rng = np.random.default_rng(3)
+    sigmas = rng.choice([0.0, 0.1, 0.3], 25)
+    means = rng.uniform(0.5, 2.0, 25)
+    ops = [
+        prism.Op(LogNormal(mean, sigma) if sigma else Constant(mean), after=before)
+        for mean, sigma, before in zip(means, sigmas, predecessors, strict=True)
+    ]
+    z = rng.standard_normal((25, 100_000))
+    latencies = means[:, None] * np.exp(sigmas[:, None] * z)
+    ends = np.zeros_like(latencies)
+    for op, before in enumerate(predecessors):
+        ends[op] = latencies[op] + (ends[list(before)].max(axis=0) if before else 0)
+    for i in range(5):
+        assert np.array_equal(ends[:, i], event_loop_ends(predecessors, latencies[:, i].tolist()))
+    _check_law(prism.compile_graph(ops), ends.max(axis=0))
+
+
+def test_ops_of_one_kind_share_a_law_and_factors():
+    """By means and a variability, with a factor of a rank that communication has not."""
+    ops = [
+        prism.Op(1.0, kind="work", rank=0),
+        prism.Op(2.0, kind="work", rank=1),
+        prism.Op(0.5, kind="wire", after=[0, 1], link="wire"),
+    ]
+    variability = prism.Variability(residual={"work": lognormal(0.1)}, rank=lognormal(0.2))
+    program = prism.compile_graph(ops, variability=variability, num_replicas=2)
+    assert program.latencies.kinds == ("work", "wire")
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((2, 2, 2, 200_000))
+    ranks = np.exp(0.2 * z[0] - 0.02)
+    work = np.array([1.0, 2.0])[:, None, None] * np.exp(0.1 * z[1] - 0.005) * ranks
+    _check_law(program, work.max(axis=(0, 1)) + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("ops", "options", "match"),
+    [
+        ([], {}, "at least one `Op`"),
+        ([prism.Op(1.0, after=[0])], {}, "Op 0 waits for"),
+        ([prism.Op(1.0, after=[3])], {}, "Op 0 waits for"),
+        ([prism.Op(1.0)], {"sinks": [1]}, "positions of ops, 0 to 0"),
+        ([prism.Op(1.0)], {"sinks": []}, "one at least"),
+        ([prism.Op(1.0, rank=-1)], {}, "Op 0 has rank -1"),
+        ([prism.Op(-1.0)], {}, "finite and not negative"),
+        ([prism.Op(lognormal(-0.1))], {}, "`sigma=-0.1`"),
+        ([prism.Op(LogNormal(np.ones(2), 0.1))], {}, "batch shape"),
+        ([prism.Op(lognormal(s), kind="x") for s in (0.1, 0.2)], {}, "only one of its kind `x`"),
+    ],
+)
+def test_graphs_that_cannot_be_are_refused(ops, options, match):
+    with pytest.raises(ValueError, match=match):
+        prism.compile_graph(ops, **options)
