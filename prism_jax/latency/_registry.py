@@ -1,5 +1,7 @@
 from collections.abc import Callable, Mapping
 
+from jax.typing import ArrayLike
+
 from .._misc import unknown_name
 from ._base import AbstractLatency
 from ._check import check
@@ -42,7 +44,7 @@ def latency_families() -> dict[str, tuple[str, ...]]:
     return {name: tuple(parameters) for name, (_, parameters) in _FAMILIES.items()}
 
 
-def make_latency(family: str, parameters: Mapping[str, float]) -> AbstractLatency:
+def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLatency:
     """The latency that a data file names.
 
     **Arguments:**
@@ -52,8 +54,9 @@ def make_latency(family: str, parameters: Mapping[str, float]) -> AbstractLatenc
         that is `slow_factor` times as long with probability `slow_weight`), `normal` (`mean`,
         `std`), `shifted-lognormal` (`shift`, `median`, `sigma`), `three-moment` (`mean`, `std`,
         `skewness`) and `weibull` (`scale`, `shape`).
-    - `parameters`: the parameters by name, relative to a scale that the caller applies with
-        `Scaled`. `value`, `mean`, `median` and `scale` may be left out, and are then one.
+    - `parameters`: the parameters by name, numbers or arrays without axes, relative to a scale
+        that the caller applies with `Scaled`. `value`, `mean`, `median` and `scale` may be left
+        out, and are then one.
 
     **Returns:**
 

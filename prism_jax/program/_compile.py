@@ -2,10 +2,7 @@
 arrays.
 """
 
-from collections.abc import Iterable
 from typing import Literal
-
-import jax.numpy as jnp
 
 from ..data import (
     Cluster,
@@ -15,15 +12,13 @@ from ..data import (
     Model,
     ScheduleConfig,
     Training,
-    Variation,
     check_parts,
 )
-from ..latency import AbstractLatency, Scaled, make_latency
 from ..schedule import make_schedule, op_graph
 from ..workload import Block, Segment, Workload, lower
 from ._assemble import assemble
 from ._program import Program
-from ._variability import Network, Stall, Variability
+from ._variability import Variability, variability_of
 
 
 def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -> Program:
@@ -126,35 +121,3 @@ def blocks_of(graph, workload: Workload) -> list[Block]:
         transfers[rank, peer] if phase == "SR" else phases[phase][stage]
         for phase, stage, rank, peer in zip(*(c.tolist() for c in columns), strict=True)
     ]
-
-
-def variability_of(variations: Iterable[Variation]) -> Variability:
-    """The laws that a profile holds."""
-    residual, stalls, shared = {}, {}, {}
-    network = None
-    for variation in variations:
-        if variation.component == "stall":
-            stalls[variation.kernel] = _stall(variation)
-        elif variation.family == "constant":
-            continue
-        elif variation.component == "network":
-            network = Network(
-                jnp.asarray(variation.parameters["probability"], float),
-                jnp.asarray(variation.parameters["slowdown"], float),
-            )
-        elif variation.component == "residual":
-            residual[variation.kernel] = _law(variation)
-        else:
-            shared[variation.component] = _law(variation)
-    return Variability(residual=residual, network=network, stalls=stalls, **shared)
-
-
-def _law(variation: Variation) -> AbstractLatency:
-    return make_latency(variation.family, variation.parameters)
-
-
-def _stall(variation: Variation) -> Stall:
-    parameters = dict(variation.parameters)
-    rate, median = parameters.pop("rate"), parameters.pop("median_s")
-    law = make_latency(variation.family, parameters)
-    return Stall(jnp.asarray(rate, float), Scaled(law, median))
