@@ -190,6 +190,7 @@ def test_step_times_contradict_a_factor_that_not_every_op_has():
     times[np.argmin(factor)] *= 3
     step, _ = of_steps(factor + noise, *given, times)
     assert step.value == pytest.approx(0.01, rel=0.15)
+    assert step.note == "without 1 step far from the others"
 
 
 def test_a_worker_whose_phases_differ_has_no_residual_by_that():

@@ -22,8 +22,7 @@ def compute_apart(
     ops, place = _places(job, step)
     shape = (job.layout.dp, job.layout.pp, len(COMPUTE), job.schedule.num_microbatches)
     logs = np.full((*shape, len(steps)), np.nan)
-    with np.errstate(divide="ignore"):
-        logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
+    logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
     return take_apart(logs, steps, step_times)
 
 

@@ -1,11 +1,13 @@
 """The factor of a step: its spread and its memory, by restricted maximum likelihood."""
 
+import dataclasses
 import functools as ft
 import math
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from .._misc import counted
 from ..data import Component
 from ._robust import in_core
 from ._variance import ALIKE, Variance
@@ -39,7 +41,7 @@ def of_steps(
         state, are left out.
     """
     name = "step_autocorrelation"
-    chosen = slice(None) if step_times is None else in_core(np.log(step_times))
+    chosen = np.ones(len(steps), bool) if step_times is None else in_core(np.log(step_times))
     factor, noise, steps = factor[chosen], noise[chosen], steps[chosen]
     scale = float(np.var(factor, ddof=1)) if len(factor) > 2 else 0.0
     if scale <= ALIKE**2:
@@ -48,6 +50,10 @@ def of_steps(
     variance, memory = _maximum_likelihood(factor, noise, steps, scale)
     if step_times is not None:
         variance = _in_step_times(variance, factor, noise, np.log(step_times[chosen]))
+    if out := int(np.sum(~chosen)):
+        note = f"without {counted(out, 'step')} far from the others"
+        note = "; ".join(filter(None, (variance.note, note)))
+        variance = dataclasses.replace(variance, note=note)
     return variance.component("step"), memory
 
 
@@ -69,11 +75,11 @@ def _in_step_times(
     slope = float(centred @ times) / square
     left = float(np.sum((times - slope * centred) ** 2)) / (len(logs) - 2)
     of_slope = float(np.sqrt(left / square))
-    if slope + _CONTRADICTED * of_slope >= 1:
+    if not variance.known or slope + _CONTRADICTED * of_slope >= 1:
         return variance
     # What is left of the slope without the noise, whose slope is one.
     own = float(np.mean(noise))
-    stretch = (variance.known + own) / max(variance.known, ALIKE**2)
+    stretch = (variance.known + own) / variance.known
     share = max(slope * stretch - (stretch - 1), 0.0)
     error = np.hypot(share**2 * variance.error, 2 * share * variance.known * stretch * of_slope)
     note = f"of compute alone {np.sqrt(variance.known):.3g}, of which step times show a part"
