@@ -65,15 +65,13 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     mean = np.empty(len(latencies))
     for ops in groups(step).values():
         mean[ops] = np.nanmean(stalls.body[ops])
-    unstalled = np.where(stalls.seen, np.nan, latencies)
-    apart = compute_apart(job, step, unstalled, trace.steps, step_times)
+    apart = compute_apart(job, step, stalls.body, trace.steps, step_times)
     laws = laws_of_components(
         job, step, stalls, mean, apart, source=f"{len(trace.steps)} traced steps"
     )
     compute = np.isin(step.kind, COMPUTE)
-    rate = stall_rate(
-        int(np.sum(stalls.seen[compute])), int(np.count_nonzero(latencies[compute] > 0))
-    )
+    number = int(np.count_nonzero(np.isnan(stalls.body[compute])))
+    rate = stall_rate(number, int(np.count_nonzero(latencies[compute] > 0)))
     means = tuple(
         WorkerMean(kind, *divmod(worker, job.layout.pp), float(mean[ops[0]]))
         for (kind, worker), ops in groups(step).items()

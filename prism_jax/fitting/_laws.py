@@ -59,9 +59,7 @@ def laws_of_components(
     ]
     ratios = np.where(means > 0, stalls.body.T / np.where(means > 0, means, 1), np.nan).T
     ops, place = _places(job, step)
-    own = apart.residual[place]
-    # What stalls so often that it belongs to the body was no part of the components.
-    ratios[ops] = np.where(np.isnan(own), ratios[ops], np.exp(own))
+    ratios[ops] = np.exp(apart.residual[place])
     kinds = np.array(step.kind)
     residuals = []
     for kind in dict.fromkeys(step.kind):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from ..data import Variation
 from ..program import StepGraph, replay
@@ -19,17 +19,15 @@ _MOST = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Stalls:
-    """What has stalled.
+    """Latencies without stalls, and what stalls are like.
 
     **Attributes:**
 
-    - `seen`: the ops that are far above what their worker takes for others of their kind.
-    - `body`: the latencies, with `nan` in place of stalls; what stalls in so many steps that it
-        belongs to the body is left in it.
+    - `body`: the latencies, with `nan` in place of stalls. What is that long in many steps, as
+        where some microbatches have far more work than others, is no stall.
     - `laws`: of the stalls that delay steps.
     """
 
-    seen: Bool[np.ndarray, "ops steps"]
     body: Float[np.ndarray, "ops steps"]
     laws: tuple[Variation, ...]
 
@@ -74,7 +72,7 @@ def take_out_stalls(
             pairs = zip(step.kind, step.members, strict=True)
             number = sum(k == kind and members in workers for k, members in pairs)
             laws.append(_law(kind, cost[delayed], len(step_times), number))
-    return Stalls(seen, body, tuple(laws))
+    return Stalls(body, tuple(laws))
 
 
 def _law(kind: str, costs: Float[np.ndarray, " stalls"], num_steps: int, num_ops: int) -> Variation:
