@@ -19,6 +19,7 @@ from prism_jax.data import (
 )
 from prism_jax.engine import simulate
 from prism_jax.fitting import fit_profile
+from prism_jax.fitting._widen import widen_step
 from prism_jax.program import compile_profile, op_latencies, replay, step_graph
 from prism_jax.trace import Trace, outline, read_runs, read_step_times, read_trace
 
@@ -180,6 +181,19 @@ def test_the_step_component_and_the_step_law_are_one_number(tmp_path, steps, see
     assert error < 0.005
     save_profile(profile, tmp_path / "p")
     assert _laws_and_components(load_profile(tmp_path / "p")) == (laws, found)
+
+
+def test_a_spread_that_compute_does_not_have_is_the_steps():
+    """The component and the law take it, and stay one number."""
+    trace = _made_trace(_job(), 60, _alike, seed=6)
+    profile = fit_profile(trace)
+    times = trace.step_times()
+    assert widen_step(profile, times) == profile
+    rng = np.random.default_rng(6)
+    wide = widen_step(profile, times * np.exp(0.03 * rng.standard_normal(len(times))))
+    laws, found = _laws_and_components(wide)
+    assert laws["", "step"]["sigma"] == found["step"][0]
+    assert abs(found["step"][0] - 0.03) < 2 * found["step"][1]
 
 
 def _alike(kind, worker, call, rng):

@@ -9,6 +9,7 @@ from ..trace import COMPUTE, Trace, outline
 from ._components import stall_rate
 from ._laws import compute_apart, laws_of_components
 from ._stalls import groups, take_out_stalls
+from ._widen import widen_step
 
 
 # A replay that is off by more than the first is a reader's to know, by more than the second no fit.
@@ -25,6 +26,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
       microbatch's data: the components that `fitted` holds are those of which the laws are made.
     - What is left of each kind of op: of several families, that which predicts held-out steps best
       (CRPS), of compute with the spread of the component.
+    - Where step times spread more than all of these explain, by two standard errors, the factor of
+      a step is as much wider.
 
     **Arguments:**
 
@@ -78,7 +81,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     )
     notes = _notes(trace, off)
     fitted = Fitted(len(trace.steps), trace.dropped, notes, (*apart.components, rate))
-    return Profile(name or job.name, job.layout, job.schedule, shape, means, laws, fitted)
+    profile = Profile(name or job.name, job.layout, job.schedule, shape, means, laws, fitted)
+    return widen_step(profile, step_times)
 
 
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:
