@@ -12,9 +12,8 @@ from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, save_job
 from prism_jax.engine import composed_steps, simulate
 from prism_jax.fitting import agreement, calibrate, observe
-from prism_jax.fitting._calibrate import without_calibration
-from prism_jax.program import compile_job
-from prism_jax.program._compile import variability_of
+from prism_jax.fitting._calibrated_job import without_calibration
+from prism_jax.program import compile_job, variability_of
 
 
 # All GPUs are equal, so that the level is that of compute alone.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_jax.fitting import components
-from prism_jax.fitting._components import _minus_log_likelihood, _of_steps
+from prism_jax.fitting._step_factor import minus_log_likelihood, of_steps
 
 
 _TRUTH = {"rank": 0.02, "step": 0.01, "step_autocorrelation": 0.9, "worker_step": 0.006}
@@ -109,7 +109,7 @@ def test_what_data_cannot_tell_is_said():
 def _filtered(factor, noise, steps, variance, decay):
     gaps, which = np.unique(np.diff(steps, prepend=steps[0]), return_inverse=True)
     rows = (factor.tolist(), noise.tolist(), which.tolist())
-    return _minus_log_likelihood(rows, gaps.astype(float), variance, decay)
+    return minus_log_likelihood(rows, gaps.astype(float), variance, decay)
 
 
 def test_the_filter_gives_the_likelihood_of_the_dense_covariance():
@@ -140,7 +140,7 @@ def test_thousands_of_steps_are_exact_and_quick():
     number = 5000
     factor = 0.01 * _remembering(rng, 0.9, number) + 0.003 * rng.standard_normal(number)
     noise = np.full(number, 9e-6)
-    step, memory = _of_steps(factor, noise, np.arange(number))
+    step, memory = of_steps(factor, noise, np.arange(number))
     for component, truth in ((step, 0.01), (memory, 0.9)):
         assert component.value is not None
         assert component.standard_error is not None
@@ -154,7 +154,7 @@ def test_a_step_that_has_no_factor():
     seen, away = 0, []
     for _ in range(30):
         factor = 0.01 * rng.standard_normal(50)
-        step, memory = _of_steps(factor, np.full(50, 1e-4), np.arange(50))
+        step, memory = of_steps(factor, np.full(50, 1e-4), np.arange(50))
         assert step.value is not None
         assert step.standard_error is not None
         assert step.standard_error > 1e-4
@@ -169,10 +169,42 @@ def test_a_step_that_has_no_factor():
     assert np.mean(np.array(away) > 2) <= 0.1
 
 
+def test_step_times_contradict_a_factor_that_not_every_op_has():
+    """Ops that steps wait for have a third of it; and the same noise is in both."""
+    rng = np.random.default_rng(4)
+    number, spread = 200, 0.003
+    factor, noise = 0.01 * rng.standard_normal(number), spread * rng.standard_normal(number)
+    given = np.full(number, spread**2), np.arange(number)
+    others = 0.004 * rng.standard_normal(number)
+    step, _ = of_steps(factor + noise, *given, np.exp(factor / 3 + noise + others))
+    assert step.value is not None
+    assert step.standard_error is not None
+    assert step.value == pytest.approx(0.01 / 3, abs=3 * step.standard_error)
+    assert step.standard_error < 0.001
+    assert "of compute alone 0.0" in step.note
+    # What step times do not contradict stays as it is.
+    step, _ = of_steps(factor + noise, *given, np.exp(factor + noise + others))
+    assert step == of_steps(factor + noise, *given)[0]
+    # A stall is no contradiction.
+    times = np.exp(factor + noise + others)
+    times[np.argmin(factor)] *= 3
+    step, _ = of_steps(factor + noise, *given, times)
+    assert step.value == pytest.approx(0.01, rel=0.15)
+    assert step.note == "without 1 step far from the others"
+
+
+def test_a_worker_whose_phases_differ_has_no_residual_by_that():
+    """The mean of each of its phases is known, as a profile has it."""
+    logs, steps = _made(5, replicas=4, stages=2, steps=30)
+    logs[0, 0, 0] += 0.3
+    found = {c.name: c for c in components(logs, steps)}
+    assert found["residual"].value == pytest.approx(0.01, rel=0.03)
+
+
 def test_a_factor_without_memory_has_an_autocorrelation_with_an_error():
     rng = np.random.default_rng(3)
     for _ in range(10):
-        step, memory = _of_steps(0.02 * rng.standard_normal(60), np.full(60, 1e-5), np.arange(60))
+        step, memory = of_steps(0.02 * rng.standard_normal(60), np.full(60, 1e-5), np.arange(60))
         assert step.value == pytest.approx(0.02, rel=0.4)
         assert memory.value is not None
         assert memory.standard_error is not None

@@ -19,6 +19,7 @@ from prism_jax.data import (
 )
 from prism_jax.engine import simulate
 from prism_jax.fitting import fit_profile
+from prism_jax.fitting._widen import widen_step
 from prism_jax.program import compile_profile, op_latencies, replay, step_graph
 from prism_jax.trace import Trace, outline, read_runs, read_step_times, read_trace
 
@@ -147,6 +148,86 @@ def test_components_are_recovered_from_a_made_trace():
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), rel=4 * measured.std() / measured.mean() / 7)
     assert 0.67 < law.std / measured.std() < 1.5
+
+
+def _with_factor(trace, factors):
+    """The same steps, every op of each longer by the step's factor."""
+    start, end = (
+        {op: x * factors[:, None, None, None] for op, x in table.items()}
+        for table in (trace.start, trace.end)
+    )
+    return Trace(trace.job, trace.steps, start, end, {})
+
+
+def _laws_and_components(profile):
+    laws = {(v.kernel, v.component): v.parameters for v in profile.variability}
+    numbers = {c.name: (c.value or 0.0, c.standard_error or 0.0) for c in profile.fitted.components}
+    return laws, numbers
+
+
+@pytest.mark.parametrize(("steps", "seed"), [(20, 0), (20, 1), (20, 2), (60, 3)])
+def test_the_step_component_and_the_step_law_are_one_number(tmp_path, steps, seed):
+    """They were estimated twice: 20 steps had a component of 0.0087 and a law of 0.0049."""
+    factors = np.exp(0.01 * np.random.default_rng(100 + seed).standard_normal(steps))
+    profile = fit_profile(_with_factor(_made_trace(_job(), steps, _plain, seed=seed), factors))
+    laws, found = _laws_and_components(profile)
+    step, error = found["step"]
+    assert laws["", "step"]["sigma"] == step
+    assert laws["", "microbatch"]["sigma"] == found["microbatch"][0]
+    # Of these steps; 20 factors of 0.01 scatter by a sixth themselves. The mean of eight
+    # microbatches scatters by as much as a step's factor, which is what makes the error.
+    true = np.std(np.log(factors), ddof=1)
+    assert abs(step - true) < 2 * error
+    assert error < 0.005
+    save_profile(profile, tmp_path / "p")
+    assert _laws_and_components(load_profile(tmp_path / "p")) == (laws, found)
+
+
+def test_a_spread_that_compute_does_not_have_is_the_steps():
+    """The component and the law take it, and stay one number."""
+    trace = _made_trace(_job(), 60, _alike, seed=6)
+    profile = fit_profile(trace)
+    times = trace.step_times()
+    assert widen_step(profile, times) == profile
+    rng = np.random.default_rng(6)
+    wide = widen_step(profile, times * np.exp(0.03 * rng.standard_normal(len(times))))
+    laws, found = _laws_and_components(wide)
+    assert laws["", "step"]["sigma"] == found["step"][0]
+    assert abs(found["step"][0] - 0.03) < 2 * found["step"][1]
+
+
+def _alike(kind, worker, call, rng):
+    return 0.0 if kind == "microbatch" else _plain(kind, worker, call, rng)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_factor_is_near_the_truth_where_microbatches_are_alike(seed):
+    factors = np.exp(0.01 * np.random.default_rng(200 + seed).standard_normal(20))
+    profile = fit_profile(_with_factor(_made_trace(_job(), 20, _alike, seed=seed), factors))
+    laws, found = _laws_and_components(profile)
+    assert laws["", "step"]["sigma"] == found["step"][0]
+    assert found["step"][0] == pytest.approx(np.std(np.log(factors), ddof=1), rel=0.1)
+
+
+def test_residuals_are_not_divided_by_a_microbatch_factor_that_is_not_there():
+    """The mean of a microbatch's four ops was taken for its factor, and took an eighth of the
+    spread of each."""
+    laws, found = _laws_and_components(fit_profile(_made_trace(_job(), 60, _alike, seed=4)))
+    assert found["microbatch"][0] < 0.0025
+    assert found["residual"][0] == pytest.approx(0.01, rel=0.05)
+    squares = [laws[f"{phase}-compute", "residual"] for phase in ("forward", "backward")]
+    squares = [np.log1p(_cv(parameters) ** 2) for parameters in squares]
+    assert np.sqrt(np.mean(squares)) == pytest.approx(found["residual"][0], rel=0.01)
+
+
+def _cv(parameters):
+    """Of the families that log-normal noise of 1 % is taken for."""
+    (name,) = set(parameters) - {"shift"}
+    spread = parameters[name]
+    if "shift" in parameters:
+        squared = np.exp(spread**2)
+        return np.sqrt(squared * (squared - 1)) / (parameters["shift"] + np.sqrt(squared))
+    return {"sigma": np.sqrt(np.expm1(spread**2)), "std": spread, "cv": spread}[name]
 
 
 def test_stalls_are_taken_apart_from_the_body():
@@ -399,8 +480,7 @@ def test_a_replay_that_is_off_is_no_fit(tmp_path, capsys):
     assert not (tmp_path / "p").exists()
 
 
-def test_a_replay_that_is_a_little_off_is_noted(monkeypatch):
-    monkeypatch.setattr("prism_jax.fitting._fit._with_step_factor", lambda profile, *_: profile)
+def test_a_replay_that_is_a_little_off_is_noted():
     trace = _made_trace(_job(), 6, _plain)
     # One worker begins before what the outline says that it waits for.
     early = _shifted(trace, "params-all-gather", -0.02 * trace.step_times().mean())

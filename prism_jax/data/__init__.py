@@ -48,3 +48,4 @@ from ._profile import (
     save_profile as save_profile,
 )
 from ._save import check_job_path as check_job_path, save_job as save_job
+from ._variations import replace_variations as replace_variations

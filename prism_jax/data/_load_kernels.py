@@ -1,13 +1,11 @@
 """Profiles of kernels, read from `kernels/`."""
 
 import itertools as it
-import math
 import pathlib
 
 import msgspec
 
 from .._misc import unknown_name
-from ._calibrated import check_variation
 from ._find import data_folder, list_names
 from ._hardware import Cluster
 from ._kernels import (
@@ -18,9 +16,9 @@ from ._kernels import (
     Overlap,
     Source,
     Variation,
-    VariationRow,
 )
 from ._read import convert, read_csv, read_toml
+from ._variations import read_variations
 
 
 # Efficiencies and factors have no unit: these stand in for machines without a folder of their own.
@@ -102,32 +100,3 @@ def _tables(
         latency = max(row[4] for row in group)
         tables.append(Efficiency(kernel, variant, sizes, tuple(row[3] for row in group), latency))
     return tuple(tables)
-
-
-def read_variations(path: pathlib.Path) -> tuple[Variation, ...]:
-    """The rows of a `variability.csv`, checked."""
-    variations = []
-    for number, row in enumerate(read_csv(path, VariationRow), start=2):
-        where = f"{path}, line {number}"
-        parameters = _parameters(row.parameters, where)
-        variation = Variation(row.kernel, row.component, row.family, parameters, row.source)
-        check_variation(variation, where)
-        variations.append(variation)
-    return tuple(variations)
-
-
-def _parameters(text: str, where: str) -> dict[str, float]:
-    parameters = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not equals or math.isnan(number):
-            raise ValueError(
-                f"{where}: column `parameters` has `{part}`; write `name=value` with a finite "
-                "number that is not negative."
-            )
-        parameters[name] = number
-    return parameters

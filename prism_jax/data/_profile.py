@@ -1,6 +1,5 @@
 """Profiles: what a trace tells of a job's latencies, as a folder of readable files."""
 
-import csv
 import os
 import pathlib
 from typing import Annotated
@@ -9,9 +8,9 @@ import msgspec
 
 from ._job import Job, Layout, ScheduleConfig
 from ._kernels import Variation
-from ._load_kernels import read_variations
-from ._read import convert, read_csv, read_toml, without_none
+from ._read import convert, read_csv, read_toml, without_none, write_csv
 from ._types import Count, NonNegative, Text
+from ._variations import read_variations, write_variations
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,13 +128,8 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
         profile.outline.after,
     )
     means = [msgspec.structs.astuple(mean) for mean in profile.means]
-    _write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s"), means)
-    rows = [
-        (v.kernel, v.component, v.family, _written(v.parameters), v.source)
-        for v in profile.variability
-    ]
-    header = ("kernel", "component", "family", "parameters", "source")
-    _write_csv(folder / "variability.csv", header, rows)
+    write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s"), means)
+    write_variations(folder / "variability.csv", profile.variability)
     # Last, for without it the folder is no profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
     (folder / "profile.toml").write_text(tomli_w.dumps(table))
@@ -167,14 +161,3 @@ def load_profile(folder: str | os.PathLike) -> Profile:
 def is_profile(name: str | os.PathLike) -> bool:
     """Whether a path is the folder of a profile."""
     return os.path.isfile(os.path.join(name, "profile.toml"))
-
-
-def _write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def _written(parameters: dict[str, float]) -> str:
-    return ";".join(f"{name}={value:.6g}" for name, value in parameters.items())

@@ -79,6 +79,14 @@ def read_csv(path: pathlib.Path, row_type: type[_T]) -> list[_T]:
     return rows
 
 
+def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
+    """Writes rows that `read_csv` reads."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
 def check_keys(
     raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
 ) -> None:

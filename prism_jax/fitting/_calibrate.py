@@ -10,56 +10,26 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from ..analysis import CRPS, estimate
-from ..cluster import COLLECTIVES
-from ..data import Calibrated, Job, Measured, Variation, apply_calibrated, load_kernels
+from ..data import Job, Kernels, Measured, Variation
 from ..engine import simulate
-from ..latency import LogNormal, Scaled, make_latency
-from ..program import Program, Stall, compile_job
-from ._observe import Observed, core_spread, observe
-from ._stall_prior import size_spread, stall_share
+from ..program import Program, compile_job, variability_of
+from ._agreement import LEVELS, of_one_run
+from ._calibrated_job import with_compute, with_laws, without_calibration
+from ._level_and_spread import Steps, solve_level, with_level, with_spread
+from ._observe import Observed, observe
+from ._stall_prior import stall_share
+from ._values import Values, as_numbers, laws_of, program_with, values_of, with_values
 
 
-# What changes from step to step by itself is put down to collectives, of which those between steps
-# are averaged by nothing, up to this spread; and to microbatches a part of that. Sequences are
-# packed to one length in pre-training, so that the compute of a microbatch hardly changes. What is
-# wider still is put down to the step as a whole.
-_WILDEST = 0.4
-_MICROBATCH_PART = 1 / 30
-# The kinds of kernel that `spread` applies to; `others` to the rest.
-_WILD = ("all_gather", "reduce_scatter")
 # The law of GPUs counts as much as so many runs.
 _RANK_RUNS = 2
 # The weight of the distance from where stalls began, in the score, relative to the spread.
 _STAY = 1e-2
 # A program is compiled for so many times as many stalls as are seen, for the fit to move in.
 _HEADROOM = 4
-# A level further off than this factor is a mistake in the job or in the unit.
-_FURTHEST = 10.0
-_GRID = (np.arange(2000) + 0.5) / 2000
-
-
-class Values(eqx.Module):
-    """What is calibrated.
-
-    **Attributes:**
-
-    - `level`: a factor on the mean latency of compute.
-    - `step`: the spread of what a step shares with the next.
-    - `spread`: that of collectives, and in part of microbatches.
-    - `others`: a factor on the spread of all other kernels, where even no `spread` is too wide.
-    - `rate`, `size`: stalls per call, and the median of their length in seconds; `rate` is zero
-        where there are none.
-    """
-
-    level: Array
-    step: Array
-    spread: Array
-    others: Array
-    rate: Array
-    size: Array
 
 
 def calibrate(
@@ -107,245 +77,71 @@ def calibrate(
     observed = observe(runs)
     compile_job(job)  # Raises where it has no model.
     job = without_calibration(job, source)
-    program, value = _started(job, observed)
+    kernels = job.kernels
+    assert kernels is not None
+    program, value = _started(job, kernels, observed)
     key = jax.random.key(seed)
-    free = dataclasses.replace(
-        program, variability=dataclasses.replace(program.variability, rank=None)
-    )
 
-    def steps_of(program: Program) -> Callable[[Values], np.ndarray]:
+    def steps_of(program: Program) -> Steps:
         """Evenly spaced quantiles of a step, as a function of what is calibrated."""
 
         def steps(value: Values) -> np.ndarray:
-            there = _placed(program, observed, value)
+            there = program_with(program, kernels, observed, value)
             law = simulate(there, num_samples=2 * num_samples, key=key)
-            return np.asarray(law.quantile(_GRID))
+            return np.asarray(law.quantile(LEVELS))
 
         return steps
 
     # The steps of a run share their GPUs, which decide its level, not its spread.
-    value = _with_level(value, observed, steps_of(free))
-    value = _with_spread(value, observed, steps_of(free))
-    value = _with_level(value, observed, steps_of(free))
-    value = _fitted(free, value, observed, num_samples, num_iterations, key, progress)
-    rank = _rank(job, program, value, observed, steps_of)
-    job = _with_laws(job, (*_laws(job, observed, value, source), *rank))
+    one = of_one_run(program)
+    value = with_level(value, observed, steps_of(one))
+    value = with_spread(value, observed, steps_of(one))
+    value = with_level(value, observed, steps_of(one))
 
-    def at(compute: float) -> Job:
-        assert job.calibrated is not None
-        return _with(job, msgspec.structs.replace(job.calibrated, compute=compute))
+    def score(value: Values) -> Array:
+        there = program_with(one, kernels, observed, value)
+        return estimate(there, CRPS(observed.steps), num_samples=num_samples, key=key)
+
+    value = _fitted(score, value, observed, num_iterations, progress)
+    laws = as_numbers(laws_of(kernels, observed, value, source))
+    job = with_laws(job, (*laws, *_rank(kernels, program, value, observed, steps_of)))
 
     def median(compute: float) -> float:
-        law = simulate(compile_job(at(compute)), num_samples=4 * num_samples, key=key)
-        return float(law.quantile(0.5))
+        there = compile_job(with_compute(job, compute))
+        return float(simulate(there, num_samples=4 * num_samples, key=key).quantile(0.5))
 
     # Faster kernels hide less of the communication, which only the job knows.
-    job = at(_level(median, observed.median, float(value.level)))
+    job = with_compute(job, solve_level(median, observed.median, float(value.level)))
     return msgspec.structs.replace(job, measured=_measured(observed, source))
 
 
-def agreement(
-    job: Job, runs: Sequence[Float[np.ndarray, " steps"]], *, num_samples: int = 32768
-) -> dict[str, tuple[float, float]]:
-    """Figures of the steps of one run, by a calibrated job and as measured (the median of the
-    runs' figures). The GPUs of a run stay the same, so they make its level, not its spread.
-
-    **Returns:**
-
-    `p50_s`, `p95 / p50` and `core_spread`, a pair each.
-    """
-    program, key = compile_job(job), jax.random.key(1)
-    free = dataclasses.replace(
-        program, variability=dataclasses.replace(program.variability, rank=None)
-    )
-    level, spread = (simulate(p, num_samples=num_samples, key=key) for p in (program, free))
-    steps = np.asarray(spread.quantile(_GRID))
-    measured = [(np.median(run), np.quantile(run, 0.95), core_spread(run)) for run in runs]
-    p50, core = (float(np.median(x)) for x in np.transpose(measured)[[0, 2]])
-    ratio = float(spread.quantile(0.95) / spread.quantile(0.5))
-    return {
-        "p50_s": (float(level.quantile(0.5)), p50),
-        "p95 / p50": (ratio, float(np.median([b / a for a, b, _ in measured]))),
-        "core_spread": (core_spread(steps), core),
-    }
-
-
-def without_calibration(job: Job, source: str) -> Job:
-    """The job without what an earlier calibration has said, but with the changes that were made to
-    its kernels since (by `--set`).
-    """
-    assert job.cluster is not None
-    assert job.kernels is not None
-    known = list(load_kernels(job.cluster).variability)
-    if job.calibrated is not None:
-        known += job.calibrated.variability
-    changed = tuple(v for v in job.kernels.variability if v not in known)
-    return _with(job, Calibrated(source, 1.0, changed))
-
-
-def _with(job: Job, calibrated: Calibrated) -> Job:
-    """The job with these changes to its kernels alone."""
-    assert job.cluster is not None
-    kernels = apply_calibrated(load_kernels(job.cluster), calibrated, "calibrated")
-    return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
-
-
-def _with_laws(job: Job, laws: Sequence[Variation]) -> Job:
-    """The job with these laws in place of those for the same component of the same kind."""
-    calibrated = job.calibrated
-    assert calibrated is not None
-    new = {(v.kernel, v.component): v for v in (*calibrated.variability, *laws)}
-    return _with(job, msgspec.structs.replace(calibrated, variability=tuple(new.values())))
-
-
-def _started(job: Job, observed: Observed) -> tuple[Program, Values]:
+def _started(job: Job, kernels: Kernels, observed: Observed) -> tuple[Program, Values]:
     """A program that can take all values, and those to begin with."""
+
+    def compiled(value: Values) -> Program:
+        return compile_job(with_laws(job, as_numbers(laws_of(kernels, observed, value, ""))))
+
     step = float(np.sqrt(observed.shared)) * observed.core
     size = float(np.median(observed.excess)) if len(observed.excess) else 0.0
-    value = [1.0, step, 0.1, 1.0, 0.0, size]
-    program = _compiled(job, observed, value)
-    if len(observed.excess):
-        mine = program.stall_kinds.value == sorted(program.variability.stalls).index("gemm")
-        calls = float(np.sum(program.stall_counts.value[mine])) * program.num_replicas
-        share = stall_share(len(observed.excess), observed.num_steps)
-        value[4] = float(-np.log1p(-share)) / calls
-        program = _compiled(job, observed, [*value[:4], _HEADROOM * value[4], size])
-    return program, Values(*(jnp.asarray(x, float) for x in value))
-
-
-def _compiled(job: Job, observed: Observed, value: list[float]) -> Program:
-    values = Values(*(jnp.asarray(x, float) for x in value))
-    return compile_job(_with_laws(job, _laws(job, observed, values, "")))
-
-
-def _laws(job: Job, observed: Observed, value: Values, source: str) -> tuple[Variation, ...]:
-    """The laws of everything but the rank, for the job's file. See `_placed`."""
-    assert job.kernels is not None
-    step, spread, others, rate, size = (
-        float(x) for x in (value.step, value.spread, value.others, value.rate, value.size)
-    )
-    collective = min(spread, _WILDEST)
-    laws = [
-        Variation("", "network", "constant", {}, source),
-        Variation("", "step", "lognormal", {"sigma": step}, source),
-        Variation("", "microbatch", "lognormal", {"sigma": spread * _MICROBATCH_PART}, source),
-        *(Variation(k, "residual", "lognormal", {"sigma": collective}, source) for k in _WILD),
-    ]
-    if others < 1:
-        laws += [
-            msgspec.structs.replace(v, parameters={"sigma": others * v.parameters["sigma"]})
-            for v in job.kernels.variability
-            if v.component == "residual" and v.kernel not in _WILD and v.family == "lognormal"
-        ]
-    if len(observed.excess):
-        stall = {"sigma": size_spread(observed.excess), "median_s": size, "rate": rate}
-        laws.append(Variation("gemm", "stall", "lognormal", stall, source))
-    return tuple(laws)
-
-
-def _placed(program: Program, observed: Observed, value: Values) -> Program:
-    """The program with these values. Differentiable in them."""
-    table, variability = program.latencies, program.variability
-    is_compute = np.array([kind not in COLLECTIVES for kind in table.kinds])[table.kind.value]
-    mean = table.mean * jnp.where(is_compute, value.level, 1).astype(table.mean.dtype)
-    collective = LogNormal(1.0, jnp.minimum(value.spread, _WILDEST))
-    residual = {
-        kind: collective
-        if kind in _WILD
-        else LogNormal(law.median, law.sigma * value.others)
-        if isinstance(law, LogNormal)
-        else law
-        for kind, law in variability.residual.items()
-    }
-    stalls = dict(variability.stalls)
-    if len(observed.excess):
-        size = Scaled(LogNormal(1.0, size_spread(observed.excess)), value.size)
-        stalls["gemm"] = Stall(value.rate, size)
-    return dataclasses.replace(
-        program,
-        latencies=dataclasses.replace(table, mean=mean),
-        variability=dataclasses.replace(
-            variability,
-            residual=residual,
-            step=LogNormal(1.0, value.step),
-            microbatch=LogNormal(1.0, value.spread * _MICROBATCH_PART),
-            stalls=stalls,
-        ),
-    )
-
-
-Steps = Callable[[Values], np.ndarray]
-
-
-def _level(median: Callable[[float], float], wanted: float, known: float = 1.0) -> float:
-    """The level of compute at which a step has the median that is wanted, by secants."""
-    before, of_before, first = 0.0, 0.0, None
-    for _ in range(10):
-        found = median(known)
-        first = found if first is None else first
-        if abs(found / wanted - 1) < 1e-4 or found == of_before:
-            break
-        slope = (found - of_before) / (known - before)
-        before, of_before, known = known, found, known + (wanted - found) / slope
-        if not 1 / _FURTHEST < known < _FURTHEST:
-            raise ValueError(
-                f"The measured median of {wanted:.4g} s is too far from the job's {first:.4g} s: "
-                f"no factor of up to {_FURTHEST:g} on compute explains it; check the unit of the "
-                "step times, and the job."
-            )
-    return known
-
-
-def _with_level(value: Values, observed: Observed, steps: Steps) -> Values:
-    """The values with which the medians agree."""
-
-    def median(level: float) -> float:
-        return float(np.median(steps(_with_values(value, level=level))))
-
-    level = _level(median, observed.median, float(value.level))
-    return _with_values(value, level=level)
-
-
-def _with_spread(value: Values, observed: Observed, steps: Steps) -> Values:
-    """The spread at which the cores are as wide, by bisection."""
-
-    def too_wide(**changes: float) -> float:
-        return core_spread(steps(_with_values(value, **changes))) / observed.core - 1
-
-    def solved(name: str, low: float, high: float) -> float:
-        for _ in range(9):
-            middle = (low + high) / 2
-            low, high = (low, middle) if too_wide(**{name: middle}) > 0 else (middle, high)
-        return (low + high) / 2
-
-    if too_wide(spread=0.0) > 0:
-        value = _with_values(value, spread=0.0)
-        return _with_values(value, others=solved("others", 0.0, 1.0))
-    missing = too_wide(spread=_WILDEST)
-    if missing > 0:
-        return _with_values(value, spread=solved("spread", 0.0, _WILDEST))
-    value = _with_values(value, spread=_WILDEST)
-    own = (1 + missing) ** 2 - (float(value.step) / observed.core) ** 2
-    step = observed.core * float(np.sqrt(max(1 - own, 0.0)))
-    return _with_values(value, step=max(step, float(value.step)))
-
-
-def _with_values(value: Values, **changes: float) -> Values:
-    dtype = value.level.dtype
-    return dataclasses.replace(value, **{k: jnp.asarray(x, dtype) for k, x in changes.items()})
+    value = values_of(level=1.0, step=step, spread=0.1, others=1.0, rate=0.0, size=size)
+    program = compiled(value)
+    if not len(observed.excess):
+        return program, value
+    mine = program.stall_kinds.value == sorted(program.variability.stalls).index("gemm")
+    calls = float(np.sum(program.stall_counts.value[mine])) * program.num_replicas
+    rate = float(-np.log1p(-stall_share(len(observed.excess), observed.num_steps))) / calls
+    program = compiled(with_values(value, rate=_HEADROOM * rate))
+    return program, with_values(value, rate=rate)
 
 
 def _fitted(
-    program: Program,
+    score: Callable[[Values], Array],
     start: Values,
     observed: Observed,
-    num_samples: int,
     num_iterations: int,
-    key: PRNGKeyArray,
     progress: Callable[[int, int], None],
 ) -> Values:
-    """Fits by CRPS the level, the spread of the body, and the stalls."""
-    objective = CRPS(observed.steps)
+    """The level, the spread of the body and the stalls that have the best score."""
 
     def values(moved: dict[str, Array]) -> Values:
         # What steps share and what changes by itself move as one: step times that are wider than
@@ -361,11 +157,9 @@ def _fitted(
         )
 
     def loss(moved):
-        there = _placed(program, observed, values(moved))
-        score = estimate(there, objective, num_samples=num_samples, key=key)
         # Rate and size stay where they are unless steps say otherwise.
         away = moved["rate"] ** 2 + moved["size"] ** 2
-        return score + _STAY * observed.core * observed.median * away
+        return score(values(moved)) + _STAY * observed.core * observed.median * away
 
     optimiser = optax.adam(optax.cosine_decay_schedule(0.1, num_iterations))
     moved: dict[str, Array] = {n: jnp.zeros(()) for n in ("level", "spread", "rate", "size")}
@@ -382,7 +176,7 @@ def _fitted(
 
 
 def _rank(
-    job: Job,
+    kernels: Kernels,
     program: Program,
     value: Values,
     observed: Observed,
@@ -392,13 +186,16 @@ def _rank(
 
     The posterior mean of a variance of which the profile knows as much as some runs would.
     """
-    assert job.kernels is not None
-    rank = job.kernels.find_variation("rank")
+    rank = kernels.find_variation("rank")
     if observed.between is None or rank is None or not rank.parameters.get("sigma"):
         return ()
 
+    def scaled(sigma: float, source: str) -> Variation:
+        parameters = {**rank.parameters, "sigma": sigma}
+        return msgspec.structs.replace(rank, parameters=parameters, source=source)
+
     def variance(sigma: float) -> float:
-        law = make_latency(rank.family, {**rank.parameters, "sigma": sigma})
+        law = variability_of([scaled(sigma, rank.source)]).rank
         variability = dataclasses.replace(program.variability, rank=law)
         steps = steps_of(dataclasses.replace(program, variability=variability))(value)
         low, middle, high = np.quantile(steps, [0.1587, 0.5, 0.8413])
@@ -410,9 +207,8 @@ def _rank(
         return ()
     runs = observed.num_runs - 1
     factor = (_RANK_RUNS + runs * observed.between**2 / now) / (_RANK_RUNS + runs)
-    parameters = {**rank.parameters, "sigma": sigma * float(np.sqrt(factor))}
     source = f"{rank.source}; scaled to how much {observed.num_runs} runs differ"
-    return (msgspec.structs.replace(rank, parameters=parameters, source=source),)
+    return (scaled(sigma * float(np.sqrt(factor)), source),)
 
 
 def _measured(observed: Observed, source: str) -> Measured:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from ._robust import in_core
 
-# A step so many robust standard deviations off the median of its run is not of the core.
-_CORE_DEVIATIONS = 5.0
+
 # An autocovariance is seen where it is so many times what white noise would show.
 _SEEN = 2.5
 # What is longer, relative to the median, is no step; what is more frequent, no outlier.
@@ -126,8 +126,7 @@ def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
 
 def _core(deviations: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
     """Deviations from the mean of the core, with `nan` for what does not belong to it."""
-    limit = _CORE_DEVIATIONS * 1.4826 * np.median(np.abs(deviations))
-    core = np.where(np.abs(deviations) <= limit, deviations, np.nan)
+    core = np.where(in_core(deviations), deviations, np.nan)
     return core - np.nanmean(core)
 
 

@@ -1,5 +1,7 @@
 from collections.abc import Mapping
 
+from jax.typing import ArrayLike
+
 from .._misc import subclasses, unknown_name
 from ._base import AbstractLatency, InFiles
 from ._check import check
@@ -11,14 +13,14 @@ def families() -> dict[str, InFiles]:
     return {one.family: one for one in named if one is not None}
 
 
-def make_latency(family: str, parameters: Mapping[str, float]) -> AbstractLatency:
+def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLatency:
     """The latency that a data file names.
 
     **Arguments:**
 
     - `family`: the name of a family in data files, its `in_files`.
-    - `parameters`: the parameters by name, relative to a scale that the caller applies with
-        `Scaled`.
+    - `parameters`: the parameters by name, numbers or arrays without axes, relative to a scale
+        that the caller applies with `Scaled`.
 
     **Returns:**
 

@@ -28,4 +28,9 @@ from ._step_graph import (
     step_graph as step_graph,
 )
 from ._table import LatencyTable as LatencyTable, kernel_cumulants as kernel_cumulants
-from ._variability import Network as Network, Stall as Stall, Variability as Variability
+from ._variability import (
+    Network as Network,
+    Stall as Stall,
+    Variability as Variability,
+    variability_of as variability_of,
+)

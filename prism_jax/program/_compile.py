@@ -2,11 +2,7 @@
 arrays.
 """
 
-from collections.abc import Iterable
 from typing import Literal
-
-import jax.numpy as jnp
-import msgspec
 
 from ..data import (
     Cluster,
@@ -16,10 +12,8 @@ from ..data import (
     Model,
     ScheduleConfig,
     Training,
-    Variation,
     check_parts,
 )
-from ..latency import AbstractLatency, Scaled, make_latency
 from ..schedule import (
     OVERLAPPED,
     SEND_RECV,
@@ -31,7 +25,7 @@ from ..schedule import (
 from ..workload import Block, Segment, Workload, lower
 from ._assemble import assemble
 from ._program import Program
-from ._variability import Network, Stall, Variability
+from ._variability import Variability, variability_of
 
 
 def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -> Program:
@@ -175,44 +169,3 @@ def blocks_of(graph: OpGraph, workload: Workload) -> list[Block]:
         else:
             blocks.append(phases[phase][stage])
     return blocks
-
-
-def variability_of(variations: Iterable[Variation]) -> Variability:
-    """The laws that a profile holds.
-
-    **Raises:**
-
-    `ValueError` of one sentence where a family is unknown, or its parameters do not fit.
-    """
-    residual, stalls, shared = {}, {}, {}
-    network = None
-    for variation in variations:
-        if variation.component == "stall":
-            stalls[variation.kernel] = _stall(variation)
-        elif variation.family == "constant":
-            continue
-        elif variation.component == "network":
-            network = Network(
-                jnp.asarray(variation.parameters["probability"], float),
-                jnp.asarray(variation.parameters["slowdown"], float),
-            )
-        elif variation.component == "residual":
-            residual[variation.kernel] = _law(variation)
-        else:
-            shared[variation.component] = _law(variation)
-    return Variability(residual=residual, network=network, stalls=stalls, **shared)
-
-
-def _law(variation: Variation) -> AbstractLatency:
-    try:
-        return make_latency(variation.family, variation.parameters)
-    except ValueError as error:
-        of = f" of `{variation.kernel}`" if variation.kernel else ""
-        raise ValueError(f"the law of the {variation.component}{of}: {error}") from None
-
-
-def _stall(variation: Variation) -> Stall:
-    parameters = dict(variation.parameters)
-    rate, median = parameters.pop("rate"), parameters.pop("median_s")
-    law = _law(msgspec.structs.replace(variation, parameters=parameters))
-    return Stall(jnp.asarray(rate, float), Scaled(law, median))

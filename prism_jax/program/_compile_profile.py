@@ -3,9 +3,9 @@
 from ..data import Profile
 from ..workload import Block, Kernel, Segment
 from ._assemble import assemble
-from ._compile import variability_of
 from ._program import Program
 from ._step_graph import StepGraph, step_graph
+from ._variability import variability_of
 
 
 def compile_profile(profile: Profile) -> Program:

@@ -1,11 +1,15 @@
 """What makes latencies vary: each kernel by itself, and what many ops share (design: one rank, one
 step, one microbatch, the network, stalls)."""
 
+from collections.abc import Iterable
+
 import equinox as eqx
 import jax.numpy as jnp
+import msgspec
 from jaxtyping import Array, Float
 
-from ..latency import AbstractLatency
+from ..data import Variation
+from ..latency import AbstractLatency, Scaled, make_latency
 
 
 class Network(eqx.Module):
@@ -62,3 +66,49 @@ class Variability(eqx.Module):
     microbatch: AbstractLatency | None = None
     network: Network | None = None
     stalls: dict[str, Stall] = eqx.field(default_factory=dict)
+
+
+def variability_of(variations: Iterable[Variation]) -> Variability:
+    """The laws that a file holds, or that are being fitted: the one map from values to laws.
+
+    Differentiable in the parameters, which may be arrays.
+
+    **Raises:**
+
+    `ValueError` of one sentence where a family is unknown, or its parameters do not fit.
+    """
+    residual, stalls, shared = {}, {}, {}
+    for variation in variations:
+        if variation.component == "stall":
+            stalls[variation.kernel] = _stall(variation)
+        elif variation.family == "constant":
+            continue
+        elif variation.component == "network":
+            shared["network"] = _network(variation)
+        elif variation.component == "residual":
+            residual[variation.kernel] = _law(variation)
+        else:
+            shared[variation.component] = _law(variation)
+    return Variability(residual=residual, stalls=stalls, **shared)
+
+
+def _law(variation: Variation) -> AbstractLatency:
+    try:
+        return make_latency(variation.family, variation.parameters)
+    except ValueError as error:
+        of = f" of `{variation.kernel}`" if variation.kernel else ""
+        raise ValueError(f"the law of the {variation.component}{of}: {error}") from None
+
+
+def _network(variation: Variation) -> Network:
+    parameters = variation.parameters
+    return Network(
+        jnp.asarray(parameters["probability"], float), jnp.asarray(parameters["slowdown"], float)
+    )
+
+
+def _stall(variation: Variation) -> Stall:
+    parameters = dict(variation.parameters)
+    rate, median = parameters.pop("rate"), parameters.pop("median_s")
+    law = _law(msgspec.structs.replace(variation, parameters=parameters))
+    return Stall(jnp.asarray(rate, float), Scaled(law, median))

@@ -7,7 +7,8 @@ import functools as ft
 import numpy as np
 
 from ..data import Call, Outline
-from ._read import COMPUTE, SCOPES, TRANSFERS, Trace
+from ._ops import COMPUTE, PIPELINED, SCOPES
+from ._trace import Trace
 
 
 # A gap before an op that is longer than this share of a step hides a wait.
@@ -33,7 +34,7 @@ def outline(trace: Trace) -> Outline:
 
 
 def _pipeline(trace: Trace) -> list[str]:
-    return [op for op in (*COMPUTE, *TRANSFERS) if op in trace.end]
+    return [op for op in PIPELINED if op in trace.end]
 
 
 def _calls(trace: Trace, ops: list[str], ends: np.ndarray) -> tuple[tuple[Call, ...], np.ndarray]:

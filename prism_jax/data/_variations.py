@@ -1,0 +1,90 @@
+"""Laws in files: how they are checked, read and written, whoever made them."""
+
+import math
+import pathlib
+from collections.abc import Iterable
+
+from .._misc import unknown_name
+from ._kernels import COMPONENTS, SHARED, Variation, VariationRow
+from ._read import read_csv, write_csv
+
+
+def replace_variations(
+    variations: Iterable[Variation], new: Iterable[Variation]
+) -> tuple[Variation, ...]:
+    """The laws with new ones in place of those for the same component of the same kind."""
+    replaced = {(v.kernel, v.component): v for v in new}
+    kept = (v for v in variations if (v.kernel, v.component) not in replaced)
+    return (*kept, *replaced.values())
+
+
+def read_variations(path: pathlib.Path) -> tuple[Variation, ...]:
+    """The rows of a `variability.csv`, checked."""
+    variations = []
+    for number, row in enumerate(read_csv(path, VariationRow), start=2):
+        where = f"{path}, line {number}"
+        parameters = _parameters(row.parameters, where)
+        variation = Variation(row.kernel, row.component, row.family, parameters, row.source)
+        check_variation(variation, where)
+        variations.append(variation)
+    return tuple(variations)
+
+
+def write_variations(path: pathlib.Path, variations: Iterable[Variation]) -> None:
+    """Writes a `variability.csv` that `read_variations` reads as the same laws to the last bit."""
+    rows = [(v.kernel, v.component, v.family, _written(v.parameters), v.source) for v in variations]
+    write_csv(path, ("kernel", "component", "family", "parameters", "source"), rows)
+
+
+def _written(parameters: dict[str, float]) -> str:
+    return ";".join(f"{name}={float(value)!r}" for name, value in parameters.items())
+
+
+def _parameters(text: str, where: str) -> dict[str, float]:
+    parameters = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not equals or math.isnan(number):
+            raise ValueError(
+                f"{where}: column `parameters` has `{part}`; write `name=value` with a finite "
+                "number that is not negative."
+            )
+        parameters[name] = number
+    return parameters
+
+
+# What the components have beyond the parameters of their laws.
+_OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
+
+
+def check_variation(variation: Variation, where: str) -> None:
+    """Raises a `ValueError` of one sentence where component, kind and numbers do not fit. What a
+    family is and which parameters it has is known where programs are compiled.
+    """
+    family, component = variation.family, variation.component
+    if component not in COMPONENTS:
+        raise ValueError(f"{where}: {unknown_name('component', component, COMPONENTS)}")
+    if (component in SHARED) != (variation.kernel == ""):
+        wrong = "is shared; leave `kernel` empty" if variation.kernel else "needs a `kernel`"
+        raise ValueError(f"{where}: the component `{component}` {wrong}.")
+    if family != "constant" and (family == "two-regimes") != (component == "network"):
+        raise ValueError(
+            f"{where}: the component `{component}` cannot have the family `{family}`; `network` "
+            "takes `two-regimes` or `constant`, all others any but `two-regimes`."
+        )
+    own = () if component == "network" and family == "constant" else _OWN.get(component, ())
+    for name, number in variation.parameters.items():
+        if component == "network" and name not in own:
+            raise ValueError(f"{where}: {unknown_name('parameter', name, own)}")
+        if not (math.isfinite(number) and number >= 0):
+            raise ValueError(
+                f"{where}: `parameters` has `{name}={number:g}`; it must be finite and not "
+                "negative."
+            )
+    missing = [name for name in own if name not in variation.parameters]
+    if missing:
+        raise ValueError(f"{where}: `parameters` has no `{missing[0]}`; add it.")

@@ -1,0 +1,84 @@
+"""The laws of a traced job, from the components of its compute."""
+
+import numpy as np
+from jaxtyping import Float
+
+from ..data import Job, Variation
+from ..program import StepGraph
+from ..trace import COMPUTE
+from ._components import Apart, take_apart
+from ._family import best_family
+from ._stalls import Stalls
+
+
+def compute_apart(
+    job: Job,
+    step: StepGraph,
+    latencies: Float[np.ndarray, "ops steps"],
+    steps: np.ndarray,
+    step_times: Float[np.ndarray, " steps"],
+) -> Apart:
+    """Takes the latencies of compute apart; `nan` where one has stalled. See `take_apart`."""
+    ops, place = _places(job, step)
+    shape = (job.layout.dp, job.layout.pp, len(COMPUTE), job.schedule.num_microbatches)
+    logs = np.full((*shape, len(steps)), np.nan)
+    logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
+    return take_apart(logs, steps, step_times)
+
+
+def _places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The ops of compute, and where each is: replica, stage, phase, microbatch."""
+    ops = np.flatnonzero(np.isin(step.kind, COMPUTE))
+    worker = np.array([step.members[op][0] for op in ops])
+    phase = np.array([COMPUTE.index(step.kind[op]) for op in ops])
+    call = np.array([step.call[op] for op in ops])
+    return ops, (*np.divmod(worker, job.layout.pp), phase, call)
+
+
+def laws_of_components(
+    job: Job,
+    step: StepGraph,
+    stalls: Stalls,
+    means: Float[np.ndarray, " ops"],
+    apart: Apart,
+    source: str,
+) -> tuple[Variation, ...]:
+    """The laws that make the components again.
+
+    **Arguments:**
+
+    - `job`, `step`, `stalls`: the traced job, its graph, and what has stalled in it.
+    - `means`: the mean latency of each op, without stalls.
+    - `apart`: the latencies of compute, taken apart.
+    - `source`: where the laws are from.
+    """
+    shared = [
+        Variation("", name, "lognormal", {"sigma": apart.value(name)}, source)
+        for name in ("step", "microbatch")
+        if apart.value(name)
+    ]
+    ratios = np.where(means > 0, stalls.body.T / np.where(means > 0, means, 1), np.nan).T
+    ops, place = _places(job, step)
+    ratios[ops] = np.exp(apart.residual[place])
+    kinds = np.array(step.kind)
+    residuals = []
+    for kind in dict.fromkeys(step.kind):
+        mine = ratios[kinds == kind]
+        mine = mine[:, ~np.isnan(mine).all(axis=0)]
+        if kind not in COMPUTE:
+            mine = _without_step(mine, apart.value("step"))
+        family, parameters = best_family(mine)
+        if family != "constant":
+            residuals.append(Variation(kind, "residual", family, parameters, source))
+    return (*shared, *residuals, *stalls.laws)
+
+
+def _without_step(
+    ratios: Float[np.ndarray, "ops steps"], sigma: float
+) -> Float[np.ndarray, "ops steps"]:
+    """Ratios that are narrower by the factor of steps, which multiplies every op."""
+    if not ratios.size or not np.nanvar(ratios):
+        return ratios
+    centre = np.nanmean(ratios)
+    share = sigma**2 / (np.nanvar(ratios) / centre**2)
+    return centre + (ratios - centre) * np.sqrt(max(1 - share, 0.0))

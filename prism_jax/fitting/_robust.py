@@ -1,0 +1,36 @@
+"""What is typical and what is far from it, told by medians."""
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+
+# A latency so many robust standard deviations above the median of its worker's has stalled.
+_STALL_DEVIATIONS = 8.0
+# A step so many robust standard deviations off the median is not of the core.
+_CORE_DEVIATIONS = 5.0
+
+
+def typical(
+    values: Float[np.ndarray, "..."], axes: tuple[int, ...]
+) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+    """The median along some axes, which stay, and the robust standard deviation; zeros where all
+    is `nan`.
+    """
+    some = ~np.isnan(values).all(axis=axes, keepdims=True)  # A median of nothing is a warning.
+    centre = np.nanmedian(np.where(some, values, 0), axis=axes, keepdims=True)
+    distance = np.where(some, np.abs(values - centre), 0)
+    return centre, 1.4826 * np.nanmedian(distance, axis=axes, keepdims=True)
+
+
+def stalled(
+    values: Float[np.ndarray, "..."], axes: tuple[int, ...], least: float
+) -> Bool[np.ndarray, "..."]:
+    """Which values are far above the median along some axes, and by more than `least`."""
+    centre, deviation = typical(values, axes)
+    return values - centre > np.maximum(_STALL_DEVIATIONS * deviation, least)
+
+
+def in_core(steps: Float[np.ndarray, " steps"]) -> Bool[np.ndarray, " steps"]:
+    """Which steps are like the others: within five robust standard deviations of the median."""
+    centre, deviation = typical(steps, (0,))
+    return np.abs(steps - centre) <= _CORE_DEVIATIONS * deviation

@@ -1,0 +1,85 @@
+"""The stalls of a traced job: taken out of its latencies, with laws of what they cost."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from ..data import Variation
+from ..program import StepGraph, replay
+from ._robust import stalled, typical
+from ._stall_prior import size_spread, stall_share
+
+
+# A stall delays a step by this share of it, if it is one.
+_SHARE = 1e-3
+# What happens in more than this share of steps is no stall.
+_MOST = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Stalls:
+    """Latencies without stalls, and what stalls are like.
+
+    **Attributes:**
+
+    - `body`: the latencies, with `nan` in place of stalls. What is that long in many steps, as
+        where some microbatches have far more work than others, is no stall.
+    - `laws`: of the stalls that delay steps.
+    """
+
+    body: Float[np.ndarray, "ops steps"]
+    laws: tuple[Variation, ...]
+
+
+def groups(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
+    """The ops of each kind on each worker."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for op, (kind, members) in enumerate(zip(step.kind, step.members, strict=True)):
+        found.setdefault((kind, members[0]), []).append(op)
+    return {key: np.array(ops) for key, ops in found.items()}
+
+
+def take_out_stalls(
+    step: StepGraph,
+    latencies: Float[np.ndarray, "ops steps"],
+    step_times: Float[np.ndarray, " steps"],
+) -> Stalls:
+    """Takes stalls out of latencies.
+
+    What a stall costs is seen by replaying the step without it. Ops of one kind that stall in the
+    same step count as one stall: they delay it together. The rate is the posterior mean, for one
+    stall in a dozen steps does not make one in twelve.
+    """
+    least = _SHARE * float(np.median(step_times))
+    usual = np.empty_like(latencies)
+    seen = np.empty(latencies.shape, bool)
+    for ops in groups(step).values():
+        usual[ops] = typical(latencies[ops], (0, 1))[0]
+        seen[ops] = stalled(latencies[ops], (0, 1), least)
+    body = latencies.copy()
+    laws = []
+    for kind in dict.fromkeys(step.kind):
+        mine = (np.array(step.kind) == kind)[:, None] & seen
+        if not 0 < np.mean(mine.any(axis=0)) < _MOST:
+            continue  # None, or so many that they belong to the body.
+        body[mine] = np.nan
+        cost = step_times - replay(step, np.where(mine, usual, latencies))
+        delayed = cost > least
+        if delayed.any():
+            # How many ops the workers that were seen to delay a step have of this kind.
+            workers = {step.members[op] for op in np.flatnonzero(mine[:, delayed].any(axis=1))}
+            pairs = zip(step.kind, step.members, strict=True)
+            number = sum(k == kind and members in workers for k, members in pairs)
+            laws.append(_law(kind, cost[delayed], len(step_times), number))
+    return Stalls(body, tuple(laws))
+
+
+def _law(kind: str, costs: Float[np.ndarray, " stalls"], num_steps: int, num_ops: int) -> Variation:
+    parameters = {
+        "sigma": size_spread(costs),
+        "rate": stall_share(len(costs), num_steps) / num_ops,
+        "median_s": float(np.exp(np.log(costs).mean())),
+    }
+    source = f"{len(costs)} of {num_steps} traced steps"
+    return Variation(kind, "stall", "lognormal", parameters, source)

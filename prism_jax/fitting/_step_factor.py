@@ -1,0 +1,194 @@
+"""The factor of a step: its spread and its memory, by restricted maximum likelihood."""
+
+import dataclasses
+import functools as ft
+import math
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from .._misc import counted
+from ..data import Component
+from ._robust import in_core
+from ._variance import ALIKE, Variance
+
+
+# With fewer pairs of neighbouring steps, an autocorrelation is not told.
+_FEWEST_PAIRS = 20
+# The weight of the logarithm of `1 - autocorrelation**2` in the likelihood.
+_OFF_ONE = 0.5
+# The log-likelihood that a step's factor must add to be seen: two standard errors.
+_SEEN = 2.0
+# A slope so many standard errors below one contradicts that the factor is on every op.
+_CONTRADICTED = 3.0
+
+
+def of_steps(
+    factor: Float[np.ndarray, " steps"],
+    noise: Float[np.ndarray, " steps"],
+    steps: Int[np.ndarray, " steps"],
+    step_times: Float[np.ndarray, " steps"] | None = None,
+) -> tuple[Component, Component]:
+    """Spread and autocorrelation of the step's factor.
+
+    **Arguments:**
+
+    - `factor`: what the compute of a step has in common, as a logarithm, and the variance of its
+        `noise`.
+    - `steps`: the number of each step, increasing.
+    - `step_times`: where they are known, the factor is less where they contradict that it is on
+        every op. Steps that are far from the others, by a stall or because the job was in another
+        state, are left out.
+    """
+    name = "step_autocorrelation"
+    chosen = np.ones(len(steps), bool) if step_times is None else in_core(np.log(step_times))
+    factor, noise, steps = factor[chosen], noise[chosen], steps[chosen]
+    scale = float(np.var(factor, ddof=1)) if len(factor) > 2 else 0.0
+    if scale <= ALIKE**2:
+        note = "fewer than three steps" if len(factor) < 3 else "all steps are alike"
+        return Component("step", None, None, note), Component(name, None, None, note)
+    variance, memory = _maximum_likelihood(factor, noise, steps, scale)
+    if step_times is not None:
+        variance = _in_step_times(variance, factor, noise, np.log(step_times[chosen]))
+    if out := int(np.sum(~chosen)):
+        note = f"without {counted(out, 'step')} far from the others"
+        note = "; ".join(filter(None, (variance.note, note)))
+        variance = dataclasses.replace(variance, note=note)
+    return variance.component("step"), memory
+
+
+def _in_step_times(
+    variance: Variance,
+    factor: Float[np.ndarray, " steps"],
+    noise: Float[np.ndarray, " steps"],
+    logs: Float[np.ndarray, " steps"],
+) -> Variance:
+    """The part of the factor's variance that step times have, where they do not have all of it.
+
+    The noise of an op moves both: in the mean of all ops it weighs one over their number, in the
+    step time what the op has of the critical path, and either weights add up to one. So the slope
+    of the logarithms of step times over the factor is one, noise or not, where the factor is on
+    every op, and less where ops that steps wait for do not have it.
+    """
+    centred, times = factor - factor.mean(), logs - logs.mean()
+    square = float(centred @ centred)
+    slope = float(centred @ times) / square
+    left = float(np.sum((times - slope * centred) ** 2)) / (len(logs) - 2)
+    of_slope = float(np.sqrt(left / square))
+    if not variance.known or slope + _CONTRADICTED * of_slope >= 1:
+        return variance
+    # What is left of the slope without the noise, whose slope is one.
+    own = float(np.mean(noise))
+    stretch = (variance.known + own) / variance.known
+    share = max(slope * stretch - (stretch - 1), 0.0)
+    error = np.hypot(share**2 * variance.error, 2 * share * variance.known * stretch * of_slope)
+    note = f"of compute alone {np.sqrt(variance.known):.3g}, of which step times show a part"
+    return Variance(share**2 * variance.known, float(error), note)
+
+
+def _maximum_likelihood(
+    factor: Float[np.ndarray, " steps"],
+    noise: Float[np.ndarray, " steps"],
+    steps: Int[np.ndarray, " steps"],
+    scale: float,
+) -> tuple[Variance, Component]:
+    """The variance, and the autocorrelation where it is told; `scale` is of the variance's size."""
+    from scipy.optimize import minimize
+
+    name = "step_autocorrelation"
+    gaps, which = np.unique(np.diff(steps, prepend=steps[0]), return_inverse=True)
+    # Numbers of Python are many times faster than those of arrays, one at a time.
+    rows = (factor.tolist(), (noise + 1e-9 * scale).tolist(), which.tolist())
+    likelihood = ft.partial(minus_log_likelihood, rows, gaps.astype(float))
+
+    def objective(point) -> float:
+        # The last term keeps off a random walk, whose spread has no bound.
+        decay = _decay(point[1])
+        return likelihood(_variance(point[0]), decay) - _OFF_ONE * math.log1p(-(decay**2))
+
+    def _variance(x: float) -> float:
+        return scale * math.exp(min(max(x, -30.0), 30.0))
+
+    best = None
+    pairs = int(np.sum(np.diff(steps) == 1))
+    if pairs < _FEWEST_PAIRS:
+        note = f"{pairs} pairs of neighbouring steps; at least {_FEWEST_PAIRS} are needed"
+    else:
+        found = [minimize(objective, [x, 1.0], method="Nelder-Mead") for x in (0.0, -2.0)]
+        best = min(found, key=lambda one: one.fun)
+        note = "" if likelihood(0.0, 0.0) - best.fun > _SEEN else "no factor of steps is seen"
+    if best is None or note:
+        # Steps that do not remember: of their variance the information is known.
+        alone = minimize(lambda x: likelihood(_variance(x[0]), 0.0), [-1.0], method="Nelder-Mead")
+        variance = _variance(alone.x[0]) if alone.fun < likelihood(0.0, 0.0) else 0.0
+        total = variance + np.asarray(rows[1])
+        error = float(np.sqrt(2 / np.sum(total**-2.0) * len(total) / (len(total) - 1)))
+        return Variance(variance, error), Component(name, None, None, note)
+    variance, decay = _variance(best.x[0]), _decay(best.x[1])
+    errors = _errors(lambda x, r: likelihood(variance * math.exp(x), r), decay)
+    note = "too low in a trace of so few steps" if len(factor) * (1 - decay) < 20 else ""
+    return Variance(variance, variance * errors[0]), Component(name, decay, errors[1], note)
+
+
+def minus_log_likelihood(
+    rows: tuple[list[float], list[float], list[int]],
+    gaps: Float[np.ndarray, " gaps"],
+    variance: float,
+    decay: float,
+) -> float:
+    """Minus the restricted log-likelihood of an autoregressive process with a mean, seen in noise,
+    up to a constant: by a Kalman filter of the values and of ones, which have the same gains.
+
+    **Arguments:**
+
+    - `rows`: of each step: its value, the variance of its noise, and the position of what it is
+        away from the step before it in `gaps`.
+    - `gaps`: the first is zero.
+    - `variance`, `decay`: of the process, and how much of it is left after one step.
+    """
+    left = (decay**gaps).tolist()
+    value = one = 0.0  # What is expected of the next step.
+    spread = variance
+    logs = of_values = of_both = of_ones = 0.0
+    for given, noise, which in zip(*rows, strict=True):
+        decayed = left[which]
+        value, one = decayed * value, decayed * one
+        spread = decayed * decayed * spread + variance * (1 - decayed * decayed)
+        total = spread + noise
+        gain = spread / total
+        new, new_one = given - value, 1 - one
+        logs += math.log(total)
+        of_values += new * new / total
+        of_both += new * new_one / total
+        of_ones += new_one * new_one / total
+        value += gain * new
+        one += gain * new_one
+        spread *= 1 - gain
+    return (logs + math.log(of_ones) + of_values - of_both**2 / of_ones) / 2
+
+
+def _decay(x: float) -> float:
+    return 1 / (1 + math.exp(-min(max(x, -13.8), 13.8)))  # From 1e-6 to 1 - 1e-6.
+
+
+def _errors(likelihood, decay: float) -> tuple[float, float]:
+    """Standard errors of the logarithm of the variance, at zero, and of the decay, from the
+    curvature by differences; that of the decay is no more than that of knowing nothing.
+    """
+    # The decay may pass zero, but not one.
+    steps = np.diag([1e-2, min(1e-2, (1 - decay) / 10)])
+    point = np.array([0.0, decay])
+    curvature = np.empty((2, 2))
+    for i in range(2):
+        for j in range(2):
+            corners = [
+                a * b * likelihood(*(point + a * steps[i] + b * steps[j]))
+                for a in (-1, 1)
+                for b in (-1, 1)
+            ]
+            curvature[i, j] = sum(corners) / (4 * steps[i, i] * steps[j, j])
+    nothing = 12**-0.5
+    if np.min(np.linalg.eigvalsh(curvature)) <= 0:
+        return 1.0, nothing
+    of_variance, of_decay = np.sqrt(np.diag(np.linalg.inv(curvature)))
+    return float(of_variance), min(float(of_decay), nothing)

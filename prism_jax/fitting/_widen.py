@@ -1,0 +1,49 @@
+"""The factor of a step where step times spread more than the components of compute explain."""
+
+import jax
+import msgspec
+import numpy as np
+from jaxtyping import Float
+
+from ..data import Component, Profile, Variation, replace_variations
+from ..engine import simulate
+from ..program import compile_profile
+
+
+_NUM_SAMPLES = 20_000
+# So many standard errors of the variance of step times must be unexplained.
+_SEEN = 2.0
+
+
+def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
+    """A profile whose steps have the spread of the body of step times, where that is told.
+
+    What no component explains, such as work that comes uneven to whole replicas, is put down to the
+    step as a whole: to the component and to its law, which stay one number.
+    """
+    law = simulate(
+        compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
+    )
+    levels = np.array([0.1587, 0.5, 0.8413])
+    measured = _variance(np.quantile(step_times, levels))
+    missing = measured - _variance(np.asarray(law.quantile(levels)))
+    error = measured * float(np.sqrt(2 / len(step_times)))
+    if missing <= _SEEN * error:
+        return profile
+    (step,) = (c for c in profile.fitted.components if c.name == "step")
+    sigma = float(np.sqrt((step.value or 0.0) ** 2 + missing))
+    note = f"of compute alone {step.value or 0.0:.3g}; step times spread more than it explains"
+    wider = Component("step", sigma, error / (2 * sigma), note)
+    components = tuple(wider if c is step else c for c in profile.fitted.components)
+    source = f"{profile.fitted.num_steps} traced steps"
+    shared = Variation("", "step", "lognormal", {"sigma": sigma}, source)
+    return msgspec.structs.replace(
+        profile,
+        variability=replace_variations(profile.variability, [shared]),
+        fitted=msgspec.structs.replace(profile.fitted, components=components),
+    )
+
+
+def _variance(quantiles: Float[np.ndarray, "3"]) -> float:
+    """The square of half the distance of the two outer quantiles, relative to the middle."""
+    return float((quantiles[2] - quantiles[0]) / (2 * quantiles[1])) ** 2

@@ -1,0 +1,49 @@
+"""Reading how much longer compute takes on each GPU or node."""
+
+import os
+import pathlib
+
+import numpy as np
+from jaxtyping import Float
+
+from ._table import check_numbers, check_positive, collect, scan
+
+
+def read_factors(
+    path: str | os.PathLike,
+) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
+    """The column `factor` of a CSV or Parquet file: how much longer compute takes on each GPU, or
+    on each node, than on the mean one; by the column `gpu` or `node`, or in the order of the file
+    where there is neither. Gives them with the name of that column.
+
+    **Raises:**
+
+    `ValueError` where there are no factors, one is not a positive number, or `gpu` or `node` do not
+    count from 0 up.
+    """
+    import polars as pl
+
+    frame = scan(pathlib.Path(path))
+    given = frame.collect_schema()
+    if "factor" not in given:
+        raise ValueError(f"{path}: the column `factor` is missing; it has {', '.join(given)}.")
+    by = [name for name in ("gpu", "node") if name in given]
+    if len(by) == 2:
+        raise ValueError(f"{path}: it has the columns `gpu` and `node`; keep one of them.")
+    check_numbers(frame, path, ["factor", *by], by)
+    factor = pl.col("factor").cast(pl.Float64, strict=False).alias("value")
+    table = collect(frame.select("factor", factor, *by), path)
+    if not len(table):
+        raise ValueError(f"{path}: it has no rows.")
+    check_positive(table, path, "factor", tuple(by), "number")
+    if not by:
+        return table["value"].to_numpy(), None
+    table = table.sort(by[0])
+    number = table[by[0]].cast(pl.Int64).to_numpy()
+    wrong = np.flatnonzero(number != np.arange(len(number)))
+    if len(wrong):
+        raise ValueError(
+            f"{path}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
+            f"{wrong[0]} is missing or another there twice."
+        )
+    return table["value"].to_numpy(), by[0]

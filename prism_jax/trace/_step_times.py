@@ -1,0 +1,57 @@
+"""Reading measured step times."""
+
+import os
+import pathlib
+
+import numpy as np
+from jaxtyping import Float
+
+from ._table import check_numbers, check_positive, collect, scan
+
+
+def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
+    """The column `step_time_s` of a CSV or Parquet file: measured step times, in seconds, run after
+    run as in `read_runs`.
+
+    **Raises:**
+
+    As `read_runs`.
+    """
+    return np.concatenate(read_runs(path))
+
+
+def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
+    """As `read_step_times`, with the steps of each `run` apart, where there is such a column: runs
+    in the order of their first row, the steps of each by their `step`, or in the order of the file
+    where there is no such column.
+
+    **Raises:**
+
+    `ValueError` where there are no step times, one is not a positive number, a `run` is empty, or a
+    `step` is no whole number or there twice in its run.
+    """
+    import polars as pl
+
+    frame = scan(pathlib.Path(path))
+    given = frame.collect_schema()
+    if "step_time_s" not in given:
+        raise ValueError(f"{path}: the column `step_time_s` is missing; it has {', '.join(given)}.")
+    integers = ["step"] if "step" in given else []
+    check_numbers(frame, path, ["step_time_s", *integers], integers)
+    seconds = pl.col("step_time_s").cast(pl.Float64, strict=False).alias("value")
+    run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
+    step = pl.col("step").cast(pl.Int64) if integers else pl.int_range(pl.len()).alias("step")
+    table = collect(frame.select(run, step, "step_time_s", seconds), path)
+    if not len(table):
+        raise ValueError(f"{path}: it has no rows.")
+    check_positive(table, path, "step_time_s", ("run", "step"), "number of seconds")
+    twice = table.select("run", "step").is_duplicated()
+    if twice.any():
+        row = table.row(int(twice.arg_max() or 0), named=True)
+        of_run = f" of run {row['run']}" if "run" in given else ""
+        raise ValueError(
+            f"{path}: step {row['step']}{of_run} is there twice; keep one of its rows, or tell the "
+            "runs apart in a column `run`."
+        )
+    parts = table.partition_by("run", maintain_order=True)
+    return [part.sort("step")["value"].to_numpy() for part in parts]
