@@ -2,6 +2,8 @@
 
 import importlib.metadata
 
+from . import latency as latency
+from ._estimate import Estimate as Estimate
 from .analysis import (
     CRPS as CRPS,
     AbstractObjective as AbstractObjective,
@@ -19,13 +21,13 @@ from .analysis import (
     WhatIf as WhatIf,
     criticality as criticality,
     estimate as estimate,
-    faster as faster,
     improve as improve,
+    scale_kernel as scale_kernel,
     score as score,
     sensitivity as sensitivity,
     slow_rank as slow_rank,
-    spread_for as spread_for,
     sweep as sweep,
+    target as target,
     what_if as what_if,
 )
 from .data import (

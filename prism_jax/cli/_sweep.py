@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import math
-import sys
 from typing import Any
 
 from ._arguments import add_job_arguments
@@ -93,8 +92,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..analysis import sweep_points
     from ..program import compile_job
+    from ._load import say, wants_progress
 
     use_all_cores()
+    say(arguments, f"compiling and simulating {len(jobs):,} rows of {arguments.samples:,} steps")
     by_point = {tuple(point.values()): job for point, job in zip(points, jobs, strict=True)}
     about = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()
     try:
@@ -105,7 +106,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             key=jax.random.key(arguments.seed),
             out=arguments.out,
             about=about,
-            say=lambda text: print(f"prism-jax: {text}", file=sys.stderr, flush=True),
+            progress=wants_progress(arguments),
         )
     except KeyboardInterrupt:
         if arguments.out is None:
