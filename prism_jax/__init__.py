@@ -68,6 +68,8 @@ from .program import (
     compile_job as compile_job,
     compile_profile as compile_profile,
     compile_program as compile_program,
+    load_program as load_program,
+    save_program as save_program,
 )
 from .schedule import (
     AbstractSchedule as AbstractSchedule,

@@ -21,6 +21,7 @@ from ._program import (
     stall_probabilities as stall_probabilities,
     stall_rates as stall_rates,
 )
+from ._save import load_program as load_program, save_program as save_program
 from ._step_graph import (
     StepGraph as StepGraph,
     op_latencies as op_latencies,
