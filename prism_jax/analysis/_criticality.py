@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float, Int, PRNGKeyArray
 
 from .._progress import progress_bar
 from ..cluster import COLLECTIVES
@@ -88,12 +88,8 @@ def criticality(
     """
     if len(band) != 2 or not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
-    low, high = band
     composed = composed_steps(program, num_samples=num_samples, key=key)
-    order = np.argsort(composed.steps, kind="stable")
-    chosen = order[int(np.floor(low * len(order))) : int(np.ceil(high * len(order)))]
-    # Evenly over the band.
-    chosen = np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
+    chosen = _steps_between(composed.steps, *band)
     ops = program.ops
     compute = computes(program)
     labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
@@ -140,6 +136,15 @@ def criticality(
         num_steps=number,
         num_replicas_seen=seen,
     )
+
+
+def _steps_between(
+    steps: Float[np.ndarray, " steps"], low: float, high: float
+) -> Int[np.ndarray, " chosen"]:
+    """Which steps lie between two quantiles; of many, some that are evenly spread."""
+    order = np.argsort(steps, kind="stable")
+    chosen = order[int(np.floor(low * len(order))) : int(np.ceil(high * len(order)))]
+    return np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
 
 
 def _any(critical: np.ndarray, of: np.ndarray) -> np.ndarray:

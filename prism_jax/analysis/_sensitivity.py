@@ -132,11 +132,7 @@ def sensitivity(
     ones = neutral(program)
     names = parts_of(ones)
     parts = None if parts is None else check_parts(ones, parts)
-    shapley = check_parts(ones, shapley)
-    if len(shapley) > _MOST_SHAPLEY:
-        raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(shapley)} were given.")
-    if len(set(shapley)) < len(shapley):
-        raise ValueError("`shapley` names a part twice; name each once.")
+    shapley = _check_shapley(ones, shapley)
     check_steps(objective, num_samples, NUM_BATCHES)
     base = turn(program, ones)
     before: list[tuple[float, Composed]] = []
@@ -182,6 +178,16 @@ def sensitivity(
         num_samples=found.num_samples,
         num_batches=len(found.of_batches),
     )
+
+
+def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
+    """The names of parts as a list. Raises a `ValueError` for too many, or one given twice."""
+    names = check_parts(knobs, names)
+    if len(names) > _MOST_SHAPLEY:
+        raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(names)} were given.")
+    if len(set(names)) < len(names):
+        raise ValueError("`shapley` names a part twice; name each once.")
+    return names
 
 
 def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], float]:

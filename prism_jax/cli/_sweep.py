@@ -62,11 +62,10 @@ def values(text: str) -> tuple[str, list[str]]:
     return key, [f"{low + i * step:.12g}" for i in range(many)]
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ..data import load_job
-
+def _over(texts: list[str]) -> dict[str, list[str]]:
+    """The values of each key. Raises a `ValueError` of one sentence."""
     over: dict[str, list[str]] = {}
-    for text in arguments.over:
+    for text in texts:
         key, choices = values(text)
         if key in over:
             raise ValueError(f"`--over {key}` was given twice; give all of its values at once.")
@@ -77,6 +76,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             f"The values of `--over` make {points:,} combinations; a sweep takes up to "
             f"{_MOST_POINTS:,}, so give fewer values."
         )
+    return over
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import load_job
+
+    over = _over(arguments.over)
 
     def load(point):
         changes = [f"{key}={value}" for key, value in point.items()]
