@@ -53,7 +53,7 @@ def trace_rows(path: pathlib.Path, job_path: pathlib.Path) -> list[dict[str, Any
         for model, of in (("", profile), ("independent_", independent(trace[fitted], profile))):
             key = jax.random.key(0)
             law = prism.simulate(prism.compile_profile(of), num_samples=100_000, key=key)
-            found = prism.score(law, measured[held])
+            found = prism.score(law, measured[held], key=jax.random.key(0))
             row |= {f"{model}{k}": [v, found.noise[k]] for k, v in found.values.items()}
         rows.append(row)
     return rows

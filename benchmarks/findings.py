@@ -74,7 +74,11 @@ def ranks(job: str) -> dict[str, Any]:
     found = sensitivity(
         program, Quantile(0.95), num_samples=SAMPLES, key=jax.random.key(0), parts=[]
     )
-    cost = {part.name: part.spread for part in found.parts if part.group == "kernel"}
+    cost = {
+        part.name: part.spread.value
+        for part in found.parts
+        if part.group == "kernel" and part.spread
+    }
     laws = program.variability.residual
     cv = {kind: float(np.sqrt(law.variance()) / law.mean()) for kind, law in laws.items()}
     kinds = [kind for kind in cost if cv.get(kind)]
@@ -85,7 +89,7 @@ def ranks(job: str) -> dict[str, Any]:
         "correlation": float(correlation.statistic),
         "p": float(correlation.pvalue),
         "by_cv": sorted(kinds, key=lambda kind: -cv[kind])[:3],
-        "by_cost": sorted(kinds, key=lambda kind: -(cost[kind] or 0))[:3],
+        "by_cost": sorted(kinds, key=lambda kind: -cost[kind])[:3],
         "cost": {kind: cost[kind] for kind in kinds},
         "cv": {kind: cv[kind] for kind in kinds},
     }
@@ -149,11 +153,11 @@ def placements() -> list[dict[str, Any]]:
             {
                 "job": name,
                 "factors": label,
-                "before": found.before[0],
-                "placed": found.after[0],
-                "worst": found.worst[0],
-                "bound": found.bound[0] if found.bound else None,
-                "gain": found.worst[0] / found.after[0],
+                "before": found.before.value,
+                "placed": found.after.value,
+                "worst": found.worst.value,
+                "bound": found.bound.value if found.bound else None,
+                "gain": found.worst.value / found.after.value,
             }
         )
     return rows

@@ -106,12 +106,12 @@ def against_random(seed: int) -> dict[str, Any]:
     influence = p95.influence(theirs) - p95.influence(ours)
     row = {
         **about,
-        "before": found.before[0],
+        "before": found.before.value,
         "placed": p95.value(ours),
         "best_random": p95.value(theirs),
         "less": p95.value(theirs) - p95.value(ours),
         "less_error": float(np.std(influence) / np.sqrt(FRESH)),
-        "bound": found.bound[0] if found.bound else None,
+        "bound": found.bound.value if found.bound else None,
     }
     print(json.dumps(row), file=sys.stderr, flush=True)  # Some take a while.
     return row
@@ -168,7 +168,7 @@ def large() -> list[dict[str, Any]]:
         seconds = time.perf_counter() - start
         row = {"job": name, "ops": program.num_ops, "ranks": 8192, "seconds": seconds}
         figures = ("before", "after", "gain", "worst", "bound")
-        row |= {name: getattr(found, name) for name in figures}
+        row |= {name: getattr(found, name).value for name in figures}
         rows.append(row | {"placements": found.num_placements})
     return rows
 
@@ -190,8 +190,8 @@ def table(result: dict[str, Any]) -> str:
     lines += ["", "| large job | ops | seconds | as given | placed | worst | bound |"]
     lines.append("|" + "---|" * 7)
     lines += [
-        f"| {r['job']} | {r['ops']:,} | {r['seconds']:.0f} | {r['before'][0]:.4f} s | "
-        f"{r['after'][0]:.4f} s | {r['worst'][0]:.4f} s | {r['bound'][0]:.4f} s |"
+        f"| {r['job']} | {r['ops']:,} | {r['seconds']:.0f} | {r['before']:.4f} s | "
+        f"{r['after']:.4f} s | {r['worst']:.4f} s | {r['bound']:.4f} s |"
         for r in result["large"]
     ]
     return "\n".join(lines)

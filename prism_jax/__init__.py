@@ -2,6 +2,8 @@
 
 import importlib.metadata
 
+from . import latency as latency
+from ._estimate import Estimate as Estimate
 from .analysis import (
     CRPS as CRPS,
     AbstractObjective as AbstractObjective,
@@ -19,13 +21,13 @@ from .analysis import (
     WhatIf as WhatIf,
     criticality as criticality,
     estimate as estimate,
-    faster as faster,
     improve as improve,
+    scale_kernel as scale_kernel,
     score as score,
     sensitivity as sensitivity,
     slow_rank as slow_rank,
-    spread_for as spread_for,
     sweep as sweep,
+    target as target,
     what_if as what_if,
 )
 from .data import (
@@ -65,6 +67,8 @@ from .program import (
     compile_job as compile_job,
     compile_profile as compile_profile,
     compile_program as compile_program,
+    load_program as load_program,
+    save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends
 from .schedule import (

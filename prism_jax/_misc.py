@@ -1,7 +1,7 @@
 """Small helpers without a better home."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +28,16 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
 def counted(number: int, what: str) -> str:
     """`1 row`, `2 rows`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def bisect(
+    is_low: Callable[[float], bool], low: float, high: float, num_halvings: int
+) -> tuple[float, float]:
+    """The two ends of where `is_low` turns from true to false, after so many halvings."""
+    for _ in range(num_halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return low, high
 
 
 class FrozenArray:

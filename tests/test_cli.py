@@ -180,3 +180,12 @@ def test_the_variability_of_kernels_has_sources(capsys):
     text = capsys.readouterr().out
     assert "[1]" in text
     assert "h100-sxm" in text
+
+
+def test_progress_is_told_where_somebody_looks(job, capsys, monkeypatch):
+    words = ["simulate", job, "--samples", "1000"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for more, told in (([], True), (["--json"], False), (["--json", "--progress"], True)):
+        assert main([*words, *more]) == 0
+        error = capsys.readouterr().err
+        assert ("compiling" in error) == ("simulating 1,000 steps" in error) == told

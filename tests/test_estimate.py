@@ -95,7 +95,7 @@ def test_the_value_is_that_of_the_law():
     quantile = float(estimate(program, Quantile(0.9), **arguments))
     assert quantile == pytest.approx(float(law.quantile(0.9)), rel=1e-12)
     # A mean of probabilities, given all draws of a step but its last, in place of a count of steps.
-    counted = law.exceedance(20.5)
+    counted = float(law.exceedance(20.5))
     noise = np.sqrt(counted * (1 - counted) / 9_000)
     found = float(estimate(program, Exceedance(20.5), **arguments))
     assert found == pytest.approx(counted, abs=3 * noise)

@@ -1,6 +1,9 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
+from prism_jax import Estimate
 from prism_jax.engine._run import errors_of
 from prism_jax.law import Accumulator, grid_of
 from prism_jax.step import Replicas, VectorRule
@@ -125,3 +128,43 @@ def test_bad_levels_are_refused():
     ):
         with pytest.raises(ValueError, match="must lie"):
             call()
+
+
+def test_probabilities_of_many_times_are_those_of_each():
+    law = _law(np.random.default_rng(0).gamma(3.0, 0.1, 30_000))
+    times = np.array([[0.0, 1e-9, 0.1, 0.31], [0.5, 2.0, 99.0, float(law.largest[0])]])
+    assert np.asarray(law.cdf(times)).tolist() == [
+        [law.cdf(t) for t in row] for row in times.tolist()
+    ]
+    assert np.asarray(law.exceedance(times)).shape == (2, 4)
+    assert isinstance(law.cdf(0.3), float)
+    assert isinstance(law.exceedance(np.float64(0.3)), float)
+    with pytest.raises(ValueError, match="a number of seconds"):
+        law.cdf(np.array([0.3, np.nan]))
+
+
+def test_laws_are_compared_and_printed():
+    steps = np.random.default_rng(0).gamma(3.0, 0.1, 3_000)
+    law, same, few = _law(steps), _law(steps), _law(steps[:10])
+    assert law == same == dataclasses.replace(law, run_s=9.0)
+    assert hash(law) == hash(same)
+    for other in (few, dataclasses.replace(law, counts=law.counts[1:]), 3, None):
+        assert law != other
+    assert few == dataclasses.replace(few, level_errors=few.level_errors.copy())
+    assert len({law, same, few}) == 2
+    lines = repr(law).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert f"{law.quantile(0.95):.6g}" in repr(law)
+    assert repr(few).count("unknown") == 6
+
+
+def test_an_estimate_has_an_interval():
+    assert Estimate(2.0, 0.5).interval() == pytest.approx((2 - 0.97998, 2 + 0.97998), abs=1e-5)
+    low, high = Estimate(2.0, 0.5, degrees=15.0).interval(0.9)
+    assert high - 2 == 2 - low == pytest.approx(0.5 * 1.7530504, rel=1e-7)  # Of tables of t.
+    assert all(np.isnan(x) for x in Estimate(2.0, float("nan")).interval())
+    assert str(Estimate(2.0, 0.0123)) == "2 +- 0.012"
+    assert str(Estimate(2.0, float("nan"))) == "2"
+    with pytest.raises(ValueError, match="confidence level 95"):
+        Estimate(2.0, 0.5).interval(95)

@@ -59,7 +59,7 @@ def test_the_slowest_gpu_of_each_rank(devices, group, replicas, ranks):
         assert np.all(-np.sort(-anywhere) >= nodes.least())
     if devices % group == 0:
         total = np.zeros((replicas, ranks))
-        np.maximum.at(total.reshape(-1), nodes.places, nodes.parts[order])
+        np.maximum.at(total.reshape(-1), nodes.places, nodes.pieces[order])
         np.testing.assert_array_equal(total, slowest)
 
 
@@ -95,10 +95,10 @@ def test_exchanges_find_what_trying_all_does(ranks, replicas):
     assert trials.values([search(trials)])[0] == pytest.approx(best, abs=1e-9)
     found = place(program, factors, devices_per_node=1, num_samples=2048, key=jax.random.key(2))
     assert sorted(found.order) == list(range(number))
-    assert found.after[0] <= found.before[0] + 4 * found.gain[1]
+    assert found.after.value <= found.before.value + 4 * found.gain.standard_error
     assert found.bound is not None
-    assert found.bound[0] <= found.after[0] + 4 * found.bound[1]
-    assert found.after[0] <= found.worst[0] + 4 * found.worst[1]
+    assert found.bound.value <= found.after.value + 4 * found.bound.standard_error
+    assert found.after.value <= found.worst.value + 4 * found.worst.standard_error
 
 
 def test_a_chain_is_assigned_exactly():
@@ -197,10 +197,12 @@ def test_nodes_of_equal_gpus_stay_equal():
         program, np.full(4, 1.7), devices_per_node=1, num_samples=64, key=jax.random.key(0)
     )
     # Factors count relative to their mean.
-    assert found.before[0] == pytest.approx(found.after[0], rel=1e-6)
+    assert found.before.value == pytest.approx(found.after.value, rel=1e-6)
     assert found.bound is not None
-    assert found.worst[0] == pytest.approx(found.bound[0], rel=1e-6)
-    assert found.before[0] == pytest.approx(float(jnp.asarray(2 * 3 + 3 + 2 * 0.05 + 1)), rel=1e-2)
+    assert found.worst.value == pytest.approx(found.bound.value, rel=1e-6)
+    assert found.before.value == pytest.approx(
+        float(jnp.asarray(2 * 3 + 3 + 2 * 0.05 + 1)), rel=1e-2
+    )
 
 
 _JOB = "megatron-175b-a100-64"
@@ -213,7 +215,7 @@ def test_the_command(tmp_path, capsys):
     words = ["place", _JOB, "--factors", str(path), "--samples", "512", "--out", str(out)]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["after"][0] < found["worst"][0]
+    assert found["after"]["value"] < found["worst"]["value"]
     assert sorted(found["order"]) == list(range(8))
     assert out.read_text().startswith("replica,rank,node,factor [1]")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prism_jax import Variability, load_law, merge_laws, save_law, simulate
-from prism_jax.engine._run import all_draws, automatic_sampling
+from prism_jax.engine._draw import all_draws, automatic_sampling
 from prism_jax.schedule import OneFOneB
 
 from .helpers import lognormal, pipeline_program

@@ -17,7 +17,7 @@ from prism_jax.analysis import (
     Scenario,
     Std,
     criticality,
-    faster,
+    scale_kernel,
     sensitivity,
     slow_rank,
     what_if,
@@ -76,15 +76,15 @@ def test_derivatives_are_those_of_differences():
         return turn(program, dataclasses.replace(ones, **{field: new}))
 
     cases = [
-        ("kernel_mean", "gemm", rows["gemm"].mean, rows["gemm"].mean_error),
-        ("kernel_mean", "send_recv", rows["send_recv"].mean, rows["send_recv"].mean_error),
-        ("kernel_spread", "gemm", rows["gemm"].spread, rows["gemm"].spread_error),
-        ("factor_spread", "rank", rows["rank"].spread, rows["rank"].spread_error),
-        ("factor_spread", "microbatch", rows["microbatch"].spread, rows["microbatch"].spread_error),
-        ("stall_rate", "gemm", rows["stalls of gemm"].spread, rows["stalls of gemm"].spread_error),
-        ("stage_mean", 1, rows["stage 1"].mean, rows["stage 1"].mean_error),
-        ("stage_spread", 2, rows["stage 2"].spread, rows["stage 2"].spread_error),
-        ("gpu_spread", 2, rows["GPUs of rank 2"].spread, rows["GPUs of rank 2"].spread_error),
+        ("kernel_mean", "gemm", rows["gemm"].mean),
+        ("kernel_mean", "send_recv", rows["send_recv"].mean),
+        ("kernel_spread", "gemm", rows["gemm"].spread),
+        ("factor_spread", "rank", rows["rank"].spread),
+        ("factor_spread", "microbatch", rows["microbatch"].spread),
+        ("stall_rate", "gemm", rows["stalls of gemm"].spread),
+        ("stage_mean", 1, rows["stage 1"].mean),
+        ("stage_spread", 2, rows["stage 2"].spread),
+        ("gpu_spread", 2, rows["GPUs of rank 2"].spread),
     ]
 
     def differences(count, key):
@@ -99,17 +99,19 @@ def test_derivatives_are_those_of_differences():
         return np.array(found)
 
     expected = in_batches(differences, num_batches=4, **options)
-    for (field, where, value, error), truth, noise in zip(
-        cases, expected.value, expected.standard_error, strict=True
-    ):
+    for (field, where, ours), theirs in zip(cases, expected.estimates(), strict=True):
+        assert ours is not None
+        truth = theirs.value
+        noise = np.hypot(ours.standard_error, theirs.standard_error)
         # The same random numbers, but a finite step and a kernel of finite width.
-        gap, allowed = abs(value - truth), 4 * np.hypot(error, noise) + 0.01 * abs(truth)
-        assert gap < allowed, (field, where, value, truth)
-    row = rows["rank"]
-    assert row.spread is not None
-    assert row.spread_elasticity == pytest.approx(row.spread / found.value, rel=1e-4)
-    assert row.spread_error is not None
-    assert row.spread_elasticity_error == pytest.approx(row.spread_error / found.value, rel=0.05)
+        gap, allowed = abs(ours.value - truth), 4 * noise + 0.01 * abs(truth)
+        assert gap < allowed, (field, where, ours, truth)
+    spread, relative = rows["rank"].spread, rows["rank"].spread_elasticity
+    assert spread is not None
+    assert relative is not None
+    assert relative.value == pytest.approx(spread.value / found.value.value, rel=1e-4)
+    expected_error = spread.standard_error / found.value.value
+    assert relative.standard_error == pytest.approx(expected_error, rel=0.05)
 
 
 def test_gains_add_up_to_the_whole_where_parts_do():
@@ -131,17 +133,20 @@ def test_gains_add_up_to_the_whole_where_parts_do():
     size = float(jnp.exp(0.125))
     expected = 12 * 1e-3 * size  # A first-order rate: two stalls in a step are rarer still.
     rows = {row.name: row for row in found.parts}
-    stalls = rows["stalls of gemm"]
-    assert stalls.gain == pytest.approx(expected, rel=0.05)
-    assert stalls.spread == pytest.approx(expected, rel=0.05)
-    assert rows["gemm"].mean == pytest.approx(18.0, rel=1e-3)
-    gain, error = rows["gemm"].gain, rows["gemm"].gain_error
-    assert error is not None
-    assert gain == pytest.approx(0, abs=4 * error + 1e-6)
-    error = np.hypot(found.whole_gain[1], found.sum_of_gains[1])
-    assert found.whole_gain[0] == pytest.approx(found.sum_of_gains[0], abs=4 * error)
-    total = sum(value for value, _ in found.shapley.values())
-    assert total == pytest.approx(found.whole_gain[0], abs=1e-9)
+    stalls, gemm = rows["stalls of gemm"], rows["gemm"]
+    assert stalls.gain is not None
+    assert stalls.spread is not None
+    assert stalls.gain.value == pytest.approx(expected, rel=0.05)
+    assert stalls.spread.value == pytest.approx(expected, rel=0.05)
+    assert gemm.mean is not None
+    assert gemm.mean.value == pytest.approx(18.0, rel=1e-3)
+    assert gemm.gain is not None
+    assert gemm.gain.value == pytest.approx(0, abs=4 * gemm.gain.standard_error + 1e-6)
+    whole, total = found.whole_gain, found.sum_of_gains
+    error = np.hypot(whole.standard_error, total.standard_error)
+    assert whole.value == pytest.approx(total.value, abs=4 * error)
+    shared = sum(figure.value for figure in found.shapley.values())
+    assert shared == pytest.approx(whole.value, abs=1e-9)
     assert found.parts[0].name == "stalls of gemm"
     assert "spread [s]" in found.table().columns
 
@@ -289,8 +294,8 @@ def test_criticality_is_the_derivative_of_the_mean():
     for stage in range(3):
         row = rows[f"stage {stage}"]
         share = found.stages["share"][stage] * steps.mean()
-        assert row.mean_error is not None
-        assert share == pytest.approx(row.mean, abs=5 * row.mean_error)
+        assert row.mean is not None
+        assert share == pytest.approx(row.mean.value, abs=5 * row.mean.standard_error)
     assert np.all(found.stages["probability"] == 1)  # Every microbatch passes through all.
     first = (found.ops["phase"] == "F") & (found.ops["microbatch"] == 0)
     assert found.ops["probability"][first] == pytest.approx(1.0, abs=1e-9)
@@ -308,7 +313,7 @@ def test_a_slow_rank_in_one_replica_of_many():
     options = {"num_samples": 48_000, "key": jax.random.key(6)}
     one, every = slow_rank(program, 1, 1.1), slow_rank(program, 1, 1.1, replicas=None)
     found = what_if(program, {"one": one, "all": every}, **options)
-    change = {name: found.changes[name]["p50"][0] for name in ("one", "all")}
+    change = {name: found.changes[name]["p50"].value for name in ("one", "all")}
     assert 0 < change["one"] < change["all"]
     slow = composed_steps(dataclasses.replace(one.program, num_replicas=1), **options)
     # Seven like the others, and one that is slow.
@@ -321,16 +326,19 @@ def test_a_slow_rank_in_one_replica_of_many():
     assert np.std(whole) == pytest.approx(np.std(apart), rel=0.03)
 
 
-def test_a_faster_collective_is_what_its_mean_says():
+def test_a_scaled_collective_is_what_its_mean_says():
     program = _program(stalls={}, network=None)
     found = what_if(
         program,
-        {"no sends": faster(program, "send_recv", 0.0), "same": faster(program, "send_recv", 1.0)},
+        {
+            "no sends": scale_kernel(program, "send_recv", 0.0),
+            "same": scale_kernel(program, "send_recv", 1.0),
+        },
         num_samples=16_000,
         key=jax.random.key(7),
     )
-    assert found.changes["no sends"]["mean"][2] < 0
-    assert found.changes["same"]["p95"][0] == pytest.approx(0, abs=1e-9)
+    assert found.changes["no sends"]["mean"].interval()[1] < 0
+    assert found.changes["same"]["p95"].value == pytest.approx(0, abs=1e-9)
     assert found.table().columns[0] == "scenario"
 
 
@@ -341,7 +349,7 @@ def test_a_faster_collective_is_what_its_mean_says():
         (lambda p: slow_rank(p, 0, 0.0), "positive"),
         (lambda p: slow_rank(p, 0, 1.2, replicas=5), "1 to 4"),
         (lambda p: slow_rank(p, 1, 1.2, replicas=0), "1 to 4"),
-        (lambda p: faster(p, "gem", 1.2), "did you mean"),
+        (lambda p: scale_kernel(p, "gem", 1.2), "did you mean"),
         (lambda p: Scenario(p, 0), "1 or more"),
         (lambda p: _compare(p, Scenario(_program(2), 1)), "another graph or size"),
     ],
@@ -357,8 +365,8 @@ def _compare(program, scenario):
 
 def test_changes_are_on_top_of_each_other():
     program = _program(2, stalls={}, network=None)
-    both = slow_rank(faster(program, "gemm", 0.5).program, 1, 1.2, replicas=None).program
-    other = faster(slow_rank(program, 1, 1.2, replicas=None).program, "gemm", 0.5).program
+    both = slow_rank(scale_kernel(program, "gemm", 0.5).program, 1, 1.2, replicas=None).program
+    other = scale_kernel(slow_rank(program, 1, 1.2, replicas=None).program, "gemm", 0.5).program
     options = {"num_samples": 500, "key": jax.random.key(0)}
     steps = [composed_steps(p, **options).steps for p in (both, other, program)]
     np.testing.assert_allclose(steps[0], steps[1], rtol=1e-9)
@@ -378,8 +386,8 @@ def test_the_commands(capsys):
     words = ["whatif", _JOB, "--samples", "2000", "--slow-rank", "stage=0:1.5", "--json"]
     assert main([*words, "--kernel", "all_reduce:0.5"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["changes"]["slow rank stage=0:1.5"]["mean"][0] > 0.3
-    assert found["changes"]["kernel all_reduce:0.5"]["mean"][0] < 0
+    assert found["changes"]["slow rank stage=0:1.5"]["mean"]["value"] > 0.3
+    assert found["changes"]["kernel all_reduce:0.5"]["mean"]["value"] < 0
     assert main(["criticality", _JOB, "--samples", "500", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ranks"][0]["probability"] == 1
@@ -388,10 +396,10 @@ def test_the_commands(capsys):
     costs = ["--cost", "gemm=1", "--cost", "rank=2", "--budget", "1"]
     assert main(["improve", _JOB, *words, *costs, "--iterations", "3"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["after"][0] < found["before"][0]
-    target = str((found["before"][0] + found["after"][0]) / 2)
+    assert found["after"]["value"] < found["before"]["value"]
+    target = str((found["before"]["value"] + found["after"]["value"]) / 2)
     assert main(["target", _JOB, *words, "--part", "rank", "--at", target]) == 0
-    assert 0 < json.loads(capsys.readouterr().out)["factor"][0] < 1
+    assert 0 < json.loads(capsys.readouterr().out)["factor"]["value"] < 1
 
 
 @pytest.mark.parametrize(

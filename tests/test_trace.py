@@ -114,7 +114,7 @@ def test_a_fit_to_half_of_the_steps_predicts_the_others(shared, name, first):
     profile = fit_profile(trace[first::2])
     law = simulate(compile_profile(profile), num_samples=50_000, key=jax.random.key(1))
     measured = read_step_times(path)[1 - first :: 2]
-    found = score(law, measured)
+    found = score(law, measured, key=jax.random.key(0))
     assert abs(found.values["mean_error"]) < 0.02
     assert abs(found.values["p95_error"]) < max(0.02, 1.96 * found.noise["p95_error"])
     ratio, noise = found.values["std_ratio"], found.noise["std_ratio"]

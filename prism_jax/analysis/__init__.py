@@ -1,11 +1,6 @@
 from ._criticality import Criticality as Criticality, criticality as criticality
 from ._estimate import estimate as estimate
-from ._improve import (
-    Improvement as Improvement,
-    Target as Target,
-    improve as improve,
-    spread_for as spread_for,
-)
+from ._improve import Improvement as Improvement, improve as improve
 from ._objectives import (
     CRPS as CRPS,
     AbstractObjective as AbstractObjective,
@@ -20,11 +15,13 @@ from ._objectives import (
 )
 from ._score import Score as Score, crps as crps, ks_distance as ks_distance, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
+from ._stages import ranks_of_stages as ranks_of_stages
 from ._sweep import sweep as sweep, sweep_points as sweep_points
+from ._target import Target as Target, target as target
 from ._whatif import (
     Scenario as Scenario,
     WhatIf as WhatIf,
-    faster as faster,
+    scale_kernel as scale_kernel,
     slow_rank as slow_rank,
     what_if as what_if,
 )

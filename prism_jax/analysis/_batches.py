@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from .._estimate import Estimate, half_width
+from .._progress import progress_bar
 from ..engine import check_num_samples
 
 
@@ -38,11 +40,15 @@ class Batched:
         return np.asarray(scatter / np.sqrt(len(self.of_batches)))
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """A confidence interval: Student's t, with a degree of freedom for each batch but one."""
-        from scipy.stats import t
-
-        half = t.ppf(0.5 + level / 2, len(self.of_batches) - 1) * self.standard_error
+        """A confidence interval for each figure."""
+        half = half_width(level, len(self.of_batches) - 1) * self.standard_error
         return np.asarray(self.value - half), np.asarray(self.value + half)
+
+    def estimates(self) -> list[Estimate]:
+        """One for each figure, in their order."""
+        pairs = zip(self.value.flat, self.standard_error.flat, strict=True)
+        degrees = float(len(self.of_batches) - 1)
+        return [Estimate(float(value), float(error), degrees) for value, error in pairs]
 
 
 def in_batches(
@@ -51,6 +57,8 @@ def in_batches(
     num_samples: int,
     key: PRNGKeyArray,
     num_batches: int = NUM_BATCHES,
+    progress: bool = False,
+    what: str = "batches",
 ) -> Batched:
     """Divides steps among batches with keys of their own.
 
@@ -58,6 +66,7 @@ def in_batches(
 
     - `function`: from a number of samples and a key to figures.
     - `num_samples`: in all batches together; what does not fill them is left out.
+    - `progress`, `what`: whether to show a bar on stderr, and of what.
 
     **Raises:**
 
@@ -71,4 +80,9 @@ def in_batches(
         )
     keys = jax.random.split(key, num_batches)
     count = num_samples // num_batches
-    return Batched(np.stack([function(count, each) for each in keys]), count * num_batches)
+    found = []
+    with progress_bar(num_batches, progress, what) as advance:
+        for each in keys:
+            found.append(function(count, each))
+            advance(1)
+    return Batched(np.stack(found), count * num_batches)

@@ -4,11 +4,13 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float, Int, PRNGKeyArray
 
+from .._progress import progress_bar
 from ..cluster import COLLECTIVES
 from ..engine import composed_steps, critical_paths
 from ..program import Program
+from ._stages import computes
 
 
 # The critical paths of so many steps are followed.
@@ -60,6 +62,7 @@ def criticality(
     num_samples: int,
     key: PRNGKeyArray,
     band: tuple[float, float] = (0.0, 1.0),
+    progress: bool = False,
 ) -> Criticality:
     """Follows the critical path of steps, of all or of those in a band of quantiles.
 
@@ -73,6 +76,7 @@ def criticality(
     - `key`: a `jax.random` key.
     - `band`: quantiles of the step time between which a step must lie: `(0.94, 0.96)` for what
         happens at p95.
+    - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
@@ -84,39 +88,36 @@ def criticality(
     """
     if len(band) != 2 or not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
-    low, high = band
     composed = composed_steps(program, num_samples=num_samples, key=key)
-    order = np.argsort(composed.steps, kind="stable")
-    chosen = order[int(np.floor(low * num_samples)) : int(np.ceil(high * num_samples))]
-    # Evenly over the band.
-    chosen = np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
+    chosen = _steps_between(composed.steps, *band)
     ops = program.ops
-    compute = ~ops.is_send_recv
+    compute = computes(program)
     labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
     total = {name: np.zeros(program.num_ops) for name in ("probability", "latency_s", "slack_s")}
-    parts = {
+    groups = {
         name: {"probability": np.zeros(of.max() + 1), "share": np.zeros(of.max() + 1)}
         for name, of in labels.items()
     }
     shares = _communication_shares(program)
     exposed, samples = [], []
-    for paths in critical_paths(composed, chosen):
-        critical, latency = np.asarray(paths.critical), np.asarray(paths.latency, np.float64)
-        slack = np.asarray(paths.slack, np.float64)
-        total["probability"] += critical.sum(axis=1)
-        total["latency_s"] += latency.sum(axis=1)
-        total["slack_s"] += slack.sum(axis=1)
-        steps = composed.steps[paths.step]
-        taken = np.where(critical, latency, 0) * (paths.factor / steps)
-        for name, of in labels.items():
-            mine = parts[name]
-            mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
-            mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
-        path = shares["ops"] @ np.where(critical, latency, 0)
-        before_tail = (path + paths.reduction) * paths.factor
-        ended = (np.where(critical, latency, 0).sum(axis=0) + paths.reduction) * paths.factor
-        exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
-        samples.append(paths.sample)
+    with progress_bar(len(chosen), progress, "critical paths", "step") as advance:
+        for paths in critical_paths(composed, chosen):
+            critical, latency = np.asarray(paths.critical), np.asarray(paths.latency, np.float64)
+            total["probability"] += critical.sum(axis=1)
+            total["latency_s"] += latency.sum(axis=1)
+            total["slack_s"] += np.asarray(paths.slack, np.float64).sum(axis=1)
+            on_path = np.where(critical, latency, 0)
+            steps = composed.steps[paths.step]
+            taken = on_path * (paths.factor / steps)
+            for name, of in labels.items():
+                mine = groups[name]
+                mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
+                mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
+            before_tail = (shares["ops"] @ on_path + paths.reduction) * paths.factor
+            ended = (on_path.sum(axis=0) + paths.reduction) * paths.factor
+            exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
+            samples.append(paths.sample)
+            advance(len(steps))
     number = len(chosen)
     _, times = np.unique(np.concatenate(samples), return_counts=True)
     seen = number**2 / float(np.sum(times**2))
@@ -129,12 +130,21 @@ def criticality(
     found = {name: x / number for name, x in total.items()}
     return Criticality(
         ops={**ops_rows, **_with_error(found, seen)},
-        stages=_rows("stage", parts["stages"], number, seen),
-        ranks=_rows("rank", parts["ranks"], number, seen),
+        stages=_rows("stage", groups["stages"], number, seen),
+        ranks=_rows("rank", groups["ranks"], number, seen),
         exposed_communication=np.concatenate(exposed),
         num_steps=number,
         num_replicas_seen=seen,
     )
+
+
+def _steps_between(
+    steps: Float[np.ndarray, " steps"], low: float, high: float
+) -> Int[np.ndarray, " chosen"]:
+    """Which steps lie between two quantiles; of many, some that are evenly spread."""
+    order = np.argsort(steps, kind="stable")
+    chosen = order[int(np.floor(low * len(order))) : int(np.ceil(high * len(order)))]
+    return np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
 
 
 def _any(critical: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -161,7 +171,7 @@ def _with_error(found: dict[str, np.ndarray], seen: float) -> dict[str, np.ndarr
 
 
 def _communication_shares(program: Program) -> dict[str, Any]:
-    """What part of the mean latency of each op, and of the tail, is communication."""
+    """What share of the mean latency of each op, and of the tail, is communication."""
     table, blocks = program.latencies, program.blocks
     mean = np.asarray(table.mean, np.float64)
     collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]

@@ -1,4 +1,4 @@
-"""Where to spend on less variability, and how little of it a target needs."""
+"""Where to spend on less variability."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,17 +10,15 @@ import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
+from .._estimate import Estimate
+from .._misc import bisect
+from .._progress import progress_bar
 from ..engine import check_program
 from ..program import Program
 from ._batches import NUM_BATCHES, in_batches
 from ._estimate import figure, figure_gradient
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
-
-
-# The search for a target stops at such a width, and does not go beyond such a factor.
-_TOLERANCE = 1e-4
-_WIDEST = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +30,7 @@ class Improvement:
     - `objective`, `unit`: the figure.
     - `removed`: for each part, the share of its spread (of stalls, of their rate) to take away.
     - `spent`: what that costs.
-    - `before`, `after`, `gain`: the figure, and its fall, each with its standard error, from steps
-        that the search did not see.
+    - `before`, `after`, `gain`: the figure, and its fall, from steps that the search did not see.
     - `path`: the figure with the budget spent evenly, with it spent on what gains most at first,
         and after each iteration from the better of these, all from the same steps.
     - `num_samples`: steps behind each figure.
@@ -43,9 +40,9 @@ class Improvement:
     unit: str
     removed: dict[str, float]
     spent: float
-    before: tuple[float, float]
-    after: tuple[float, float]
-    gain: tuple[float, float]
+    before: Estimate
+    after: Estimate
+    gain: Estimate
     path: list[float]
     num_samples: int
 
@@ -66,6 +63,7 @@ def improve(
     num_samples: int,
     key: PRNGKeyArray,
     num_iterations: int = 20,
+    progress: bool = False,
 ) -> Improvement:
     """Spends a budget on taking away variability, to lower a figure of the step time.
 
@@ -82,6 +80,7 @@ def improve(
     - `num_samples`: how many steps for each figure.
     - `key`: a `jax.random` key.
     - `num_iterations`: steps of the descent.
+    - `progress`: whether to show bars on stderr.
 
     **Returns:**
 
@@ -115,9 +114,11 @@ def improve(
         value, composed, how = figure(changed, objective, num_samples=num_samples, key=of_search)
         check_reached(objective, value)
         gradient = through_knobs(program, knobs, figure_gradient(composed, how))
+        advance(1)
         return value, np.array([-float(of_part(gradient, name)) for name in costs])
 
-    removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
+    with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
+        removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
     changed = turn(program, improved(removed))
     base = turn(program, ones)
 
@@ -126,8 +127,8 @@ def improve(
         after = figure(changed, objective, num_samples=count, key=key, like=like)[0]
         return np.array([value, after, value - after])
 
-    found = in_batches(both, num_samples=num_samples, key=of_report)
-    before, after, gain = zip(found.value.tolist(), found.standard_error.tolist(), strict=True)
+    found = in_batches(both, num_samples=num_samples, key=of_report, progress=progress, what="gain")
+    before, after, gain = found.estimates()
     return Improvement(
         objective=repr(objective),
         unit=objective.unit,
@@ -193,97 +194,5 @@ def _affordable(
 
     if less(0).sum() <= budget:
         return less(0)
-    low, high = 0.0, float(np.max(spent))
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if less(middle).sum() > budget else (low, middle)
-    return less(high)
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What `spread_for` found.
-
-    **Attributes:**
-
-    - `factor`: on the spread of the part (of stalls, on their rate), at which the figure is
-        `reached`; with its standard error, `None` where the figure does not depend on it there.
-    - `reached`: the figure there, in the unit of the objective.
-    - `as_it_is`, `without`: the figure with a factor of one, and of zero.
-    - `num_samples`: steps behind each figure.
-    """
-
-    factor: tuple[float, float | None]
-    reached: float
-    as_it_is: float
-    without: float
-    num_samples: int
-
-
-def spread_for(
-    program: Program,
-    objective: AbstractObjective,
-    part: str,
-    target: float,
-    *,
-    num_samples: int,
-    key: PRNGKeyArray,
-) -> Target:
-    """How wide a part may vary for a figure of the step time to meet a target.
-
-    By bisection with common random numbers. The standard error is that of the figure over its
-    derivative.
-
-    **Arguments:**
-
-    - `part`: named as in `sensitivity`.
-    - `target`: for the figure, in its unit.
-
-    **Returns:**
-
-    A [`Target`][].
-
-    **Raises:**
-
-    `ValueError` for a part that the program does not have, or a target that no spread of it below
-    the tenfold meets.
-    """
-    check_program(program, key)
-    check_objective(objective)
-    if not np.isfinite(target):
-        raise ValueError(f"The target {target} must be a number, in the unit of {objective!r}.")
-    ones = neutral(program)
-    check_parts(ones, [part])
-    check_steps(objective, num_samples, NUM_BATCHES)
-
-    def value(factor: float, num_samples=num_samples, key=key) -> float:
-        changed = turn(program, scaled(ones, {part: factor}))
-        return figure(changed, objective, num_samples=num_samples, key=key)[0]
-
-    without, as_it_is = value(0.0), value(1.0)
-    low, high, top = 0.0, 1.0, as_it_is
-    while top < target and high < _WIDEST:
-        low, high = high, min(2 * high, _WIDEST)
-        top = value(high)
-    if not without <= target <= top:
-        end = f"{top:.7g} with {high:g} times as much" if target > top else f"{without:.7g} without"
-        raise ValueError(
-            f"No spread of `{part}` makes {objective!r} = {target:.7g} {objective.unit}: it is "
-            f"{as_it_is:.7g} as it is, and {end}."
-        )
-    while high - low > _TOLERANCE:
-        middle = (low + high) / 2
-        low, high = (middle, high) if value(middle) < target else (low, middle)
-    factor = (low + high) / 2
-    knobs = scaled(ones, {part: factor})
-    changed = turn(program, knobs)
-
-    def both(count, key):
-        found, composed, how = figure(changed, objective, num_samples=count, key=key)
-        gradient = through_knobs(program, knobs, figure_gradient(composed, how))
-        return np.array([found, float(of_part(gradient, part))])
-
-    found = in_batches(both, num_samples=num_samples, key=key)
-    slope = abs(float(found.value[1]))
-    error = float(found.standard_error[0]) / slope if slope > 0 else None
-    return Target((factor, error), value(factor), as_it_is, without, num_samples)
+    _, by = bisect(lambda by: less(by).sum() > budget, 0.0, float(np.max(spent)), 100)
+    return less(by)

@@ -3,9 +3,10 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PRNGKeyArray
 
 from ..law import Law
+from ..random import key_data
 
 
 # The law is compared through so many of its quantiles.
@@ -36,14 +37,14 @@ class Score:
     noise: dict[str, float]
 
 
-def score(law: Law, measured: Float[np.ndarray, " steps"], *, seed: int = 0) -> Score:
+def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray) -> Score:
     """Compares a law with measured step times.
 
     **Arguments:**
 
     - `law`: from `simulate`.
     - `measured`: step times, in seconds.
-    - `seed`: of the resampling that gives the noise.
+    - `key`: a `jax.random` key, for the resampling that gives the noise.
 
     **Returns:**
 
@@ -59,7 +60,7 @@ def score(law: Law, measured: Float[np.ndarray, " steps"], *, seed: int = 0) -> 
     if not np.all(np.isfinite(measured) & (measured > 0)):
         raise ValueError("Every measured step time must be a positive number of seconds.")
     quantiles = np.asarray(law.quantile((np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(np.asarray(key_data(key)))
     with np.errstate(over="ignore", invalid="ignore"):  # Squares of absurd steps are infinite.
         values = _figures(law, quantiles, measured)
         again = [
@@ -118,5 +119,5 @@ def crps(quantiles: np.ndarray, measured: np.ndarray) -> float:
     total = np.concatenate([[0.0], np.cumsum(quantiles)])
     below = np.searchsorted(quantiles, measured)
     distance = measured * (2 * below - m) + total[-1] - 2 * total[below]
-    ranks = 2 * np.arange(1, m + 1) - m - 1
-    return float(np.mean(distance) / m - np.sum(ranks * quantiles) / m**2)
+    weights = 2 * np.arange(1, m + 1) - m - 1
+    return float(np.mean(distance) / m - np.sum(weights * quantiles) / m**2)

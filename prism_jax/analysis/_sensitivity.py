@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from .._estimate import Estimate
 from ..engine import Composed, check_program
 from ..program import Program
 from ._batches import NUM_BATCHES, Batched, in_batches
 from ._estimate import figure, figure_gradient
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
+from ._stages import ranks_of_stages
 
 
 _MOST_GAINS = 10
@@ -24,7 +26,7 @@ _MOST_SHAPLEY = 10
 @dataclasses.dataclass(frozen=True)
 class Part:
     """How a figure depends on one part of a program. All but elasticities in the figure's unit, and
-    `None` where it does not apply; each `_error` is a standard error.
+    `None` where it does not apply.
 
     **Attributes:**
 
@@ -40,16 +42,11 @@ class Part:
 
     group: str
     name: str
-    mean: float | None
-    mean_error: float | None
-    mean_elasticity: float | None
-    mean_elasticity_error: float | None
-    spread: float | None
-    spread_error: float | None
-    spread_elasticity: float | None
-    spread_elasticity_error: float | None
-    gain: float | None = None
-    gain_error: float | None = None
+    mean: Estimate | None = None
+    mean_elasticity: Estimate | None = None
+    spread: Estimate | None = None
+    spread_elasticity: Estimate | None = None
+    gain: Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +56,12 @@ class Sensitivity:
     **Attributes:**
 
     - `objective`, `unit`: the figure; seconds, or a probability (`"1"`).
-    - `value`, `value_error`: the figure and its standard error.
+    - `value`: the figure.
     - `parts`: what costs most first.
     - `sum_of_gains`: of the gains of all kernels, shared factors and stalls, each taken by itself,
         and `whole_gain` without the variability of all of them at once. Were variances additive,
         and the figure linear in them, these would be equal.
-    - `shapley`: for each name asked for, its Shapley value and standard error: its share of the
+    - `shapley`: for each name asked for, its Shapley value: its share of the
         gain of all of these, the mean over all orders of taking them away (Owen, "Sobol' indices
         and Shapley value", 2014).
     - `num_samples`, `num_batches`: steps, and the batches that standard errors come from.
@@ -72,12 +69,11 @@ class Sensitivity:
 
     objective: str
     unit: str
-    value: float
-    value_error: float
+    value: Estimate
     parts: tuple[Part, ...]
-    sum_of_gains: tuple[float, float]
-    whole_gain: tuple[float, float]
-    shapley: dict[str, tuple[float, float]]
+    sum_of_gains: Estimate
+    whole_gain: Estimate
+    shapley: dict[str, Estimate]
     num_samples: int
     num_batches: int
 
@@ -85,14 +81,19 @@ class Sensitivity:
         """A polars frame with a row for each part and the unit in each header."""
         import polars as pl
 
-        units = dict.fromkeys(("mean", "spread", "gain"), self.unit)
-        units |= {f"{name}_error": unit for name, unit in units.items()}
-        rows = [dataclasses.asdict(part) for part in self.parts]
-        frame = pl.DataFrame(rows, schema_overrides=dict.fromkeys(_NUMBERS, pl.Float64))
-        return frame.rename({name: f"{name} [{unit}]" for name, unit in units.items()})
+        rows = []
+        for part in self.parts:
+            row: dict[str, Any] = {"group": part.group, "name": part.name}
+            for name in _FIGURES:
+                figure, unit = getattr(part, name), "" if "_" in name else f" [{self.unit}]"
+                row[f"{name}{unit}"] = figure and figure.value
+                row[f"{name}_error{unit}"] = figure and figure.standard_error
+            rows.append(row)
+        numbers = dict.fromkeys([*rows[0]][2:], pl.Float64)
+        return pl.DataFrame(rows, schema_overrides=numbers)
 
 
-_NUMBERS = tuple(field.name for field in dataclasses.fields(Part))[2:]
+_FIGURES = tuple(field.name for field in dataclasses.fields(Part))[2:]
 
 
 def sensitivity(
@@ -103,6 +104,7 @@ def sensitivity(
     key: PRNGKeyArray,
     parts: Iterable[str] | None = None,
     shapley: Iterable[str] = (),
+    progress: bool = False,
 ) -> Sensitivity:
     """Says what a figure of the step time depends on, and what variability costs.
 
@@ -115,6 +117,7 @@ def sensitivity(
     - `parts`: names of the parts whose gain is simulated as well (`gemm`, `rank`, `stalls of gemm`,
         `stage 3`, `GPUs of rank 0`); by default the ten whose variability costs most.
     - `shapley`: names of up to ten parts to divide their joint gain among. Each doubles the work.
+    - `progress`: whether to show bars on stderr.
 
     **Returns:**
 
@@ -129,11 +132,7 @@ def sensitivity(
     ones = neutral(program)
     names = parts_of(ones)
     parts = None if parts is None else check_parts(ones, parts)
-    shapley = check_parts(ones, shapley)
-    if len(shapley) > _MOST_SHAPLEY:
-        raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(shapley)} were given.")
-    if len(set(shapley)) < len(shapley):
-        raise ValueError("`shapley` names a part twice; name each once.")
+    shapley = _check_shapley(ones, shapley)
     check_steps(objective, num_samples, NUM_BATCHES)
     base = turn(program, ones)
     before: list[tuple[float, Composed]] = []
@@ -145,48 +144,50 @@ def sensitivity(
         gradient = through_knobs(program, ones, figure_gradient(composed, how))
         return np.array([value, *_derivatives(program, gradient).values()])
 
-    found = in_batches(derivatives, num_samples=num_samples, key=key)
+    options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
+    found = in_batches(derivatives, what="derivatives", **options)
     rows = _rows(list(_derivatives(program, ones)), found)
 
-    def gains(sets: list[tuple[str, ...]]) -> Batched:
+    def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
         """Of taking away each of some sets of parts."""
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
         of_batch = iter(before)
 
         def of_sets(count, key):
             value, like = next(of_batch)
-            options: dict[str, Any] = {"num_samples": count, "key": key, "like": like}
-            return np.array([value - figure(p, objective, **options)[0] for p in changed])
+            same: dict[str, Any] = {"num_samples": count, "key": key, "like": like}
+            return np.array([value - figure(p, objective, **same)[0] for p in changed])
 
-        return in_batches(of_sets, num_samples=num_samples, key=key)
+        return in_batches(of_sets, what=what, **options)
 
-    varying = [row.name for row in rows if row.spread]
+    varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
     chosen = list(dict.fromkeys([*(varying[:_MOST_GAINS] if parts is None else parts), *elements]))
-    each = gains([*((name,) for name in chosen), tuple(elements)])
+    each = gains([*((name,) for name in chosen), tuple(elements)], "gains")
     total = Batched(each.of_batches[:, [chosen.index(name) for name in elements]].sum(1))
-    gained = dict(zip(chosen, zip(*_lists(each), strict=True), strict=False))
+    *of_chosen, whole = each.estimates()
+    gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(
         objective=repr(objective),
         unit=objective.unit,
-        value=float(found.value[0]),
-        value_error=float(found.standard_error[0]),
-        parts=tuple(
-            dataclasses.replace(row, gain=gained[row.name][0], gain_error=gained[row.name][1])
-            if row.name in gained
-            else row
-            for row in rows
-        ),
-        sum_of_gains=(float(total.value), float(total.standard_error)),
-        whole_gain=(float(each.value[-1]), float(each.standard_error[-1])),
+        value=found.estimates()[0],
+        parts=tuple(dataclasses.replace(row, gain=gained.get(row.name)) for row in rows),
+        sum_of_gains=total.estimates()[0],
+        whole_gain=whole,
         shapley=_shapley(shapley, gains),
         num_samples=found.num_samples,
         num_batches=len(found.of_batches),
     )
 
 
-def _lists(batched: Batched) -> tuple[list[float], list[float]]:
-    return batched.value.tolist(), batched.standard_error.tolist()
+def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
+    """The names of parts as a list. Raises a `ValueError` for too many, or one given twice."""
+    names = check_parts(knobs, names)
+    if len(names) > _MOST_SHAPLEY:
+        raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(names)} were given.")
+    if len(set(names)) < len(names):
+        raise ValueError("`shapley` names a part twice; name each once.")
+    return names
 
 
 def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], float]:
@@ -205,10 +206,7 @@ def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], f
     for stage in range(len(mean)):
         found["stage", f"stage {stage}", "mean"] = mean[stage]
         found["stage", f"stage {stage}", "spread"] = spread[stage]
-    compute = ~program.ops.is_send_recv
-    rank_of_stage = np.zeros(len(mean), np.int64)
-    rank_of_stage[program.ops.stage.value[compute]] = program.ops.rank.value[compute]
-    of_ranks = np.bincount(rank_of_stage, mean, program.num_ranks)
+    of_ranks = np.bincount(ranks_of_stages(program), mean, program.num_ranks)
     for rank in range(program.num_ranks):
         found["rank", f"GPUs of rank {rank}", "mean"] = of_ranks[rank]
         found["rank", f"GPUs of rank {rank}", "spread"] = knobs.gpu_spread[rank]
@@ -220,25 +218,25 @@ def _rows(labels: list[tuple[str, str, str]], found: Batched) -> list[Part]:
     derivatives = Batched(found.of_batches[:, 1:])
     objective = found.of_batches[:, :1]
     relative = Batched(derivatives.of_batches / np.where(objective == 0, np.nan, objective))
-    fields: dict[tuple[str, str], dict[str, float | None]] = {}
-    for i, (group, name, what) in enumerate(labels):
-        row = fields.setdefault((group, name), dict.fromkeys(_NUMBERS))
-        for label, figures in ((what, derivatives), (f"{what}_elasticity", relative)):
-            value, error = float(figures.value[i]), float(figures.standard_error[i])
-            if math.isfinite(value):  # Not relative to a figure of zero.
-                row[label], row[f"{label}_error"] = value, error
+    fields: dict[tuple[str, str], dict[str, Estimate]] = {}
+    pairs = zip(derivatives.estimates(), relative.estimates(), strict=True)
+    for (group, name, what), (derivative, elasticity) in zip(labels, pairs, strict=True):
+        row = fields.setdefault((group, name), {})
+        row[what] = derivative
+        if math.isfinite(elasticity.value):  # Not relative to a figure of zero.
+            row[f"{what}_elasticity"] = elasticity
     rows = [Part(*label, **row) for label, row in fields.items()]
-    return sorted(rows, key=lambda row: -abs(row.spread or 0))
+    return sorted(rows, key=lambda row: -abs(row.spread.value) if row.spread else 0.0)
 
 
-def _shapley(names: list[str], gains) -> dict[str, tuple[float, float]]:
+def _shapley(names: list[str], gains) -> dict[str, Estimate]:
     """The Shapley value of each part: the mean over all orders of what it adds to the gain."""
     count = len(names)
     if not count:
         return {}
     sets = [c for size in range(count + 1) for c in it.combinations(names, size)]
     number = {frozenset(names): i for i, names in enumerate(sets)}
-    found = gains(sets).of_batches
+    found = gains(sets, "Shapley values").of_batches
     values = {}
     for name in names:
         total = np.zeros(len(found))
@@ -247,5 +245,5 @@ def _shapley(names: list[str], gains) -> dict[str, tuple[float, float]]:
                 others = frozenset(members) - {name}
                 weight = 1 / (count * math.comb(count - 1, len(others)))
                 total += weight * (found[:, number[frozenset(members)]] - found[:, number[others]])
-        values[name] = Batched(total)
-    return {name: (float(b.value), float(b.standard_error)) for name, b in values.items()}
+        (values[name],) = Batched(total).estimates()
+    return values

@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from .._misc import unknown_name
+from .._progress import progress_bar
 from ..engine import simulate
-from ..law import Law
+from ..law import Law, figures
 from ..program import Program, digest
 from ..random import key_data
 
 
-_QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 _ABOUT = "sweep.json"
 
 Point = Mapping[str, Any]
@@ -33,6 +32,7 @@ def sweep(
     num_samples: int = 100_000,
     key: PRNGKeyArray,
     out: str | os.PathLike | None = None,
+    progress: bool = False,
 ):
     """Simulates a program for every combination of values of its parameters.
 
@@ -46,6 +46,7 @@ def sweep(
     - `num_samples`, `key`: as of `simulate`.
     - `out`: a folder that gets a Parquet file for each row as soon as it is done. If it holds rows
         of the same sweep already, these are not simulated again.
+    - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
@@ -69,6 +70,7 @@ def sweep(
         key=key,
         out=out,
         about=digest(program),
+        progress=progress,
     )
 
 
@@ -88,36 +90,27 @@ def sweep_points(
     key: PRNGKeyArray,
     out: str | os.PathLike | None,
     about: str,
-    say: Callable[[str], object] = lambda text: None,
+    progress: bool = False,
 ):
-    """`sweep` over any points. `about` names what else decides the figures; `say` is told how far
-    it is.
-    """
+    """`sweep` over any points. `about` names what else decides the figures."""
     import polars as pl
 
     folder = None if out is None else pathlib.Path(out)
     done = {}
     if folder is not None:
         done = _open(folder, _digest(points, num_samples, key, about))
-    shapes: list[Any] = []
     rows = []
-    for number, point in enumerate(points):
-        if number in done:
+    with progress_bar(len(points), progress, "sweep", "row") as advance:
+        for number, point in enumerate(points):
+            if number not in done:
+                law = simulate(program_of(point), num_samples=num_samples, key=key)
+                if law.interrupted:
+                    raise KeyboardInterrupt
+                done[number] = {"row": number, **point, **_figures(law)}
+                if folder is not None:
+                    _write(pl.DataFrame([done[number]]), folder / f"part-{number:06d}.parquet")
             rows.append(done[number])
-            continue
-        program = program_of(point)
-        shape = jax.tree.structure(program)
-        new = "" if shape in shapes else " (compiles)"
-        shapes.append(shape)
-        settings = ", ".join(f"{name}={value}" for name, value in point.items())
-        say(f"{number + 1}/{len(points)}: {settings}{new}")
-        law = simulate(program, num_samples=num_samples, key=key)
-        if law.interrupted:
-            raise KeyboardInterrupt
-        row = {"row": number, **point, **_figures(law)}
-        if folder is not None:
-            _write(pl.DataFrame([row]), folder / f"part-{number:06d}.parquet")
-        rows.append(row)
+            advance(1)
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -142,12 +135,10 @@ def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
 
 
 def _figures(law: Law) -> dict[str, float]:
-    figures = {"mean_s": law.mean, "std_s": law.std}
-    figures["mean_low_s"], figures["mean_high_s"] = law.mean_interval()
-    for name, q in _QUANTILES.items():
-        figures[f"{name}_s"] = float(law.quantile(q))
-        figures[f"{name}_low_s"], figures[f"{name}_high_s"] = law.quantile_interval(q)
-    return {**figures, "num_samples": law.num_samples}
+    row = {}
+    for name, (value, (low, high)) in figures(law).items():
+        row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
+    return {**row, "num_samples": law.num_samples}
 
 
 def _digest(points, num_samples, key, about) -> str:
@@ -178,12 +169,12 @@ def _open(folder: pathlib.Path, digest: str) -> dict[int, dict[str, Any]]:
             "folder, or the same sweep to go on with it."
         )
     done = {}
-    for part in sorted(folder.glob("part-*.parquet")):
+    for path in sorted(folder.glob("part-*.parquet")):
         try:
-            done |= {row["row"]: row for row in pl.read_parquet(part).to_dicts()}
+            done |= {row["row"]: row for row in pl.read_parquet(path).to_dicts()}
         except (pl.exceptions.PolarsError, KeyError):
             raise ValueError(
-                f"`{part}` is damaged; remove it, and the same sweep simulates its row again."
+                f"`{path}` is damaged; remove it, and the same sweep simulates its row again."
             ) from None
     return done
 

@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from .._estimate import Estimate
 from .._misc import unknown_name
 from ..engine import check_program, composed_steps
+from ..law import QUANTILES
 from ..program import Program
 from ._batches import Batched, in_batches
 from ._knobs import adjusted, neutral, turn
+from ._stages import computes
 
 
-FIGURES = ("mean", "std", "p5", "p50", "p95", "p99")
+FIGURES = ("mean", "std", *QUANTILES)
 # Steps with which a batch has a few beyond p99.
 _P99 = 4800
 
@@ -58,32 +61,26 @@ class WhatIf:
     **Attributes:**
 
     - `before`: `mean`, `std`, `p5`, `p50`, `p95` and, where the steps reach so far, `p99` of the
-        step as it is, each with its standard error.
-    - `changes`: for each scenario and figure the change of it, and its 95 % confidence interval.
+        step as it is.
+    - `changes`: for each scenario and figure the change of it.
     - `num_samples`.
     """
 
-    before: dict[str, tuple[float, float]]
-    changes: dict[str, dict[str, tuple[float, float, float]]]
+    before: dict[str, Estimate]
+    changes: dict[str, dict[str, Estimate]]
     num_samples: int
 
     def table(self) -> Any:
-        """A polars frame with a row for each scenario and figure."""
+        """A polars frame with a row for each scenario and figure, with 95 % intervals."""
         import polars as pl
 
-        rows = [
-            {
-                "scenario": scenario,
-                "figure": name,
-                "before [s]": self.before[name][0],
-                "change [s]": change,
-                "low [s]": low,
-                "high [s]": high,
-                "change [%]": 100 * change / self.before[name][0],
-            }
-            for scenario, figures in self.changes.items()
-            for name, (change, low, high) in figures.items()
-        ]
+        rows = []
+        for scenario, figures in self.changes.items():
+            for name, change in figures.items():
+                before, (low, high) = self.before[name].value, change.interval()
+                row = {"scenario": scenario, "figure": name, "before [s]": before}
+                row |= {"change [s]": change.value, "low [s]": low, "high [s]": high}
+                rows.append({**row, "change [%]": 100 * change.value / before})
         return pl.DataFrame(rows)
 
 
@@ -93,15 +90,17 @@ def what_if(
     *,
     num_samples: int,
     key: PRNGKeyArray,
+    progress: bool = False,
 ) -> WhatIf:
     """Compares the law of the step time with that under some changes, with common random numbers.
 
     **Arguments:**
 
     - `program`: the step as it is.
-    - `scenarios`: by name: `slow_rank`, `faster`, or any other program.
+    - `scenarios`: by name: `slow_rank`, `scale_kernel`, or any other program.
     - `num_samples`: how many steps of each, in 16 batches that the intervals come from.
     - `key`: a `jax.random` key.
+    - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
@@ -127,25 +126,22 @@ def what_if(
             if number is None or number >= changed.num_replicas:
                 composed = composed_steps(changed, num_samples=count, key=key, **options)
             else:
-                odd = (changed, number)
-                composed = composed_steps(
-                    program, num_samples=count, key=key, unlike=odd, like=like
-                )
+                options |= {"unlike": (changed, number)}
+                composed = composed_steps(program, num_samples=count, key=key, **options)
             rows.append(_figures(composed.steps))
         return np.array(rows)
 
-    batched = in_batches(figures, num_samples=num_samples, key=key)
+    batched = in_batches(
+        figures, num_samples=num_samples, key=key, progress=progress, what="scenarios"
+    )
     found = batched.of_batches
-    before = Batched(found[:, 0])
     names = FIGURES if num_samples >= _P99 else FIGURES[:-1]
-    changes = {}
-    for i, name in enumerate(scenarios, 1):
-        change = Batched(found[:, i] - found[:, 0])
-        columns = (change.value, *change.interval())
-        rows = zip(*(x.tolist() for x in columns), strict=True)
-        changes[name] = dict(zip(names, rows, strict=False))
-    pairs = zip(before.value.tolist(), before.standard_error.tolist(), strict=True)
-    return WhatIf(dict(zip(names, pairs, strict=False)), changes, batched.num_samples)
+
+    def named(of_batches: np.ndarray) -> dict[str, Estimate]:
+        return dict(zip(names, Batched(of_batches).estimates(), strict=False))
+
+    changes = {name: named(found[:, i] - found[:, 0]) for i, name in enumerate(scenarios, 1)}
+    return WhatIf(named(found[:, 0]), changes, batched.num_samples)
 
 
 def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
@@ -164,7 +160,7 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
 
 
 def _figures(steps: np.ndarray) -> list[float]:
-    quantiles = np.quantile(steps, [0.05, 0.5, 0.95, 0.99])
+    quantiles = np.quantile(steps, [*QUANTILES.values()])
     return [float(np.mean(steps)), float(np.std(steps)), *quantiles.tolist()]
 
 
@@ -197,16 +193,16 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
         raise ValueError(
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
         )
-    ops = program.ops
-    slow = (ops.rank.value == rank) & ~ops.is_send_recv
+    slow = (program.ops.rank.value == rank) & computes(program)
     one = jnp.ones((1,), program.latencies.mean.dtype)
     ranks = jnp.ones((program.num_ranks,), one.dtype)
     adjustment = adjusted(program, np.where(slow, 0, -1), one * factor, one, ranks)
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 
-def faster(program: Program, kind: str, factor: float) -> Scenario:
-    """All kernels of a kind with their latency multiplied: `faster(program, "all_gather", 0.8)`.
+def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
+    """All kernels of a kind with their latency multiplied: a fifth faster is
+    `scale_kernel(program, "all_gather", 0.8)`.
 
     **Raises:**
 

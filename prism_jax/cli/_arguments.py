@@ -31,9 +31,8 @@ def seed(text: str) -> int:
 
 def steps(text: str) -> slice:
     """A slice: `A:B` or `A:B:S`, each of which may be left out."""
-    parts = text.split(":")
     try:
-        numbers = [int(part) if part.strip() else None for part in parts]
+        numbers = [int(word) if word.strip() else None for word in text.split(":")]
     except ValueError:
         numbers = []
     if len(numbers) not in (2, 3) or (len(numbers) == 3 and numbers[2] == 0):
@@ -54,6 +53,14 @@ def add_steps_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_seed_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
+
+
+def add_progress_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--progress",
+        action="store_true",
+        help="say on stderr what is going on, as on a terminal without --json",
+    )
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:
@@ -96,3 +103,4 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_seed_argument(parser)
     add_set_argument(parser)
+    add_progress_argument(parser)

@@ -124,12 +124,12 @@ class KernelProfiles:
         sources = [data.load_source(name) for name in names]
         if arguments.variability:
             return _variability(names)
-        parts = []
+        sections = []
         for source in sources:
             lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
             lines += [f"  chosen: {c.name} = {c.value}: {c.reason}" for c in source.constants]
-            parts.append("\n".join(lines))
-        return {"kernels": [msgspec.to_builtins(s) for s in sources]}, "\n\n".join(parts)
+            sections.append("\n".join(lines))
+        return {"kernels": [msgspec.to_builtins(s) for s in sources]}, "\n\n".join(sections)
 
 
 def _variability(names: Sequence[str]) -> tuple[dict[str, Any], str]:

@@ -4,7 +4,6 @@ import argparse
 from typing import Any
 
 from ._arguments import add_job_arguments, count
-from ._devices import use_all_cores
 
 
 HELP = "say how likely each rank, stage and op is on the critical path, and what is exposed"
@@ -30,23 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import load
+    from ._load import compiled, load
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
     band = _band(arguments.band)
 
-    import jax
     import numpy as np
 
     from ..analysis import criticality
 
-    use_all_cores()
-    found = criticality(
-        job.compile(),
-        num_samples=arguments.samples,
-        key=jax.random.key(arguments.seed),
-        band=band,
-    )
+    program, options = compiled(arguments, job)
+    found = criticality(program, band=band, **options)
     table = found.table(arguments.of)
     exposed = {
         f"p{level:g}": float(np.quantile(found.exposed_communication, level / 100))

@@ -1,10 +1,13 @@
-"""A job or a profile, whichever is named."""
+"""A job or a profile, whichever is named, and what every analysis of it needs."""
 
+import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from ..data import is_profile, load_job, load_profile
+from ._devices import use_all_cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,3 +51,34 @@ def load(name: str, overrides: list[str]) -> Loaded:
         return compile_job(job)
 
     return Loaded(job.name, job.layout, job.schedule, job, compile_job_)
+
+
+def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str, Any]]:
+    """Compiles a job.
+
+    **Returns:**
+
+    Its program, and the options that all that simulate it take: `num_samples`, `key`, `progress`.
+    """
+    import jax
+
+    use_all_cores()
+    say(arguments, f"compiling {job.name}")
+    program = job.compile()
+    say(arguments, f"simulating {arguments.samples:,} steps of {program.num_ops:,} ops")
+    return program, {
+        "num_samples": arguments.samples,
+        "key": jax.random.key(arguments.seed),
+        "progress": wants_progress(arguments),
+    }
+
+
+def say(arguments: argparse.Namespace, what: str) -> None:
+    """Prints on stderr what a command is about to do, if somebody looks."""
+    if wants_progress(arguments):
+        print(f"prism-jax: {what} ...", file=sys.stderr, flush=True)
+
+
+def wants_progress(arguments: argparse.Namespace) -> bool:
+    """Whether to tell of progress: on a terminal without `--json`, and with `--progress`."""
+    return arguments.progress or (not arguments.json and sys.stderr.isatty())

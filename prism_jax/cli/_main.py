@@ -19,6 +19,7 @@ from . import (
     _sensitivity,
     _simulate,
     _sweep,
+    _target,
     _whatif,
 )
 
@@ -29,8 +30,8 @@ _COMMANDS = {
     "criticality": _criticality,
     "whatif": _whatif,
     "place": _place,
-    "improve": _improve.Improve,
-    "target": _improve.Target,
+    "improve": _improve,
+    "target": _target,
     "sweep": _sweep,
     "fit": _fit,
     "calibrate": _calibrate,

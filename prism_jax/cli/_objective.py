@@ -4,6 +4,8 @@ import argparse
 import re
 from typing import Any
 
+from .._estimate import Estimate
+
 
 def add_objective_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -33,3 +35,8 @@ def objective(text: str) -> Any:
         return (Quantile if found[2] == "p" else CVaR)(number / 100)
     except ValueError as error:
         raise ValueError(f"--objective `{text}`: {error}") from None
+
+
+def with_unit(figure: Estimate, unit: str) -> str:
+    """A figure with its standard error and, unless it is a probability, its unit."""
+    return f"{figure}" if unit == "1" else f"{figure} {unit}"

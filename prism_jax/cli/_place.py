@@ -4,9 +4,15 @@ import argparse
 import os
 from typing import Any
 
-from ._arguments import add_job_argument, add_seed_argument, add_set_argument, count
-from ._devices import use_all_cores
-from ._objective import add_objective_argument, objective
+from ._arguments import (
+    add_job_argument,
+    add_progress_argument,
+    add_seed_argument,
+    add_set_argument,
+    count,
+)
+from ._json import plain
+from ._objective import add_objective_argument, objective, with_unit
 
 
 HELP = "assign nodes of known GPUs to pipeline ranks and replicas, to lower a figure"
@@ -27,11 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_objective_argument(parser)
     add_seed_argument(parser)
     add_set_argument(parser)
+    add_progress_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_factors
-    from ._load import load
+    from ._load import compiled, load
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
     factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
@@ -50,9 +57,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..placement import place
 
     wanted = objective(arguments.objective)
-    use_all_cores()
-    program = job.compile()
-    of_factors, key = jax.random.split(jax.random.key(arguments.seed))
+    program, options = compiled(arguments, job)
+    of_factors, options["key"] = jax.random.split(options["key"])
     if factors is None:
         rank = program.variability.rank
         if rank is None:
@@ -67,21 +73,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             f"{arguments.factors}: it has {len(factors)} rows by `{of}`; the job has "
             f"{expected['gpu']} GPUs in {expected['node']} nodes."
         )
-    found = place(
-        program,
-        factors,
-        devices_per_node=devices,
-        objective=wanted,
-        num_samples=arguments.samples,
-        key=key,
-    )
+    found = place(program, factors, devices_per_node=devices, objective=wanted, **options)
     if arguments.out is not None:
         found.table().write_csv(arguments.out)
     result = {
         "job": job.name,
         "objective": found.objective,
         "unit": found.unit,
-        **{name: getattr(found, name) for name in _FIGURES},
+        **{name: plain(getattr(found, name)) for name in _FIGURES},
         "order": found.order.tolist(),
         "num_samples": found.num_samples,
         "num_placements": found.num_placements,
@@ -99,14 +98,11 @@ _FIGURES = {
 
 
 def _text(name: str, found, out: str | None) -> str:
-    unit = found.unit if found.unit != "1" else ""
     lines = [f"{name}: {found.objective} of {len(found.order):,} nodes", ""]
-    figures = {label: getattr(found, field) for field, label in _FIGURES.items()}
-    for label, figure in figures.items():
-        if figure is None:  # There is no bound on what is not monotone in the steps.
-            continue
-        value, error = figure
-        lines.append(f"{label:<24}{value:>12.6g} +- {error:.2g} {unit}".rstrip())
+    for field, label in _FIGURES.items():
+        figure = getattr(found, field)
+        if figure is not None:  # There is no bound on what is not monotone in the steps.
+            lines.append(f"{label:<24}{with_unit(figure, found.unit)}")
     lines += ["", f"{found.num_samples:,} steps; {found.num_placements:,} placements were tried"]
     if out is not None:
         lines.append(f"the node for each place: {out}")

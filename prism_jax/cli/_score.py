@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 from ._arguments import add_job_arguments, add_steps_argument
-from ._devices import use_all_cores
 
 
 HELP = "compare the law of a job's or profile's step time with measured steps"
@@ -24,19 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_step_times
-    from ._load import load
+    from ._load import compiled, load
 
     measured = read_step_times(arguments.against)[arguments.steps]
     loaded = load(arguments.job, arguments.overrides)
 
-    import jax
-
     from ..analysis import score
     from ..engine import simulate
 
-    use_all_cores()
-    key = jax.random.key(arguments.seed)
-    found = score(simulate(loaded.compile(), num_samples=arguments.samples, key=key), measured)
+    program, options = compiled(arguments, loaded)
+    found = score(simulate(program, **options), measured, key=options["key"])
     result: dict[str, Any] = {"name": loaded.name, "num_steps": found.num_steps}
     lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
     lines.append(f"{'':<14} {'value':>10}   {'noise':>10}")

@@ -1,12 +1,12 @@
 """`prism-jax sensitivity`: which variability costs the step time what."""
 
 import argparse
-import dataclasses
 from typing import Any
 
+from .._estimate import Estimate
 from ._arguments import add_job_arguments, count
-from ._devices import use_all_cores
-from ._objective import add_objective_argument, objective
+from ._json import plain
+from ._objective import add_objective_argument, objective, with_unit
 
 
 HELP = "say which kernels, stages, ranks and shared factors a figure of the step time depends on"
@@ -27,53 +27,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import load
+    from ._load import compiled, load
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
-
-    import jax
 
     from ..analysis import sensitivity
 
     wanted = objective(arguments.objective)
-    use_all_cores()
-    found = sensitivity(
-        job.compile(),
-        wanted,
-        num_samples=arguments.samples,
-        key=jax.random.key(arguments.seed),
-        shapley=[name.strip() for name in arguments.shapley.split(",") if name.strip()],
-    )
-    result = {"job": job.name, **dataclasses.asdict(found)}
-    return result, _text(job.name, found, arguments.top)
+    program, options = compiled(arguments, job)
+    shapley = [name.strip() for name in arguments.shapley.split(",") if name.strip()]
+    found = sensitivity(program, wanted, shapley=shapley, **options)
+    return {"job": job.name, **plain(found)}, _text(job.name, found, arguments.top)
 
 
 def _text(name: str, found, top: int) -> str:
-    unit = found.unit if found.unit != "1" else ""
     lines = [
-        f"{name}: {found.objective} = {found.value:.5g} +- {found.value_error:.2g} {unit}".rstrip(),
+        f"{name}: {found.objective} = {with_unit(found.value, found.unit)}",
         "",
         f"{'in ' + found.unit:<24}{'mean':>11}{'spread':>11}{'+-':>9}{'gain':>11}{'+-':>9}",
     ]
 
-    def cell(value: float | None, width: int, digits: str = "4g") -> str:
-        return f"{'-' if value is None else format(value, f'.{digits}'):>{width}}"
+    def cells(figure: Estimate | None, with_error: bool = True) -> str:
+        if figure is None:
+            return f"{'-':>11}" + f"{'-':>9}" * with_error
+        return f"{figure.value:>11.4g}" + f"{figure.standard_error:>9.1g}" * with_error
 
     for part in found.parts[:top]:
-        cells = cell(part.mean, 11), cell(part.spread, 11), cell(part.spread_error, 9, "1g")
-        cells += cell(part.gain, 11), cell(part.gain_error, 9, "1g")
-        lines.append(f"{part.name:<24}{''.join(cells)}")
-    total, whole = found.sum_of_gains, found.whole_gain
+        row = cells(part.mean, False) + cells(part.spread) + cells(part.gain)
+        lines.append(f"{part.name:<24}{row}")
     lines += [
         "",
         "mean, spread: what a part's latency and variability cost, to first order; gain: without "
         "its variability",
-        f"all variability together: {whole[0]:.4g} +- {whole[1]:.1g}; the sum of the gains of "
-        f"kernels, factors and stalls: {total[0]:.4g} +- {total[1]:.1g}",
+        f"all variability together: {found.whole_gain}; the sum of the gains of kernels, factors "
+        f"and stalls: {found.sum_of_gains}",
     ]
-    lines += [
-        f"Shapley value of {name}: {value:.4g} +- {error:.1g}"
-        for name, (value, error) in found.shapley.items()
-    ]
+    lines += [f"Shapley value of {name}: {value}" for name, value in found.shapley.items()]
     lines.append(f"{found.num_samples:,} steps in {found.num_batches} batches")
     return "\n".join(lines)

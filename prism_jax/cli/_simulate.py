@@ -6,13 +6,11 @@ import sys
 from typing import Any
 
 from ._arguments import add_job_arguments, count
-from ._devices import use_all_cores
 
 
 HELP = "simulate a job and print the law of its step time"
 
 _RUN_STEPS = 10_000
-_QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,23 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import load
+    from ._load import compiled, load
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
 
-    import jax
-
     from ..engine import simulate
 
-    use_all_cores()
-    program = job.compile()
+    program, options = compiled(arguments, job)
     law = simulate(
-        program,
-        num_samples=arguments.samples,
-        key=jax.random.key(arguments.seed),
-        sampling=arguments.sampling,
-        allocations=arguments.allocations,
-        progress=sys.stderr.isatty(),
+        program, sampling=arguments.sampling, allocations=arguments.allocations, **options
     )
     measured = _measured(job.job, arguments.overrides)
     result = _result(job, law, measured)
@@ -72,13 +62,11 @@ def _measured(job, overrides) -> dict[str, Any] | None:
 
 
 def _result(job, law, measured) -> dict[str, Any]:
-    figures = {
-        "mean": (law.mean, law.mean_interval()),
-        "std": (law.std, law.std_interval()),
-        **{name: (law.quantile(q), law.quantile_interval(q)) for name, q in _QUANTILES.items()},
-    }
+    from ..law import figures
+
     step_time: dict[str, Any] = {}
-    for name, (value, interval) in figures.items():
+    found = figures(law)
+    for name, (value, interval) in found.items():
         step_time[name] = value
         known = not any(math.isnan(x) for x in interval)
         step_time[f"{name}_interval"] = list(interval) if known else None
@@ -107,13 +95,15 @@ def _result(job, law, measured) -> dict[str, Any]:
         result["measured"] = measured
         result["relative_error"] = {
             name: step_time[name] / measured[f"{name}_s"] - 1
-            for name in figures
+            for name in found
             if f"{name}_s" in measured
         }
     return result
 
 
 def _text(job, program, result) -> str:
+    from ..law import QUANTILES
+
     layout = job.layout
     degrees = ", ".join(
         f"{name} {value}"
@@ -129,7 +119,7 @@ def _text(job, program, result) -> str:
     header = f"{'step time':<10} {'predicted':>12}   {'95 % interval':^23}"
     lines.append(header + (f" {'measured':>12} {'error':>9}" if measured else ""))
     unknown = False
-    for name in ("mean", "std", *_QUANTILES):
+    for name in ("mean", "std", *QUANTILES):
         interval = step_time[f"{name}_interval"]
         unknown |= interval is None
         between = f"{interval[0]:.5g} .. {interval[1]:.5g} s" if interval else "unknown*"

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import math
-import sys
 from typing import Any
 
 from ._arguments import add_job_arguments
@@ -63,11 +62,10 @@ def values(text: str) -> tuple[str, list[str]]:
     return key, [f"{low + i * step:.12g}" for i in range(many)]
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ..data import load_job
-
+def _over(texts: list[str]) -> dict[str, list[str]]:
+    """The values of each key. Raises a `ValueError` of one sentence."""
     over: dict[str, list[str]] = {}
-    for text in arguments.over:
+    for text in texts:
         key, choices = values(text)
         if key in over:
             raise ValueError(f"`--over {key}` was given twice; give all of its values at once.")
@@ -78,6 +76,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             f"The values of `--over` make {points:,} combinations; a sweep takes up to "
             f"{_MOST_POINTS:,}, so give fewer values."
         )
+    return over
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import load_job
+
+    over = _over(arguments.over)
 
     def load(point):
         changes = [f"{key}={value}" for key, value in point.items()]
@@ -93,8 +98,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..analysis import sweep_points
     from ..program import compile_job
+    from ._load import say, wants_progress
 
     use_all_cores()
+    say(arguments, f"compiling and simulating {len(jobs):,} rows of {arguments.samples:,} steps")
     by_point = {tuple(point.values()): job for point, job in zip(points, jobs, strict=True)}
     about = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()
     try:
@@ -105,7 +112,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             key=jax.random.key(arguments.seed),
             out=arguments.out,
             about=about,
-            say=lambda text: print(f"prism-jax: {text}", file=sys.stderr, flush=True),
+            progress=wants_progress(arguments),
         )
     except KeyboardInterrupt:
         if arguments.out is None:

@@ -1,14 +1,13 @@
 """`prism-jax whatif`: how the step time would change."""
 
 import argparse
-import dataclasses
 from typing import Any
 
 from ._arguments import add_job_arguments, named_factor
-from ._devices import use_all_cores
+from ._json import plain
 
 
-HELP = "compare a job with a slow rank, a hot node, a congested link, a faster kernel, any change"
+HELP = "compare a job with a slow rank, a hot node, a congested link, a scaled kernel, any change"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import load
+    from ._load import compiled, load
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
     changed = {
@@ -57,12 +56,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "--change."
         )
 
-    import jax
+    from ..analysis import Scenario, scale_kernel, slow_rank, what_if
 
-    from ..analysis import Scenario, faster, slow_rank, what_if
-
-    use_all_cores()
-    program = job.compile()
+    program, options = compiled(arguments, job)
     scenarios = {}
     for option, text, of, number, factor in places:
         rank = number if of == "rank" else _rank_of_stage(program, number)
@@ -72,17 +68,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             replicas = min(max(devices // program.group_size, 1), program.num_replicas)
         scenarios[f"{option} {text}"] = slow_rank(program, rank, factor, replicas=replicas)
     for text, kind, factor in kernels:
-        scenarios[f"kernel {text}"] = faster(program, kind, factor)
+        scenarios[f"kernel {text}"] = scale_kernel(program, kind, factor)
     for text, other in changed.items():
         scenarios[text] = Scenario(other.compile())
-    found = what_if(
-        program,
-        scenarios,
-        num_samples=arguments.samples,
-        key=jax.random.key(arguments.seed),
-    )
-    result = {"job": job.name, **dataclasses.asdict(found)}
-    return result, _text(job.name, found)
+    found = what_if(program, scenarios, **options)
+    return {"job": job.name, **plain(found)}, _text(job.name, found)
 
 
 def _place(text: str, option: str) -> tuple[str, int, float]:
@@ -95,13 +85,12 @@ def _place(text: str, option: str) -> tuple[str, int, float]:
 
 
 def _rank_of_stage(program, stage: int) -> int:
-    ops = program.ops
-    mine = ops.rank.value[(ops.stage.value == stage) & ~ops.is_send_recv]
-    if not len(mine):
-        raise ValueError(
-            f"There is no stage {stage}; the program has 0 to {ops.stage.value.max()}."
-        )
-    return int(mine[0])
+    from ..analysis import ranks_of_stages
+
+    ranks = ranks_of_stages(program)
+    if stage >= len(ranks):
+        raise ValueError(f"There is no stage {stage}; the program has 0 to {len(ranks) - 1}.")
+    return int(ranks[stage])
 
 
 def _text(name: str, found) -> str:
@@ -109,10 +98,10 @@ def _text(name: str, found) -> str:
     lines = [f"{name}: change of the step time, with its 95 % interval", ""]
     lines.append("".join([f"{'':<28}", *(f"{figure:>14}" for figure in figures)]))
     lines.append(
-        "".join([f"{'as it is':<28}", *(f"{found.before[f][0]:>12.5g} s" for f in figures)])
+        "".join([f"{'as it is':<28}", *(f"{found.before[f].value:>12.5g} s" for f in figures)])
     )
     for scenario, changes in found.changes.items():
-        rows = zip(*(changes[f] for f in figures), strict=True)
+        rows = zip(*((changes[f].value, *changes[f].interval()) for f in figures), strict=True)
         for label, row in zip((scenario, "  from", "  to"), rows, strict=True):
             lines.append("".join([f"{label:<28}", *(f"{x:>+12.4g} s" for x in row)]))
     lines += ["", f"{found.num_samples:,} steps of each, with common random numbers"]

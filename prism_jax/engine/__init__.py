@@ -6,5 +6,5 @@ from ._gradient import (
     given_the_rest as given_the_rest,
     pull_back as pull_back,
 )
-from ._run import Run as Run, prepare as prepare
+from ._prepare import Run as Run, prepare as prepare
 from ._simulate import simulate as simulate

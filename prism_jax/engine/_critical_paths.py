@@ -10,8 +10,10 @@ from jaxtyping import Bool, Float
 from ..maxplus import critical_places, latest_ends, place_ends, place_latencies, places
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, tiles
 from ..step import STEP_TILES, AbstractOneDecides, barriers
+from ._draw import sobol_points
 from ._gradient import Composed
-from ._run import Part, Run, sobol_points, step_inputs
+from ._prepare import Run
+from ._run import Part, step_inputs
 
 
 # Latencies, ends and slack of all ops are held for so many op evaluations at once.

@@ -37,18 +37,9 @@ from ..step import (
     steps_of,
 )
 from ._check import check_num_samples
-from ._run import (
-    Part,
-    Run,
-    all_draws,
-    automatic_sampling,
-    composed,
-    decided_parts,
-    find_lead,
-    prepare,
-    sobol_points,
-    step_inputs,
-)
+from ._draw import all_draws, automatic_sampling, find_lead, sobol_points
+from ._prepare import Run, prepare
+from ._run import Part, composed, decided_parts, step_inputs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from .._progress import progress_bar
 from ..law import (
     Accumulator,
     Errors,
@@ -19,22 +20,9 @@ from ..law import (
 from ..program import Program, digest
 from ..replica import interruptible
 from ._check import check_num_samples, check_program
-from ._progress import progress_bar
-from ._run import (
-    RANDOMISATIONS,
-    Advance,
-    Draws,
-    Part,
-    Run,
-    all_draws,
-    automatic_sampling,
-    composed,
-    decided_parts,
-    errors_of,
-    find_lead,
-    pilot,
-    prepare,
-)
+from ._draw import RANDOMISATIONS, Advance, Draws, all_draws, automatic_sampling, find_lead
+from ._prepare import Run, prepare
+from ._run import Part, composed, decided_parts, errors_of, pilot
 
 
 _MOST_SOBOL = 2**24
@@ -101,7 +89,8 @@ def simulate(
     draws = all_draws(
         program, num_samples, chosen, lead, explicit=explicit, allocations=allocations
     )
-    with progress_bar(2 * num_samples, progress) as advance:  # Drawn, then composed.
+    # Each sample is drawn, then composed.
+    with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
         law = _law(run, draws, grid, replicas == "exact", advance)
     return dataclasses.replace(
         law,

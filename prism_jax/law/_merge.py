@@ -1,17 +1,11 @@
-"""Laws of parts of a run, or of runs with other keys, as one law; and laws as files."""
+"""Laws of stretches of a run, or of runs with other keys, as one law."""
 
 import dataclasses
-import json
-import os
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
-from ._law import LEVELS, NUM_BINS, NUM_EXTREMES, Law
-
-
-_FORMAT = 1
+from ._law import LEVELS, NUM_EXTREMES, Law
 
 
 def merge_laws(laws: Iterable[Law]) -> Law:
@@ -44,7 +38,7 @@ def merge_laws(laws: Iterable[Law]) -> Law:
 
 
 def merge_parts(laws: Sequence[Law]) -> Law:
-    """One law of the parts of one run."""
+    """One law of the stretches of one run."""
     return laws[0] if len(laws) == 1 else _pool(laws, laws[0].keys)
 
 
@@ -61,11 +55,11 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
         return np.std(values, axis=0, ddof=1) / np.sqrt(count)
 
     quantiles = np.asarray(law.quantile(LEVELS))
-    levels = np.array([[part.cdf(float(t)) for t in quantiles] for part in laws])
+    levels = np.array([one.cdf(quantiles) for one in laws])
     return dataclasses.replace(
         law,
-        mean_error=float(error([part.mean for part in laws])),
-        std_error=float(error([part.std for part in laws])),
+        mean_error=float(error([one.mean for one in laws])),
+        std_error=float(error([one.std for one in laws])),
         level_errors=error(levels),
         degrees=count - 1.0,
     )
@@ -120,47 +114,3 @@ def _pool(laws: Sequence[Law], keys) -> Law:
         degrees=min(law.degrees for law in laws),
         sampling=laws[0].sampling if len({law.sampling for law in laws}) == 1 else "mixed",
     )
-
-
-def save_law(law: Law, path: str | os.PathLike) -> None:
-    """Writes a law to a `.npz` file, which appears whole or not at all."""
-    fields = dataclasses.asdict(law)
-    arrays: dict[str, Any] = {k: x for k, x in fields.items() if isinstance(x, np.ndarray)}
-    rest = {name: x for name, x in fields.items() if name not in arrays}
-    about = np.array(json.dumps({"format": _FORMAT, **rest}))
-    partial = f"{os.fspath(path)}.partial"
-    with open(partial, "wb") as file:
-        np.savez_compressed(file, about=about, **arrays)
-    os.replace(partial, path)
-
-
-def load_law(path: str | os.PathLike) -> Law:
-    """Reads a law that `save_law` wrote.
-
-    **Raises:**
-
-    `ValueError` if the file is not one; `OSError` if it cannot be read.
-    """
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            fields = dict(archive)
-        about = json.loads(str(fields.pop("about")))
-        if about.pop("format") != _FORMAT:
-            raise KeyError("format")
-        about["edges"] = tuple(map(float, about["edges"]))
-        about["allocation_means"] = tuple(map(float, about["allocation_means"]))
-        about["keys"] = tuple(tuple(map(int, key)) for key in about["keys"])
-        law = Law(**fields, **about)
-        sound = len(law.counts) == NUM_BINS + 2 and law.counts.sum() == law.num_samples
-        sound &= len(law.smallest) == len(law.largest) == min(law.num_samples, NUM_EXTREMES)
-        sound &= len(law.level_errors) == len(law.level_support) == len(LEVELS)
-        if not sound or len(law.edges) != 2:
-            raise ValueError
-        return law
-    except OSError:
-        raise
-    except Exception as error:  # A damaged file raises almost anything.
-        raise ValueError(
-            f"`{os.fspath(path)}` is not a law that this version saved; give a file that "
-            "`save_law` wrote."
-        ) from error

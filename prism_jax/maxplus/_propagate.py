@@ -290,23 +290,3 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
 
     _, vjp = jax.vjp(latency, inexact)
     return vjp(jnp.where((lane >= 0) & (lane < lanes.width), weight, 0)[None, :])[0]
-
-
-def place_ends(
-    lanes: Lanes, latencies: Float[Array, "places samples"]
-) -> Float[Array, "places samples"]:
-    """The end of the op of every place, in seconds, from latencies that already exist.
-
-    For graphs and sample counts small enough to hold.
-    """
-    # The row behind the last place stands for "waits for nothing".
-    ends = jnp.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
-
-    def step(level, ends):
-        first = level * np.int32(lanes.width)
-        mine = lax.dynamic_slice_in_dim(latencies, first, lanes.width)
-        mine = jnp.where((lanes.ops[level] >= 0)[:, None], mine, 0)
-        new = jnp.max(ends[lanes.before[level]], axis=1) + mine
-        return lax.dynamic_update_slice_in_dim(ends, new, first, 0)
-
-    return lax.fori_loop(0, lanes.num_levels, step, ends)[:-1]

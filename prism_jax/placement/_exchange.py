@@ -73,7 +73,7 @@ def _starts(trials: Trials, rng: np.random.Generator) -> list[Order]:
         order[np.lexsort(keys)] = by_speed
         starts.append(order)
     for order in starts[:2]:
-        cost = trials.slopes(order) @ nodes.parts.T
+        cost = trials.slopes(order) @ nodes.pieces.T
         starts.append(linear_sum_assignment(cost)[1])
     return [*starts, *(rng.permutation(len(by_speed)) for _ in range(_RESTARTS))]
 
@@ -96,7 +96,7 @@ def _exchange(
         if few:  # All of them.
             pairs = list(it.combinations(range(len(order)), 2))
         else:
-            pairs = _pairs(slopes, trials.nodes.parts[order], rng)
+            pairs = _pairs(slopes, trials.nodes.pieces[order], rng)
         pairs = [pair for pair in pairs if pair not in tried]
         if not pairs:
             break
@@ -116,17 +116,17 @@ def _exchange(
     return value, order
 
 
-def _pairs(slopes, parts, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _pairs(slopes, pieces, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Pairs of places to exchange: half of them such as gain most by the gradient, half any with
     one place that matters.
 
     **Arguments:**
 
-    - `slopes`: `(nodes, parts)`, from `Trials.slopes`.
-    - `parts`: `(nodes, parts)`, the factors that are there now.
+    - `slopes`: `(nodes, pieces)`, from `Trials.slopes`.
+    - `pieces`: `(nodes, pieces)`, the factors that are there now.
     """
     number = len(slopes)
-    cost = slopes @ parts.T
+    cost = slopes @ pieces.T
     own = np.diag(cost)
     gain = np.triu(own[:, None] + own[None, :] - cost - cost.T, 1).reshape(-1)
     # Some of the best: rounds without success would have nothing else to try.

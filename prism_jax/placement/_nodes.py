@@ -42,14 +42,14 @@ class Nodes:
         return factors.max(axis=2), leader
 
     @ft.cached_property
-    def parts(self) -> Float[np.ndarray, "nodes parts"]:
-        """The slowest GPU of each part of a node that is a replica's rank, or lies within one."""
-        return self.factors.reshape(len(self.factors), self._num_parts, -1).max(axis=2)
+    def pieces(self) -> Float[np.ndarray, "nodes pieces"]:
+        """The slowest GPU of each piece of a node that is a replica's rank, or lies within one."""
+        return self.factors.reshape(len(self.factors), self._num_pieces, -1).max(axis=2)
 
     @ft.cached_property
-    def places(self) -> Int[np.ndarray, "nodes parts"]:
-        """For each part of each place its `replica * num_ranks + rank`."""
-        step = self.factors.shape[1] // self._num_parts
+    def places(self) -> Int[np.ndarray, "nodes pieces"]:
+        """For each piece of each place its `replica * num_ranks + rank`."""
+        step = self.factors.shape[1] // self._num_pieces
         first = np.arange(0, self.factors.size, step).reshape(len(self.factors), -1)
         rank, replica = np.divmod(first // self._group, self.num_replicas)
         return replica * self.num_ranks + rank
@@ -59,14 +59,14 @@ class Nodes:
         return self.factors.size // (self.num_replicas * self.num_ranks)
 
     @property
-    def _num_parts(self) -> int:
+    def _num_pieces(self) -> int:
         devices = self.factors.shape[1]
         return devices // self._group if devices % self._group == 0 else 1
 
     def least(self) -> Float[np.ndarray, " ranks_of_replicas"]:
         """For each k, the least that the k-th slowest of all ranks of all replicas can be."""
         if self.factors.shape[1] % self._group == 0:
-            return -np.sort(-self.parts.reshape(-1))
+            return -np.sort(-self.pieces.reshape(-1))
         # The k slowest before it hold no more than so many GPUs.
         return -np.sort(-self.factors.reshape(-1))[:: self._group]
 

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from .._estimate import Estimate
+from .._progress import progress_bar
 from ..analysis import AbstractObjective, Quantile, check_objective, check_reached, check_steps
-from ..engine import check_program
+from ..engine import check_num_samples, check_program
 from ..latency import LogNormal
 from ..program import Program
 from ._exchange import best_order
@@ -29,8 +31,8 @@ _WORST = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What `place` found. Each figure comes with its standard error, in the objective's unit, from
-    steps that the search did not see.
+    """What `place` found. Each figure is in the objective's unit, from steps that the search did
+    not see.
 
     **Attributes:**
 
@@ -51,11 +53,11 @@ class Placement:
     order: Order
     objective: str
     unit: str
-    before: tuple[float, float]
-    after: tuple[float, float]
-    gain: tuple[float, float]
-    worst: tuple[float, float]
-    bound: tuple[float, float] | None
+    before: Estimate
+    after: Estimate
+    gain: Estimate
+    worst: Estimate
+    bound: Estimate | None
     places: dict[str, np.ndarray]
     num_samples: int
     num_placements: int
@@ -75,6 +77,7 @@ def place(
     objective: AbstractObjective | None = None,
     num_samples: int | None = None,
     key: PRNGKeyArray,
+    progress: bool = False,
 ) -> Placement:
     """Assigns nodes to the pipeline ranks of the replicas, to lower a figure of the step time.
 
@@ -95,6 +98,7 @@ def place(
     - `num_samples`: how many steps the reported figures are from; by default 4,096, or as many as
         take some seconds for large jobs, but 512.
     - `key`: a `jax.random` key.
+    - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
@@ -111,6 +115,7 @@ def place(
     if num_samples is None:
         each = program.num_ops * nodes.num_replicas
         num_samples = int(np.clip(_OPS // each, *_STEPS))
+    num_samples = check_num_samples(num_samples)
     if not _FEWEST <= num_samples < 2**32 / nodes.factors.size:
         raise ValueError(
             f"`num_samples={num_samples}` must be at least {_FEWEST}, and times the "
@@ -119,11 +124,13 @@ def place(
     check_steps(objective, num_samples)
     program = _with_known_gpus(program, nodes)
     of_search, of_report = jax.random.split(key)
-    best = Trials(program, nodes, objective, of_search)
-    check_reached(objective, float(best.values([np.arange(len(nodes.factors))])[0]))
-    order = best_order(best)
-    worst = best.reversed(_WORST)
-    worst_order = best_order(worst)
+    # A search ends when it settles, mostly long before all of its work is done.
+    with progress_bar(None, progress, "search", "op") as advance:
+        best = Trials(program, nodes, objective, of_search, advance)
+        check_reached(objective, float(best.values([np.arange(len(nodes.factors))])[0]))
+        order = best_order(best)
+        worst = best.reversed(_WORST)
+        worst_order = best_order(worst)
 
     steps = placed(program, num_samples=num_samples, key=of_report)
     before, after, at_worst = (
@@ -136,11 +143,11 @@ def place(
         order=order,
         objective=repr(objective),
         unit=objective.unit,
-        before=_with_error(objective, before),
-        after=_with_error(objective, after),
-        gain=(gain, float(np.std(influence)) / math.sqrt(num_samples)),
-        worst=_with_error(objective, at_worst),
-        bound=_with_error(objective, _at_least(steps, nodes)) if objective.monotone else None,
+        before=_figure(objective, before),
+        after=_figure(objective, after),
+        gain=Estimate(gain, float(np.std(influence)) / math.sqrt(num_samples)),
+        worst=_figure(objective, at_worst),
+        bound=_figure(objective, _at_least(steps, nodes)) if objective.monotone else None,
         places={
             "replica": replica,
             "rank": rank,
@@ -170,9 +177,9 @@ def _step_times(steps: Placed, nodes: Nodes, order: Order) -> Float[np.ndarray, 
     return steps.factor * ready.max(axis=0) + steps.tail
 
 
-def _with_error(objective: AbstractObjective, steps: np.ndarray) -> tuple[float, float]:
+def _figure(objective: AbstractObjective, steps: np.ndarray) -> Estimate:
     error = float(np.std(objective.influence(steps))) / math.sqrt(len(steps))
-    return objective.value(steps), error
+    return Estimate(objective.value(steps), error)
 
 
 def _at_least(steps: Placed, nodes: Nodes) -> Float[np.ndarray, " steps"]:

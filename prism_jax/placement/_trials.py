@@ -49,6 +49,7 @@ class Trials:
         nodes: Nodes,
         objective: AbstractObjective,
         key: PRNGKeyArray,
+        advance: Callable[[float], object] = lambda ops: None,
     ):
         each = program.num_ops * nodes.num_replicas
         count = min(_OPS // each, _STEPS[1])
@@ -60,7 +61,7 @@ class Trials:
             self.steps = placed(program, num_samples=_LIKENED_STEPS, key=key)
             self._cost, self._ready_of = _FEW * program.num_ops, _likened(self.steps)
         self._objective, self._sign = objective, 1
-        self._left = float(_MOST_OPS)
+        self._left, self._advance = float(_MOST_OPS), advance
         self._ready: dict[bytes, np.ndarray] = {}
 
     def reversed(self, share: float) -> "Trials":
@@ -80,11 +81,11 @@ class Trials:
         self._simulate(wanted)
         self.tried += len(orders)
         # To look at a sample takes about a tenth as long as to evaluate an op.
-        self._left -= len(orders) * self.nodes.num_replicas * self.steps.num_steps / 10
+        self._spend(len(orders) * self.nodes.num_replicas * self.steps.num_steps / 10)
         return np.array([self._sign * self._objective.value(self._times(one)) for one in wanted])
 
-    def slopes(self, order: Order) -> Float[np.ndarray, "nodes parts"]:
-        """The derivative of the figure with respect to the factor of each part of each place."""
+    def slopes(self, order: Order) -> Float[np.ndarray, "nodes pieces"]:
+        """The derivative of the figure with respect to the factor of each piece of each place."""
         replicas = self._replicas(order)
         self._simulate([replicas])
         decisive = np.argmax([self._ready[name] for name in replicas], axis=0)
@@ -97,7 +98,7 @@ class Trials:
             mine = decisive[some]
             slopes = ready_slopes(self.steps, rows[mine], leaders[mine], some)
             np.add.at(total, mine, self._sign * change[some, None] * slopes)
-            self._left -= 4 * len(some) * self.steps.run.program.num_ops
+            self._spend(4 * len(some) * self.steps.run.program.num_ops)
         return total.reshape(-1)[self.nodes.places]
 
     def _replicas(self, order: Order) -> dict[bytes, tuple[np.ndarray, int]]:
@@ -116,7 +117,11 @@ class Trials:
         if new:
             rows, leaders = (np.array(x) for x in zip(*new.values(), strict=True))
             self._ready |= zip(new, self._ready_of(rows, leaders), strict=True)
-            self._left -= len(new) * self._cost
+            self._spend(len(new) * self._cost)
+
+    def _spend(self, ops: float) -> None:
+        self._left -= ops
+        self._advance(ops)
 
     def _times(self, replicas) -> Float[np.ndarray, " steps"]:
         latest = np.max([self._ready[name] for name in replicas], axis=0)

@@ -21,6 +21,7 @@ from ._program import (
     Stratum as Stratum,
     stall_rate as stall_rate,
 )
+from ._save import load_program as load_program, save_program as save_program
 from ._step_graph import (
     StepGraph as StepGraph,
     op_latencies as op_latencies,

@@ -1,3 +1,4 @@
+from ._class_laws import class_laws as class_laws, mean_reductions as mean_reductions
 from ._ends import (
     TILE as TILE,
     Axes as Axes,
@@ -25,11 +26,9 @@ from ._op_law import (
 )
 from ._plan import (
     Plan as Plan,
-    class_laws as class_laws,
     floats_of as floats_of,
     gradient_of as gradient_of,
     make_plan as make_plan,
-    mean_reductions as mean_reductions,
     stratum_weights as stratum_weights,
 )
 from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of

@@ -13,9 +13,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from ..maxplus import Latencies, propagate
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
+from ._class_laws import class_laws
 from ._kernels import MemberCommon, MemberLaw, member_factors
 from ._op_law import Common, OpLaw, Pause, look_up, look_up_one
-from ._plan import Plan, class_laws, make_plan
+from ._plan import Plan, make_plan
 from ._strata import regimes_and_stalls
 
 

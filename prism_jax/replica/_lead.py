@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from ..maxplus import bucket
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
+from ._class_laws import mean_reductions
 from ._ends import Axes, by_strata, replica_ends
-from ._plan import Plan, mean_reductions
+from ._plan import Plan
 
 
 _MOST_AXES = 256

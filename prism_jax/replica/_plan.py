@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..latency import AbstractLatency, Constant
 from ..maxplus import bucket
 from ..program import (
-    NODE_SCORES,
     Program,
     Stall,
     Variability,
@@ -22,9 +21,8 @@ from ..program import (
     kernel_cumulants,
     segment_skewness,
 )
-from ._op_law import NUM_SCORES, SCORE_RANGE, ClassLaw, Collapsed, Single, Table
+from ._op_law import NUM_SCORES, SCORE_RANGE, Table
 from ._structure import (
-    Mixed,
     Stalls,
     Structure,
     all_kinds,
@@ -269,63 +267,3 @@ def stratum_weights(plan: Plan) -> Float[Array, " strata"]:
     """
     strata = plan.structure.strata
     return plan.stall_counts[strata.stalls] / strata.share_of_regime.astype(plan.dtype)
-
-
-def class_laws(
-    plan: Plan,
-    classes: Int[Array, " rows"],
-    mixed: Mixed,
-    slowest: Float[Array, "rows samples"],
-    nodes: Float[Array, " nodes"],
-    regimes: Int[Array, " samples"],
-) -> ClassLaw:
-    """The laws of some classes in each sample, given the factor of the slowest GPU.
-
-    **Arguments:**
-
-    - `classes`: which; what is given for -1 means nothing.
-    - `mixed`: which kinds of law there are among them.
-    - `slowest`: the factor of the slowest GPU of each.
-    - `nodes`: the factors at which moments are known, of the same group of GPUs.
-    - `regimes`: of the network.
-
-    **Returns:**
-
-    A law of arrays of shape `(rows, samples)`, or `(rows, 1)` where samples do not differ.
-    """
-    structure = plan.structure
-    alone = structure.direct[classes] >= 0
-    collapsed = single = None
-    if mixed.collapsed:
-        moments = _moments(plan, classes, alone, slowest, nodes, regimes)
-        collapsed = Collapsed(moments[0], moments[1], moments[2])
-    if mixed.single:
-        compute = structure.compute[classes][:, None]
-        mean = plan.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
-        kinds = jnp.where(alone, structure.kind[structure.direct[classes]], 0)[:, None]
-        sigma, kind = (plan.sigmas[kinds], None) if plan.residuals is None else (None, kinds)
-        single = Single(mean, sigma, kind)
-    return ClassLaw(collapsed, single)
-
-
-def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array, "3 rows samples"]:
-    """Mean, standard deviation and skewness, between the nodes; zero for single kernels."""
-    position = jnp.zeros(slowest.shape, jnp.int32)
-    for k in range(1, len(NODE_SCORES) - 1):
-        position = position + (slowest >= nodes[k]).astype(jnp.int32)
-    low, high = nodes[position], nodes[position + 1]
-    flat = high <= low
-    share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
-    moments = plan.moments[:, classes].reshape(3, len(classes), -1)
-    index = regimes[None, :] * len(NODE_SCORES) + position
-    below = jnp.take_along_axis(moments, index[None], axis=2)
-    above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
-    collapsed = below + share[None] * (above - below)
-    return jnp.where(alone[None, :, None], 0, collapsed)
-
-
-def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
-    """The mean of each pipeline rank's exposed reduction of gradients, in seconds."""
-    classes = plan.structure.reduce_scatter
-    means = plan.moments[0, classes, :, 0] + plan.mean[classes]
-    return jnp.where((classes >= 0)[:, None], means, 0)

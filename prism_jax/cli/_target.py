@@ -1,0 +1,39 @@
+"""`prism-jax target`: how widely a part may vary."""
+
+import argparse
+from typing import Any
+
+from ._arguments import add_job_arguments
+from ._json import plain
+from ._objective import add_objective_argument, objective
+
+
+HELP = "say how widely a part may vary for a figure to meet a target"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    add_objective_argument(parser)
+    parser.add_argument("--part", required=True, metavar="PART", help="such as all_gather")
+    parser.add_argument(
+        "--at", type=float, required=True, metavar="X", help="the target, in the figure's unit"
+    )
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ._load import compiled, load
+
+    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+
+    from ..analysis import target
+
+    wanted = objective(arguments.objective)
+    program, options = compiled(arguments, job)
+    found = target(program, wanted, arguments.part, arguments.at, **options)
+    text = (
+        f"{job.name}: with {found.factor} times its spread, `{arguments.part}` gives {wanted!r} = "
+        f"{found.reached:.6g}; it is {found.as_it_is:.6g} as it is and {found.without:.6g} without "
+        f"({found.num_samples:,} steps)"
+    )
+    about = {"job": job.name, "objective": repr(wanted), "unit": wanted.unit}
+    return {**about, "part": arguments.part, **plain(found)}, text

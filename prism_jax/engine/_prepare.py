@@ -1,0 +1,40 @@
+"""What is computed once of a program, before any sample of it is drawn."""
+
+import dataclasses
+
+from jaxtyping import PRNGKeyArray
+
+from ..program import Program
+from ..random import KeyData, key_data
+from ..replica import (
+    Plan,
+    make_plan,
+)
+from ..step import (
+    Chances,
+    chances_of,
+)
+from ._check import check_plan, check_program
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What all parts of a run have in common."""
+
+    program: Program
+    plan: Plan
+    key: KeyData
+    chances: Chances
+
+
+def prepare(program: Program, key: PRNGKeyArray) -> Run:
+    """Checks a program and a key, and computes what is needed before any sample is drawn.
+
+    **Raises:**
+
+    `ValueError` for what is no program or key, or latencies that are impossible.
+    """
+    check_program(program, key)
+    plan = make_plan(program)
+    check_plan(program, plan)
+    return Run(program, plan, key_data(key), chances_of(program, plan))

@@ -1,0 +1,186 @@
+"""Programs as files.
+
+A program is written field by field, whatever its classes are: fields may be arrays, numbers, texts,
+tuples, dictionaries, and dataclasses of these. Classes are known by their names, to which come all
+subclasses of those that a field may hold: so a latency family may be of any origin.
+"""
+
+import dataclasses
+import os
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._archive import read_archive, write_archive
+from .._misc import FrozenArray
+from ._digest import digest
+from ._program import Program
+
+
+_FORMAT = 1
+
+
+def save_program(program: Program, path: str | os.PathLike) -> None:
+    """Writes a program to a `.npz` file, which appears whole or not at all.
+
+    **Raises:**
+
+    `ValueError` for a program that holds what is neither an array, a number, a text, nor made of
+    these.
+    """
+    writer = _Writer(dict(_known_classes()), {})
+    about = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
+    arrays = {name: frozen.value for frozen, name in writer.names.items()}
+    write_archive(path, about, arrays)
+
+
+def load_program(path: str | os.PathLike) -> Program:
+    """Reads a program that `save_program` wrote.
+
+    **Raises:**
+
+    `ValueError` if the file is not one, is damaged, or needs what is not there: a class of latency
+    that was not imported, or 64-bit numbers; `OSError` if it cannot be read.
+    """
+    try:
+        about, arrays = read_archive(path)
+        if about["format"] != _FORMAT:
+            raise ValueError
+        frozen = {name: FrozenArray(array) for name, array in arrays.items()}
+        program = _Reader(dict(_known_classes()), frozen).decode(about["program"])
+        if not isinstance(program, Program) or digest(program) != about["digest"]:
+            raise ValueError
+        return program
+    except OSError:
+        raise
+    except _MissingError as missing:
+        raise ValueError(f"`{os.fspath(path)}` holds {missing}") from None
+    except Exception as error:  # A damaged file raises almost anything.
+        raise ValueError(
+            f"`{os.fspath(path)}` is not a program that this version saved; give a file that "
+            "`save_program` wrote."
+        ) from error
+
+
+class _MissingError(Exception):
+    """What a sound file needs and is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Writer:
+    """Turns values into what JSON has, and gathers their arrays, each once."""
+
+    classes: dict[str, type]
+    names: dict[FrozenArray, str]
+
+    def encode(self, value: Any) -> Any:
+        name = type(value).__qualname__
+        match value:
+            case FrozenArray():
+                return {"frozen": self._name(value)}
+            case jax.Array() | np.ndarray() | np.generic():
+                tag = "array" if isinstance(value, jax.Array) else "numpy"
+                return {tag: self._name(FrozenArray(np.asarray(value)))}
+            case None | bool() | int() | float() | str():
+                return value
+            case dict():
+                pairs = [[self.encode(key), self.encode(item)] for key, item in value.items()]
+                return {"dict": pairs}
+            case tuple() | list() if type(value) in (tuple, list):
+                return {name: [self.encode(item) for item in value]}
+        if self.classes.get(name) is type(value):
+            fields = {f: self.encode(getattr(value, f)) for f in _fields(type(value))}
+            return {"class": name, "fields": fields}
+        raise ValueError(
+            f"The program holds a {name}, which cannot be saved; a program is made of arrays, "
+            "numbers, texts and the classes that its fields name."
+        )
+
+    def _name(self, array: FrozenArray) -> str:
+        if array.value.dtype.kind not in "biufcSU":
+            raise ValueError(
+                f"The program holds an array of {array.value.dtype}, which cannot be saved; use "
+                "numbers or texts."
+            )
+        return self.names.setdefault(array, f"array{len(self.names)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """The way back."""
+
+    classes: dict[str, type]
+    arrays: dict[str, FrozenArray]
+
+    def decode(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        tag, of = next(iter(value.items()))
+        if tag == "class":
+            return self._object(of, value["fields"])
+        if tag == "frozen":
+            return self.arrays[of]
+        if tag == "numpy":
+            return self.arrays[of].value[()]  # A scalar where there are no axes.
+        if tag == "array":
+            return _as_jax(self.arrays[of].value)
+        items = [self.decode(item) for pair in of for item in pair] if tag == "dict" else of
+        if tag == "dict":
+            return dict(zip(items[::2], items[1::2], strict=True))
+        return {"tuple": tuple, "list": list}[tag](map(self.decode, items))
+
+    def _object(self, name: str, fields: dict[str, Any]) -> Any:
+        if name not in self.classes:
+            raise _MissingError(
+                f"a `{name}`, which is not known here; import the module that has it."
+            )
+        # Not by its constructor, which need not take its fields.
+        found = object.__new__(self.classes[name])
+        for field in _fields(self.classes[name]):
+            object.__setattr__(found, field, self.decode(fields.pop(field)))
+        if fields:
+            raise ValueError
+        return found
+
+
+def _as_jax(value: np.ndarray) -> jax.Array:
+    with jax.numpy_dtype_promotion("standard"):
+        array = jnp.asarray(value)
+    if array.dtype != value.dtype:
+        raise _MissingError(
+            f"numbers of {value.dtype}, which JAX would cut; set `jax_enable_x64` to read it."
+        )
+    return array
+
+
+def _fields(cls: type) -> list[str]:
+    """The names of what an object is made of."""
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    return list(getattr(cls, "_fields", ()))
+
+
+def _known_classes() -> Iterator[tuple[str, type]]:
+    """By name, the dataclasses that a program may be made of."""
+    todo, seen = [Program], set()
+    while todo:
+        cls = todo.pop()
+        if cls in seen:
+            continue
+        seen.add(cls)
+        yield cls.__qualname__, cls
+        todo += cls.__subclasses__()
+        for hint in typing.get_type_hints(cls).values():
+            todo += _dataclasses_in(hint)
+
+
+def _dataclasses_in(hint: Any) -> Iterator[type]:
+    """The dataclasses that a type names."""
+    for inner in typing.get_args(hint):
+        yield from _dataclasses_in(inner)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
