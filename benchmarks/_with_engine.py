@@ -70,7 +70,7 @@ def draws(the_program, num_samples: int, key) -> float:
     from prism_jax.replica import make_plan, tiles, tiles_of
 
     shared = (make_plan(the_program), key_data(key), _op_rows(the_program))
-    size = tiles_of(the_program.num_ops)
+    size = tiles_of(shared[0])
     sums = (batch.samples() for batch in tiles(_sum_of_draws, shared, num_samples, per_batch=size))
     return sum(float(np.sum(x, dtype=float)) for x in sums) / num_samples
 
@@ -138,7 +138,7 @@ def _over_tiles(function, the_program, num_samples, key):
 
     shared = (make_plan(the_program), key_data(key))
     totals: Any = None
-    for batch in tiles(function, shared, num_samples, per_batch=tiles_of(the_program.num_ops)):
+    for batch in tiles(function, shared, num_samples, per_batch=tiles_of(shared[0])):
         zero = jax.tree.map(lambda x: np.zeros(x.shape[1:]), batch.arrays)
         totals = batch.added_to(zero if totals is None else totals)
     total, of_plan = totals

@@ -22,9 +22,14 @@ Keys of the JSON object:
 - `gradient_over_forward`: time of the core's value with all derivatives over the value's.
 - `compile_s`: graph and XLA, for interleaved 1F1B of 16 ranks x 8 virtual stages x 256
   microbatches; `compile_s_by_microbatches` for fewer.
+- `compiled_s`, `recompiled_s`: set-up (graph and all that is compiled) of the main job in a new
+  process, and of a second job whose arrays have the same bucket of shapes. `layouts_per_minute`:
+  100 random 1F1B and interleaved layouts of the main job's GPUs, 65,536 samples each, graph and
+  set-up included; see `_layouts.py`.
 - `replicas_ratio`: time of R = 8192 over R = 1 at 10^6 samples.
 - `peak_rss_mib`: of a process, after 10^6 and after 10^8 samples of R = 1024.
-- `cold_s`: the whole process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`.
+- `cold_s`, `warm_s`: the whole process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`, without
+  what an earlier one compiled, and with it; `warm_set_up_s`: of the second, the set-up.
 - `table`: samples per second against stages, microbatches, replicas and devices.
 """
 
@@ -37,6 +42,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -58,14 +64,19 @@ def main() -> None:
 
     import jax
 
+    from benchmarks import _layouts
+
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     if arguments.child == "memory":
         print(json.dumps(memory()))
         return
+    if arguments.child == "layouts":
+        print(json.dumps(_layouts.measure()))
+        return
     if arguments.child == "devices":
         print(json.dumps(samples_per_s(8, 32, 1)))
         return
-    found = measure(arguments.repeats)
+    found = measure(arguments.repeats) | child("layouts", arguments.devices)
     if not arguments.quick:
         found["peak_rss_mib"] = child("memory", arguments.devices)
         found["table"] = table(arguments.devices)
@@ -158,7 +169,7 @@ def measure(repeats: int) -> dict[str, Any]:
         "gradient_over_forward": ratio("gradient", "core"),
         "replicas_ratio": ratio("replicas", "simulate"),
         **compilation(),
-        "cold_s": cold(),
+        **whole_process(),
     }
 
 
@@ -180,15 +191,31 @@ def compilation() -> dict[str, Any]:
     return {"compile_s": seconds[256], "compile_s_by_microbatches": seconds}
 
 
-def cold() -> float:
-    """Seconds of a whole process of the command line."""
-    command = [sys.executable, "-m", "prism_jax", "simulate", "gpt3-175b-h100-4096"]
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([*command, "--samples", "100000"], cwd=ROOT, check=True, capture_output=True)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def whole_process() -> dict[str, float]:
+    """Seconds of a whole process of the command line, medians of three."""
+    command = [sys.executable, "-m", "prism_jax", "simulate", "gpt3-175b-h100-4096", "--json"]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PRISM_JAX_CACHE": folder}
+
+        def run(*more: str) -> tuple[float, float]:
+            start = time.perf_counter()
+            done = subprocess.run(
+                [*command, "--samples", "100000", *more],
+                cwd=ROOT,
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
+            return time.perf_counter() - start, json.loads(done.stdout)["compile_s"]
+
+        cold = [run("--no-cache") for _ in range(3)]
+        run()
+        warm = [run() for _ in range(3)]
+    return {
+        "cold_s": statistics.median(seconds for seconds, _ in cold),
+        "warm_s": statistics.median(seconds for seconds, _ in warm),
+        "warm_set_up_s": statistics.median(set_up for _, set_up in warm),
+    }
 
 
 def child(what: str, devices: int) -> Any:

@@ -1,4 +1,5 @@
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -189,3 +190,25 @@ def test_progress_is_told_where_somebody_looks(job, capsys, monkeypatch):
         assert main([*words, *more]) == 0
         error = capsys.readouterr().err
         assert ("compiling" in error) == ("simulating 1,000 steps" in error) == told
+
+
+def test_what_was_compiled_is_kept_for_the_next_time(tmp_path):
+    """The second run compiles nothing; none is kept where the user says so."""
+    words = ["simulate", "megatron-22b-a100-8", "--samples", "100", "--json"]
+    command = [sys.executable, "-m", "prism_jax", *words]
+
+    def run(*more, folder=tmp_path):
+        environment = {**os.environ, "PRISM_JAX_CACHE": str(folder)}
+        done = subprocess.run([*command, *more], capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)["step_time_s"]
+
+    def kept():
+        return {path.name for path in tmp_path.rglob("*-cache")}
+
+    run("--no-cache")
+    assert not kept()
+    first, names = run(), kept()
+    assert len(names) >= 3
+    assert run() == first
+    assert kept() == names

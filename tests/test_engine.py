@@ -296,6 +296,31 @@ def test_what_is_no_program_or_key_or_is_traced_is_refused():
             unchecked(key_data)(key)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch, x64):
+    """The way of an accelerator, run on a CPU: values and derivatives."""
+    from prism_jax.analysis import Quantile, estimate
+    from prism_jax.replica import _tiles
+
+    def found():
+        law = simulate(program, num_samples=9_000, key=jax.random.key(3))
+        arguments = {"num_samples": 3_000, "key": jax.random.key(4)}
+        gradient = eqx.filter_grad(estimate)(program, Quantile(0.9), **arguments)
+        return law, [np.asarray(x) for x in jax.tree.leaves(gradient)]
+
+    with jax.enable_x64(x64):
+        program = _rich_program()
+        law, gradient = found()
+        monkeypatch.setattr(_tiles, "_wide", lambda: True)
+        wide, of_wide = found()
+    # XLA may contract a product and a sum into one operation here and not there: one ulp.
+    ulp = float(np.finfo(np.float64 if x64 else np.float32).eps)
+    np.testing.assert_allclose(wide.largest, law.largest, rtol=2 * ulp)
+    np.testing.assert_allclose(wide.smallest, law.smallest, rtol=2 * ulp)
+    for x, y in zip(of_wide, gradient, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e4 * ulp, atol=1e4 * ulp * np.abs(y).max())
+
+
 def test_a_stage_without_layers_takes_no_time():
     graph = graph_of([(), (0,), (1,)])
     program = assemble(graph, [one_kernel("gemm", 1.0), (), one_kernel("gemm", 2.0)])

@@ -22,6 +22,7 @@ from . import (
     _target,
     _whatif,
 )
+from ._cache import VARIABLE, keep_compiled
 
 
 _COMMANDS = {
@@ -68,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parsed = _parse(arguments)
+        if is_command and not parsed.no_cache:
+            keep_compiled()
         result, text = parsed.run(parsed)
         if sys.stdout is None:
             return 1
@@ -107,6 +110,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             name, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
         sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument(
+            "--no-cache",
+            action="store_true",
+            help=f"keep nothing that is compiled for the next time ({VARIABLE}=off does so, too)",
+        )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     names = [word for word in arguments if not word.startswith("-")]

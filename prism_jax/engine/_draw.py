@@ -136,7 +136,7 @@ def _draw_one(run: Run, draws: Draws, reservoir: Reservoir, advance: Advance) ->
     def inputs(start, count):
         return () if points is None else (points[start - draws.first :][:count],)
 
-    size = tiles_of(run.program.num_ops)
+    size = tiles_of(run.plan)
     for batch in tiles(
         _replica_tile, shared, draws.replicas, inputs, first=draws.first, per_batch=size
     ):
@@ -178,7 +178,7 @@ def _draw_explicit(run: Run, draws: Draws, reservoir: Reservoir, advance: Advanc
         (run.plan, run.key, allocation),
         draws.steps * replicas,
         first=draws.first * replicas,
-        per_batch=tiles_of(run.program.num_ops),
+        per_batch=tiles_of(run.plan),
     ):
         ends, regimes = batch.samples()
         ends = np.concatenate([rest[0], ends[:, :ranks]])

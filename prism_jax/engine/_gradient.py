@@ -204,7 +204,7 @@ def _through_replicas(run: Run, part: Part, of_ends, of_plan):
         return ids, rank[some].astype(np.int32), weight, *given
 
     shared = (run.plan, draws.lead, run.key)
-    size = tiles_of(run.program.num_ops)
+    size = tiles_of(run.plan)
     for batch in tiles(_replica_vjp, shared, len(needed), inputs, per_batch=size):
         of_plan = batch.added_to(of_plan)
     return of_plan

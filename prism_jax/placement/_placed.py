@@ -119,7 +119,7 @@ def _inputs(steps: Placed, slowest, noise, step) -> tuple[np.ndarray, ...]:
 
 def _all(run: Run, function: Callable[..., Any], shared, number: int, inputs) -> np.ndarray:
     """All that a function gives for so many samples."""
-    batches = tiles(function, shared, number, inputs, per_batch=tiles_of(run.program.num_ops))
+    batches = tiles(function, shared, number, inputs, per_batch=tiles_of(run.plan))
     return np.concatenate([batch.samples() for batch in batches])
 
 

@@ -14,12 +14,17 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ._ends import TILE
 from ._interrupt import interruptible
+from ._plan import Plan
 
 
-# A call keeps each device busy for about so many op evaluations (some 40 ms on a core);
-# the host looks up (progress, Ctrl-C) between calls.
+# A call keeps a core busy for about so many op evaluations (some 40 ms); the host looks up
+# (progress, Ctrl-C) between calls.
 _OPS_PER_CALL = 2**24
 _MOST_TILES = 16
+# An accelerator takes tiles side by side: a level costs it some ten microseconds of launch, however
+# few samples there are. So many at most, and no more than fit into this share of its memory.
+_MOST_WIDE_TILES = 128
+_SHARE_OF_MEMORY = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +122,27 @@ def tiles(
             interrupt.check()
 
 
-def tiles_of(ops: int) -> int:
-    """How many tiles of samples with so many op evaluations make a batch for a device."""
-    return min(max(_OPS_PER_CALL // (ops * TILE), 2), _MOST_TILES)
+def tiles_of(plan: Plan) -> int:
+    """How many tiles of replica samples make a batch for a device: a power of two."""
+    lanes = plan.structure.lanes
+    if not _wide():
+        ops = max(int(lanes.num_levels) * lanes.width, 1)
+        return _power_of_two(min(max(_OPS_PER_CALL // (ops * TILE), 2), _MOST_TILES))
+    # The ends of ops, the laws of rows, and for a derivative a few bits of every join.
+    rows = lanes.num_slots + 8 * (plan.structure.ranks + len(plan.structure.row_class))
+    of_sample = plan.dtype.itemsize * rows + len(lanes.ops) * -(-lanes.width // 8)
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
+    most = int(_SHARE_OF_MEMORY * memory / (of_sample * TILE))
+    return _power_of_two(min(max(most, 2), _MOST_WIDE_TILES))
+
+
+def _power_of_two(number: int) -> int:
+    return 2 ** (number.bit_length() - 1)
+
+
+def _wide() -> bool:
+    """Whether tiles run side by side, and not one after the other."""
+    return jax.default_backend() != "cpu"
 
 
 def _tiled(x: np.ndarray, tiles: int, devices: int) -> np.ndarray:
@@ -152,22 +175,24 @@ def _on_host(x) -> np.ndarray:
 
 
 def _call(*arguments):
-    return _jitted(jax.default_backend())(*arguments)
+    return _jitted(jax.default_backend(), _wide())(*arguments)
 
 
 @ft.cache
-def _jitted(backend: str):
+def _jitted(backend: str, wide: bool):
     options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if backend == "cpu" else {}
-    return eqx.filter_jit(_run, **options)
+    return eqx.filter_jit(ft.partial(_run, wide), **options)
 
 
-def _run(function, shared, turns, ids, inputs):
+def _run(wide: bool, function, shared, turns, ids, inputs):
     arrays, static = eqx.partition(shared, eqx.is_array)
     mesh = Mesh(np.array(jax.devices()), ("tiles",))
     whole, tiled = PartitionSpec(), PartitionSpec("tiles")
 
     def on_device(arrays, turns, ids, inputs):
         shared = eqx.combine(arrays, static)
+        if wide:
+            return jax.vmap(lambda *tile: function(shared, *tile))(ids, *inputs)
 
         def one(turn):
             at_turn = [lax.dynamic_index_in_dim(x, turn, keepdims=False) for x in (ids, *inputs)]

@@ -1,0 +1,48 @@
+"""What was compiled is kept in the user's cache folder, for the next time."""
+
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+
+
+VARIABLE = "PRISM_JAX_CACHE"
+
+
+def keep_compiled() -> None:
+    """Lets JAX keep what it compiles, unless it has a folder of its own for that.
+
+    The folder is named by `PRISM_JAX_CACHE`, which turns the cache off where it is `off`; else it
+    is in the user's cache folder. It has a part for each version and each kind of processor, for
+    compiled code runs on no other.
+    """
+    import jax
+
+    folder = os.environ.get(VARIABLE, "")
+    if folder.lower() in ("off", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    root = pathlib.Path(folder) if folder else _user_cache() / "prism-jax"
+    mine = root / importlib.metadata.version("prism-jax") / _processor()
+    try:
+        mine.mkdir(parents=True, exist_ok=True)
+    except OSError:  # A cache that cannot be written is none.
+        return
+    jax.config.update("jax_compilation_cache_dir", str(mine))
+    # What compiles in no time is kept too: it adds up.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _user_cache() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+
+
+def _processor() -> str:
+    """A short name of the processor and what it can do."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        about = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
+    except OSError:
+        about = [platform.processor()]
+    return hashlib.sha256("".join([platform.machine(), *about]).encode()).hexdigest()[:12]
