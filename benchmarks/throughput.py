@@ -28,8 +28,8 @@ Keys of the JSON object:
   set-up included; see `_layouts.py`.
 - `replicas_ratio`: time of R = 8192 over R = 1 at 10^6 samples.
 - `peak_rss_mib`: of a process, after 10^6 and after 10^8 samples of R = 1024.
-- `cold_s`, `warm_s`: the whole process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`, without
-  what an earlier one compiled, and with it; `warm_set_up_s`: of the second, the set-up.
+- `cold_s`, `warm_s`: the whole process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`,
+  without what an earlier one compiled, and with it; `warm_set_up_s`: of the second, the set-up.
 - `table`: samples per second against stages, microbatches, replicas and devices.
 """
 
