@@ -95,7 +95,7 @@ def _sum_of_draws(shared, ids):
     structure = plan.structure
     one = jnp.ones((len(structure.row_class), 1), plan.dtype)
     calm = jnp.zeros((1,), jnp.int32)
-    law = class_laws(plan, structure.row_class, structure.ops, one, plan.nodes, calm).single
+    law = class_laws(plan, structure.row_class, structure.ops, one, plan.tables.nodes, calm).single
     assert law is not None
     assert law.sigma is not None
     mean, sigma = law.mean, law.sigma
@@ -125,9 +125,9 @@ def value_and_gradient(the_program, num_samples: int, key):
 
     from prism_jax.replica import gradient_of
 
-    total, of_plan = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
-    of_plan = jax.tree.map(lambda g: g / num_samples, of_plan)
-    return total, jax.block_until_ready(gradient_of(the_program, of_plan))
+    total, of_tables = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
+    of_tables = jax.tree.map(lambda g: g / num_samples, of_tables)
+    return total, jax.block_until_ready(gradient_of(the_program, of_tables))
 
 
 def _over_tiles(function, the_program, num_samples, key):
@@ -141,8 +141,8 @@ def _over_tiles(function, the_program, num_samples, key):
     for batch in tiles(function, shared, num_samples, per_batch=tiles_of(shared[0])):
         zero = jax.tree.map(lambda x: np.zeros(x.shape[1:]), batch.arrays)
         totals = batch.added_to(zero if totals is None else totals)
-    total, of_plan = totals
-    return float(total) / num_samples, of_plan
+    total, of_tables = totals
+    return float(total) / num_samples, of_tables
 
 
 def _value_of_tile(shared, ids):
@@ -155,14 +155,13 @@ def _value_of_tile(shared, ids):
 
 
 def _value_and_gradient_of_tile(shared, ids):
-    import equinox as eqx
-    import jax
+    import dataclasses
 
-    from prism_jax.replica import floats_of
+    import jax
 
     plan, key = shared
 
-    def total(floats):
-        return _value_of_tile((eqx.combine(floats, plan), key), ids)[0]
+    def total(tables):
+        return _value_of_tile((dataclasses.replace(plan, tables=tables), key), ids)[0]
 
-    return jax.value_and_grad(total)(floats_of(plan))
+    return jax.value_and_grad(total)(plan.tables)

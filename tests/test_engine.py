@@ -169,6 +169,38 @@ def test_parameter_values_and_keys_do_not_compile_again():
     assert np.all(second > first)
 
 
+def test_a_second_program_of_a_bucket_compiles_nothing():
+    """Other schedules, microbatches, replicas and costs; values and derivatives."""
+    from prism_jax.analysis import Quantile, estimate
+
+    variability = Variability(residual={"gemm": lognormal(0.05)}, rank=lognormal(0.02))
+    programs = [
+        pipeline_program(GPipe(4, 9), num_replicas=64, variability=variability),
+        pipeline_program(LoopedBFS(4, 4, 2), num_replicas=2, variability=variability, forward=1.5),
+        pipeline_program(GPipe(4, 7), num_replicas=8, variability=variability, send_recv=0.1),
+        pipeline_program(InterleavedOneFOneB(4, 4, 2), num_replicas=9, variability=variability),
+    ]
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int):
+        del duration_secs, kwargs
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    def run(program):
+        simulate(program, num_samples=9_000, key=jax.random.key(1), sampling="plain")
+        arguments = {"num_samples": 9_000, "key": jax.random.key(1)}
+        eqx.filter_grad(estimate)(program, Quantile(0.9), **arguments)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    run(programs[0])
+    assert compiled
+    for program in programs[1:]:
+        compiled.clear()
+        run(program)
+        assert not compiled
+
+
 def test_vmap_over_keys_and_parameters_is_a_loop():
     program = _rich_program()
     ids = jnp.arange(16, dtype=jnp.uint32)

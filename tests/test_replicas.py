@@ -152,7 +152,7 @@ def test_the_number_of_stalls_is_poisson(rate, dtype):
     program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
     narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
     program = jax.tree.unflatten(jax.tree.structure(program), narrow)
-    found = np.asarray(make_plan(program).stall_counts)
+    found = np.asarray(make_plan(program).tables.stall_counts)
     most = max(stratum.stalls for stratum in program.strata)
     assert not found[most + 1 :].any()
     expected = scipy.stats.poisson.pmf(np.arange(most), rate)
@@ -160,7 +160,7 @@ def test_the_number_of_stalls_is_poisson(rate, dtype):
     assert rate < 5 or most > 15
 
     def mean(changed):
-        body = make_plan(changed).stall_counts
+        body = make_plan(changed).tables.stall_counts
         return jnp.sum(body * jnp.arange(len(body), dtype=body.dtype))
 
     slope = eqx.filter_grad(mean)(program).variability.stalls["gemm"].rate

@@ -98,7 +98,7 @@ def test_the_command_writes_rows_and_refuses_bad_input(tmp_path, capsys):
     over = ["--over", "kernels.gemm.sigma=0.01,0.05"]
     assert main([*job, *over, "--progress"]) == 0
     first = capsys.readouterr()
-    assert "1/2" in first.err
+    assert "2 rows of 2,000 steps" in first.err
     assert main([*job, *over, "--progress", "--json"]) == 0
     again = capsys.readouterr()
     assert "1/2" not in again.err  # Nothing is simulated again.

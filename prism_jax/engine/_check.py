@@ -47,9 +47,9 @@ def check_num_samples(num_samples) -> int:
 def check_plan(program: Program, plan: Plan) -> None:
     """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
     check_variability(program.variability)
-    moments = np.asarray(plan.moments)
+    moments = np.asarray(plan.tables.moments)
     finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(plan))
-    if not finite or (moments[:2] < 0).any() or (np.asarray(plan.mean) < 0).any():
+    if not finite or (moments[:2] < 0).any() or (np.asarray(plan.tables.mean) < 0).any():
         raise ValueError(
             "Some latency of the program is negative or not finite; check the means and the "
             "parameters of the laws (a negative or huge sigma does this)."
@@ -57,7 +57,9 @@ def check_plan(program: Program, plan: Plan) -> None:
     if program.resolution == "block":
         direct = program.blocks.direct.value
         collapsed = moments[2, : len(direct)][direct < 0]  # Others keep their own law.
-        skewness = max(np.abs(x).max(initial=0) for x in (collapsed, np.asarray(plan.skewness)))
+        skewness = max(
+            np.abs(x).max(initial=0) for x in (collapsed, np.asarray(plan.tables.skewness))
+        )
         if skewness > MAX_SKEWNESS:
             raise ValueError(
                 f"The kernels of a block have a summed latency of skewness {skewness:.2g}, and the "
@@ -66,7 +68,7 @@ def check_plan(program: Program, plan: Plan) -> None:
             )
     if len(program.stall_ops.value):
         rate, most = stall_rate(program), max(stratum.stalls for stratum in program.strata)
-        unseen = float(plan.stall_counts[most]) * rate / (most + 1)
+        unseen = float(plan.tables.stall_counts[most]) * rate / (most + 1)
         if unseen > MAX_UNSEEN_STALLS:
             raise ValueError(
                 f"A replica's step has {rate:.2g} stalls on average, more than the program was "

@@ -18,7 +18,6 @@ from ..random import Stream, fold
 from ..replica import (
     Plan,
     by_strata,
-    floats_of,
     given_scores,
     gradient_of,
     interruptible,
@@ -145,16 +144,16 @@ def pull_back(
     A program whose parameters are the derivatives; `None` in place of what is not a float.
     """
     run = composed_.run
-    of_plan = jax.tree.map(lambda x: np.zeros(x.shape), floats_of(run.plan))
+    of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
     for part in composed_.parts:
         mine = slice(part.draws.first, part.draws.first + part.draws.steps)
-        of_plan, of_ends = _through_steps(composed_, part, slope[mine], of_plan)
-        of_plan = _through_replicas(run, part, of_ends, of_plan)
-        of_plan = _through_weights(run, part, influence[mine], of_plan)
-    return gradient_of(run.program, of_plan)
+        of_tables, of_ends = _through_steps(composed_, part, slope[mine], of_tables)
+        of_tables = _through_replicas(run, part, of_ends, of_tables)
+        of_tables = _through_weights(run, part, influence[mine], of_tables)
+    return gradient_of(run.program, of_tables)
 
 
-def _through_steps(composed_: Composed, part: Part, slope, of_plan):
+def _through_steps(composed_: Composed, part: Part, slope, of_tables):
     """Back through the composition of steps, to the plan and to the kept samples' ends."""
     run, decision = composed_.run, part.decision
     assert isinstance(decision, AbstractOneDecides)
@@ -168,26 +167,26 @@ def _through_steps(composed_: Composed, part: Part, slope, of_plan):
 
     shared = (run.plan, run.key, composed_.over)
     for batch in tiles(_step_vjp, shared, len(slope), inputs, first=start, per_batch=STEP_TILES):
-        plan_part, ends_part = batch.arrays
-        of_plan = dataclasses.replace(batch, arrays=plan_part).added_to(of_plan)
+        tables_part, ends_part = batch.arrays
+        of_tables = dataclasses.replace(batch, arrays=tables_part).added_to(of_tables)
         of_steps = dataclasses.replace(batch, arrays=ends_part).samples()
         samples = decision.samples(batch.first - start, batch.count)
         for rank in range(ranks):
             of_ends[:, rank] += np.bincount(samples, of_steps[:, rank], minlength=len(of_ends))
-    return of_plan, of_ends
+    return of_tables, of_ends
 
 
 def _step_vjp(shared, ids, ends, regimes, slope):
     plan, key, over = shared
 
-    def forward(floats, ends):
-        return steps_of(eqx.combine(floats, plan), ends.T, ids, key, regimes, over)
+    def forward(tables, ends):
+        return steps_of(dataclasses.replace(plan, tables=tables), ends.T, ids, key, regimes, over)
 
-    _, vjp = jax.vjp(forward, floats_of(plan), ends)
+    _, vjp = jax.vjp(forward, plan.tables, ends)
     return vjp(slope)
 
 
-def _through_replicas(run: Run, part: Part, of_ends, of_plan):
+def _through_replicas(run: Run, part: Part, of_ends, of_tables):
     """Back through the samples of a replica that steps depend on, to the plan.
 
     Each pair of a sample and a rank that decides with it goes back along one path.
@@ -206,8 +205,8 @@ def _through_replicas(run: Run, part: Part, of_ends, of_plan):
     shared = (run.plan, draws.lead, run.key)
     size = tiles_of(run.plan)
     for batch in tiles(_replica_vjp, shared, len(needed), inputs, per_batch=size):
-        of_plan = batch.added_to(of_plan)
-    return of_plan
+        of_tables = batch.added_to(of_tables)
+    return of_tables
 
 
 def _replica_vjp(shared, _, ids, rank, weight, *points):
@@ -215,20 +214,20 @@ def _replica_vjp(shared, _, ids, rank, weight, *points):
     plan, lead, key = shared
     given, _ = given_scores(lead, ids, key, *points)
 
-    def forward(floats):
-        whole = eqx.combine(floats, plan)
+    def forward(tables):
+        whole = dataclasses.replace(plan, tables=tables)
         return replica_ends(whole, by_strata(plan, ids, given), key)
 
-    ends, vjp = jax.vjp(forward, floats_of(plan))
+    ends, vjp = jax.vjp(forward, plan.tables)
     mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == rank[None, :]
     return vjp(jnp.where(mine, weight[None, :], 0))[0]
 
 
-def _through_weights(run: Run, part: Part, influence, of_plan):
+def _through_weights(run: Run, part: Part, influence, of_tables):
     """Through the weights of the strata: how likely stalls and a congested network are."""
     decision = part.decision
     if len(run.program.strata) == 1 or not isinstance(decision, VectorRule):
-        return of_plan
+        return of_tables
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
     regimes, position = decision.picks(0, part.steps)
@@ -243,8 +242,8 @@ def _through_weights(run: Run, part: Part, influence, of_plan):
         of_stratum -= change.sum() * selection.mass
     # The samples of a stratum share its weight, so a relative change of it is one of theirs.
     stalls = np.array([stratum.stalls for stratum in run.program.strata])
-    of_counts = np.bincount(stalls, of_stratum, len(of_plan.stall_counts))
-    likely = np.asarray(run.plan.stall_counts, np.float64)
+    of_counts = np.bincount(stalls, of_stratum, len(of_tables.stall_counts))
+    likely = np.asarray(run.plan.tables.stall_counts, np.float64)
     of_counts = np.where(likely > 0, of_counts / np.where(likely > 0, likely, 1), 0)
-    totals = (of_plan.stall_counts + of_counts, of_plan.network + of_regime)
-    return eqx.tree_at(lambda plan: (plan.stall_counts, plan.network), of_plan, totals)
+    totals = (of_tables.stall_counts + of_counts, of_tables.network + of_regime)
+    return eqx.tree_at(lambda tables: (tables.stall_counts, tables.network), of_tables, totals)

@@ -3,6 +3,7 @@ from ._check import check as check
 from ._constant import Constant as Constant
 from ._empirical import Empirical as Empirical, empirical_from_samples as empirical_from_samples
 from ._gamma import Gamma as Gamma
+from ._log_sigma import log_sigma as log_sigma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
 from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal

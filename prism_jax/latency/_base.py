@@ -42,8 +42,8 @@ class AbstractLatency(eqx.Module):
     because `mean` is a method.
 
     A family is one file. What it may say beyond the abstract methods: `in_files`, its name in data
-    files; `log_sigma`, if it is log-normal; and with `widen.register`, which parameter is its
-    spread.
+    files; with `log_sigma.register`, if it is log-normal; with `widen.register`, which parameter is
+    its spread.
     """
 
     in_files: ClassVar[InFiles | None] = None
@@ -100,13 +100,6 @@ class AbstractLatency(eqx.Module):
     def dtype(self) -> jnp.dtype:
         """The floating dtype of the parameters, in which everything is computed."""
         return parameter_dtype(self)
-
-    @property
-    def log_sigma(self) -> Float[Array, "..."] | None:
-        r"""The $\sigma$ of a law that is a constant times $\exp(\sigma z)$, which needs no table of
-        its quantiles; `None` for all other laws.
-        """
-        return None
 
     def cdf(self, x: ArrayLike) -> Float[Array, "..."]:
         """The probability of a latency of at most `x`, elementwise; `x` as in `to_normal`."""

@@ -3,6 +3,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
+from ._log_sigma import log_sigma
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
 from ._scores import step_score
 from ._widen import widen
@@ -21,10 +22,6 @@ class Constant(AbstractLatency):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return self.value.shape
-
-    @property
-    def log_sigma(self) -> Float[Array, "..."]:
-        return jnp.zeros_like(self.value)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         shape = broadcast_batch(jnp.shape(z), self.batch_shape)
@@ -50,6 +47,11 @@ Constant.__init__.__doc__ = """**Arguments:**
 
 - `value`: the latency, in seconds. Must be non-negative.
 """
+
+
+@log_sigma.register(Constant)
+def _(law):
+    return jnp.zeros_like(law.value)
 
 
 @widen.register(Constant)

@@ -3,6 +3,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
+from ._log_sigma import log_sigma
 from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
 from ._scores import step_score
 from ._widen import widen
@@ -46,10 +47,6 @@ class LogNormal(AbstractLatency):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast_batch(self.median.shape, self.sigma.shape)
 
-    @property
-    def log_sigma(self) -> Float[Array, "..."]:
-        return self.sigma
-
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         return self.median * jnp.exp(self.sigma * jnp.asarray(z, self.dtype))
 
@@ -74,6 +71,11 @@ LogNormal.__init__.__doc__ = """**Arguments:**
 - `median`: the median, in seconds. Must be non-negative.
 - `sigma`: the standard deviation of the logarithm. Must be non-negative; zero gives a constant.
 """
+
+
+@log_sigma.register(LogNormal)
+def _(law):
+    return law.sigma
 
 
 @widen.register(LogNormal)

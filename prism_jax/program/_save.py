@@ -92,6 +92,7 @@ class _Writer:
                 return {"dict": pairs}
             case tuple() | list() if type(value) in (tuple, list):
                 return {name: [self.encode(item) for item in value]}
+        name = _name_of(type(value))
         if self.classes.get(name) is type(value):
             fields = {f: self.encode(getattr(value, f)) for f in _fields(type(value))}
             return {"class": name, "fields": fields}
@@ -164,6 +165,10 @@ def _fields(cls: type) -> list[str]:
     return list(getattr(cls, "_fields", ()))
 
 
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def _known_classes() -> Iterator[tuple[str, type]]:
     """By name, the dataclasses that a program may be made of."""
     todo, seen = [Program], set()
@@ -172,7 +177,7 @@ def _known_classes() -> Iterator[tuple[str, type]]:
         if cls in seen:
             continue
         seen.add(cls)
-        yield cls.__qualname__, cls
+        yield _name_of(cls), cls
         todo += cls.__subclasses__()
         for hint in typing.get_type_hints(cls).values():
             todo += _dataclasses_in(hint)

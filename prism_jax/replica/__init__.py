@@ -26,7 +26,6 @@ from ._op_law import (
 )
 from ._plan import (
     Plan as Plan,
-    floats_of as floats_of,
     gradient_of as gradient_of,
     make_plan as make_plan,
     stratum_weights as stratum_weights,

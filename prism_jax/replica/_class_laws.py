@@ -31,17 +31,19 @@ def class_laws(
 
     A law of arrays of shape `(rows, samples)`, or `(rows, 1)` where samples do not differ.
     """
-    structure = plan.structure
-    alone = structure.direct[classes] >= 0
+    about, tables = plan.structure.classes, plan.tables
+    alone = about.direct[classes] >= 0
     collapsed = single = None
     if mixed.collapsed:
         moments = _moments(plan, classes, alone, slowest, nodes, regimes)
         collapsed = Collapsed(moments[0], moments[1], moments[2])
     if mixed.single:
-        compute = structure.compute[classes][:, None]
-        mean = plan.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
-        kinds = jnp.where(alone, structure.kind[structure.direct[classes]], 0)[:, None]
-        sigma, kind = (plan.sigmas[kinds], None) if plan.residuals is None else (None, kinds)
+        compute = about.compute[classes][:, None]
+        mean = tables.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
+        kinds = jnp.where(alone, about.kind[about.direct[classes]], 0)[:, None]
+        sigma, kind = (
+            (plan.tables.sigmas[kinds], None) if plan.tables.residuals is None else (None, kinds)
+        )
         single = Single(mean, sigma, kind)
     return ClassLaw(collapsed, single)
 
@@ -54,7 +56,7 @@ def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array
     low, high = nodes[position], nodes[position + 1]
     flat = high <= low
     share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
-    moments = plan.moments[:, classes].reshape(3, len(classes), -1)
+    moments = plan.tables.moments[:, classes].reshape(3, len(classes), -1)
     index = regimes[None, :] * len(NODE_SCORES) + position
     below = jnp.take_along_axis(moments, index[None], axis=2)
     above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
@@ -65,5 +67,5 @@ def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array
 def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
     """The mean of each pipeline rank's exposed reduction of gradients, in seconds."""
     classes = plan.structure.reduce_scatter
-    means = plan.moments[0, classes, :, 0] + plan.mean[classes]
+    means = plan.tables.moments[0, classes, :, 0] + plan.tables.mean[classes]
     return jnp.where((classes >= 0)[:, None], means, 0)

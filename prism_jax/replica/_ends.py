@@ -109,7 +109,7 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     slowest, members = _slowest(plan, sampled, key)
     # Laws are the same for all samples where neither GPUs nor the network make a difference.
     regimes = sampled.regimes
-    if plan.moments.shape[2] == 1:
+    if plan.tables.moments.shape[2] == 1:
         regimes = jnp.zeros((1,), jnp.int32)
     number = max(slowest.shape[1], regimes.shape[0])
     # Communication has no GPU: the last row.
@@ -121,17 +121,17 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         structure.row_class,
         structure.ops,
         slowest[structure.row_rank],
-        plan.nodes,
+        plan.tables.nodes,
         regimes,
     )
     rows = jax.tree.map(lambda _: structure.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
-    if plan.microbatch is not None:
+    if plan.tables.microbatch is not None:
         law = replace(law, microbatch=_microbatches(plan, sampled, key))
         rows = replace(rows, microbatch=structure.microbatch)
-    if plan.latency_factor is not None and plan.spread_factor is not None:
-        spread = replace(law.class_law, spread=plan.spread_factor[:, None])
-        law = replace(law, factor=plan.latency_factor[:, None], class_law=spread)
+    if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
+        spread = replace(law.class_law, spread=plan.tables.spread_factor[:, None])
+        law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)
         spread = replace(rows.class_law, spread=structure.group)
         rows = replace(rows, factor=structure.group, class_law=spread)
     if sampled.given is not None:
@@ -139,7 +139,7 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         # The last row stands for "not given".
         law = replace(law, given=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
         rows = replace(rows, given=axes.ops)
-    common: Any = Common(plan.residuals, _pauses(plan, sampled, key))
+    common: Any = Common(plan.tables.residuals, _pauses(plan, sampled, key))
     if members is not None:
         law, rows, common = _by_member(plan, sampled, key, members, law, rows, common)
     return Latencies(
@@ -168,14 +168,14 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
         return jnp.max(members, axis=0), members
     if sampled.slowest is not None:
         return sampled.slowest, None
-    if plan.slowest is None:
+    if plan.tables.slowest is None:
         return jnp.ones((structure.ranks, 1), plan.dtype), None
     z = normals(fold(key, Stream.RANKS), gpu_ids, counters(structure.ranks), plan.dtype)
     if sampled.given is not None:
         z = _replaced(z, sampled.given[0].ranks, sampled.given[1])
-    slowest = look_up_one(plan.slowest, z)
-    if plan.gpu_factor is not None:
-        slowest = 1 + plan.gpu_factor[:, None] * (slowest - 1)
+    slowest = look_up_one(plan.tables.slowest, z)
+    if plan.tables.gpu_factor is not None:
+        slowest = 1 + plan.tables.gpu_factor[:, None] * (slowest - 1)
     return slowest, None
 
 
@@ -186,8 +186,8 @@ def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "r
     if sampled.given is not None:
         z = _replaced(z, sampled.given[0].microbatches, sampled.given[1])
     ones = jnp.ones((1, len(sampled.ids)), plan.dtype)
-    assert plan.microbatch is not None
-    return jnp.concatenate([look_up_one(plan.microbatch, z), ones])
+    assert plan.tables.microbatch is not None
+    return jnp.concatenate([look_up_one(plan.tables.microbatch, z), ones])
 
 
 def _replaced(z, axis: Int[Array, " draws"], scores):
@@ -208,10 +208,10 @@ def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, c
     common = MemberCommon(
         common=common,
         sequences=sequences,
-        mean=plan.kernel_mean,
-        kind=structure.kind,
-        on_network=structure.on_network,
-        regimes=plan.regimes[sampled.regimes][None, :],
+        mean=plan.tables.kernel_mean,
+        kind=structure.classes.kind,
+        on_network=structure.classes.on_network,
+        regimes=plan.tables.regimes[sampled.regimes][None, :],
         ids=sampled.ids[None, :],
         key=fold(key, Stream.MEMBERS, 1),
     )
@@ -221,16 +221,16 @@ def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, c
 def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
     """The stalls of the samples."""
     stalls = plan.structure.stalls
-    if stalls is None or plan.stall_shares is None:
+    if stalls is None or plan.tables.stall_shares is None:
         return ()
-    words, shares = fold(key, Stream.STALLS), lax.stop_gradient(plan.stall_shares)
+    words, shares = fold(key, Stream.STALLS), lax.stop_gradient(plan.tables.stall_shares)
     pauses = []
     for j in range(stalls.most):
         u, _ = uniforms(words, sampled.ids, 2 * j, plan.dtype)
         z = normals(words, sampled.ids, jnp.uint32(2 * j + 1), plan.dtype)
         entry = jnp.clip(jnp.searchsorted(shares, u), 0, len(stalls.op) - 1)
         where = jnp.where(sampled.stalls > j, stalls.op[entry], -2)
-        seconds = look_up(plan.stall_sizes, stalls.kind[entry], z)
+        seconds = look_up(plan.tables.stall_sizes, stalls.kind[entry], z)
         pauses.append(Pause(where[None, :], seconds[None, :]))
     return tuple(pauses)
 
@@ -241,7 +241,7 @@ def poisson_stalls(
     """The number of stalls of each sample by its law, for replicas that are all simulated."""
     words, counter = fold(key, Stream.STALLS), 2 * plan.structure.strata.most.astype(jnp.uint32)
     u, _ = uniforms(words, sample_ids, counter, plan.dtype)
-    bounds = jnp.cumsum(plan.stall_counts)
+    bounds = jnp.cumsum(plan.tables.stall_counts)
     # The most that there is stands for more, and what follows is padding.
     number = jnp.arange(len(bounds), dtype=jnp.int32)
     bounds = jnp.where(number < plan.structure.strata.most, bounds, 2)

@@ -21,13 +21,13 @@ def member_factors(
     """The factor of every GPU of every pipeline rank."""
     ranks = plan.structure.ranks
     shape = (sequences.members, ranks, sample_ids.shape[0])
-    if plan.gpu is None:
+    if plan.tables.gpu is None:
         return jnp.ones(shape, plan.dtype)
     # Counted by the ranks that there are, so that numbers do not depend on padding.
     rank = jnp.arange(ranks, dtype=jnp.uint32)
     member = jnp.arange(sequences.members, dtype=jnp.uint32)[:, None]
     count = (member * plan.structure.num_ranks + rank[None, :]).reshape(-1, 1)
-    return look_up_one(plan.gpu, normals(key, sample_ids, count, plan.dtype)).reshape(shape)
+    return look_up_one(plan.tables.gpu, normals(key, sample_ids, count, plan.dtype)).reshape(shape)
 
 
 class MemberCommon(eqx.Module):

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from ..latency import AbstractLatency, Constant
+from ..latency import AbstractLatency, Constant, log_sigma
 from ..maxplus import bucket
 from ..program import (
     Program,
@@ -23,7 +23,7 @@ from ..program import (
 )
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
 from ._structure import (
-    Stalls,
+    Classes,
     Structure,
     all_kinds,
     kernels_of,
@@ -44,12 +44,11 @@ class Parameters(eqx.Module):
     gpu_factor: Float[Array, " ranks"] | None
 
 
-class Plan(eqx.Module):
+class Tables(eqx.Module):
     """Tables from which latencies are looked up. Differentiable in the program's parameters.
 
     **Attributes:**
 
-    - `structure`: of the program, in index arrays.
     - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
         factor of the slowest GPU, in seconds.
     - `skewness`: of the segments that members run by themselves.
@@ -66,7 +65,6 @@ class Plan(eqx.Module):
     - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
     """
 
-    structure: Structure
     moments: Float[Array, "3 classes regimes nodes"]
     skewness: Float[Array, " segments"]
     nodes: Float[Array, " nodes"]
@@ -89,15 +87,23 @@ class Plan(eqx.Module):
     spread_factor: Float[Array, " groups"] | None
     gpu_factor: Float[Array, " ranks"] | None
 
+
+class Plan(eqx.Module):
+    """All that the devices need of a program: index arrays, and tables."""
+
+    structure: Structure
+    tables: Tables
+
     @property
     def dtype(self) -> jnp.dtype:
         """Of all times."""
-        return self.mean.dtype
+        return self.tables.mean.dtype
 
 
 def make_plan(program: Program) -> Plan:
     """Computes the tables. Differentiable; compiled once for all programs of a bucket of shapes."""
-    return tabulate(structure_of(program), parameters_of(program))
+    structure = structure_of(program)
+    return Plan(structure, tabulate(structure.classes, parameters_of(program)))
 
 
 def parameters_of(program: Program) -> Parameters:
@@ -123,11 +129,12 @@ def _grown(x: Float[Array, " n"], number: int, fill: float = 1) -> Float[Array, 
     return jnp.asarray(np.append(np.asarray(x), np.full(padding, fill, x.dtype)))
 
 
-def gradient_of(program: Program, of_plan: Plan) -> Program:
-    """The derivative with respect to a program's parameters, from that with respect to its plan:
+def gradient_of(program: Program, of_tables: Tables) -> Program:
+    """The derivative with respect to a program's parameters, from that with respect to its tables:
     a program with `None` in place of what is not a float.
     """
-    plan = _tabulate_vjp(structure_of(program), parameters_of(program), of_plan)
+    classes = structure_of(program).classes
+    plan = _tabulate_vjp(classes, parameters_of(program), of_tables)
     whole = eqx.filter(program, eqx.is_inexact_array)
     residual = {kind: plan.variability.residual[kind] for kind in whole.variability.residual}
     adjustment = whole.adjustment
@@ -151,62 +158,50 @@ def _cut(x, like):
 
 
 @eqx.filter_jit
-def _tabulate_vjp(structure: Structure, parameters: Parameters, of_plan: Plan) -> Parameters:
+def _tabulate_vjp(classes: Classes, parameters: Parameters, of_tables: Tables) -> Parameters:
     floats, rest = eqx.partition(parameters, eqx.is_inexact_array)
-
-    def forward(floats):
-        return floats_of(tabulate(structure, eqx.combine(floats, rest)))
-
-    plan, vjp = jax.vjp(forward, floats)
-    return vjp(jax.tree.map(lambda g, x: g.astype(x.dtype), of_plan, plan))[0]
-
-
-def floats_of(plan: Plan) -> Plan:
-    """What of a plan depends on the parameters."""
-    floats = eqx.filter(plan, eqx.is_inexact_array)
-    return dataclasses.replace(floats, structure=eqx.filter(plan.structure, False))
+    tables, vjp = jax.vjp(lambda floats: tabulate(classes, eqx.combine(floats, rest)), floats)
+    return vjp(jax.tree.map(lambda g, x: g.astype(x.dtype), of_tables, tables))[0]
 
 
 @eqx.filter_jit
-def tabulate(structure: Structure, parameters: Parameters) -> Plan:
-    """The plan of a structure and parameters."""
+def tabulate(classes: Classes, parameters: Parameters) -> Tables:
+    """The tables of classes of ops and parameters."""
     variability, mean = parameters.variability, parameters.mean
     dtype = mean.dtype
     laws = [variability.residual[kind] for kind in sorted(variability.residual)]
-    cumulants = kernel_cumulants(mean, structure.kind, laws)
+    cumulants = kernel_cumulants(mean, classes.kind, laws)
     regimes = jnp.ones((1,), dtype)
     network, probabilities = jnp.ones((len(mean), 1), dtype), jnp.ones((1,), dtype)
     if variability.network is not None:
         regimes = variability.network.factors().astype(dtype)
-        network = jnp.where(structure.on_network[:, None], regimes[None, :], 1)
+        network = jnp.where(classes.on_network[:, None], regimes[None, :], 1)
         probabilities = variability.network.probabilities().astype(dtype)
-    direct = structure.direct
+    direct = classes.direct
     scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
-    groups, slowest = gpu_factors(variability.rank, structure.members, scores)
+    groups, slowest = gpu_factors(variability.rank, classes.members, scores)
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
-    entries = structure.stalls
-    rates = None if entries is None else _rates(stalls, entries)
+    rates = _rates(stalls, classes)
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
-    return Plan(
-        structure=structure,
-        moments=class_moments(structure.collapse, cumulants, network, groups),
-        skewness=segment_skewness(structure.collapse, cumulants),
+    return Tables(
+        moments=class_moments(classes.collapse, cumulants, network, groups),
+        skewness=segment_skewness(classes.collapse, cumulants),
         nodes=groups.slowest[0],
         tail_nodes=groups.slowest[1],
         mean=jnp.where((direct >= 0)[:, None], mean[direct][:, None] * network[direct], 0),
         kernel_mean=mean,
         regimes=regimes,
         sigmas=jnp.stack([_sigma(law, dtype) for law in laws]),
-        residuals=jnp.stack([_relative(law, dtype) for law in laws]) if structure.tables else None,
-        gpu=_optional(variability.rank, dtype) if structure.sequences is not None else None,
+        residuals=jnp.stack([_relative(law, dtype) for law in laws]) if classes.tables else None,
+        gpu=_optional(variability.rank, dtype) if classes.apart else None,
         slowest=slowest[0] if differ else None,
         tail_slowest=slowest[1] if differ else None,
         microbatch=_optional(variability.microbatch, dtype),
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
-        stall_counts=_counts(rates, structure, dtype),
+        stall_counts=_counts(rates, classes, dtype),
         network=probabilities,
         latency_factor=parameters.latency_factor,
         spread_factor=parameters.spread_factor,
@@ -214,10 +209,12 @@ def tabulate(structure: Structure, parameters: Parameters) -> Plan:
     )
 
 
-def _rates(stalls: Sequence[Stall], entries: Stalls) -> Float[Array, " stalls"]:
-    """Expected stalls of each entry in one replica's step."""
+def _rates(stalls: Sequence[Stall], classes: Classes) -> Float[Array, " stalls"] | None:
+    """Expected stalls of each op and kind that may stall, in one replica's step."""
+    if classes.stall_kind is None or classes.stall_calls is None:
+        return None
     rates = jnp.stack([stall.rate for stall in stalls])
-    return rates[entries.kind] * entries.calls.astype(rates.dtype)
+    return rates[classes.stall_kind] * classes.stall_calls.astype(rates.dtype)
 
 
 def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
@@ -225,7 +222,7 @@ def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
     return jnp.cumsum(rates) / jnp.where(total > 0, total, 1)
 
 
-def _counts(rates, structure: Structure, dtype) -> Float[Array, " counts"]:
+def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
     """The probability of 0, 1, ... stalls in one replica's step, up to the most of any stratum,
     which stands for itself and more.
     """
@@ -234,18 +231,19 @@ def _counts(rates, structure: Structure, dtype) -> Float[Array, " counts"]:
     rate = jnp.sum(rates)
     # Each from the one before it: powers and factorials alone overflow. A rate of zero and its
     # derivative are right.
-    terms, stalls = [jnp.exp(-rate)], structure.stalls
-    for k in range(1, 1 + (0 if stalls is None else stalls.most)):
+    terms = [jnp.exp(-rate)]
+    for k in range(1, 1 + classes.stall_counts):
         terms.append(terms[-1] * rate / k)
     number = jnp.arange(len(terms), dtype=jnp.int32)
-    body = jnp.where(number < structure.strata.most, jnp.stack(terms), 0)
+    body = jnp.where(number < classes.most_stalls, jnp.stack(terms), 0)
     rest = jnp.maximum(1 - jnp.sum(body), 0)
-    return jnp.where(number == structure.strata.most, rest, body).astype(dtype)
+    return jnp.where(number == classes.most_stalls, rest, body).astype(dtype)
 
 
 def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
     """The parameter of a log-normal law, zero for others."""
-    return jnp.asarray(0.0 if law.log_sigma is None else law.log_sigma, dtype)
+    sigma = log_sigma(law)
+    return jnp.asarray(0.0 if sigma is None else sigma, dtype)
 
 
 def _tabulate(law: AbstractLatency, dtype) -> Table:
@@ -266,4 +264,4 @@ def stratum_weights(plan: Plan) -> Float[Array, " strata"]:
     its number of stalls over its share of the regime's samples. Differentiable in the rates.
     """
     strata = plan.structure.strata
-    return plan.stall_counts[strata.stalls] / strata.share_of_regime.astype(plan.dtype)
+    return plan.tables.stall_counts[strata.stalls] / strata.share_of_regime.astype(plan.dtype)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
+from ..latency import log_sigma
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
 from ..program import KINDS, Collapse, Program
 from ._sequences import Sequences, sequences_of
@@ -24,12 +25,41 @@ class Mixed(eqx.Module):
     single: bool = eqx.field(static=True)
 
 
+class Classes(eqx.Module):
+    """What the tables of a plan depend on: the classes of ops, and not the graph.
+
+    **Attributes:**
+
+    - `direct`, `compute`: of each class, its only kernel, or -1; whether GPUs slow it.
+    - `kind`, `on_network`: of each kernel; kinds are numbered as in `all_kinds`.
+    - `collapse`: what the classes are made of.
+    - `members`: how many GPUs the group of a rank has, and how many there are in all.
+    - `stall_kind`, `stall_calls`: of each entry of `Stalls`.
+    - `most_stalls`: of the stratum that has the most.
+    - `tables`: whether some op needs the table of a law.
+    - `apart`: whether kernels are drawn one by one.
+    - `stall_counts`: how many stalls of a sample there is room for.
+    """
+
+    direct: Int[Array, " classes"]
+    compute: Bool[Array, " classes"]
+    kind: Int[Array, " kernels"]
+    on_network: Bool[Array, " kernels"]
+    collapse: Collapse
+    members: Float[Array, "2"]
+    stall_kind: Int[Array, " stalls"] | None
+    stall_calls: Float[Array, " stalls"] | None
+    most_stalls: Int[Array, ""]
+    tables: bool = eqx.field(static=True)
+    apart: bool = eqx.field(static=True)
+    stall_counts: int = eqx.field(static=True)
+
+
 class Stalls(eqx.Module):
-    """Which ops may stall: `op`, `kind` of stall, and `calls` times members, for each entry."""
+    """Which ops may stall: `op` and `kind` of stall, for each entry."""
 
     op: Int[Array, " stalls"]
     kind: Int[Array, " stalls"]
-    calls: Float[Array, " stalls"]
     most: int = eqx.field(static=True)  # Of one sample.
 
 
@@ -44,11 +74,8 @@ class Structure(eqx.Module):
         data it depends on, or the last for none; the group of the program's adjustment.
     - `row_class`, `row_rank`: the class, and the rank whose slowest GPU slows it, or the last for
         none.
-    - `direct`, `compute`: of each class, its only kernel, or -1; whether GPUs slow it.
-    - `kind`, `on_network`: of each kernel; kinds are numbered as in `all_kinds`.
-    - `collapse`: what the classes are made of.
+    - `classes`: what the tables depend on.
     - `reduce_scatter`, `tail`: classes, or -1.
-    - `members`: how many GPUs the group of a rank has, and how many there are in all.
     - `num_ranks`, `num_replicas`: as of the program.
     - `strata`: how replica samples are divided.
     - `stalls`: `None` where nothing stalls.
@@ -56,7 +83,6 @@ class Structure(eqx.Module):
     - `ops`, `reductions`, `last`: which laws there are among ops, reductions of gradients, and in
         the tail.
     - `num_microbatches`: how many factors of microbatches there is room for.
-    - `tables`: whether some op needs the table of a law.
     """
 
     lanes: Lanes
@@ -65,14 +91,9 @@ class Structure(eqx.Module):
     group: Int[Array, "levels width"] | None
     row_class: Int[Array, " rows"]
     row_rank: Int[Array, " rows"]
-    direct: Int[Array, " classes"]
-    compute: Bool[Array, " classes"]
-    kind: Int[Array, " kernels"]
-    on_network: Bool[Array, " kernels"]
-    collapse: Collapse
+    classes: Classes
     reduce_scatter: Int[Array, " ranks"]
     tail: Int[Array, ""]
-    members: Float[Array, "2"]
     num_ranks: UInt32[Array, ""]
     num_replicas: UInt32[Array, ""]
     strata: Strata
@@ -82,7 +103,6 @@ class Structure(eqx.Module):
     reductions: Mixed
     last: Mixed
     num_microbatches: int = eqx.field(static=True)
-    tables: bool = eqx.field(static=True)
 
     @property
     def ranks(self) -> int:
@@ -113,14 +133,9 @@ def structure_of(program: Program) -> Structure:
             np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
             bucket(len(rows.rank.value), 32),
         ),
-        direct=_padded(direct, bucket(len(direct), 16), -1),
-        compute=_padded(compute, bucket(len(compute), 16), False),
-        kind=_kinds(program),
-        on_network=_padded(program.latencies.on_network.value, kernels_of(program), False),
-        collapse=_collapse(program),
+        classes=_classes(program),
         reduce_scatter=_padded(reductions, num_ranks, -1),
         tail=jnp.asarray(program.tail, jnp.int32),
-        members=jnp.asarray([program.group_size, program.world_size], program.latencies.mean.dtype),
         num_ranks=jnp.asarray(program.num_ranks, jnp.uint32),
         num_replicas=jnp.asarray(program.num_replicas, jnp.uint32),
         strata=strata_of(program),
@@ -130,8 +145,34 @@ def structure_of(program: Program) -> Structure:
         reductions=_mixed(direct[reductions[reductions >= 0]]),
         last=_mixed(direct[tail[tail >= 0]]),
         num_microbatches=num_microbatches,
-        tables=_needs_tables(program),
     )
+
+
+def _classes(program: Program) -> Classes:
+    blocks, table = program.blocks, program.latencies
+    number, dtype = bucket(len(blocks.direct.value), 16), table.mean.dtype
+    kind, calls = program.stall_kinds.value, program.stall_counts.value.astype(dtype)
+    room = bucket(len(kind), 64, 4)
+    stalls = bool(len(kind))
+    most = _most_stalls(program)
+    return Classes(
+        direct=_padded(blocks.direct.value, number, -1),
+        compute=_padded(blocks.compute.value, number, False),
+        kind=_kinds(program),
+        on_network=_padded(table.on_network.value, kernels_of(program), False),
+        collapse=_collapse(program),
+        members=jnp.asarray([program.group_size, program.world_size], dtype),
+        stall_kind=_padded(kind, room, int(kind[-1])) if stalls else None,
+        stall_calls=_padded(calls, room) if stalls else None,
+        most_stalls=jnp.asarray(most, jnp.int32),
+        tables=_needs_tables(program),
+        apart=program.resolution == "kernel",
+        stall_counts=bucket(most, 4) if stalls else 0,
+    )
+
+
+def _most_stalls(program: Program) -> int:
+    return max(stratum.stalls for stratum in program.strata)
 
 
 def kernels_of(program: Program) -> int:
@@ -151,7 +192,7 @@ def _needs_tables(program: Program) -> bool:
     table, direct = program.latencies, program.blocks.direct.value
     single = {table.kinds[kind] for kind in table.kind.value[direct[direct >= 0]]}
     laws = [program.variability.residual[kind] for kind in single]
-    closed = all(law.log_sigma is not None for law in laws)
+    closed = all(log_sigma(law) is not None for law in laws)
     return not closed or program.resolution == "kernel"
 
 
@@ -184,8 +225,7 @@ def _stalls(program: Program) -> Stalls | None:
     return Stalls(
         op=_padded(op, number, int(op[-1])),
         kind=_padded(kind, number, int(kind[-1])),
-        calls=_padded(program.stall_counts.value.astype(program.latencies.mean.dtype), number),
-        most=bucket(max(stratum.stalls for stratum in program.strata), 4),
+        most=bucket(_most_stalls(program), 4),
     )
 
 

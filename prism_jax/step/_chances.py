@@ -25,7 +25,10 @@ class Chances:
 
 def chances_of(program: Program, plan: Plan) -> Chances:
     """See [`Chances`][]."""
-    counts, network = np.asarray(plan.stall_counts), np.asarray(plan.network, np.float64)
+    counts, network = (
+        np.asarray(plan.tables.stall_counts),
+        np.asarray(plan.tables.network, np.float64),
+    )
     regime = np.array([s.regime for s in program.strata])
     share = np.array([s.share for s in program.strata])
     of_regime = (share / np.bincount(regime, share)[regime]).astype(counts.dtype)

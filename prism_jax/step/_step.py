@@ -38,10 +38,10 @@ def compose_steps(
         replicas have; the tail is too short for that to show.
     """
     barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
-    if plan.step is not None:
-        barrier = barrier * look_up_one(plan.step, z["step"])
+    if plan.tables.step is not None:
+        barrier = barrier * look_up_one(plan.tables.step, z["step"])
     if tail is not None:
-        barrier = barrier + tail.latency(z["tail"][None, :], plan.residuals)[0]
+        barrier = barrier + tail.latency(z["tail"][None, :], plan.tables.residuals)[0]
     return barrier
 
 
@@ -68,17 +68,19 @@ def steps_of(plan: Plan, ends, step_ids, key, regimes, over: Over | None) -> Flo
         return compose_steps(plan, ends, step_ids, key, regimes)
     barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
     if over.last == "step":
-        assert plan.step is not None
+        assert plan.tables.step is not None
         left = jnp.broadcast_to(over.threshold, barrier.shape)
         if tail is not None:
-            left = left - tail.latency(z["tail"][None, :], plan.residuals)[0]
+            left = left - tail.latency(z["tail"][None, :], plan.tables.residuals)[0]
         # Samples that only fill up a tile end at zero.
-        score = table_score(plan.step, left / jnp.where(barrier > 0, barrier, over.threshold))
+        score = table_score(
+            plan.tables.step, left / jnp.where(barrier > 0, barrier, over.threshold)
+        )
     else:
-        if plan.step is not None:
-            barrier = barrier * look_up_one(plan.step, z["step"])
+        if plan.tables.step is not None:
+            barrier = barrier * look_up_one(plan.tables.step, z["step"])
         assert tail is not None
-        score = tail.score((over.threshold - barrier)[None, :], plan.residuals)[0]
+        score = tail.score((over.threshold - barrier)[None, :], plan.tables.residuals)[0]
     # Beyond the table nothing is known but that it hardly ever happens.
     return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 
@@ -86,7 +88,7 @@ def steps_of(plan: Plan, ends, step_ids, key, regimes, over: Over | None) -> Flo
 def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
     """How far the draws that come last spread a step of a given length, in seconds."""
     spreads = _last_spreads(plan, jnp.asarray(step_time, plan.dtype))
-    there = {"step": plan.step is not None, "tail": int(plan.structure.tail) >= 0}
+    there = {"step": plan.tables.step is not None, "tail": int(plan.structure.tail) >= 0}
     return {name: float(spreads[name]) for name, is_there in there.items() if is_there}
 
 
@@ -94,11 +96,11 @@ def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
 def _last_spreads(plan: Plan, step_time: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
     one = jnp.ones((1, 1), plan.dtype)
     ends = {}
-    if plan.step is not None:
-        ends["step"] = [step_time * look_up_one(plan.step, z) for z in (one, -one)]
+    if plan.tables.step is not None:
+        ends["step"] = [step_time * look_up_one(plan.tables.step, z) for z in (one, -one)]
     tail = _tail(plan, one, jnp.zeros((1,), jnp.int32))
     if tail is not None:
-        ends["tail"] = [tail.latency(z, plan.residuals) for z in (one, -one)]
+        ends["tail"] = [tail.latency(z, plan.tables.residuals) for z in (one, -one)]
     return {name: ((high - low) / 2)[0, 0] for name, (high, low) in ends.items()}
 
 
@@ -108,7 +110,7 @@ def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw |
     if not (structure.last.collapsed or structure.last.single):
         return None
     classes = structure.tail[None]
-    return class_laws(plan, classes, structure.last, slowest, plan.tail_nodes, regimes)
+    return class_laws(plan, classes, structure.last, slowest, plan.tables.tail_nodes, regimes)
 
 
 def _before_last(plan: Plan, ends, step_ids, key, regimes):
@@ -116,8 +118,8 @@ def _before_last(plan: Plan, ends, step_ids, key, regimes):
     z, last = _scores(plan, step_ids, key)
     finished = _finished(plan, ends, z, regimes)
     slowest = jnp.ones((1, ends.shape[1]), ends.dtype)
-    if plan.tail_slowest is not None:
-        slowest = look_up_one(plan.tail_slowest, last["slowest"])[None, :]
+    if plan.tables.tail_slowest is not None:
+        slowest = look_up_one(plan.tables.tail_slowest, last["slowest"])[None, :]
     return jnp.max(finished, axis=0), last, _tail(plan, slowest, regimes)
 
 
@@ -147,35 +149,49 @@ def barriers(
     `compose_steps`.
     """
     z, last = _scores(plan, step_ids, key)
-    factor = jnp.ones_like(z[0]) if plan.step is None else look_up_one(plan.step, last["step"])
+    factor = (
+        jnp.ones_like(z[0])
+        if plan.tables.step is None
+        else look_up_one(plan.tables.step, last["step"])
+    )
     return _finished(plan, ends, z, regimes), factor
+
+
+def _factor(plan: Plan, score: Float[Array, " samples"]) -> Float[Array, " samples"]:
+    """The factor of each step."""
+    step = plan.tables.step
+    return jnp.ones_like(score) if step is None else look_up_one(step, score)
 
 
 def last_draws(plan: Plan, step_ids, key, regimes) -> Float[Array, "2 samples"]:
     """The factor of each step and its tail, in seconds. See `compose_steps`."""
     ends = jnp.zeros((plan.structure.ranks, step_ids.shape[0]), plan.dtype)
     _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
-    factor = jnp.ones_like(ends[0]) if plan.step is None else look_up_one(plan.step, z["step"])
+    factor = (
+        jnp.ones_like(ends[0])
+        if plan.tables.step is None
+        else look_up_one(plan.tables.step, z["step"])
+    )
     if tail is None:
         return jnp.stack([factor, jnp.zeros_like(factor)])
-    return jnp.stack([factor, tail.latency(z["tail"][None, :], plan.residuals)[0]])
+    return jnp.stack([factor, tail.latency(z["tail"][None, :], plan.tables.residuals)[0]])
 
 
 def _reductions(
     plan: Plan, z: Float[Array, "ranks samples"], regimes: Int[Array, " samples"]
 ) -> Float[Array, "ranks samples"]:
     structure = plan.structure
-    number = plan.mean.shape[1]
+    number = plan.tables.mean.shape[1]
     ones = jnp.ones((z.shape[0], number), z.dtype)
     of_regimes = jnp.arange(number, dtype=jnp.int32)
     laws = class_laws(
-        plan, structure.reduce_scatter, structure.reductions, ones, plan.nodes, of_regimes
+        plan, structure.reduce_scatter, structure.reductions, ones, plan.tables.nodes, of_regimes
     )
 
     def one(row):
         law, score = row
         mine = jax.tree.map(lambda x: x if x.shape[0] == 1 else x[regimes], law)
-        return mine.latency(score, plan.residuals)
+        return mine.latency(score, plan.tables.residuals)
 
     # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
     # number of devices.
