@@ -3,12 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAMPLES ?= 100000
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-all lint bench clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
 
+# All but what takes longest; `make test-all` leaves out nothing.
 test: .venv/dev lint
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
+
+test-all: .venv/dev lint
 	$(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
 

@@ -42,7 +42,7 @@ def measure(number: int = 100) -> dict[str, Any]:
         start = time.perf_counter()
         program = compile_job(load_job(_JOB, overrides))
         graph = time.perf_counter() - start
-        return graph + simulate(program, num_samples=1000, key=key).compile_s
+        return graph + simulate(program, num_samples=_SAMPLES, key=key).compile_s
 
     first, second = set_up([]), set_up(["schedule.num_microbatches=8", "layout.dp=64"])
     start = time.perf_counter()

@@ -205,6 +205,7 @@ def test_mistakes_on_the_command_line(words, part, tmp_path, capsys):
 _ONE_NODE = "megatron-22b-a100-8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spread", "outliers", "level"), [(0.001, 0.0, 1.0), (0.005, 0.03, 0.7), (0.03, 0.0, 1.6)]
 )

@@ -84,6 +84,7 @@ def _tensor_parallel_program(gpu_sigma, resolution):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
 def test_blocks_equal_every_kernel_drawn(gpu_sigma):
     samples = 120_000

@@ -21,6 +21,7 @@ def _compile(job, **changes):
     return prism.compile_program(*parts.values(), **options)
 
 
+@pytest.mark.slow
 def test_a_shipped_job_equals_every_kernel_drawn(job):
     """2,500 kernels on each of eight GPUs, and a law for each of two blocks."""
     key = jax.random.key(0)

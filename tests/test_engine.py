@@ -177,7 +177,7 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
     programs = [
         pipeline_program(GPipe(4, 9), num_replicas=64, variability=variability),
         pipeline_program(LoopedBFS(4, 4, 2), num_replicas=2, variability=variability, forward=1.5),
-        pipeline_program(GPipe(4, 7), num_replicas=8, variability=variability, send_recv=0.1),
+        pipeline_program(GPipe(4, 11), num_replicas=8, variability=variability, send_recv=0.1),
         pipeline_program(InterleavedOneFOneB(4, 4, 2), num_replicas=9, variability=variability),
     ]
     compiled: list[str] = []
@@ -328,6 +328,7 @@ def test_what_is_no_program_or_key_or_is_traced_is_refused():
             unchecked(key_data)(key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch, x64):
     """The way of an accelerator, run on a CPU: values and derivatives."""

@@ -22,6 +22,7 @@ def _program(tail=0.1):
     return pipeline_program(GPipe(1, 4), variability=variability, tail=one_kernel("optimizer", 3.0))
 
 
+@pytest.mark.slow
 def test_a_budget_is_spent_where_variances_balance():
     """Of `a^2 (1 - x)^2 + b^2 (1 - y)^2` with `x + 2 y = 1`, by Lagrange's rule."""
     a, b = 0.05 * np.sqrt(4 * 1 + 4 * 4), 0.1 * 3.0

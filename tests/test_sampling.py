@@ -37,6 +37,7 @@ def test_the_law_is_that_of_plain_sampling(sampling):
         assert abs(plain.quantile(q) - other.quantile(q)) < 1.5 * wide
 
 
+@pytest.mark.slow
 def test_importance_sampling_sharpens_the_tail_and_sobol_points_the_mean():
     program = _program()
     laws = {

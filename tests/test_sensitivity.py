@@ -61,6 +61,7 @@ def _program(num_replicas=1, **changes):
     )
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_differences():
     """Of each knob, with common random numbers."""
     program, objective = _program(16), Quantile(0.8)
@@ -114,6 +115,7 @@ def test_derivatives_are_those_of_differences():
     assert relative.standard_error == pytest.approx(expected_error, rel=0.05)
 
 
+@pytest.mark.slow
 def test_gains_add_up_to_the_whole_where_parts_do():
     """Of the mean of a chain: noise that is summed costs nothing, and stalls their mean."""
     program = pipeline_program(
@@ -183,6 +185,7 @@ def test_a_wider_law_keeps_its_mean(law, rel):
         assert float(jnp.sqrt(wide.variance())) == pytest.approx(factor * std, rel=rel, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_intervals_of_batches_cover():
     """How often 95 % intervals hold the value of a much longer run, within what 60 tell. (2,000 in
     `benchmarks/gradients.py --coverage`.)"""
@@ -283,6 +286,7 @@ def test_critical_ops_and_slack_of_any_graph():
                 np.testing.assert_allclose(new, makespan + longer, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_criticality_is_the_derivative_of_the_mean():
     """Of stages: their share of the critical path, times the step, is what they cost the mean."""
     program = _program(8, stalls={})  # These do not grow with an op's latency.
@@ -307,6 +311,7 @@ def test_criticality_is_the_derivative_of_the_mean():
     assert len(tail.table("ranks")) == 3
 
 
+@pytest.mark.slow
 def test_a_slow_rank_in_one_replica_of_many():
     """Against replicas simulated apart, and between none slow and all slow."""
     program = _program(8, stalls={}, network=None, step=None)
@@ -376,6 +381,7 @@ def test_changes_are_on_top_of_each_other():
 _JOB = "megatron-22b-a100-8"
 
 
+@pytest.mark.slow
 def test_the_commands(capsys):
     # All in one, for they share what is compiled.
     words = ["sensitivity", _JOB, "--samples", "2000", "--objective", "p90", "--json"]

@@ -125,6 +125,7 @@ def test_a_hot_node_costs_up_to_all_of_its_slowness():
     assert rises[-1][0] > 0.25
 
 
+@pytest.mark.slow
 def test_sixty_five_thousand_gpus():
     """From defaults: above the median more than below, narrow, and no wider than what is reported
     of a fleet whose GPUs were not screened (p95 2.7 % above p50)."""

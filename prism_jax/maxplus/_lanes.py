@@ -59,8 +59,8 @@ def to_lanes(levels: Levels) -> Lanes:
     """Pads a graph to its bucket of shapes."""
     number, width = levels.ops.value.shape
     sinks = levels.sinks.value
-    shape = (bucket(number, 64, 4), bucket(width, 1), bucket(levels.reads.value.shape[2], 2))
-    of_sinks = (bucket(len(sinks), 4), bucket(sinks.shape[1], 4))
+    shape = (bucket(number, 256, 4), bucket(width, 2), bucket(levels.reads.value.shape[2], 2))
+    of_sinks = (bucket(len(sinks), 8), bucket(sinks.shape[1], 4))
     place = places(levels, shape[1])
     return Lanes(
         ops=_padded(levels.ops.value, shape[:2], -1),
@@ -71,7 +71,7 @@ def to_lanes(levels: Levels) -> Lanes:
         sink_places=_padded(place[levels.sink_ops.value], of_sinks, -1),
         num_levels=jnp.asarray(number, jnp.int32),
         counters=jnp.asarray(width, jnp.uint32),
-        num_slots=bucket(levels.num_slots, 32),
+        num_slots=bucket(levels.num_slots, 64),
     )
 
 

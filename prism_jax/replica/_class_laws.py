@@ -50,9 +50,8 @@ def class_laws(
 
 def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array, "3 rows samples"]:
     """Mean, standard deviation and skewness, between the nodes; zero for single kernels."""
-    position = jnp.zeros(slowest.shape, jnp.int32)
-    for k in range(1, len(NODE_SCORES) - 1):
-        position = position + (slowest >= nodes[k]).astype(jnp.int32)
+    reached = slowest[None] >= nodes[1:-1, None, None]
+    position = jnp.sum(reached, axis=0, dtype=jnp.int32)
     low, high = nodes[position], nodes[position + 1]
     flat = high <= low
     share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))

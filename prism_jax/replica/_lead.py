@@ -60,7 +60,7 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     # Axes of zero gradient are kept: the number of rows must not depend on values.
     order = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
     length = np.linalg.norm(gradient[order])
-    direction = np.zeros(bucket(num_axes(program), 16))
+    direction = np.zeros(bucket(num_axes(program), 16, 4))
     direction[: len(order)] = gradient[order] / (length if length > 0 else 1)
     share = _AIM / program.num_replicas
     shift = -statistics.NormalDist().inv_cdf(share) if importance else 0.0
@@ -86,7 +86,7 @@ def _counts(program: Program) -> tuple[int, int, int]:
 def _room(program: Program, plan: Plan) -> tuple[int, int, int]:
     """How many of these there is room for."""
     structure = plan.structure
-    return bucket(program.num_ops, 64), structure.ranks, structure.num_microbatches
+    return bucket(program.num_ops, 256, 4), structure.ranks, structure.num_microbatches
 
 
 def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int]) -> Axes:

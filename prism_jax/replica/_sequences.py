@@ -25,7 +25,7 @@ class Sequences(eqx.Module):
 def sequences_of(program: Program) -> Sequences:
     """The sequences of a program."""
     classes = program.rows.class_.value
-    number = bucket(len(classes), 32)
+    number = bucket(len(classes), 64)
     longest = max(len(program.sequences[c].value) for c in classes)
     steps = np.full((number, longest, 2), (-1, 0), np.int32)
     for r, c in enumerate(classes):

@@ -116,7 +116,7 @@ def structure_of(program: Program) -> Structure:
     lanes = to_lanes(program.levels)
     shape = lanes.ops.shape[0], lanes.width
     num_ranks = len(lanes.sinks)
-    num_microbatches = bucket(program.num_microbatches, 16)
+    num_microbatches = bucket(program.num_microbatches, 16, 4)
     direct, compute = blocks.direct.value, blocks.compute.value
     depends = compute[rows.class_.value][ops.row.value]
     microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
@@ -128,10 +128,10 @@ def structure_of(program: Program) -> Structure:
         row=in_lanes(program.levels, ops.row.value, shape),
         microbatch=in_lanes(program.levels, microbatch, shape),
         group=adjustment and in_lanes(program.levels, adjustment.group.value, shape),
-        row_class=_padded(rows.class_.value, bucket(len(rows.class_.value), 32)),
+        row_class=_padded(rows.class_.value, bucket(len(rows.class_.value), 64)),
         row_rank=_padded(
             np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
-            bucket(len(rows.rank.value), 32),
+            bucket(len(rows.rank.value), 64),
         ),
         classes=_classes(program),
         reduce_scatter=_padded(reductions, num_ranks, -1),
@@ -182,7 +182,7 @@ def kernels_of(program: Program) -> int:
 
 def ranks_of(program: Program) -> int:
     """How many pipeline ranks there is room for."""
-    return bucket(program.num_ranks, 4)
+    return bucket(program.num_ranks, 8)
 
 
 def _needs_tables(program: Program) -> bool:

@@ -17,10 +17,6 @@ from ._interrupt import interruptible
 from ._plan import Plan
 
 
-# A call keeps a core busy for about so many op evaluations (some 40 ms); the host looks up
-# (progress, Ctrl-C) between calls.
-_OPS_PER_CALL = 2**24
-_MOST_TILES = 16
 # An accelerator takes tiles side by side: a level costs it some ten microseconds of launch, however
 # few samples there are. So many at most, and no more than fit into this share of its memory.
 _MOST_WIDE_TILES = 128
@@ -126,8 +122,9 @@ def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
     lanes = plan.structure.lanes
     if not _wide():
+        # Few sizes, for each is compiled apart.
         ops = max(int(lanes.num_levels) * lanes.width, 1)
-        return _power_of_two(min(max(_OPS_PER_CALL // (ops * TILE), 2), _MOST_TILES))
+        return 16 if ops < 1024 else 4 if ops < 16384 else 2
     # The ends of ops, the laws of rows, and for a derivative a few bits of every join.
     rows = lanes.num_slots + 8 * (plan.structure.ranks + len(plan.structure.row_class))
     of_sample = plan.dtype.itemsize * rows + len(lanes.ops) * -(-lanes.width // 8)
