@@ -175,7 +175,7 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
 
     variability = Variability(residual={"gemm": lognormal(0.05)}, rank=lognormal(0.02))
     programs = [
-        pipeline_program(GPipe(4, 9), num_replicas=64, variability=variability),
+        pipeline_program(GPipe(4, 9), num_replicas=16, variability=variability),
         pipeline_program(LoopedBFS(4, 4, 2), num_replicas=2, variability=variability, forward=1.5),
         pipeline_program(GPipe(4, 11), num_replicas=8, variability=variability, send_recv=0.1),
         pipeline_program(InterleavedOneFOneB(4, 4, 2), num_replicas=9, variability=variability),
