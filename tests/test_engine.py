@@ -97,7 +97,7 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
 from prism_jax.engine import prepare, simulate
 from prism_jax.engine._draw import Draws
-from prism_jax.engine._run import decided_parts
+from prism_jax.engine._run import decided_stretches
 from tests.test_engine import _rich_program
 assert len(jax.devices()) == int(sys.argv[1])
 key = jax.random.key(3)
@@ -116,8 +116,8 @@ with jax.enable_x64(True):
     program = _rich_program()
     kept = []
     for n in (5000, 20_000):
-        (part,) = decided_parts(prepare(program, key), [Draws("plain", None, 0, n)])
-        kept.append(np.asarray(part.decision.kept.ends[:5000]))
+        (stretch,) = decided_stretches(prepare(program, key), [Draws("plain", None, 0, n)])
+        kept.append(np.asarray(stretch.decision.kept.ends[:5000]))
     assert np.array_equal(*kept)
     digest.update(kept[0].tobytes())
     for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):

@@ -6,8 +6,8 @@ import pytest
 from prism_jax.maxplus import (
     AbstractOpLaw,
     Latencies,
-    place_ends,
-    places,
+    cell_ends,
+    cells,
     propagate,
     to_lanes,
     to_levels,
@@ -39,9 +39,9 @@ def _ends_of_sinks(levels, latencies):
 
 def _ends_of_ops(levels, latencies):
     lanes = to_lanes(levels)
-    place = places(levels, lanes.width)[:-1]
-    at_places = jnp.zeros((lanes.num_places, latencies.shape[1])).at[place].set(latencies)
-    return place_ends(lanes, at_places)[place]
+    cell = cells(levels, lanes.width)[:-1]
+    in_cells = jnp.zeros((lanes.num_cells, latencies.shape[1])).at[cell].set(latencies)
+    return cell_ends(lanes, in_cells)[cell]
 
 
 @pytest.mark.parametrize("seed", range(8))

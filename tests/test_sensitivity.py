@@ -29,10 +29,10 @@ from prism_jax.cli import main
 from prism_jax.engine import composed_steps
 from prism_jax.latency import Gamma, Normal, Weibull, widen
 from prism_jax.maxplus import (
-    critical_places,
+    cell_ends,
+    cells,
+    critical_cells,
     latest_ends,
-    place_ends,
-    places,
     to_lanes,
     to_levels,
 )
@@ -267,19 +267,19 @@ def test_critical_ops_and_slack_of_any_graph():
         predecessors = random_dag(seed)
         levels = to_levels(predecessors, [range(len(predecessors))])
         lanes = to_lanes(levels)
-        place = places(levels, lanes.width)[:-1]
-        latencies = jnp.zeros((lanes.num_places, 3))
+        cell = cells(levels, lanes.width)[:-1]
+        latencies = jnp.zeros((lanes.num_cells, 3))
         drawn = rng.gamma(2.0, 1.0, (len(predecessors), 3))
-        latencies = latencies.at[place].set(drawn)
-        ends_of = jax.jit(place_ends)
+        latencies = latencies.at[cell].set(drawn)
+        ends_of = jax.jit(cell_ends)
         ends = ends_of(lanes, latencies)
         makespan = ends.max(axis=0)
-        critical = critical_places(lanes, ends, jnp.zeros(3, int))
+        critical = critical_cells(lanes, ends, jnp.zeros(3, int))
         np.testing.assert_allclose(jnp.sum(jnp.where(critical, latencies, 0), axis=0), makespan)
         most = jnp.broadcast_to(makespan, (len(lanes.sinks), 3))
         slack = latest_ends(lanes, latencies, most) - ends
         assert np.all(np.abs(np.where(critical, slack, 0)) < 1e-9)
-        for op in place:
+        for op in cell:
             for extra, longer in ((0.0, 0.0), (0.1, 0.1)):
                 changed = latencies.at[op].add(slack[op] + extra)
                 new = ends_of(lanes, changed).max(axis=0)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ..maxplus import critical_places, latest_ends, place_ends, place_latencies, places
+from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, tiles
 from ..step import STEP_TILES, AbstractOneDecides, barriers
 from ._draw import sobol_points
 from ._gradient import Composed
 from ._prepare import Run
-from ._run import Part, step_inputs
+from ._run import Stretch, step_inputs
 
 
 # Latencies, ends and slack of all ops are held for so many op evaluations at once.
@@ -55,15 +55,15 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
     """
     run = composed_.run
     lanes, levels = run.plan.structure.lanes, run.program.levels
-    place = places(levels, lanes.width)[:-1]
-    number = int(np.clip(_MOST_OPS // lanes.num_places, 16, TILE))
-    for part in composed_.parts:
-        draws, decision = part.draws, part.decision
+    cell = cells(levels, lanes.width)[:-1]
+    number = int(np.clip(_MOST_OPS // lanes.num_cells, 16, TILE))
+    for stretch in composed_.stretches:
+        draws, decision = stretch.draws, stretch.decision
         assert isinstance(decision, AbstractOneDecides)
         mine = chosen[(chosen >= draws.first) & (chosen < draws.first + draws.steps)]
         if not len(mine):
             continue
-        finished, factor = _barriers(run, part)
+        finished, factor = _barriers(run, stretch)
         samples = decision.samples(0, draws.steps)
         points = sobol_points(run, draws)
         for start in range(0, len(mine), number):
@@ -83,7 +83,7 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
             inputs = (ids, rank, np.concatenate([most, room], axis=1), *given)
             shared = (run.plan, draws.lead, run.key)
             found = _critical(shared, *(_padded(x, number) for x in inputs))
-            critical, latency, slack = (np.asarray(x)[place, : len(steps)] for x in found)
+            critical, latency, slack = (np.asarray(x)[cell, : len(steps)] for x in found)
             yield CriticalPaths(
                 step=steps,
                 sample=ids,
@@ -100,14 +100,14 @@ def _padded(x: np.ndarray, number: int) -> np.ndarray:
     return np.concatenate([x, np.repeat(x[-1:], number - len(x), axis=0)])
 
 
-def _barriers(run: Run, part: Part) -> tuple[np.ndarray, np.ndarray]:
+def _barriers(run: Run, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
     """When each rank of each step has reduced its gradients, and the step's factor."""
     batches = tiles(
         _barrier_tile,
         (run.plan, run.key),
-        part.steps,
-        step_inputs(run, part),
-        first=part.decision.kept.first,
+        stretch.steps,
+        step_inputs(run, stretch),
+        first=stretch.decision.kept.first,
         per_batch=STEP_TILES,
     )
     ready, factor = zip(*(batch.samples() for batch in batches), strict=True)
@@ -127,9 +127,9 @@ def _critical(shared, ids, rank, most, *points):
     lanes = plan.structure.lanes
     given, _ = given_scores(lead, ids, key, *points)
     drawn = replica_latencies(plan, by_strata(plan, ids, given), key)
-    latencies = place_latencies(lanes, drawn, ids.shape[0], plan.dtype)
-    ends = place_ends(lanes, latencies)
+    latencies = cell_latencies(lanes, drawn, ids.shape[0], plan.dtype)
+    ends = cell_ends(lanes, latencies)
     slack = latest_ends(lanes, latencies, most.T) - ends
-    critical = critical_places(lanes, ends, rank)
+    critical = critical_cells(lanes, ends, rank)
     slack = jnp.where(critical, 0, jnp.maximum(slack, 0))
     return critical, latencies, slack

@@ -1,4 +1,4 @@
-"""Drawing the samples of one replica, or of all replicas, that the parts of a run are made of."""
+"""Drawing the samples of one replica, or of all, that the stretches of a run are made of."""
 
 import dataclasses
 import itertools as it
@@ -47,16 +47,16 @@ Advance = Callable[[int], object]
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """How the replica samples of one part of a run are drawn.
+    """How the replica samples of one stretch of a run are drawn.
 
     **Attributes:**
 
     - `sampling`: `"plain"`, `"importance"` or `"sobol"`.
     - `lead`: the leading axes, unless it is plain.
-    - `first`, `steps`: the part's steps.
+    - `first`, `steps`: the stretch's steps.
     - `explicit`: whether all replicas of each step are simulated.
-    - `allocation`: the number of the GPUs that explicit replicas run on in all steps of the part;
-        by default each step has others.
+    - `allocation`: the number of the GPUs that explicit replicas run on in all of its steps; by
+        default each step has others.
     """
 
     sampling: str
@@ -102,12 +102,12 @@ def all_draws(
     explicit: bool = False,
     allocations: int | None = None,
 ) -> list[Draws]:
-    """The draws of the parts of a run.
+    """The draws of the stretches of a run.
 
-    Each part is a run of its own, and the law is that of all their steps. Parts keep all their
-    replica samples, so that long runs sharpen the whole law. With many replicas a part would not
-    reach far enough into the tail: then there is one part, and of its samples only the first and
-    the slowest are kept. An allocation of GPUs is a part of its own.
+    Each stretch is a run of its own, and the law is that of all their steps. Stretches keep all
+    their replica samples, so that long runs sharpen the whole law. With many replicas a stretch
+    would not reach far enough into the tail: then there is one, and of its samples only the first
+    and the slowest are kept. An allocation of GPUs is a stretch of its own.
     """
     number = 1
     if allocations is not None:
@@ -124,7 +124,7 @@ def all_draws(
 
 
 def draw(run: Run, draws: Draws, reservoir: Reservoir, advance: Advance) -> None:
-    """Draws the samples of a part into a reservoir."""
+    """Draws the samples of a stretch into a reservoir."""
     (_draw_explicit if draws.explicit else _draw_one)(run, draws, reservoir, advance)
 
 
@@ -156,7 +156,7 @@ def _replica_tile(shared, ids, *points):
 
 
 def sobol_points(run: Run, draws: Draws) -> np.ndarray | None:
-    """The scores of the leading axes of one part of a run, where they are quasi-random."""
+    """The scores of the leading axes of one stretch of a run, where they are quasi-random."""
     if draws.sampling != "sobol" or draws.lead is None:
         return None
     seed = (*(int(word) for word in np.asarray(run.key)), draws.first)

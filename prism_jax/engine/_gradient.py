@@ -38,7 +38,7 @@ from ..step import (
 from ._check import check_num_samples
 from ._draw import all_draws, automatic_sampling, find_lead, sobol_points
 from ._prepare import Run, prepare
-from ._run import Part, composed, decided_parts, step_inputs
+from ._run import Stretch, composed, decided_stretches, step_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Composed:
 
     - `steps`: `(n,)` step times in seconds, float64; with `over`, probabilities.
     - `run`: the simulation.
-    - `parts`: how each part of it was drawn, and what decided its steps.
+    - `stretches`: how each stretch of it was drawn, and what decided its steps.
     - `over`: see [`Over`][].
     """
 
     steps: Float[np.ndarray, " n"]
     run: Run
-    parts: tuple[Part, ...]
+    stretches: tuple[Stretch, ...]
     over: Over | None = None
 
 
@@ -81,28 +81,28 @@ def composed_steps(
     with interruptible():
         run = prepare(program, key)
         sampling = automatic_sampling(program, num_samples)
-        lead = find_lead(run, sampling) if like is None else like.parts[0].draws.lead
+        lead = find_lead(run, sampling) if like is None else like.stretches[0].draws.lead
         draws = all_draws(program, num_samples, sampling, lead)
         number = program.num_replicas - (unlike[1] if unlike else 0)
-        parts, steps = [], []
-        for part in decided_parts(run, draws, num_replicas=number):
+        stretches, steps = [], []
+        for stretch in decided_stretches(run, draws, num_replicas=number):
             if unlike is not None:
-                part = _with_unlike(run, part, *unlike)
-            parts.append(part)
-            steps.extend(composed(run, part))
-    return Composed(np.concatenate(steps).astype(np.float64), run, tuple(parts))
+                stretch = _with_unlike(run, stretch, *unlike)
+            stretches.append(stretch)
+            steps.extend(composed(run, stretch))
+    return Composed(np.concatenate(steps).astype(np.float64), run, tuple(stretches))
 
 
-def _with_unlike(run: Run, part: Part, program: Program, number: int) -> Part:
-    """The part with so many replicas of another program."""
+def _with_unlike(run: Run, stretch: Stretch, program: Program, number: int) -> Stretch:
+    """The stretch with so many replicas of another program."""
     other = prepare(program, jax.random.key(0))
     other = dataclasses.replace(other, key=fold(run.key, Stream.UNLIKE))
-    (theirs,) = decided_parts(other, [part.draws], num_replicas=number)
+    (theirs,) = decided_stretches(other, [stretch.draws], num_replicas=number)
     decision = theirs.decision
     assert isinstance(decision, OneEach | VectorRule)
     deal = dataclasses.replace(decision.deal, shuffled=True)
     decision = dataclasses.replace(decision, deal=deal)
-    return dataclasses.replace(part, decision=SlowestOf((part.decision, decision)))
+    return dataclasses.replace(stretch, decision=SlowestOf((stretch.decision, decision)))
 
 
 def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> Composed | None:
@@ -125,7 +125,7 @@ def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> C
     if last is None or spreads[last] <= narrowest:
         return None
     over = Over(jnp.asarray(threshold, run.plan.dtype), last)
-    steps = [steps for part in composed_.parts for steps in composed(run, part, over)]
+    steps = [steps for stretch in composed_.stretches for steps in composed(run, stretch, over)]
     return dataclasses.replace(composed_, steps=np.concatenate(steps).astype(np.float64), over=over)
 
 
@@ -145,21 +145,21 @@ def pull_back(
     """
     run = composed_.run
     of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
-    for part in composed_.parts:
-        mine = slice(part.draws.first, part.draws.first + part.draws.steps)
-        of_tables, of_ends = _through_steps(composed_, part, slope[mine], of_tables)
-        of_tables = _through_replicas(run, part, of_ends, of_tables)
-        of_tables = _through_weights(run, part, influence[mine], of_tables)
+    for stretch in composed_.stretches:
+        mine = slice(stretch.draws.first, stretch.draws.first + stretch.draws.steps)
+        of_tables, of_ends = _through_steps(composed_, stretch, slope[mine], of_tables)
+        of_tables = _through_replicas(run, stretch, of_ends, of_tables)
+        of_tables = _through_weights(run, stretch, influence[mine], of_tables)
     return gradient_of(run.program, of_tables)
 
 
-def _through_steps(composed_: Composed, part: Part, slope, of_tables):
+def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
     """Back through the composition of steps, to the plan and to the kept samples' ends."""
-    run, decision = composed_.run, part.decision
+    run, decision = composed_.run, stretch.decision
     assert isinstance(decision, AbstractOneDecides)
     start, ranks = decision.kept.first, run.program.num_ranks
     of_ends = np.zeros(decision.kept.ends.shape)
-    deciding = step_inputs(run, part)
+    deciding = step_inputs(run, stretch)
 
     def inputs(first, count):
         ends, regimes = deciding(first, count)
@@ -167,9 +167,9 @@ def _through_steps(composed_: Composed, part: Part, slope, of_tables):
 
     shared = (run.plan, run.key, composed_.over)
     for batch in tiles(_step_vjp, shared, len(slope), inputs, first=start, per_batch=STEP_TILES):
-        tables_part, ends_part = batch.arrays
-        of_tables = dataclasses.replace(batch, arrays=tables_part).added_to(of_tables)
-        of_steps = dataclasses.replace(batch, arrays=ends_part).samples()
+        tables_share, ends_share = batch.arrays
+        of_tables = dataclasses.replace(batch, arrays=tables_share).added_to(of_tables)
+        of_steps = dataclasses.replace(batch, arrays=ends_share).samples()
         samples = decision.samples(batch.first - start, batch.count)
         for rank in range(ranks):
             of_ends[:, rank] += np.bincount(samples, of_steps[:, rank], minlength=len(of_ends))
@@ -186,12 +186,12 @@ def _step_vjp(shared, ids, ends, regimes, slope):
     return vjp(slope)
 
 
-def _through_replicas(run: Run, part: Part, of_ends, of_tables):
+def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
     """Back through the samples of a replica that steps depend on, to the plan.
 
     Each pair of a sample and a rank that decides with it goes back along one path.
     """
-    draws, kept = part.draws, part.decision.kept
+    draws, kept = stretch.draws, stretch.decision.kept
     needed, rank = np.nonzero(of_ends)
     points = sobol_points(run, draws)
 
@@ -223,14 +223,14 @@ def _replica_vjp(shared, _, ids, rank, weight, *points):
     return vjp(jnp.where(mine, weight[None, :], 0))[0]
 
 
-def _through_weights(run: Run, part: Part, influence, of_tables):
+def _through_weights(run: Run, stretch: Stretch, influence, of_tables):
     """Through the weights of the strata: how likely stalls and a congested network are."""
-    decision = part.decision
+    decision = stretch.decision
     if len(run.program.strata) == 1 or not isinstance(decision, VectorRule):
         return of_tables
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
-    regimes, position = decision.picks(0, part.steps)
+    regimes, position = decision.picks(0, stretch.steps)
     for g, selection in enumerate(decision.selections):
         members = regimes == g
         if not members.any():

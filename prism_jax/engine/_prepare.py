@@ -19,7 +19,7 @@ from ._check import check_plan, check_program
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What all parts of a run have in common."""
+    """What all stretches of a run have in common."""
 
     program: Program
     plan: Plan

@@ -1,4 +1,4 @@
-"""A run: what decides the steps of each of its parts, and the steps."""
+"""A run: what decides the steps of each of its stretches, and the steps."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ _PILOT_SAMPLES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of a run: how it was drawn, what decides its steps, and how many there are: fewer
+class Stretch:
+    """One stretch of a run: how it was drawn, what decides its steps, and how many there are: fewer
     than asked for after Ctrl-C.
     """
 
@@ -37,19 +37,19 @@ class Part:
     steps: int
 
 
-def decided_parts(
+def decided_stretches(
     run: Run,
     draws: Sequence[Draws],
     *,
     exact: bool = False,
     num_replicas: int | None = None,
     advance: Advance = lambda steps: None,
-) -> Iterator[Part]:
-    """Draws the parts of a run, one after the other, and decides their steps.
+) -> Iterator[Stretch]:
+    """Draws the stretches of a run, one after the other, and decides their steps.
 
     **Raises:**
 
-    `KeyboardInterrupt` after Ctrl-C, and after the steps drawn so far were given as a last part.
+    `KeyboardInterrupt` after Ctrl-C, and after the steps drawn so far were given as a last stretch.
     """
     replicas = run.program.num_replicas if num_replicas is None else num_replicas
     with interruptible() as interrupt:
@@ -72,31 +72,33 @@ def decided_parts(
                 # What was drawn is to be composed; Ctrl-C while it was decided ends the run then.
                 interrupted |= interrupt.came
                 interrupt.came = False
-                yield Part(mine, decision, steps)
+                yield Stretch(mine, decision, steps)
             if interrupted:
                 raise KeyboardInterrupt
 
 
 def composed(
-    run: Run, part: Part, over: Over | None = None, advance: Advance = lambda steps: None
+    run: Run, stretch: Stretch, over: Over | None = None, advance: Advance = lambda steps: None
 ) -> Iterator[np.ndarray]:
-    """The steps of a part, a batch at a time, in order: their times, or the probabilities that they
-    are over a threshold.
+    """The steps of a stretch, a batch at a time, in order: their times, or the probabilities that
+    they are over a threshold.
     """
-    inputs = step_inputs(run, part)
+    inputs = step_inputs(run, stretch)
     shared = (run.plan, run.key, over)
-    first = part.decision.kept.first
-    for batch in tiles(_step_tile, shared, part.steps, inputs, first=first, per_batch=STEP_TILES):
+    first = stretch.decision.kept.first
+    for batch in tiles(
+        _step_tile, shared, stretch.steps, inputs, first=first, per_batch=STEP_TILES
+    ):
         yield batch.samples()
         advance(batch.count)
 
 
-def step_inputs(run: Run, part: Part) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
+def step_inputs(run: Run, stretch: Stretch) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
     """What decides the steps from an id on: ends, with room for all ranks, and regimes."""
     room = run.plan.structure.ranks
 
     def inputs(first, count):
-        ends, regimes = part.decision.inputs(first, count)
+        ends, regimes = stretch.decision.inputs(first, count)
         padding = np.zeros((count, room - ends.shape[1]), ends.dtype)
         return np.concatenate([ends, padding], axis=1) if padding.size else ends, regimes
 
@@ -113,12 +115,12 @@ def pilot(run: Run) -> np.ndarray:
     run = dataclasses.replace(run, key=key_data(pilot_key()))
     draws = Draws("plain", None, 0, _PILOT_SAMPLES)
     return np.concatenate(
-        [steps for part in decided_parts(run, [draws]) for steps in composed(run, part)]
+        [steps for stretch in decided_stretches(run, [draws]) for steps in composed(run, stretch)]
     )
 
 
 def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:
-    """The standard errors of a law, from the first steps of a part, which are used up."""
+    """The standard errors of a law, from the first steps of a stretch, which are used up."""
     errors = decision.errors(len(steps))
     thresholds = np.quantile(steps.copy(), LEVELS, overwrite_input=True)
     levels = [errors.of_level(steps, t) for t in thresholds]

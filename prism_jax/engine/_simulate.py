@@ -1,4 +1,4 @@
-"""`simulate`: the host loop over parts of a run."""
+"""`simulate`: the host loop over stretches of a run."""
 
 import dataclasses
 import time
@@ -14,15 +14,15 @@ from ..law import (
     Law,
     grid_of,
     merge_allocations,
-    merge_parts,
     merge_randomisations,
+    merge_stretches,
 )
 from ..program import Program, digest
 from ..replica import interruptible
 from ._check import check_num_samples, check_program
 from ._draw import RANDOMISATIONS, Advance, Draws, all_draws, automatic_sampling, find_lead
 from ._prepare import Run, prepare
-from ._run import Part, composed, decided_parts, errors_of, pilot
+from ._run import Stretch, composed, decided_stretches, errors_of, pilot
 
 
 _MOST_SOBOL = 2**24
@@ -104,8 +104,8 @@ def simulate(
 def _law(
     run: Run, draws: list[Draws], grid: tuple[float, float], exact: bool, advance: Advance
 ) -> Law:
-    """The law of all parts, or, after Ctrl-C, of the steps so far."""
-    merge = merge_parts
+    """The law of all stretches, or, after Ctrl-C, of the steps so far."""
+    merge = merge_stretches
     if draws[0].sampling == "sobol":
         merge = merge_randomisations
     elif draws[0].allocation is not None:
@@ -115,22 +115,22 @@ def _law(
     first: Errors | None = None
     with interruptible() as interrupt:
         try:
-            for part in decided_parts(run, draws, exact=exact, advance=advance):
+            for stretch in decided_stretches(run, draws, exact=exact, advance=advance):
                 accumulator = Accumulator(grid)
                 try:
-                    for steps in composed(run, part, advance=advance):
+                    for steps in composed(run, stretch, advance=advance):
                         accumulator.add(steps)
                 finally:
                     if accumulator.num_samples:
-                        # Whole parts of one run have the errors of the first.
-                        whole = accumulator.num_samples == part.draws.steps
+                        # Whole stretches of one run have the errors of the first.
+                        whole = accumulator.num_samples == stretch.draws.steps
                         errors = first if whole else None
                         if errors is None:
-                            errors = errors_of(part.decision, accumulator.first_steps())
-                        laws.append(_law_of_part(part, accumulator, errors, about))
+                            errors = errors_of(stretch.decision, accumulator.first_steps())
+                        laws.append(_law_of_stretch(stretch, accumulator, errors, about))
                         first = errors if merge is not merge_allocations else None
-                if len(laws) == RANDOMISATIONS and merge is merge_parts:
-                    laws = [merge_parts(laws)]  # So that memory stays flat.
+                if len(laws) == RANDOMISATIONS and merge is merge_stretches:
+                    laws = [merge_stretches(laws)]  # So that memory stays flat.
         except KeyboardInterrupt:
             if not laws:
                 raise
@@ -138,11 +138,11 @@ def _law(
     return merge(laws)
 
 
-def _law_of_part(part: Part, accumulator: Accumulator, errors: Errors, about) -> Law:
+def _law_of_stretch(stretch: Stretch, accumulator: Accumulator, errors: Errors, about) -> Law:
     return accumulator.law(
         errors,
-        requested=part.draws.steps,
-        effective_samples=part.decision.kept.effective_samples(),
+        requested=stretch.draws.steps,
+        effective_samples=stretch.decision.kept.effective_samples(),
         compile_s=0.0,
         run_s=0.0,
         **about,

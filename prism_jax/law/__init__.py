@@ -12,6 +12,6 @@ from ._law import (
 from ._merge import (
     merge_allocations as merge_allocations,
     merge_laws as merge_laws,
-    merge_parts as merge_parts,
     merge_randomisations as merge_randomisations,
+    merge_stretches as merge_stretches,
 )

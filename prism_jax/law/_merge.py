@@ -37,7 +37,7 @@ def merge_laws(laws: Iterable[Law]) -> Law:
     return _pool(laws, keys)
 
 
-def merge_parts(laws: Sequence[Law]) -> Law:
+def merge_stretches(laws: Sequence[Law]) -> Law:
     """One law of the stretches of one run."""
     return laws[0] if len(laws) == 1 else _pool(laws, laws[0].keys)
 
@@ -46,7 +46,7 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     """One law of randomisations of the same points, whose standard errors are those of the mean of
     independent randomisations: how much these scatter.
     """
-    law = merge_parts(laws)
+    law = merge_stretches(laws)
     count = len(laws)
     if count < 2:
         return dataclasses.replace(law, mean_support=0.0, level_support=0 * law.level_support)

@@ -12,7 +12,7 @@ class Lanes(eqx.Module):
     """A graph as `propagate` takes it: arguments of what is compiled, so that graphs of one bucket
     of shapes share compiled code.
 
-    The place of an op is its level times the width, plus its lane. Padding lanes have the op -1,
+    The cell of an op is its level times the width, plus its lane. Padding lanes have the op -1,
     read `START` and write to `WASTE`; levels from `num_levels` on are padding that no loop visits.
 
     **Attributes:**
@@ -20,9 +20,9 @@ class Lanes(eqx.Module):
     - `ops`: `(levels, width)`, the op of each lane.
     - `reads`: `(levels, width, fan_in)`, the slots of the ends that an op waits for.
     - `writes`: `(levels, width)`, the slot that takes its end.
-    - `before`: `(levels, width, fan_in)`, the places of the ops behind `reads`, or -1.
+    - `before`: `(levels, width, fan_in)`, the cells of the ops behind `reads`, or -1.
     - `sinks`: `(sinks, fan)`, slots whose maximum at the end is a sink's end.
-    - `sink_places`: `(sinks, fan)`, the places of the ops behind them, or -1.
+    - `sink_cells`: `(sinks, fan)`, the cells of the ops behind them, or -1.
     - `num_levels`: how many levels there are.
     - `counters`: how many random numbers a level has: the graph's own width.
     - `num_slots`: static.
@@ -33,7 +33,7 @@ class Lanes(eqx.Module):
     writes: Int[Array, "levels width"]
     before: Int[Array, "levels width fan_in"]
     sinks: Int[Array, "sinks fan"]
-    sink_places: Int[Array, "sinks fan"]
+    sink_cells: Int[Array, "sinks fan"]
     num_levels: Int[Array, ""]
     counters: UInt32[Array, ""]
     num_slots: int = eqx.field(static=True)
@@ -43,7 +43,7 @@ class Lanes(eqx.Module):
         return self.ops.shape[1]
 
     @property
-    def num_places(self) -> int:
+    def num_cells(self) -> int:
         return self.ops.size
 
 
@@ -61,27 +61,27 @@ def to_lanes(levels: Levels) -> Lanes:
     sinks = levels.sinks.value
     shape = (bucket(number, 256, 4), bucket(width, 2), bucket(levels.reads.value.shape[2], 2))
     of_sinks = (bucket(len(sinks), 8), bucket(sinks.shape[1], 4))
-    place = places(levels, shape[1])
+    cell = cells(levels, shape[1])
     return Lanes(
         ops=_padded(levels.ops.value, shape[:2], -1),
         reads=_padded(levels.reads.value, shape, START),
         writes=_padded(levels.writes.value, shape[:2], WASTE),
-        before=_padded(place[levels.predecessors.value], shape, -1),
+        before=_padded(cell[levels.predecessors.value], shape, -1),
         sinks=_padded(sinks, of_sinks, START),
-        sink_places=_padded(place[levels.sink_ops.value], of_sinks, -1),
+        sink_cells=_padded(cell[levels.sink_ops.value], of_sinks, -1),
         num_levels=jnp.asarray(number, jnp.int32),
         counters=jnp.asarray(width, jnp.uint32),
         num_slots=bucket(levels.num_slots, 64),
     )
 
 
-def places(levels: Levels, width: int) -> Int[np.ndarray, " ops_and_none"]:
-    """The place of each op, and at last -1 for "no op"."""
+def cells(levels: Levels, width: int) -> Int[np.ndarray, " ops_and_none"]:
+    """The cell of each op, and at last -1 for "no op"."""
     lanes = levels.ops.value
     level, lane = np.nonzero(lanes >= 0)
-    place = np.full(levels.num_ops + 1, -1, np.int32)
-    place[lanes[level, lane]] = level * width + lane
-    return place
+    cell = np.full(levels.num_ops + 1, -1, np.int32)
+    cell[lanes[level, lane]] = level * width + lane
+    return cell
 
 
 def in_lanes(

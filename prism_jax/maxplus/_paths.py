@@ -1,5 +1,5 @@
 """What all ops of a graph look like in a few samples: latencies, critical paths and slack, where
-`propagate` keeps only the ends of the sinks. Ops are found by their place: see [`Lanes`][].
+`propagate` keeps only the ends of the sinks. Ops are found by their cell: see [`Lanes`][].
 """
 
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from ._lanes import Lanes
 from ._propagate import Latencies, level_latencies
 
 
-def place_latencies(
+def cell_latencies(
     lanes: Lanes, latencies: Latencies, num_samples: int, dtype: jnp.dtype
-) -> Float[Array, "places samples"]:
-    """The latency of the op of every place, in seconds, as `propagate` draws it."""
+) -> Float[Array, "cells samples"]:
+    """The latency of the op of every cell, in seconds, as `propagate` draws it."""
 
     def step(level, drawn):
         mine = level_latencies(latencies, latencies.tables, latencies.common, lanes, level)
@@ -22,18 +22,18 @@ def place_latencies(
         first = level * np.int32(lanes.width)
         return lax.dynamic_update_slice_in_dim(drawn, mine, first, 0)
 
-    drawn = jnp.zeros((lanes.num_places, num_samples), dtype)
+    drawn = jnp.zeros((lanes.num_cells, num_samples), dtype)
     return lax.fori_loop(0, lanes.num_levels, step, drawn)
 
 
-def place_ends(
-    lanes: Lanes, latencies: Float[Array, "places samples"]
-) -> Float[Array, "places samples"]:
-    """The end of the op of every place, in seconds, from latencies that already exist.
+def cell_ends(
+    lanes: Lanes, latencies: Float[Array, "cells samples"]
+) -> Float[Array, "cells samples"]:
+    """The end of the op of every cell, in seconds, from latencies that already exist.
 
     For graphs and sample counts small enough to hold.
     """
-    # The row behind the last place stands for "waits for nothing".
+    # The row behind the last cell stands for "waits for nothing".
     ends = jnp.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
 
     def step(level, ends):
@@ -46,21 +46,21 @@ def place_ends(
     return lax.fori_loop(0, lanes.num_levels, step, ends)[:-1]
 
 
-def critical_places(
-    lanes: Lanes, ends: Float[Array, "places samples"], sink: Int[Array, " samples"]
-) -> Bool[Array, "places samples"]:
-    """The places on the critical path to a sink: back from its latest op to the latest that each op
+def critical_cells(
+    lanes: Lanes, ends: Float[Array, "cells samples"], sink: Int[Array, " samples"]
+) -> Bool[Array, "cells samples"]:
+    """The cells on the critical path to a sink: back from its latest op to the latest that each op
     waits for; among equals the first, as for the derivative of `propagate`.
 
     **Arguments:**
 
-    - `ends`: from `place_ends`.
+    - `ends`: from `cell_ends`.
     - `sink`: the number of the sink in each sample.
     """
     columns = jnp.arange(ends.shape[1])
-    # The row behind the last place stands for "waits for nothing".
+    # The row behind the last cell stands for "waits for nothing".
     ends = jnp.concatenate([ends, jnp.full_like(ends[:1], -1.0)])
-    last = lanes.sink_places[sink].T
+    last = lanes.sink_cells[sink].T
     latest = jnp.argmax(ends[last, columns[None, :]], axis=0)
     critical = jnp.zeros(ends.shape, bool).at[last[latest, columns], columns].set(True)
 
@@ -79,13 +79,13 @@ def critical_places(
 
 def latest_ends(
     lanes: Lanes,
-    latencies: Float[Array, "places samples"],
+    latencies: Float[Array, "cells samples"],
     at_sinks: Float[Array, "sinks samples"],
-) -> Float[Array, "places samples"]:
-    """How late the op of each place may end, in seconds, if no sink is to end later than given."""
+) -> Float[Array, "cells samples"]:
+    """How late the op of each cell may end, in seconds, if no sink is to end later than given."""
     late = jnp.full((len(latencies) + 1, latencies.shape[1]), jnp.inf, latencies.dtype)
-    most = jnp.repeat(at_sinks, lanes.sink_places.shape[1], axis=0)
-    late = late.at[lanes.sink_places.reshape(-1)].min(most)
+    most = jnp.repeat(at_sinks, lanes.sink_cells.shape[1], axis=0)
+    late = late.at[lanes.sink_cells.reshape(-1)].min(most)
 
     def step(i, late):
         level = lanes.num_levels - 1 - i

@@ -176,8 +176,8 @@ def _ends_backward(
         cotangent, gradient = carry
         sink = jnp.argmax(cotangent != 0, axis=0)
         weight = cotangent[sink, columns]
-        place = lanes.sink_places[sink, at_sinks[sink, columns].astype(jnp.int32)]
-        gradient = _along_path(values, rest, latencies, lanes, choices, place, weight, gradient)
+        cell = lanes.sink_cells[sink, at_sinks[sink, columns].astype(jnp.int32)]
+        gradient = _along_path(values, rest, latencies, lanes, choices, cell, weight, gradient)
         return cotangent.at[sink, columns].set(0), gradient
 
     tables, common = values
@@ -193,29 +193,29 @@ def _ends_backward(
     return jax.tree.map(as_table, of_tables, tables), of_common
 
 
-def _along_path(values, rest, latencies, lanes: Lanes, choices, place, weight, gradient):
-    """Adds what the latencies on a path contribute, from its last place on back to the start."""
+def _along_path(values, rest, latencies, lanes: Lanes, choices, cell, weight, gradient):
+    """Adds what the latencies on a path contribute, from its last cell on back to the start."""
     width = lanes.width
-    samples = place.shape[0]
+    samples = cell.shape[0]
     together = min(len(lanes.ops), _LEVELS_AT_ONCE)
     tables = values[0]
 
     # Three loops, with what passes from one to the next in memory: in a single one, XLA would draw
     # the same noise again for each of its uses.
     def block(turn, carry):
-        place, of_tables, of_common = carry
+        cell, of_tables, of_common = carry
         first = (blocks - 1 - turn) * together
         count = jnp.minimum(lanes.num_levels - first, together)
 
         def walk(i, carry):
-            place, lane_of, z_of = carry
+            cell, lane_of, z_of = carry
             slot = count - 1 - i
             level = first + slot
-            lane = place - level * np.int32(width)
+            lane = cell - level * np.int32(width)
             counter = level.astype(jnp.uint32) * lanes.counters + lane.astype(jnp.uint32)
             z = latencies.noise(latencies.noise_arguments, counter[None, :])[0]
-            place = _followed(place, lane, lanes.before[level], choices[level], lanes)
-            return place, lane_of.at[slot].set(lane), z_of.at[slot].set(z)
+            cell = _followed(cell, lane, lanes.before[level], choices[level], lanes)
+            return cell, lane_of.at[slot].set(lane), z_of.at[slot].set(z)
 
         def contribution(slot, carry):
             parts, of_common = carry
@@ -235,14 +235,14 @@ def _along_path(values, rest, latencies, lanes: Lanes, choices, place, weight, g
 
         shape = (together, samples)
         held = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, weight.dtype))
-        place, lane_of, z_of = lax.fori_loop(0, count, walk, (place, *held))
+        cell, lane_of, z_of = lax.fori_loop(0, count, walk, (cell, *held))
         shape = (together, 1, samples)
         parts = jax.tree.map(lambda table: jnp.zeros(shape, table.dtype), tables)
         parts, of_common = lax.fori_loop(0, count, contribution, (parts, of_common))
-        return place, lax.fori_loop(0, count, add, of_tables), of_common
+        return cell, lax.fori_loop(0, count, add, of_tables), of_common
 
     blocks = (lanes.num_levels + np.int32(together - 1)) // np.int32(together)
-    return lax.fori_loop(0, blocks, block, (place, *gradient))[1:]
+    return lax.fori_loop(0, blocks, block, (cell, *gradient))[1:]
 
 
 def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
@@ -253,7 +253,7 @@ def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
     )
 
 
-def _followed(place, lane, before, choice, lanes: Lanes):
+def _followed(cell, lane, before, choice, lanes: Lanes):
     """Where a path goes on from this level: unchanged if it does not pass here."""
     bits, together = _bits(lanes)
     for j in range(before.shape[0]):
@@ -262,8 +262,8 @@ def _followed(place, lane, before, choice, lanes: Lanes):
         onward = before[j, 0]
         for k in range(1, before.shape[1]):
             onward = jnp.where(chosen == k, before[j, k], onward)
-        place = jnp.where(lane == j, onward, place)
-    return place
+        cell = jnp.where(lane == j, onward, cell)
+    return cell
 
 
 def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
