@@ -116,8 +116,8 @@ def test_damaged_and_foreign_programs_are_one_sentence(tmp_path):
         {"format": 2},
         {"digest": "0"},
         {"program": None},
-        {"program": {"class": "Program", "fields": {}}},
-        {"program": {"class": "Program", "fields": 3}},
+        {"program": {"class": "prism_jax.program._program.Program", "fields": {}}},
+        {"program": {"class": "prism_jax.program._program.Program", "fields": 3}},
         {"program": {"tuple": [1, 2]}},
         {"program": {"array": "array0"}},
         {"program": {}},
@@ -126,8 +126,8 @@ def test_damaged_and_foreign_programs_are_one_sentence(tmp_path):
         with pytest.raises(ValueError, match="is not a program"):
             prism.load_program(bad)
     text = json.dumps(about)
-    np.savez(bad, **{**fields, "about": np.array(text.replace('"Gamma"', '"Gama"'))})
-    with pytest.raises(ValueError, match="`Gama`, which is not known here"):
+    np.savez(bad, **{**fields, "about": np.array(text.replace('._gamma.Gamma"', '._gamma.Gama"'))})
+    with pytest.raises(ValueError, match="Gama`, which is not known here"):
         prism.load_program(bad)
     np.savez(bad, a=np.zeros(2))
     with pytest.raises(ValueError, match="is not a program"):
