@@ -27,15 +27,18 @@ def interruptible() -> Iterator[Interrupt]:
     """Holds Ctrl-C back until it is checked for, or to the end, so that nothing is lost. A second
     one is not held back. Blocks inside share what came.
     """
-    if _holding or threading.current_thread() is not threading.main_thread():
-        yield _holding[0] if _holding else Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield Interrupt()  # Signals come to the main thread alone.
         return
     before = signal.getsignal(signal.SIGINT)
+    if _holding or not callable(before):  # Where Ctrl-C is ignored, it stays so.
+        yield _holding[0] if _holding else Interrupt()
+        return
     interrupt = Interrupt()
     _holding.append(interrupt)
 
     def hold(number, frame):
-        if interrupt.came and callable(before):
+        if interrupt.came:
             before(number, frame)
         interrupt.came = True
 
