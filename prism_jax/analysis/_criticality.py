@@ -10,7 +10,6 @@ from .._progress import progress_bar
 from ..cluster import COLLECTIVES
 from ..engine import composed_steps, critical_paths
 from ..program import Program
-from ._stages import computes
 
 
 # The critical paths of so many steps are followed.
@@ -91,7 +90,7 @@ def criticality(
     composed = composed_steps(program, num_samples=num_samples, key=key)
     chosen = _steps_between(composed.steps, *band)
     ops = program.ops
-    compute = computes(program)
+    compute = ~program.ops.is_send_recv
     labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
     total = {name: np.zeros(program.num_ops) for name in ("probability", "latency_s", "slack_s")}
     groups = {

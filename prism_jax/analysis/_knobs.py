@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray, unknown_name
 from ..latency import widen
 from ..program import Adjustment, Network, Program
-from ._stages import computes
 
 
 _SHARED = ("rank", "step", "microbatch")
@@ -95,7 +94,7 @@ def turn(program: Program, knobs: Knobs) -> Program:
 
 def _by_stage(program: Program, knobs: Knobs) -> Adjustment:
     """Groups of ops by stage; communication is apart."""
-    stage = np.where(computes(program), program.ops.stage.value, -1)
+    stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)
     return adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread)
 
 

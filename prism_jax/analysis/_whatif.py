@@ -16,7 +16,6 @@ from ..law import QUANTILES
 from ..program import Program
 from ._batches import Batched, in_batches
 from ._knobs import adjusted, neutral, turn
-from ._stages import computes
 
 
 FIGURES = ("mean", "std", *QUANTILES)
@@ -193,7 +192,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
         raise ValueError(
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
         )
-    slow = (program.ops.rank.value == rank) & computes(program)
+    slow = (program.ops.rank.value == rank) & ~program.ops.is_send_recv
     one = jnp.ones((1,), program.latencies.mean.dtype)
     ranks = jnp.ones((program.num_ranks,), one.dtype)
     adjustment = adjusted(program, np.where(slow, 0, -1), one * factor, one, ranks)

@@ -6,14 +6,8 @@ from jaxtyping import PRNGKeyArray
 
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import (
-    Plan,
-    make_plan,
-)
-from ..step import (
-    Chances,
-    chances_of,
-)
+from ..replica import Plan, make_plan
+from ..step import Chances, chances_of
 from ._check import check_plan, check_program
 
 

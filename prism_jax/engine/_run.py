@@ -7,10 +7,7 @@ import numpy as np
 
 from ..law import LEVELS, Errors
 from ..random import key_data
-from ..replica import (
-    interruptible,
-    tiles,
-)
+from ..replica import interruptible, tiles
 from ..step import (
     STEP_TILES,
     AbstractDecision,
