@@ -83,7 +83,7 @@ def criticality(
 
     **Raises:**
 
-    `ValueError` for a band that is none.
+    `ValueError` for a band that is not two rising quantiles between 0 and 1.
     """
     if len(band) != 2 or not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")

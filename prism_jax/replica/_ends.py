@@ -220,8 +220,8 @@ def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, c
 
 def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
     """The stalls of the samples."""
-    stalls = plan.structure.stalls
-    if stalls is None or plan.tables.stall_shares is None:
+    stalls, kinds = plan.structure.stalls, plan.structure.classes.stall_kind
+    if stalls is None or kinds is None or plan.tables.stall_shares is None:
         return ()
     words, shares = fold(key, Stream.STALLS), lax.stop_gradient(plan.tables.stall_shares)
     pauses = []
@@ -230,7 +230,7 @@ def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
         z = normals(words, sampled.ids, jnp.uint32(2 * j + 1), plan.dtype)
         entry = jnp.clip(jnp.searchsorted(shares, u), 0, len(stalls.op) - 1)
         where = jnp.where(sampled.stalls > j, stalls.op[entry], -2)
-        seconds = look_up(plan.tables.stall_sizes, stalls.kind[entry], z)
+        seconds = look_up(plan.tables.stall_sizes, kinds[entry], z)
         pauses.append(Pause(where[None, :], seconds[None, :]))
     return tuple(pauses)
 
@@ -239,10 +239,11 @@ def poisson_stalls(
     plan: Plan, sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> Int[Array, " samples"]:
     """The number of stalls of each sample by its law, for replicas that are all simulated."""
-    words, counter = fold(key, Stream.STALLS), 2 * plan.structure.strata.most.astype(jnp.uint32)
+    most = plan.structure.classes.most_stalls
+    words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
     u, _ = uniforms(words, sample_ids, counter, plan.dtype)
     bounds = jnp.cumsum(plan.tables.stall_counts)
     # The most that there is stands for more, and what follows is padding.
     number = jnp.arange(len(bounds), dtype=jnp.int32)
-    bounds = jnp.where(number < plan.structure.strata.most, bounds, 2)
+    bounds = jnp.where(number < most, bounds, 2)
     return jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)

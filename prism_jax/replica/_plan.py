@@ -257,11 +257,3 @@ def _relative(law: AbstractLatency, dtype) -> Table:
 
 def _optional(law: AbstractLatency | None, dtype) -> Table | None:
     return None if law is None else _relative(law, dtype)
-
-
-def stratum_weights(plan: Plan) -> Float[Array, " strata"]:
-    """The weight of each sample of a stratum within its regime of the network: the probability of
-    its number of stalls over its share of the regime's samples. Differentiable in the rates.
-    """
-    strata = plan.structure.strata
-    return plan.tables.stall_counts[strata.stalls] / strata.share_of_regime.astype(plan.dtype)

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from ..maxplus import bucket
 from ..program import Program
@@ -16,17 +16,13 @@ class Strata(eqx.Module):
 
     - `bounds`: where, of 2^32, the share of each ends.
     - `regime`, `stalls`: what is set in each.
-    - `share_of_regime`: the share of each among the samples of its regime; one for padding.
     - `number`: how many there are; the rest is padding.
-    - `most`: stalls of the stratum that has the most.
     """
 
     bounds: UInt32[Array, " strata"]
     regime: Int[Array, " strata"]
     stalls: Int[Array, " strata"]
-    share_of_regime: Float[Array, " strata"]
     number: Int[Array, ""]
-    most: Int[Array, ""]
 
 
 def strata_of(program: Program) -> Strata:
@@ -42,11 +38,7 @@ def strata_of(program: Program) -> Strata:
         bounds=jnp.asarray(np.pad(bounds, (0, padding), mode="edge")),
         regime=jnp.asarray(np.pad(regime, (0, padding), mode="edge")),
         stalls=jnp.asarray(np.pad(stalls, (0, padding), mode="edge")),
-        share_of_regime=jnp.asarray(
-            np.pad(share / np.bincount(regime, share)[regime], (0, padding), constant_values=1)
-        ),
         number=jnp.asarray(number, jnp.int32),
-        most=jnp.asarray(stalls.max(), jnp.int32),
     )
 
 

@@ -56,10 +56,9 @@ class Classes(eqx.Module):
 
 
 class Stalls(eqx.Module):
-    """Which ops may stall: `op` and `kind` of stall, for each entry."""
+    """Which ops may stall, one entry for each of their kinds of stall."""
 
     op: Int[Array, " stalls"]
-    kind: Int[Array, " stalls"]
     most: int = eqx.field(static=True)  # Of one sample.
 
 
@@ -218,13 +217,12 @@ def _collapse(program: Program) -> Collapse:
 
 
 def _stalls(program: Program) -> Stalls | None:
-    op, kind = program.stall_ops.value, program.stall_kinds.value
+    op = program.stall_ops.value
     if not len(op):
         return None
     number = bucket(len(op), 64, 4)
     return Stalls(
         op=_padded(op, number, int(op[-1])),
-        kind=_padded(kind, number, int(kind[-1])),
         most=bucket(_most_stalls(program), 4),
     )
 
