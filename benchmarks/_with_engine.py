@@ -92,10 +92,10 @@ def _sum_of_draws(shared, ids):
 
     plan, key, rows = shared
     width = rows.shape[1]
-    structure = plan.structure
-    one = jnp.ones((len(structure.row_class), 1), plan.dtype)
+    graph = plan.structure.graph
+    one = jnp.ones((len(graph.row_class), 1), plan.dtype)
     calm = jnp.zeros((1,), jnp.int32)
-    law = class_laws(plan, structure.row_class, structure.ops, one, plan.tables.nodes, calm).single
+    law = class_laws(plan, graph.row_class, graph.mixed, one, plan.tables.nodes, calm).single
     assert law is not None
     assert law.sigma is not None
     mean, sigma = law.mean, law.sigma

@@ -25,7 +25,7 @@ class _Given(AbstractOpLaw):
 
 def _ends_of_sinks(levels, latencies):
     """With latencies given, and no noise."""
-    lanes = to_lanes(levels)
+    lanes = to_lanes(levels, len(levels.sinks.value))
     given = Latencies(
         tables=_Given(latencies),
         rows=_Given(lanes.ops),
@@ -38,7 +38,7 @@ def _ends_of_sinks(levels, latencies):
 
 
 def _ends_of_ops(levels, latencies):
-    lanes = to_lanes(levels)
+    lanes = to_lanes(levels, len(levels.sinks.value))
     cell = cells(levels, lanes.width)[:-1]
     in_cells = jnp.zeros((lanes.num_cells, latencies.shape[1])).at[cell].set(latencies)
     return cell_ends(lanes, in_cells)[cell]

@@ -266,7 +266,7 @@ def test_critical_ops_and_slack_of_any_graph():
     for seed in range(4):
         predecessors = random_dag(seed)
         levels = to_levels(predecessors, [range(len(predecessors))])
-        lanes = to_lanes(levels)
+        lanes = to_lanes(levels, len(levels.sinks.value))
         cell = cells(levels, lanes.width)[:-1]
         latencies = jnp.zeros((lanes.num_cells, 3))
         drawn = rng.gamma(2.0, 1.0, (len(predecessors), 3))

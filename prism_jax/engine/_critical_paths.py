@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
-from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, tiles
+from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, tiles, without_graph
 from ..step import STEP_TILES, AbstractOneDecides, barriers
 from ._draw import sobol_points
 from ._gradient import Composed
@@ -54,7 +54,7 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
     - `chosen`: `(n,)`, the numbers of the steps, ascending.
     """
     run = composed_.run
-    lanes, levels = run.plan.structure.lanes, run.program.levels
+    lanes, levels = run.plan.structure.graph.lanes, run.program.levels
     cell = cells(levels, lanes.width)[:-1]
     number = int(np.clip(_MOST_OPS // lanes.num_cells, 16, TILE))
     for stretch in composed_.stretches:
@@ -104,7 +104,7 @@ def _barriers(run: Run, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
     """When each rank of each step has reduced its gradients, and the step's factor."""
     batches = tiles(
         _barrier_tile,
-        (run.plan, run.key),
+        (without_graph(run.plan), run.key),
         stretch.steps,
         step_inputs(run, stretch),
         first=stretch.decision.kept.first,
@@ -124,7 +124,7 @@ def _barrier_tile(shared, ids, ends, regimes):
 def _critical(shared, ids, rank, most, *points):
     plan: Plan
     plan, lead, key = shared
-    lanes = plan.structure.lanes
+    lanes = plan.structure.graph.lanes
     given, _ = given_scores(lead, ids, key, *points)
     drawn = replica_latencies(plan, by_strata(plan, ids, given), key)
     latencies = cell_latencies(lanes, drawn, ids.shape[0], plan.dtype)

@@ -24,6 +24,7 @@ from ..replica import (
     replica_ends,
     tiles,
     tiles_of,
+    without_graph,
 )
 from ..step import (
     STEP_TILES,
@@ -165,7 +166,7 @@ def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
         ends, regimes = deciding(first, count)
         return ends, regimes, slope[first - start :][:count].astype(ends.dtype)
 
-    shared = (run.plan, run.key, composed_.over)
+    shared = (without_graph(run.plan), run.key, composed_.over)
     for batch in tiles(_step_vjp, shared, len(slope), inputs, first=start, per_batch=STEP_TILES):
         tables_share, ends_share = batch.arrays
         of_tables = dataclasses.replace(batch, arrays=tables_share).added_to(of_tables)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..law import LEVELS, Errors
 from ..random import key_data
-from ..replica import interruptible, tiles
+from ..replica import Lead, interruptible, tiles, without_graph
 from ..step import (
     STEP_TILES,
     AbstractDecision,
@@ -81,7 +81,7 @@ def composed(
     they are over a threshold.
     """
     inputs = step_inputs(run, stretch)
-    shared = (run.plan, run.key, over)
+    shared = (without_graph(run.plan), run.key, over)
     first = stretch.decision.kept.first
     for batch in tiles(
         _step_tile, shared, stretch.steps, inputs, first=first, per_batch=STEP_TILES
@@ -107,10 +107,10 @@ def _step_tile(shared, ids, ends, regimes):
     return steps_of(plan, ends.T, ids, key, regimes, over)
 
 
-def pilot(run: Run) -> np.ndarray:
-    """A few steps by a key of their own, plainly sampled."""
+def pilot(run: Run, sampling: str, lead: Lead | None) -> np.ndarray:
+    """A few steps by a key of their own, drawn as those of the run will be."""
     run = dataclasses.replace(run, key=key_data(pilot_key()))
-    draws = Draws("plain", None, 0, _PILOT_SAMPLES)
+    draws = Draws(sampling, lead, 0, _PILOT_SAMPLES)
     return np.concatenate(
         [steps for stretch in decided_stretches(run, [draws]) for steps in composed(run, stretch)]
     )

@@ -55,12 +55,12 @@ def bucket(number: int, least: int, step: int = 2) -> int:
     return size
 
 
-def to_lanes(levels: Levels) -> Lanes:
-    """Pads a graph to its bucket of shapes."""
+def to_lanes(levels: Levels, num_sinks: int) -> Lanes:
+    """Pads a graph to its bucket of shapes, with room for so many sinks."""
     number, width = levels.ops.value.shape
     sinks = levels.sinks.value
-    shape = (bucket(number, 256, 4), bucket(width, 2), bucket(levels.reads.value.shape[2], 2))
-    of_sinks = (bucket(len(sinks), 8), bucket(sinks.shape[1], 4))
+    shape = (bucket(number, 1024, 4), bucket(width, 2), bucket(levels.reads.value.shape[2], 2))
+    of_sinks = (num_sinks, bucket(sinks.shape[1], 1))
     cell = cells(levels, shape[1])
     return Lanes(
         ops=_padded(levels.ops.value, shape[:2], -1),

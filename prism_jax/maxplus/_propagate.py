@@ -16,7 +16,9 @@ from ._lanes import Lanes
 
 
 # Levels that the derivative goes back through at once; what it holds of each is kept in a cache.
-_LEVELS_AT_ONCE = 64
+_LEVELS_AT_ONCE = 16
+# Of all indices of lanes and slots.
+_IN = "promise_in_bounds"
 
 
 class AbstractOpLaw(eqx.Module):
@@ -115,8 +117,8 @@ def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtyp
         latest, choice = _latest(state, lanes.reads[level], keep)
         drawn = level_latencies(latencies, tables, common, lanes, level)
         if keep:
-            choices = choices.at[level].set(_pack(choice, lanes))
-        return state.at[lanes.writes[level]].set(latest + drawn), choices
+            choices = lax.dynamic_update_index_in_dim(choices, _pack(choice, lanes), level, 0)
+        return state.at[lanes.writes[level]].set(latest + drawn, mode=_IN), choices
 
     state = jnp.zeros((lanes.num_slots, num_samples), dtype)
     words, word = _words(lanes)
@@ -128,10 +130,10 @@ def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtyp
 
 def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
     """The latest of the ends that each lane waits for, and which one it is: the first of equals."""
-    latest = state[reads[:, 0]]
+    latest = state.at[reads[:, 0]].get(mode=_IN)
     choice: Any = jnp.zeros(latest.shape, jnp.uint32) if keep else None
     for k in range(1, reads.shape[1]):
-        end = state[reads[:, k]]
+        end = state.at[reads[:, k]].get(mode=_IN)
         if keep:
             choice = jnp.where(end > latest, jnp.uint32(k), choice)
         latest = jnp.maximum(latest, end)
@@ -282,6 +284,8 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
     rows = latencies.rows_of(level)
     mine = jax.tree.map(lambda table, row: at_lane(table[row]), tables, rows)
     op = at_lane(lanes.ops[level][:, None])
+    # XLA would look them up again for each use.
+    mine, op = lax.optimization_barrier((mine, op))
     inexact, others = eqx.partition((mine, common), eqx.is_inexact_array)
 
     def latency(inexact):

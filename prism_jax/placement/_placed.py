@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..engine import Run, check_num_samples, prepare
 from ..program import Program
-from ..replica import Sampled, poisson_stalls, replica_ends, tiles, tiles_of
+from ..replica import Sampled, poisson_stalls, replica_ends, tiles, tiles_of, without_graph
 from ..step import SILVER, barriers, last_draws
 
 
@@ -58,7 +58,7 @@ def placed(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Placed:
     def inputs(first, count):
         return (regimes[first : first + count],)
 
-    last = _all(run, _last_tile, (run.plan, run.key), num_samples, inputs)
+    last = _all(run, _last_tile, (without_graph(run.plan), run.key), num_samples, inputs)
     return Placed(run, regimes, *last.T.astype(np.float64))
 
 

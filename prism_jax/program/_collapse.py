@@ -130,7 +130,7 @@ def segment_maxima(
     count: Float[Array, ""],
 ) -> Float[Array, "3 nodes"]:
     """Mean, variance and third central moment of the slowest of `count` members' segments, given
-    the factor of their slowest GPU, at `NODE_SCORES`.
+    the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2.
 
     Differentiable. Source: the module's docstring.
     """
@@ -159,9 +159,14 @@ def segment_maxima(
     second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
     skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
     scale = slowest * std
-    slowest_of = jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
-    alone = jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
-    return jnp.where(count > 1, slowest_of, alone)
+    return jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
+
+
+def _segment_alone(mean, variance, third, group: Group, count) -> Float[Array, "3 nodes"]:
+    """The same of one member, or of padding."""
+    del count
+    slowest = group.slowest
+    return jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
 
 
 def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
@@ -204,8 +209,15 @@ def class_moments(
     cumulants = cumulants / jnp.stack([unit, unit**2, unit**3])[:, None]
     serial = cumulants @ collapse.segments.T
     mine = jax.tree.map(lambda x: x[collapse.group], groups)
-    one = jax.vmap(segment_maxima, out_axes=1)
-    slowest = one(serial[0], serial[1], serial[2], mine, collapse.members)
+
+    def one(segment):
+        moments, group, count = segment
+        # Most rows are padding: a loop with a branch, not `vmap`, which would compute both.
+        return jax.lax.cond(count > 1, segment_maxima, _segment_alone, *moments, group, count)
+
+    # Computed again for the derivative: kept for all rows, it would take longer to write.
+    one = jax.checkpoint(one)
+    slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members)), 0, 1)
     compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
     powers = jnp.stack([network, network**2, network**3])
     communication = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)

@@ -7,6 +7,7 @@ table 2: the fewest rounds found to pass BigCrush, 13, and JAX itself uses 20).
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from ._stream import Stream
@@ -56,4 +57,6 @@ def threefry(
 
 def fold(key: KeyData, stream: Stream, index: int | UInt32[Array, ""] = 0) -> KeyData:
     """A key of its own for one stream of random numbers; `index` may be traced."""
-    return jnp.stack(threefry(key, jnp.uint32(stream), jnp.asarray(index, jnp.uint32)))
+    words = threefry(key, jnp.uint32(stream), jnp.asarray(index, jnp.uint32))
+    # XLA would make the key again for each number drawn with it.
+    return lax.optimization_barrier(jnp.stack(words))

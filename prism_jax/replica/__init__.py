@@ -28,6 +28,7 @@ from ._plan import (
     Plan as Plan,
     gradient_of as gradient_of,
     make_plan as make_plan,
+    without_graph as without_graph,
 )
 from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of
 from ._tiles import Batch as Batch, tiles as tiles, tiles_of as tiles_of

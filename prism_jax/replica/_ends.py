@@ -100,7 +100,7 @@ def sample_replica_ends(
 def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"]:
     """`sample_replica_ends` from a plan, for as many ranks as there is room for."""
     latencies = replica_latencies(plan, sampled, key)
-    return propagate(plan.structure.lanes, latencies, len(sampled.ids), plan.dtype)
+    return propagate(plan.structure.graph.lanes, latencies, len(sampled.ids), plan.dtype)
 
 
 def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
@@ -118,22 +118,22 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     regimes = jnp.broadcast_to(regimes, (number,))
     law = class_laws(
         plan,
-        structure.row_class,
-        structure.ops,
-        slowest[structure.row_rank],
+        structure.graph.row_class,
+        structure.graph.mixed,
+        slowest[structure.graph.row_rank],
         plan.tables.nodes,
         regimes,
     )
-    rows = jax.tree.map(lambda _: structure.row, law)
+    rows = jax.tree.map(lambda _: structure.graph.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
         law = replace(law, microbatch=_microbatches(plan, sampled, key))
-        rows = replace(rows, microbatch=structure.microbatch)
+        rows = replace(rows, microbatch=structure.graph.microbatch)
     if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
         spread = replace(law.class_law, spread=plan.tables.spread_factor[:, None])
         law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)
-        spread = replace(rows.class_law, spread=structure.group)
-        rows = replace(rows, factor=structure.group, class_law=spread)
+        spread = replace(rows.class_law, spread=structure.graph.group)
+        rows = replace(rows, factor=structure.graph.group, class_law=spread)
     if sampled.given is not None:
         axes, scores = sampled.given
         # The last row stands for "not given".
@@ -162,9 +162,9 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
     """
     structure = plan.structure
     gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
-    if structure.sequences is not None:
+    if structure.graph.sequences is not None:
         words = fold(key, Stream.MEMBERS)
-        members = member_factors(plan, structure.sequences, gpu_ids, words)
+        members = member_factors(plan, structure.graph.sequences, gpu_ids, words)
         return jnp.max(members, axis=0), members
     if sampled.slowest is not None:
         return sampled.slowest, None
@@ -181,7 +181,7 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
 
 def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
     """The factor of each microbatch's data, and at last one, for what does not depend on it."""
-    number = plan.structure.num_microbatches
+    number = plan.structure.graph.num_microbatches
     z = normals(fold(key, Stream.MICROBATCHES), sampled.ids, counters(number), plan.dtype)
     if sampled.given is not None:
         z = _replaced(z, sampled.given[0].microbatches, sampled.given[1])
@@ -198,13 +198,13 @@ def _replaced(z, axis: Int[Array, " draws"], scores):
 
 def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, common):
     """The same, with every kernel of every member drawn by itself."""
-    structure, sequences = plan.structure, plan.structure.sequences
+    structure, sequences = plan.structure, plan.structure.graph.sequences
     assert sequences is not None
     # A row's ops run on its rank; communication, which has none, is never slowed.
-    rank = jnp.minimum(structure.row_rank, structure.ranks - 1)[structure.row]
-    number = jnp.arange(len(structure.row_class), dtype=jnp.int32)[:, None]
+    rank = jnp.minimum(structure.graph.row_rank, structure.ranks - 1)[structure.graph.row]
+    number = jnp.arange(len(structure.graph.row_class), dtype=jnp.int32)[:, None]
     law = MemberLaw(law, tuple(members), number)
-    rows = MemberLaw(rows, (rank,) * len(members), structure.row)
+    rows = MemberLaw(rows, (rank,) * len(members), structure.graph.row)
     common = MemberCommon(
         common=common,
         sequences=sequences,
@@ -220,7 +220,7 @@ def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, c
 
 def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
     """The stalls of the samples."""
-    stalls, kinds = plan.structure.stalls, plan.structure.classes.stall_kind
+    stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
     if stalls is None or kinds is None or plan.tables.stall_shares is None:
         return ()
     words, shares = fold(key, Stream.STALLS), lax.stop_gradient(plan.tables.stall_shares)

@@ -60,7 +60,7 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     # Axes of zero gradient are kept: the number of rows must not depend on values.
     order = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
     length = np.linalg.norm(gradient[order])
-    direction = np.zeros(bucket(num_axes(program), 16, 4))
+    direction = np.zeros(_MOST_AXES)
     direction[: len(order)] = gradient[order] / (length if length > 0 else 1)
     share = _AIM / program.num_replicas
     shift = -statistics.NormalDist().inv_cdf(share) if importance else 0.0
@@ -86,13 +86,13 @@ def _counts(program: Program) -> tuple[int, int, int]:
 def _room(program: Program, plan: Plan) -> tuple[int, int, int]:
     """How many of these there is room for."""
     structure = plan.structure
-    return bucket(program.num_ops, 256, 4), structure.ranks, structure.num_microbatches
+    return bucket(program.num_ops, 4096, 16), structure.ranks, structure.graph.num_microbatches
 
 
 def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int]) -> Axes:
     """Axes from the row of scores that each op, rank and microbatch takes."""
     ops, ranks, microbatches = np.split(place.astype(np.int32), np.cumsum(room)[:-1])
-    lanes = np.asarray(plan.structure.lanes.ops)
+    lanes = np.asarray(plan.structure.graph.lanes.ops)
     none = np.int32(place.max() + 1)
     return Axes(
         ops=jnp.asarray(np.where(lanes >= 0, ops[lanes], none)),

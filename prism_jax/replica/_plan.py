@@ -100,6 +100,11 @@ class Plan(eqx.Module):
         return self.tables.mean.dtype
 
 
+def without_graph(plan: Plan) -> Plan:
+    """The plan of what follows the ops: what is compiled for it serves all graphs."""
+    return eqx.tree_at(lambda plan: plan.structure.graph, plan, None)
+
+
 def make_plan(program: Program) -> Plan:
     """Computes the tables. Differentiable; compiled once for all programs of a bucket of shapes."""
     structure = structure_of(program)

@@ -62,25 +62,19 @@ class Stalls(eqx.Module):
     most: int = eqx.field(static=True)  # Of one sample.
 
 
-class Structure(eqx.Module):
-    """A program without its parameters and labels. All arrays are padded to buckets of shapes, and
-    are arguments of what is compiled: programs of one bucket share compiled code.
+class Graph(eqx.Module):
+    """The ops of one replica.
 
     **Attributes:**
 
-    - `lanes`: the graph of one replica.
+    - `lanes`: which op waits for which.
     - `row`, `microbatch`, `group`: for each lane, the entry of `row_class`; the microbatch whose
         data it depends on, or the last for none; the group of the program's adjustment.
     - `row_class`, `row_rank`: the class, and the rank whose slowest GPU slows it, or the last for
         none.
-    - `classes`: what the tables depend on.
-    - `reduce_scatter`, `tail`: classes, or -1.
-    - `num_ranks`, `num_replicas`: as of the program.
-    - `strata`: how replica samples are divided.
     - `stalls`: `None` where nothing stalls.
     - `sequences`: for `resolution="kernel"`, else `None`.
-    - `ops`, `reductions`, `last`: which laws there are among ops, reductions of gradients, and in
-        the tail.
+    - `mixed`: which laws there are.
     - `num_microbatches`: how many factors of microbatches there is room for.
     """
 
@@ -90,18 +84,35 @@ class Structure(eqx.Module):
     group: Int[Array, "levels width"] | None
     row_class: Int[Array, " rows"]
     row_rank: Int[Array, " rows"]
+    stalls: Stalls | None
+    sequences: Sequences | None
+    mixed: Mixed
+    num_microbatches: int = eqx.field(static=True)
+
+
+class Structure(eqx.Module):
+    """A program without its parameters and labels. All arrays are padded to buckets of shapes, and
+    are arguments of what is compiled: programs of one bucket share compiled code.
+
+    **Attributes:**
+
+    - `graph`: the ops of one replica.
+    - `classes`: what the tables depend on.
+    - `reduce_scatter`, `tail`: classes, or -1.
+    - `num_ranks`, `num_replicas`: as of the program.
+    - `strata`: how replica samples are divided.
+    - `reductions`, `last`: which laws there are among reductions of gradients, and in the tail.
+    """
+
+    graph: Graph
     classes: Classes
     reduce_scatter: Int[Array, " ranks"]
     tail: Int[Array, ""]
     num_ranks: UInt32[Array, ""]
     num_replicas: UInt32[Array, ""]
     strata: Strata
-    stalls: Stalls | None
-    sequences: Sequences | None
-    ops: Mixed
     reductions: Mixed
     last: Mixed
-    num_microbatches: int = eqx.field(static=True)
 
     @property
     def ranks(self) -> int:
@@ -111,18 +122,31 @@ class Structure(eqx.Module):
 
 def structure_of(program: Program) -> Structure:
     """The structure of a program."""
-    ops, rows, blocks = program.ops, program.rows, program.blocks
-    lanes = to_lanes(program.levels)
-    shape = lanes.ops.shape[0], lanes.width
-    num_ranks = len(lanes.sinks)
-    num_microbatches = bucket(program.num_microbatches, 16, 4)
-    direct, compute = blocks.direct.value, blocks.compute.value
-    depends = compute[rows.class_.value][ops.row.value]
-    microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
-    adjustment = program.adjustment
-    reductions = program.reduce_scatter.value
+    direct, reductions = program.blocks.direct.value, program.reduce_scatter.value
     tail = np.array([program.tail])
     return Structure(
+        graph=_graph(program),
+        classes=_classes(program),
+        reduce_scatter=_padded(reductions, ranks_of(program), -1),
+        tail=jnp.asarray(program.tail, jnp.int32),
+        num_ranks=jnp.asarray(program.num_ranks, jnp.uint32),
+        num_replicas=jnp.asarray(program.num_replicas, jnp.uint32),
+        strata=strata_of(program),
+        reductions=_mixed(direct[reductions[reductions >= 0]]),
+        last=_mixed(direct[tail[tail >= 0]]),
+    )
+
+
+def _graph(program: Program) -> Graph:
+    ops, rows, blocks = program.ops, program.rows, program.blocks
+    num_ranks = ranks_of(program)
+    lanes = to_lanes(program.levels, num_ranks)
+    shape = lanes.ops.shape[0], lanes.width
+    num_microbatches = bucket(program.num_microbatches, 64)
+    depends = blocks.compute.value[rows.class_.value][ops.row.value]
+    microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
+    adjustment = program.adjustment
+    return Graph(
         lanes=lanes,
         row=in_lanes(program.levels, ops.row.value, shape),
         microbatch=in_lanes(program.levels, microbatch, shape),
@@ -132,17 +156,9 @@ def structure_of(program: Program) -> Structure:
             np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
             bucket(len(rows.rank.value), 64),
         ),
-        classes=_classes(program),
-        reduce_scatter=_padded(reductions, num_ranks, -1),
-        tail=jnp.asarray(program.tail, jnp.int32),
-        num_ranks=jnp.asarray(program.num_ranks, jnp.uint32),
-        num_replicas=jnp.asarray(program.num_replicas, jnp.uint32),
-        strata=strata_of(program),
         stalls=_stalls(program),
         sequences=sequences_of(program) if program.resolution == "kernel" else None,
-        ops=_mixed(direct[rows.class_.value]),
-        reductions=_mixed(direct[reductions[reductions >= 0]]),
-        last=_mixed(direct[tail[tail >= 0]]),
+        mixed=_mixed(blocks.direct.value[rows.class_.value]),
         num_microbatches=num_microbatches,
     )
 
@@ -181,7 +197,7 @@ def kernels_of(program: Program) -> int:
 
 def ranks_of(program: Program) -> int:
     """How many pipeline ranks there is room for."""
-    return bucket(program.num_ranks, 8)
+    return bucket(program.num_ranks, 16)
 
 
 def _needs_tables(program: Program) -> bool:

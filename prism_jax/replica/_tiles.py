@@ -21,6 +21,8 @@ from ._plan import Plan
 # few samples there are. So many at most, and no more than fit into this share of its memory.
 _MOST_WIDE_TILES = 128
 _SHARE_OF_MEMORY = 0.25
+# A CPU takes them one after the other, and batches of up to so many share compiled code.
+_MOST_TILES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,7 @@ def tiles(
     - `num_samples`: sample ids are `first .. first + num_samples - 1`.
     - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
-    - `per_batch`: how many tiles of a batch are for each device.
+    - `per_batch`: how many tiles of a batch are for each device; at most 8 on a CPU.
 
     **Returns:**
 
@@ -98,14 +100,15 @@ def tiles(
     `KeyboardInterrupt` between batches, after Ctrl-C: see `interruptible`.
     """
     devices = len(jax.devices())
-    batch = TILE * per_batch * devices
+    room = per_batch if _wide() else _MOST_TILES
+    batch = TILE * min(per_batch, room) * devices
     end = first + num_samples
     in_hand: list[Batch] = []
     with interruptible() as interrupt:
         for start in range(first, end, batch):
             count = min(batch, end - start)
             ids = np.arange(start, start + count, dtype=np.uint32)
-            slices = [_tiled(x, per_batch, devices) for x in (ids, *inputs(start, count))]
+            slices = [_tiled(x, room, devices) for x in (ids, *inputs(start, count))]
             turns = np.int32(-(-count // (TILE * devices)))
             arrays = _call(function, shared, turns, slices[0], slices[1:])
             in_hand.append(Batch(start, count, arrays))
@@ -120,13 +123,13 @@ def tiles(
 
 def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
-    lanes = plan.structure.lanes
+    lanes = plan.structure.graph.lanes
     if not _wide():
-        # Few sizes, for each is compiled apart.
-        ops = max(int(lanes.num_levels) * lanes.width, 1)
-        return 16 if ops < 1024 else 4 if ops < 16384 else 2
+        # Little enough for Ctrl-C to be heard soon.
+        ops = int(lanes.num_levels) * lanes.width
+        return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
     # The ends of ops, the laws of rows, and for a derivative a few bits of every join.
-    rows = lanes.num_slots + 8 * (plan.structure.ranks + len(plan.structure.row_class))
+    rows = lanes.num_slots + 8 * (plan.structure.ranks + len(plan.structure.graph.row_class))
     of_sample = plan.dtype.itemsize * rows + len(lanes.ops) * -(-lanes.width // 8)
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
     most = int(_SHARE_OF_MEMORY * memory / (of_sample * TILE))
