@@ -22,6 +22,7 @@ from ..replica import (
     gradient_of,
     interruptible,
     replica_ends,
+    stall_entries,
     tiles,
     tiles_of,
     without_graph,
@@ -225,12 +226,15 @@ def _replica_vjp(shared, _, ids, rank, weight, *points):
 
 
 def _through_weights(run: Run, stretch: Stretch, influence, of_tables):
-    """Through the weights of the strata: how likely stalls and a congested network are."""
+    """Through the weights of samples: how likely stalls, and of which kind, and a congested network
+    are.
+    """
     decision = stretch.decision
     if len(run.program.strata) == 1 or not isinstance(decision, VectorRule):
         return of_tables
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
+    of_samples = np.zeros(len(decision.kept.ids))
     regimes, position = decision.picks(0, stretch.steps)
     for g, selection in enumerate(decision.selections):
         members = regimes == g
@@ -239,6 +243,7 @@ def _through_weights(run: Run, stretch: Stretch, influence, of_tables):
         of_regime[g] += influence[members].sum() / decision.deal.probabilities[g]
         total = np.bincount(position[members], influence[members], len(selection.order))
         change = selection.weight_derivatives(total)
+        of_samples[selection.order] = change
         of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
         of_stratum -= change.sum() * selection.mass
     # The samples of a stratum share its weight, so a relative change of it is one of theirs.
@@ -247,4 +252,37 @@ def _through_weights(run: Run, stretch: Stretch, influence, of_tables):
     likely = np.asarray(run.plan.tables.stall_counts, np.float64)
     of_counts = np.where(likely > 0, of_counts / np.where(likely > 0, likely, 1), 0)
     totals = (of_tables.stall_counts + of_counts, of_tables.network + of_regime)
-    return eqx.tree_at(lambda tables: (tables.stall_counts, tables.network), of_tables, totals)
+    of_tables = eqx.tree_at(lambda t: (t.stall_counts, t.network), of_tables, totals)
+    return _through_entries(run, stretch, of_samples, of_tables)
+
+
+def _through_entries(run: Run, stretch: Stretch, of_samples, of_tables):
+    """Through which op each stall of a sample pauses, given how many there are: of the logarithm of
+    a sample's likelihood, the derivative with respect to an entry's share is how many of its stalls
+    are that entry, over the share.
+    """
+    shares, kept = run.plan.tables.stall_shares, stretch.decision.kept
+    if shares is None:
+        return of_tables
+    stalls = np.array([stratum.stalls for stratum in run.program.strata])[kept.stratum]
+    needed = np.flatnonzero((stalls > 0) & (of_samples != 0))
+
+    def inputs(first, count):
+        some = needed[first : first + count]
+        return kept.ids[some], stalls[some].astype(np.int32)
+
+    counts = np.zeros(len(shares))
+    for batch in tiles(_entries_tile, (run.plan, run.key), len(needed), inputs, per_batch=8):
+        entries = batch.samples()
+        weight = of_samples[needed[batch.first : batch.first + batch.count], None]
+        there = entries >= 0
+        weight = np.broadcast_to(weight, entries.shape)[there]
+        counts += np.bincount(entries[there], weight, len(counts))
+    share = np.asarray(shares, np.float64)
+    of_shares = np.where(share > 0, counts / np.where(share > 0, share, 1), 0)
+    return eqx.tree_at(lambda t: t.stall_shares, of_tables, of_tables.stall_shares + of_shares)
+
+
+def _entries_tile(shared, _, ids, stalls):
+    plan, key = shared
+    return jnp.stack(stall_entries(plan, ids, stalls, key), axis=1)

@@ -8,6 +8,7 @@ from ._ends import (
     replica_ends as replica_ends,
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
+    stall_entries as stall_entries,
 )
 from ._interrupt import interruptible as interruptible
 from ._lead import (

@@ -223,16 +223,33 @@ def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
     stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
     if stalls is None or kinds is None or plan.tables.stall_shares is None:
         return ()
-    words, shares = fold(key, Stream.STALLS), lax.stop_gradient(plan.tables.stall_shares)
-    pauses = []
-    for j in range(stalls.most):
-        u, _ = uniforms(words, sampled.ids, 2 * j, plan.dtype)
+    words, pauses = fold(key, Stream.STALLS), []
+    for j, entry in enumerate(stall_entries(plan, sampled.ids, sampled.stalls, key)):
         z = normals(words, sampled.ids, jnp.uint32(2 * j + 1), plan.dtype)
-        entry = jnp.clip(jnp.searchsorted(shares, u), 0, len(stalls.op) - 1)
-        where = jnp.where(sampled.stalls > j, stalls.op[entry], -2)
+        where = jnp.where(entry >= 0, stalls.op[entry], -2)
         seconds = look_up(plan.tables.stall_sizes, kinds[entry], z)
         pauses.append(Pause(where[None, :], seconds[None, :]))
     return tuple(pauses)
+
+
+def stall_entries(
+    plan: Plan,
+    sample_ids: UInt32[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> list[Int[Array, " samples"]]:
+    """The entry of `Stalls` that each of so many stalls of a sample is, or -1 for none."""
+    assert plan.structure.graph.stalls is not None
+    assert plan.tables.stall_shares is not None
+    words = fold(key, Stream.STALLS)
+    # What may not stall has no share, and is never drawn.
+    shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
+    last, entries = len(shares) - 1, []
+    for j in range(plan.structure.graph.stalls.most):
+        u, _ = uniforms(words, sample_ids, 2 * j, plan.dtype)
+        entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, last)
+        entries.append(jnp.where(number > j, entry, -1))
+    return entries
 
 
 def poisson_stalls(

@@ -59,7 +59,7 @@ class Tables(eqx.Module):
     - `residuals`: tables of that shape where it is neither; `None` where no op needs one.
     - `gpu`: the table of the factor of one GPU, where kernels are drawn one by one.
     - `slowest`, `tail_slowest`, `microbatch`, `step`: tables of the shared factors.
-    - `stall_shares`: the cumulative shares of the ops that may stall; `stall_sizes` by kind.
+    - `stall_shares`: the share of each entry of `Stalls`; `stall_sizes` by kind.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
     - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
@@ -224,7 +224,7 @@ def _rates(stalls: Sequence[Stall], classes: Classes) -> Float[Array, " stalls"]
 
 def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
     total = jnp.sum(rates)
-    return jnp.cumsum(rates) / jnp.where(total > 0, total, 1)
+    return rates / jnp.where(total > 0, total, 1)
 
 
 def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
