@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 import prism_jax as prism
-from prism_jax.latency import LogNormal
+from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.program import Stall, Variability
 
 
@@ -28,7 +28,8 @@ def _chain(num_replicas: int) -> prism.Program:
         kind: Stall(jnp.asarray(RATE), LogNormal(jnp.asarray(size), jnp.asarray(SPREAD)))
         for kind, size in SIZES.items()
     }
-    residual = dict.fromkeys(SIZES, LogNormal(jnp.asarray(1.0), jnp.asarray(SIGMA)))
+    law: AbstractLatency = LogNormal(jnp.asarray(1.0), jnp.asarray(SIGMA))
+    residual = dict.fromkeys(SIZES, law)
     return prism.compile_graph(
         ops, variability=Variability(residual=residual, stalls=stalls), num_replicas=num_replicas
     )
