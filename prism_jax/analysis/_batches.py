@@ -22,22 +22,31 @@ class Batched:
     **Attributes:**
 
     - `of_batches`: `(batches, figures)`.
+    - `of_all`: `(figures,)`, of all steps together; `None` where it is the mean over batches. Few
+        steps bias a quantile, and means over small batches keep that bias.
     - `num_samples`: steps in all batches together.
     """
 
     of_batches: np.ndarray
+    of_all: np.ndarray | None = None
     num_samples: int = 0
 
     @property
     def value(self) -> np.ndarray:
-        """The mean over batches."""
-        return np.asarray(np.mean(self.of_batches, axis=0))
+        """Of all steps, or the mean over batches."""
+        whole = np.mean(self.of_batches, axis=0) if self.of_all is None else self.of_all
+        return np.asarray(whole)
 
     @property
     def standard_error(self) -> np.ndarray:
         """Of the mean over batches."""
         scatter = np.std(self.of_batches, axis=0, ddof=1)
         return np.asarray(scatter / np.sqrt(len(self.of_batches)))
+
+    def through(self, function: Callable[[np.ndarray], np.ndarray]) -> "Batched":
+        """Figures made of these: `function` takes and gives rows of figures."""
+        of_all = None if self.of_all is None else function(self.of_all[None])[0]
+        return Batched(function(self.of_batches), of_all, self.num_samples)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """A confidence interval for each figure."""
@@ -56,15 +65,17 @@ def in_batches(
     *,
     num_samples: int,
     key: PRNGKeyArray,
+    of_all: Callable[[], np.ndarray] | None = None,
     num_batches: int = NUM_BATCHES,
     progress: bool = False,
     what: str = "batches",
 ) -> Batched:
-    """Divides steps among batches with keys of their own.
+    """Divides steps among batches with keys of their own, which say how much figures scatter.
 
     **Arguments:**
 
     - `function`: from a number of samples and a key to figures.
+    - `of_all`: the figures of all steps together, called at last; by default the mean over batches.
     - `num_samples`: in all batches together; what does not fill them is left out.
     - `progress`, `what`: whether to show a bar on stderr, and of what.
 
@@ -85,4 +96,5 @@ def in_batches(
         for each in keys:
             found.append(function(count, each))
             advance(1)
-    return Batched(np.stack(found), count * num_batches)
+    whole = None if of_all is None else of_all()
+    return Batched(np.stack(found), whole, count * num_batches)

@@ -1,8 +1,11 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
+from collections.abc import Iterator, Sequence
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import Composed, composed_steps, given_the_rest, pull_back
@@ -52,6 +55,13 @@ def figure(
     `composed_steps` for `like`.
     """
     composed = composed_steps(program, num_samples=num_samples, key=key, like=like)
+    return figure_of(composed, objective)
+
+
+def figure_of(
+    composed: Composed, objective: AbstractObjective
+) -> tuple[float, Composed, AbstractObjective]:
+    """`figure` of steps that are composed."""
     if objective.exceeds is not None:
         conditional = given_the_rest(composed, objective.exceeds, bandwidth(composed.steps))
         if conditional is not None:
@@ -64,6 +74,38 @@ def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program
     slope = objective.slope(composed.steps)
     influence = objective.influence(composed.steps) / len(composed.steps)
     return pull_back(composed, slope, influence)
+
+
+def of_batch(composed: Composed, objective: AbstractObjective) -> Float[np.ndarray, " n"]:
+    """What `of_all` needs of a batch: its steps, or a probability that is a mean already."""
+    if objective.exceeds is None:
+        return composed.steps
+    return np.array([figure_of(composed, objective)[0]])
+
+
+def of_all(batches: Sequence[np.ndarray], objective: AbstractObjective) -> float:
+    """The figure of the steps of all batches together; each has as many."""
+    together = np.concatenate(batches)
+    return objective.value(together) if objective.exceeds is None else float(np.mean(together))
+
+
+def gradients_of_batches(
+    batches: Sequence[Composed], objective: AbstractObjective
+) -> Iterator[Program]:
+    """What each of several batches of as many steps tells of the derivative of the figure of all,
+    which is the mean of these.
+    """
+    found = [figure_of(composed, objective)[1:] for composed in batches]
+    if any(how is not objective for _, how in found):
+        yield from (figure_gradient(composed, how) for composed, how in found)
+        return
+    steps = np.concatenate([composed.steps for composed in batches])
+    slope, influence = objective.slope(steps), objective.influence(steps) / len(steps)
+    count, first = len(batches), 0
+    for composed in batches:
+        mine = slice(first, first + len(composed.steps))
+        yield pull_back(composed, count * slope[mine], count * influence[mine])
+        first = mine.stop
 
 
 @eqx.filter_custom_vjp

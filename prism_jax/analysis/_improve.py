@@ -13,10 +13,10 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program
+from ..engine import check_program, composed_run, prepare, with_key
 from ..program import Program
 from ._batches import NUM_BATCHES, in_batches
-from ._estimate import figure, figure_gradient
+from ._estimate import figure, figure_gradient, of_all, of_batch
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
@@ -120,15 +120,12 @@ def improve(
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
     changed = turn(program, improved(removed))
-    base = turn(program, ones)
-
-    def both(count, key):
-        value, like, _ = figure(base, objective, num_samples=count, key=key)
-        after = figure(changed, objective, num_samples=count, key=key, like=like)[0]
-        return np.array([value, after, value - after])
-
-    found = in_batches(both, num_samples=num_samples, key=of_report, progress=progress, what="gain")
-    before, after, gain = found.estimates()
+    before, after, gain, number = _compared(
+        turn(program, ones),
+        changed,
+        objective,
+        {"num_samples": num_samples, "key": of_report, "progress": progress, "what": "gain"},
+    )
     return Improvement(
         objective=repr(objective),
         unit=objective.unit,
@@ -138,8 +135,30 @@ def improve(
         after=after,
         gain=gain,
         path=path,
-        num_samples=found.num_samples,
+        num_samples=number,
     )
+
+
+def _compared(
+    base: Program, changed: Program, objective: AbstractObjective, options
+) -> tuple[Estimate, Estimate, Estimate, int]:
+    """The figure of two programs and its fall, and how many steps are behind each."""
+    runs = [prepare(program, options["key"]) for program in (base, changed)]
+    drawn: list[list[np.ndarray]] = []
+
+    def both(count, key):
+        like = composed_run(with_key(runs[0], key), num_samples=count)
+        other = composed_run(with_key(runs[1], key), num_samples=count, like=like)
+        drawn.append([of_batch(one, objective) for one in (like, other)])
+        return np.array([of_all([one], objective) for one in drawn[-1]])
+
+    def whole():
+        return np.array([of_all(one, objective) for one in zip(*drawn, strict=True)])
+
+    found = in_batches(both, of_all=whole, **options)
+    before, after = found.estimates()
+    (gain,) = found.through(lambda x: x[:, :1] - x[:, 1:]).estimates()
+    return before, after, gain, found.num_samples
 
 
 def _descend(

@@ -1,6 +1,7 @@
 """What a figure of the step time depends on: kernels, stages, ranks, and what ops share."""
 
 import dataclasses
+import functools as ft
 import itertools as it
 import math
 from collections.abc import Iterable
@@ -10,10 +11,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from ..engine import Composed, check_program
+from ..engine import Composed, check_program, composed_run, prepare, with_key
 from ..program import Program
 from ._batches import NUM_BATCHES, Batched, in_batches
-from ._estimate import figure, figure_gradient
+from ._estimate import figure_of, gradients_of_batches, of_all, of_batch
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 from ._stages import ranks_of_stages
@@ -134,37 +135,20 @@ def sensitivity(
     parts = None if parts is None else check_parts(ones, parts)
     shapley = _check_shapley(ones, shapley)
     check_steps(objective, num_samples, NUM_BATCHES)
-    base = turn(program, ones)
-    before: list[tuple[float, Composed]] = []
-
-    def derivatives(count, key):
-        value, composed, how = figure(base, objective, num_samples=count, key=key)
-        check_reached(objective, value)
-        before.append((value, composed))
-        gradient = through_knobs(program, ones, figure_gradient(composed, how))
-        return np.array([value, *_derivatives(program, gradient).values()])
-
     options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
-    found = in_batches(derivatives, what="derivatives", **options)
+    before = _before(turn(program, ones), objective, options)
+    found = _derivatives_found(program, ones, before, objective, options)
     rows = _rows(list(_derivatives(program, ones)), found)
 
     def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
-        """Of taking away each of some sets of parts."""
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        of_batch = iter(before)
-
-        def of_sets(count, key):
-            value, like = next(of_batch)
-            same: dict[str, Any] = {"num_samples": count, "key": key, "like": like}
-            return np.array([value - figure(p, objective, **same)[0] for p in changed])
-
-        return in_batches(of_sets, what=what, **options)
+        return _gains(changed, before, objective, {"what": what, **options})
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
     chosen = list(dict.fromkeys([*(varying[:_MOST_GAINS] if parts is None else parts), *elements]))
     each = gains([*((name,) for name in chosen), tuple(elements)], "gains")
-    total = Batched(each.of_batches[:, [chosen.index(name) for name in elements]].sum(1))
+    total = each.through(lambda x: x[:, [chosen.index(name) for name in elements]].sum(1))
     *of_chosen, whole = each.estimates()
     gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(
@@ -176,8 +160,70 @@ def sensitivity(
         whole_gain=whole,
         shapley=_shapley(shapley, gains),
         num_samples=found.num_samples,
-        num_batches=len(found.of_batches),
+        num_batches=len(before),
     )
+
+
+def _before(base: Program, objective: AbstractObjective, options) -> list[Composed]:
+    """The steps as they are, in batches."""
+    run, composed = prepare(base, options["key"]), []
+
+    def of_batch_(count, key):
+        like = composed[0] if composed else None
+        composed.append(composed_run(with_key(run, key), num_samples=count, like=like))
+        check_reached(objective, figure_of(composed[-1], objective)[0])
+        return np.zeros(0)
+
+    in_batches(of_batch_, what="steps", **options)
+    return composed
+
+
+def _derivatives_found(
+    program: Program, ones: Knobs, before: list[Composed], objective: AbstractObjective, options
+) -> Batched:
+    """The figure, then its derivatives with respect to all knobs."""
+    gradients, composed = gradients_of_batches(before, objective), iter(before)
+    found = []
+
+    def of_batch_(count, key):
+        del count, key
+        knobs = through_knobs(program, ones, next(gradients))
+        value = figure_of(next(composed), objective)[0]
+        found.append(np.array([value, *_derivatives(program, knobs).values()]))
+        return found[-1]
+
+    def whole():
+        value = of_all([of_batch(one, objective) for one in before], objective)
+        return np.append(value, np.mean(found, axis=0)[1:])
+
+    return in_batches(of_batch_, of_all=whole, what="derivatives", **options)
+
+
+def _gains(
+    changed: list[Program], before: list[Composed], objective: AbstractObjective, options
+) -> Batched:
+    """By how much the figure of each of some programs is lower, with the same random numbers."""
+    runs = [prepare(program, options["key"]) for program in changed]
+    likes = iter(before)
+    drawn: list[list[np.ndarray]] = []
+
+    def of_batch_(count, key):
+        like = next(likes)
+        mine = [of_batch(like, objective)]
+        for run in runs:
+            composed = composed_run(with_key(run, key), num_samples=count, like=like)
+            mine.append(of_batch(composed, objective))
+        drawn.append(mine)
+        return _differences([of_all([one], objective) for one in mine])
+
+    def whole():
+        return _differences([of_all(one, objective) for one in zip(*drawn, strict=True)])
+
+    return in_batches(of_batch_, of_all=whole, **options)
+
+
+def _differences(figures: list[float]) -> np.ndarray:
+    return figures[0] - np.array(figures[1:])
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
@@ -215,9 +261,8 @@ def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], f
 
 def _rows(labels: list[tuple[str, str, str]], found: Batched) -> list[Part]:
     """A row for each part, what costs most first; the first figure found is the objective's."""
-    derivatives = Batched(found.of_batches[:, 1:])
-    objective = found.of_batches[:, :1]
-    relative = Batched(derivatives.of_batches / np.where(objective == 0, np.nan, objective))
+    derivatives = found.through(lambda x: x[:, 1:])
+    relative = found.through(lambda x: x[:, 1:] / np.where(x[:, :1] == 0, np.nan, x[:, :1]))
     fields: dict[tuple[str, str], dict[str, Estimate]] = {}
     pairs = zip(derivatives.estimates(), relative.estimates(), strict=True)
     for (group, name, what), (derivative, elasticity) in zip(labels, pairs, strict=True):
@@ -236,14 +281,16 @@ def _shapley(names: list[str], gains) -> dict[str, Estimate]:
         return {}
     sets = [c for size in range(count + 1) for c in it.combinations(names, size)]
     number = {frozenset(names): i for i, names in enumerate(sets)}
-    found = gains(sets, "Shapley values").of_batches
-    values = {}
-    for name in names:
-        total = np.zeros(len(found))
+    found = gains(sets, "Shapley values")
+
+    def value(name, gained):
+        total = np.zeros(len(gained))
         for members in sets:
             if name in members:
                 others = frozenset(members) - {name}
                 weight = 1 / (count * math.comb(count - 1, len(others)))
-                total += weight * (found[:, number[frozenset(members)]] - found[:, number[others]])
-        (values[name],) = Batched(total).estimates()
-    return values
+                added = gained[:, number[frozenset(members)]] - gained[:, number[others]]
+                total += weight * added
+        return total
+
+    return {name: found.through(ft.partial(value, name)).estimates()[0] for name in names}

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import unknown_name
-from ..engine import check_program, composed_steps
+from ..engine import check_program, composed_run, prepare, with_key
 from ..law import QUANTILES
 from ..program import Program
 from ._batches import Batched, in_batches
@@ -113,34 +113,52 @@ def what_if(
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 
+    base = prepare(program, key)
+    runs = [prepare(s.program, key) if _everywhere(s) else base for s in scenarios.values()]
+    drawn: list[list[np.ndarray]] = []
+
     def figures(count, key):
         """Of the step as it is, then of each scenario."""
-        like = composed_steps(program, num_samples=count, key=key)
-        rows = [_figures(like.steps)]
-        for scenario in scenarios.values():
-            changed = scenario.program
+        like = composed_run(with_key(base, key), num_samples=count)
+        steps = [like.steps]
+        for run, scenario in zip(runs, scenarios.values(), strict=True):
             # Another graph has other axes, and shares only the draws of what steps share.
-            options: dict[str, Any] = {"like": like} if _same_graph(program, changed) else {}
-            number = scenario.replicas
-            if number is None or number >= changed.num_replicas:
-                composed = composed_steps(changed, num_samples=count, key=key, **options)
-            else:
-                options |= {"unlike": (changed, number)}
-                composed = composed_steps(program, num_samples=count, key=key, **options)
-            rows.append(_figures(composed.steps))
-        return np.array(rows)
+            same = like if _same_graph(program, scenario.program) else None
+            unlike = None
+            if not _everywhere(scenario) and scenario.replicas is not None:
+                unlike = (scenario.program, scenario.replicas)
+            run = with_key(run, key)
+            composed = composed_run(run, num_samples=count, like=same, unlike=unlike)
+            steps.append(composed.steps)
+        drawn.append(steps)
+        return np.array([_figures(one) for one in steps])
 
-    batched = in_batches(
-        figures, num_samples=num_samples, key=key, progress=progress, what="scenarios"
+    def of_all():
+        return np.array([_figures(np.concatenate(one)) for one in zip(*drawn, strict=True)])
+
+    found = in_batches(
+        figures,
+        of_all=of_all,
+        num_samples=num_samples,
+        key=key,
+        progress=progress,
+        what="scenarios",
     )
-    found = batched.of_batches
     names = FIGURES if num_samples >= _P99 else FIGURES[:-1]
 
-    def named(of_batches: np.ndarray) -> dict[str, Estimate]:
-        return dict(zip(names, Batched(of_batches).estimates(), strict=False))
+    def named(figures: Batched) -> dict[str, Estimate]:
+        return dict(zip(names, figures.estimates(), strict=False))
 
-    changes = {name: named(found[:, i] - found[:, 0]) for i, name in enumerate(scenarios, 1)}
-    return WhatIf(named(found[:, 0]), changes, batched.num_samples)
+    changes = {
+        name: named(found.through(lambda x, i=i: x[:, i] - x[:, 0]))
+        for i, name in enumerate(scenarios, 1)
+    }
+    return WhatIf(named(found.through(lambda x: x[:, 0])), changes, found.num_samples)
+
+
+def _everywhere(scenario: Scenario) -> bool:
+    """Whether the change is in all replicas."""
+    return scenario.replicas is None or scenario.replicas >= scenario.program.num_replicas
 
 
 def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
@@ -148,7 +166,7 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
         raise ValueError(
             f"`{name}` is a {type(scenario).__name__}; give a `Scenario`, as `slow_rank` makes it."
         )
-    if scenario.replicas is None or scenario.replicas >= scenario.program.num_replicas:
+    if _everywhere(scenario):
         return
     same = _same_graph(program, scenario.program)
     if not same or program.num_replicas != scenario.program.num_replicas:

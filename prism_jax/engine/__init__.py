@@ -2,9 +2,10 @@ from ._check import check_num_samples as check_num_samples, check_program as che
 from ._critical_paths import CriticalPaths as CriticalPaths, critical_paths as critical_paths
 from ._gradient import (
     Composed as Composed,
+    composed_run as composed_run,
     composed_steps as composed_steps,
     given_the_rest as given_the_rest,
     pull_back as pull_back,
 )
-from ._prepare import Run as Run, prepare as prepare
+from ._prepare import Run as Run, prepare as prepare, with_key as with_key
 from ._simulate import simulate as simulate

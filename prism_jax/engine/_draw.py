@@ -105,17 +105,18 @@ def all_draws(
     """The draws of the stretches of a run.
 
     Each stretch is a run of its own, and the law is that of all their steps. Stretches keep all
-    their replica samples, so that long runs sharpen the whole law. With many replicas a stretch
-    would not reach far enough into the tail: then there is one, and of its samples only the first
-    and the slowest are kept. An allocation of GPUs is a stretch of its own.
+    their replica samples, so that long runs sharpen the whole law. With more replicas a stretch is
+    longer, to reach far enough into the tail: of its samples only the first and the slowest are
+    kept. An allocation of GPUs is a stretch of its own.
     """
     number = 1
     if allocations is not None:
         number = allocations
     elif sampling == "sobol":
         number = min(RANDOMISATIONS, num_samples)
-    elif sampling == "plain" and program.num_replicas * num_samples <= RESERVOIR**2 / 2:
-        number = -(-num_samples // RESERVOIR)
+    elif sampling == "plain":
+        reach = math.sqrt(2 * program.num_replicas * num_samples)
+        number = math.ceil(num_samples / max(RESERVOIR, reach))
     ends = [num_samples * i // number for i in range(number + 1)]
     return [
         Draws(sampling, lead, first, last - first, explicit, i if allocations else None)

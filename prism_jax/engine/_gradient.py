@@ -69,21 +69,36 @@ def composed_steps(
     like: Composed | None = None,
     unlike: tuple[Program, int] | None = None,
 ) -> Composed:
-    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each).
+    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each). See `composed_run`
+    for `like` and `unlike`.
+    """
+    return composed_run(prepare(program, key), num_samples=num_samples, like=like, unlike=unlike)
 
-    With `like`, steps of a program of the same graph, they are drawn in the same way: so that the
-    same random numbers mean the same where samples are weighted, too. With `unlike`, so many of the
-    replicas are those of another program of the same graph; such steps have no derivative.
+
+def composed_run(
+    run: Run,
+    *,
+    num_samples: int,
+    like: Composed | None = None,
+    unlike: tuple[Program, int] | None = None,
+) -> Composed:
+    """Simulates steps of a run that is prepared.
+
+    With `like`, steps of a program of the same graph and as many replicas, they are drawn in the
+    same way: so that the same random numbers mean the same where samples are weighted, too. With
+    `unlike`, so many of the replicas are those of another program of the same graph; such steps
+    have no derivative.
 
     **Raises:**
 
     `KeyboardInterrupt` after Ctrl-C: a figure of some of the steps would not say so.
     """
-    num_samples = check_num_samples(num_samples)
+    num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
-        run = prepare(program, key)
         sampling = automatic_sampling(program, num_samples)
-        lead = find_lead(run, sampling) if like is None else like.stretches[0].draws.lead
+        # What leads far into the tail of few replicas does not lead as far as many reach.
+        alike = like is not None and like.run.program.num_replicas == program.num_replicas
+        lead = like.stretches[0].draws.lead if like and alike else find_lead(run, sampling)
         draws = all_draws(program, num_samples, sampling, lead)
         number = program.num_replicas - (unlike[1] if unlike else 0)
         stretches, steps = [], []

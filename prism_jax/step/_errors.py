@@ -8,6 +8,10 @@ import numpy as np
 from ._selection import Selection
 
 
+# Steps from which it is found how near is near.
+_SOME_STEPS = 2**16
+
+
 class AbstractErrors(abc.ABC):
     """Standard errors of means over steps, and how many independent samples are behind them."""
 
@@ -90,22 +94,36 @@ class SelectionErrors(AbstractErrors):
         return self._error(self._totals(contribution))
 
     def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
-        # Where one sample decides many steps near the threshold, the distribution function has a
-        # step of that height there, and is not known better.
         below = steps <= threshold
         share = np.mean(below)
         counts = self._totals(below)
         error = self._error([c - share * n for c, n in zip(counts, self._number, strict=True)])
         above = [n - c for c, n in zip(counts, self._number, strict=True)]
-        atom = self._share_at(int(np.argmin(np.abs(steps - threshold))))
+        atom = self._atom(steps, threshold, float(share), error)
         return float(np.hypot(error, atom)), min(_support(counts), _support(above))
 
-    def _share_at(self, step: int) -> float:
-        """The share of steps that are decided by the same sample as this one."""
+    def _atom(self, steps: np.ndarray, threshold: float, share: float, error: float) -> float:
+        """Where one sample decides many steps that are as good as equal, the distribution function
+        has a step of that height, and is not known better: the share of steps that the sample at
+        the threshold decides, as near to it as half the standard error makes no difference. Where
+        a step's own draws spread these steps, few are.
+        """
+        some = steps[:: max(len(steps) // _SOME_STEPS, 1)]
+        low, high = np.quantile(some, np.clip([share - error / 2, share + error / 2], 0, 1))
+        near = (steps >= min(low, threshold)) & (steps <= max(high, threshold))
+        regime, position = self._pick_of(int(np.argmin(np.abs(steps - threshold))))
+        start, count = 0, 0
+        for regimes, positions in self._picks:
+            same = near[start : start + len(positions)] & (positions == position)
+            count += int(np.sum(same & (regimes == regime)))
+            start += len(positions)
+        return count / self._num_steps
+
+    def _pick_of(self, step: int) -> tuple[int, int]:
+        """The regime of a step, and the position that it picked."""
         for regimes, position in self._picks:
             if step < len(position):
-                regime = int(regimes[step]) if len(self._number) > 1 else 0
-                return float(self._number[regime][position[step]]) / self._num_steps
+                return int(regimes[step]), int(position[step])
             step -= len(position)
         raise IndexError(step)
 

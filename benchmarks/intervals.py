@@ -1,0 +1,57 @@
+"""How honest confidence intervals are: python benchmarks/intervals.py
+
+Simulates the main job with many keys and prints, for each figure of the law, how often its 95 %
+interval holds the truth, and how wide the interval is on average beside the one that the scatter of
+the estimates calls for. The truth is of a long run. Intervals that say "unknown" are counted apart.
+"""
+
+import argparse
+
+import numpy as np
+
+
+_FIGURES = ("mean", "std", "p5", "p50", "p95", "p99")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Coverage and width of intervals.")
+    parser.add_argument("--job", default="gpt3-175b-h100-4096")
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--samples", type=int, nargs="+", default=[5_000, 100_000])
+    parser.add_argument("--truth", type=int, default=4_000_000)
+    arguments = parser.parse_args()
+
+    import jax
+
+    from prism_jax import compile_job, load_job, simulate
+    from prism_jax.law import figures
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    program = compile_job(load_job(arguments.job))
+
+    def found(num_samples, seed, sampling):
+        key = jax.random.key(seed)
+        law = simulate(program, num_samples=num_samples, key=key, sampling=sampling)
+        return [(value, *interval) for value, interval in figures(law).values()]
+
+    truth = np.array(found(arguments.truth, 10**6, "auto"))[:, 0]
+    print(f"{arguments.job}, {arguments.seeds} seeds, truth of {arguments.truth:,} steps")
+    print(
+        f"{'steps':>8} {'sampling':>11} {'figure':>6} {'unknown':>8} {'coverage':>9} {'width':>6}"
+    )
+    for num_samples in arguments.samples:
+        for sampling in ("plain", "auto", "importance"):
+            runs = np.array([found(num_samples, seed, sampling) for seed in range(arguments.seeds)])
+            for i, name in enumerate(_FIGURES):
+                value, low, high = runs[:, i].T
+                known = ~np.isnan(low)
+                row = f"{num_samples:>8,} {sampling:>11} {name:>6} {np.mean(~known):>8.2f}"
+                if known.any():
+                    holds = (low <= truth[i]) & (truth[i] <= high)
+                    half = np.mean(high[known] - low[known]) / 2
+                    row += f" {np.mean(holds[known]):>9.3f} {half / (1.96 * np.std(value)):>6.2f}"
+                print(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Comparisons of the law of the step time with that under some changes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.latency import AbstractLatency, LogNormal
+from prism_jax.program import Variability
+
+
+KEY = jax.random.key(5)
+
+
+def _program(num_replicas: int) -> prism.Program:
+    """A chain."""
+    law: AbstractLatency = LogNormal(jnp.asarray(1.0), jnp.asarray(0.1))
+    ops = [prism.Op(0.1, kind="gemm", after=[i - 1] if i else []) for i in range(8)]
+    return prism.compile_graph(
+        ops, variability=Variability(residual={"gemm": law}), num_replicas=num_replicas
+    )
+
+
+def _quantile(num_replicas: int, level: float) -> float:
+    """Of the slowest of many replicas, from many draws of one."""
+    rng, size = np.random.default_rng(0), 2**22
+    # Ops keep their mean: the law is around it.
+    ops = (0.1 * np.exp(0.1 * rng.standard_normal(size) - 0.1**2 / 2) for _ in range(8))
+    return float(np.quantile(sum(ops), level ** (1 / num_replicas)))
+
+
+@pytest.mark.parametrize("num_replicas", [64, 4096])
+def test_a_scenario_of_more_replicas_reaches_as_far_as_they_do(num_replicas):
+    program = _program(4)
+    more = dataclasses.replace(program, num_replicas=num_replicas)
+    found = prism.what_if(
+        program, {"more": prism.Scenario(more)}, num_samples=2**16, key=KEY
+    ).changes["more"]["p95"]
+    expected = _quantile(num_replicas, 0.95) - _quantile(4, 0.95)
+    low, high = found.interval(0.999)
+    assert low < expected < high
+    assert high - low < 0.25 * expected
+
+
+def test_the_value_is_of_all_steps():
+    """Means over small batches are biased: a batch of 60 steps hardly reaches beyond p95."""
+    program = _program(1)
+    found = prism.what_if(program, {}, num_samples=960, key=KEY)
+    many = prism.what_if(program, {}, num_samples=96_000, key=KEY)
+    error = found.before["p95"].standard_error
+    assert abs(found.before["p95"].value - many.before["p95"].value) < 3 * error
