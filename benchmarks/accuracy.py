@@ -2,8 +2,10 @@
 
     python benchmarks/accuracy.py            # tables in Markdown; --json for one JSON object
     python benchmarks/accuracy.py --only scales
+    python benchmarks/accuracy.py --means    # the same as --only means
 
 - `traces`: `../shared/data/straggler_traces`; see `_traces.py`.
+- `means`: `../shared/data/published` and the systems of `../shared/data/mlperf`; see `_means.py`.
 - `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks what is further off than
   1.5 % of the median, 0.01 of p95/p50, a factor of 1.5 of the spread of the core, or, where that is
   more, what two runs of that system differ by.
@@ -18,6 +20,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
+_FOLDERS = {"means": "published", "traces": "straggler_traces", "scales": "mlperf"}
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
@@ -25,25 +28,29 @@ if __name__ == "__main__":
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of predictions on measured data.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--only", choices=("traces", "scales"), help="one of the two")
+    parser.add_argument("--only", choices=tuple(_FOLDERS), help="one of them")
+    parser.add_argument(
+        "--means", dest="only", action="store_const", const="means", help="the same as --only means"
+    )
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
-    folders = {"traces": "straggler_traces", "scales": "mlperf"}
-    for folder in folders.values():
-        if not (arguments.data / folder).is_dir():
+    for name, folder in _FOLDERS.items():
+        if arguments.only in (None, name) and not (arguments.data / folder).is_dir():
             parser.error(f"there is no folder {arguments.data / folder}; name its own with --data")
 
     import jax
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    from benchmarks._means import mean_rows, mean_table
     from benchmarks._scales import scale_rows, scale_table
     from benchmarks._traces import all_trace_rows, trace_table
 
-    parts = {"traces": (all_trace_rows, trace_table), "scales": (scale_rows, scale_table)}
+    parts = {"means": (mean_rows, mean_table), "traces": (all_trace_rows, trace_table)}
+    parts["scales"] = (scale_rows, scale_table)
     result = {}
     for name, (rows_of, table) in parts.items():
         if arguments.only in (None, name):
-            result[name] = list(rows_of(arguments.data / folders[name]))
+            result[name] = list(rows_of(arguments.data / _FOLDERS[name]))
             if not arguments.json:
                 print(table(result[name]), end="\n\n", flush=True)
     if arguments.json:

@@ -212,3 +212,25 @@ def test_what_was_compiled_is_kept_for_the_next_time(tmp_path):
     assert len(names) >= 3
     assert run() == first
     assert kept() == names
+
+
+def test_a_device_without_a_table_says_so(job, tmp_path, capsys):
+    """It took the H100's in silence."""
+    words = ["simulate", job, "--samples", "100", "--json"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "note" not in captured.err
+    assert json.loads(captured.out)["notes"] == []
+    gpu = tmp_path / "gpu.toml"
+    gpu.write_text(
+        'kind = "device"\nmemory_bytes = 8e10\nmemory_bandwidth_bytes_per_s = 1e12\n'
+        "peak_flop_per_s = { bf16 = 1e14 }\n"
+    )
+    assert main([*words, "--set", f"cluster.device={gpu}"]) == 0
+    captured = capsys.readouterr()
+    (line,) = [line for line in captured.err.splitlines() if "note" in line]
+    assert line.startswith("prism-jax: note: the device `gpu` has no table of kernels of its own")
+    assert "`h100-sxm` stands in" in line
+    found = json.loads(captured.out)
+    assert found["notes"] == [line.removeprefix("prism-jax: note: ")]
+    assert [k["stands_in_for"] for k in found["kernels"]] == ["device `gpu`", ""]

@@ -255,6 +255,12 @@ def test_a_file_of_ones_own(tmp_path):
     assert job.cluster.device.name == "gpu"
     assert job.kernels is not None
     assert [source.name for source in job.kernels.sources] == ["h100-sxm", "dgx-h100"]
+    # What stands in for tables that a machine lacks is said, and only then.
+    assert [s.stands_in_for for s in job.kernels.sources] == ["device `gpu`", "cluster `machine`"]
+    assert "device `gpu` has no table" in job.kernels.notes[0]
+    assert "`dgx-h100` stands in" in job.kernels.notes[1]
+    for name in list_clusters():
+        assert load_kernels(load_cluster(name)).notes == (), name
     assert load_job(str(path), "layout.tp=4").layout.tp == 4
 
 

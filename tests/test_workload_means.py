@@ -1,12 +1,15 @@
 """Means of measured steps, from configuration alone."""
 
+import functools as ft
 import math
 
 import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from prism_jax.data import Job, Kernels, list_jobs, load_job
+from benchmarks._means import mean_rows, mean_table
+from benchmarks._published import published
+from prism_jax.data import Job, Kernels, list_jobs, load_device, load_job
 from prism_jax.schedule import evaluate, make_schedule
 from prism_jax.workload import Block, Kernel
 
@@ -153,3 +156,84 @@ _70B += ("training.sequence_length=8192",)
 )
 def test_other_published_steps_are_within_ten_percent(name, overrides, measured):
     assert estimate(load_job(name, overrides)) == pytest.approx(measured, rel=0.1)
+
+
+def test_attention_on_b200_is_not_twice_as_efficient_as_measured():
+    """SimuMax measured 0.71 of the peak forward and 0.69 backward, counting the whole square of
+    scores, of which causal attention computes half."""
+    job = load_job(
+        "gpt3-175b-h100-768",
+        (
+            *("model=llama-3.1-70b", "cluster=hgx-b200-8", "training.sequence_length=4096"),
+            *("training.dtype=bf16", "layout.tp=1", "layout.pp=1", "layout.dp=1"),
+            *("schedule.kind=1f1b", "schedule.virtual_stages=1"),
+        ),
+    )
+    workload = lower_job(job)
+    peak = load_device("b200").peak_flop_per_s["bf16"]
+    square = 64 * 4096**2 * 128
+    for blocks, products, measured in ((workload.forward, 4, 0.71), (workload.backward, 10, 0.69)):
+        (found,) = {k for s, _ in blocks[0] for k, _ in s.kernels if k.kind == "attention"}
+        efficiency = products * square / found.mean / peak
+        assert 0.8 * measured < efficiency < 1.05 * measured
+
+
+_BOUNDS = {  # In percent, of the mean absolute error.
+    "SimuMax, B200, context parallel": 6.0,
+    "SimuMax, B200": 4.5,
+    "Megatron-Bridge, B200": 5.0,
+    "Megatron-Bridge, GB200": 5.0,
+    "Megatron-Bridge": 5.0,
+    "MLPerf families": 4.0,
+    "Megatron-LM 2021": 6.0,
+    "Korthikanti": 4.0,
+}
+
+
+_published = ft.cache(lambda folder: tuple(published(folder)))
+
+
+@pytest.mark.parametrize("table", _BOUNDS)
+def test_published_means_by_table(shared, table):
+    """The errors that showed the attention of a B200 to be counted wrongly, and a backward of 2021
+    to be hidden that was not."""
+    errors = [
+        100 * (estimate(one.job) / one.seconds - 1)
+        for one in _published(shared / "data")
+        if one.table.startswith(table) and one.job is not None
+    ]
+    assert len(errors) >= 2
+    assert np.mean(np.abs(errors)) < _BOUNDS[table]
+
+
+def test_the_backward_all_reduce_of_2021_is_not_hidden():
+    old = ("training.sequence_parallel=false", "training.overlap_tp_backward=false")
+    hidden, bare = (lower_job(load_job("megatron-175b-a100-64", old[:count])) for count in (1, 2))
+    assert bare.forward == hidden.forward
+    of_forward, of_backward, of_hidden = (
+        sum(s.collective.mean * times for s, times in block if s.collective)
+        for block in (bare.forward[1], bare.backward[1], hidden.backward[1])
+    )
+    assert of_backward == pytest.approx(of_forward)
+    assert of_hidden < 0.5 * of_forward
+
+
+_HEADER = (
+    "source,model,layers,hidden,heads,kv_heads,ffn,vocab,seq,gpus,gpu_type,tp,pp,vpp,dp,cp,ep,"
+)
+_HEADER += "micro_batch,global_batch,recompute,seq_parallel,dtype,zero,step_time_s,note"
+_LLAMA_8B = "Megatron-Bridge,LLAMA3_8B,32,4096,32,8,14336,128256,8192,8,DGX-B200,1,1,,8,1,1,"
+
+
+def test_means_are_printed_by_table(tmp_path):
+    (tmp_path / "published").mkdir()
+    rows = [_HEADER, _LLAMA_8B + "2,128,,,FP8,1,4.37,", _LLAMA_8B + "2,128,,,NVFP4,1,3,"]
+    (tmp_path / "published" / "measured_steps.csv").write_text("\n".join(rows) + "\n")
+    good, bad = found = list(mean_rows(tmp_path / "published"))
+    assert good["measured_s"] == 4.37
+    assert good["predicted_s"] == pytest.approx(4.37 * (1 + good["error"]))
+    assert bad["reason"] == "no dtype NVFP4"
+    printed = mean_table(found)
+    assert "| Megatron-Bridge, B200 | 1 |" in printed
+    assert "1 of 2 rows are jobs" in printed
+    assert "- 1: no dtype NVFP4" in printed

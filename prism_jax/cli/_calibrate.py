@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from tqdm import tqdm
 
     from ..fitting import agreement, calibrate
+    from ._load import tell_notes
 
     use_all_cores()
     with tqdm(unit="derivative", disable=not sys.stderr.isatty()) as bar:
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         source = f"calibrated to {os.path.basename(arguments.to)}"
         job = calibrate(job, runs, source=source, seed=arguments.seed, progress=progress)
     save_job(job, arguments.out)
+    tell_notes([job])
     assert job.calibrated is not None
     rows = [
         {"kernel": v.kernel, "component": v.component, "family": v.family, **v.parameters}

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..data import is_profile, load_job, load_profile
@@ -65,12 +65,20 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
     use_all_cores()
     say(arguments, f"compiling {job.name}")
     program = job.compile()
+    tell_notes([job.job])
     say(arguments, f"simulating {arguments.samples:,} steps of {program.num_ops:,} ops")
     return program, {
         "num_samples": arguments.samples,
         "key": jax.random.key(arguments.seed),
         "progress": wants_progress(arguments),
     }
+
+
+def tell_notes(jobs: Iterable[Any]) -> None:
+    """Prints on stderr, once each, what stands in for tables that the machines of jobs lack."""
+    notes = (note for job in jobs if job is not None and job.kernels for note in job.kernels.notes)
+    for note in dict.fromkeys(notes):
+        print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
 
 
 def say(arguments: argparse.Namespace, what: str) -> None:

@@ -91,6 +91,10 @@ def _result(job, law, measured) -> dict[str, Any]:
             "run_steps": _RUN_STEPS,
             "run_mean_std_s": law.run_mean_std(_RUN_STEPS),
         }
+    if job.job is not None and job.job.kernels is not None:
+        sources = job.job.kernels.sources
+        result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
+        result["notes"] = list(job.job.kernels.notes)
     if measured:
         result["measured"] = measured
         result["relative_error"] = {

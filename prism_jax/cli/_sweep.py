@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..analysis import sweep_points
     from ..program import compile_job
-    from ._load import say, wants_progress
+    from ._load import say, tell_notes, wants_progress
 
     use_all_cores()
     say(arguments, f"compiling and simulating {len(jobs):,} rows of {arguments.samples:,} steps")
@@ -121,6 +121,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             f"interrupted; `{arguments.out}` keeps the rows that are done, and the same command "
             "goes on with them."
         ) from None
+    tell_notes(jobs)
     rows = [
         {name: None if isinstance(x, float) and x != x else x for name, x in row.items()}
         for row in frame.to_dicts()

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import compiled, load
+    from ._load import compiled, load, tell_notes
 
     job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
     changed = {
@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         scenarios[f"kernel {text}"] = scale_kernel(program, kind, factor)
     for text, other in changed.items():
         scenarios[text] = Scenario(other.compile())
+        if other.job and job.job and other.job.cluster != job.job.cluster:
+            tell_notes([other.job])
     found = what_if(program, scenarios, **options)
     return {"job": job.name, **plain(found)}, _text(job.name, found)
 

@@ -63,6 +63,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
         multiplications.
+    - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
+        matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
         beside the backward and the forward.
     - `gradient_dtype`: in which gradients are reduced.
@@ -76,6 +78,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: Literal["flash", "unfused"] = "flash"
     sequence_parallel: bool = True
     tp_overlap: bool = False
+    overlap_tp_backward: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

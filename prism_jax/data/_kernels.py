@@ -95,6 +95,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `constants`: what was chosen rather than measured, and why.
     - `overlap`: how well communication hides behind compute; of clusters only.
     - `name`: of the folder.
+    - `stands_in_for`: the machine that has no folder of its own and takes these numbers; empty
+        where they are the machine's, or it names them.
     """
 
     who: Text
@@ -105,6 +107,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constants: tuple[Constant, ...] = ()
     overlap: Overlap | None = None
     name: str = ""
+    stands_in_for: str = ""
 
 
 class Kernels(msgspec.Struct, frozen=True):
@@ -124,6 +127,16 @@ class Kernels(msgspec.Struct, frozen=True):
     overlap: Overlap
     sources: tuple[Source, ...] = ()
     compute: float = 1.0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each machine that takes the numbers of another without naming it."""
+        return tuple(
+            f"the {source.stands_in_for} has no table of kernels of its own, so that of "
+            f"`{source.name}` stands in; give it one as `kernels`, or expect other step times."
+            for source in self.sources
+            if source.stands_in_for
+        )
 
     def find_efficiency(self, kernel: str, variant: str) -> Efficiency | None:
         """The table of `kernel` for `variant`, or else for any."""

@@ -29,15 +29,18 @@ _DEFAULT_CLUSTER = "dgx-h100"
 def load_kernels(cluster: Cluster) -> Kernels:
     """The profile of a cluster's kernels: its device's compute and its own collectives.
 
-    A machine without a folder of its own takes the factors of an H100 and of its cluster.
+    A machine without a folder of its own takes the factors of an H100 and of its cluster, which
+    `Kernels.notes` says.
 
     **Raises:**
 
     A `ValueError` where a file is wrong, or `kernels` names no folder.
     """
-    device = _folder(cluster.device.kernels, cluster.device.name, _DEFAULT_DEVICE)
-    network = _folder(cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
-    sources = (load_source(device.name), load_source(network.name))
+    device, device_source = _folder(
+        "device", cluster.device.kernels, cluster.device.name, _DEFAULT_DEVICE
+    )
+    network, network_source = _folder("cluster", cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
+    sources = (device_source, network_source)
     rows = [
         (row.kernel, row.dtype, row.size, row.efficiency, row.latency_s)
         for row in read_csv(device / "efficiency.csv", EfficiencyRow)
@@ -79,13 +82,17 @@ def load_variability(name: str) -> tuple[Variation, ...]:
     return read_variations(data_folder("kernels") / name / "variability.csv")
 
 
-def _folder(given: str | None, name: str, default: str) -> pathlib.Path:
+def _folder(what: str, given: str | None, name: str, default: str) -> tuple[pathlib.Path, Source]:
     names = list_names("kernels")
-    if given is None:
-        given = name if name in names else default
+    stands_in_for = ""
+    if given is None and name in names:
+        given = name
+    elif given is None:
+        given, stands_in_for = default, f"{what} `{name}`" if name else what
     elif given not in names:
         raise ValueError(unknown_name("profile of kernels", given, names))
-    return data_folder("kernels") / given
+    source = msgspec.structs.replace(load_source(given), stands_in_for=stands_in_for)
+    return data_folder("kernels") / given, source
 
 
 def _tables(

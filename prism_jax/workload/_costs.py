@@ -115,7 +115,9 @@ class Costs(msgspec.Struct, frozen=True):
         return Kernel(kind, size, transfer.latency, transfer.link)
 
     def overlapped(self, collective: Kernel, beside: Kernel) -> Kernel:
-        """What is left of a collective that runs beside a GEMM."""
+        """What is left of a collective of a backward that may run beside a GEMM."""
+        if not self.training.overlap_tp_backward:
+            return collective
         hidden = min(collective.mean, beside.mean)
         left = collective.mean - hidden + self.kernels.overlap.contention * hidden
         size = f"{collective.size} beside {beside.size}"

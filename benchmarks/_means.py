@@ -1,0 +1,57 @@
+"""Means of published steps, predicted from configuration alone, and their errors by table.
+
+A fault in a table of kernels is an error that all rows of its machine share; so the tables name
+machines. Rows that no job can say are counted with the reason.
+"""
+
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ._published import Published, published
+
+
+_SAMPLES = 1024  # The mean of so many steps is within 0.1 % of that of all.
+
+
+def mean_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """A row for each published step of a folder `published` and of `mlperf` beside it; those that
+    no job can say have a `reason`."""
+    for one in published(folder.parent):
+        row: dict[str, Any] = {"table": one.table, "name": one.name, "measured_s": one.seconds}
+        if one.job is None:
+            yield {**row, "reason": one.reason}
+        else:
+            predicted = _predicted(one)
+            yield {**row, "predicted_s": predicted, "error": predicted / one.seconds - 1}
+
+
+def _predicted(one: Published) -> float:
+    import jax
+
+    import prism_jax as prism
+
+    assert one.job is not None
+    program = prism.compile_job(one.job)
+    law = prism.simulate(program, num_samples=_SAMPLES, key=jax.random.key(0))
+    return float(law.quantile(0.5)) if one.median else law.mean
+
+
+def mean_table(rows: list[dict[str, Any]]) -> str:
+    """In Markdown."""
+    header = ("table", "rows", "mean error", "mean absolute error", "worst")
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    expressed = [row for row in rows if "error" in row]
+    for table in sorted({row["table"] for row in expressed}):
+        errors = 100 * np.array([row["error"] for row in expressed if row["table"] == table])
+        worst = errors[np.argmax(np.abs(errors))]
+        cells = (table, str(len(errors)), f"{errors.mean():+.1f} %")
+        cells += (f"{np.abs(errors).mean():.1f} %", f"{worst:+.1f} %")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"{len(expressed):,} of {len(rows):,} rows are jobs. The others:", ""]
+    reasons = Counter(row["reason"] for row in rows if "reason" in row)
+    lines += [f"- {count}: {reason}" for reason, count in reasons.most_common()]
+    return "\n".join(lines)
