@@ -28,8 +28,8 @@ def _chain(num_replicas: int) -> prism.Program:
         kind: Stall(jnp.asarray(RATE), LogNormal(jnp.asarray(size), jnp.asarray(SPREAD)))
         for kind, size in SIZES.items()
     }
-    law: AbstractLatency = LogNormal(jnp.asarray(1.0), jnp.asarray(SIGMA))
-    residual = dict.fromkeys(SIZES, law)
+    law = LogNormal(jnp.asarray(1.0), jnp.asarray(SIGMA))
+    residual: dict[str, AbstractLatency] = {kind: law for kind in SIZES}
     return prism.compile_graph(
         ops, variability=Variability(residual=residual, stalls=stalls), num_replicas=num_replicas
     )
