@@ -1,4 +1,4 @@
-"""Files of users: opened by their literal names, if they are files, and written whole or not at all."""
+"""Files of users: opened by their literal names if they are files, written whole or not at all."""
 
 import contextlib
 import os

@@ -4,6 +4,7 @@ import argparse
 import os
 from typing import Any
 
+from .._files import shown
 from ._arguments import (
     add_job_argument,
     add_progress_argument,
@@ -47,8 +48,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
         if not arguments.out.endswith(".csv") or os.path.isdir(arguments.out) or not writable:
             raise ValueError(
-                f"--out `{arguments.out}` must be a .csv file in a folder that exists and can be "
-                "written to."
+                f"--out `{shown(arguments.out)}` must be a .csv file in a folder that exists and "
+                "can be written to."
             )
 
     import jax
@@ -63,14 +64,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         rank = program.variability.rank
         if rank is None:
             raise ValueError(
-                f"{arguments.job}: its GPUs are all alike; give their measured --factors."
+                f"{shown(arguments.job)}: its GPUs are all alike; give their measured --factors."
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
     devices = 8 if job.job is None else job.job.cluster.devices_per_node
     expected = {"gpu": program.world_size, "node": program.world_size // devices}
     if of is not None and len(factors) != expected[of]:
         raise ValueError(
-            f"{arguments.factors}: it has {len(factors)} rows by `{of}`; the job has "
+            f"{shown(arguments.factors)}: it has {len(factors)} rows by `{of}`; the job has "
             f"{expected['gpu']} GPUs in {expected['node']} nodes."
         )
     found = place(program, factors, devices_per_node=devices, objective=wanted, **options)

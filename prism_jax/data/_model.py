@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from ._types import Count
+from ._types import Count, Label
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bias: bool = True
     tied_embeddings: bool = True
     dropout: bool = False
-    name: str = ""
+    name: Label = ""
     source: str = ""
 
     @property
