@@ -54,16 +54,24 @@ _MOST_OF_A_PATH = 240
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+def written_whole(path: str | os.PathLike, *, first: bool = False) -> Iterator[pathlib.Path]:
     """Gives the name of a file to write, which takes the place of `path` when all is written.
 
     No two writers have the same one, and none is left behind.
+
+    **Arguments:**
+
+    - `first`: whether the first writer wins, and what others write is dropped.
     """
     path = pathlib.Path(path)
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.partial")
     try:
         yield partial
-        os.replace(partial, path)
+        if first:
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)  # Which, other than a move, takes the place of nothing.
+        else:
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -16,6 +16,9 @@ from ._json import plain
 from ._objective import add_objective_argument, objective, with_unit
 
 
+# Each has a factor of its own.
+_MOST_GPUS = 10_000_000
+
 HELP = "assign nodes of known GPUs to pipeline ranks and replicas, to lower a figure"
 
 
@@ -58,6 +61,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..placement import place
 
     wanted = objective(arguments.objective)
+    if job.layout.world_size > _MOST_GPUS:
+        raise ValueError(
+            f"{shown(arguments.job)}: it has {job.layout.world_size:,} GPUs; up to {_MOST_GPUS:,} "
+            "can be placed."
+        )
     program, options = compiled(arguments, job)
     of_factors, options["key"] = jax.random.split(options["key"])
     if factors is None:
@@ -71,7 +79,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     expected = {"gpu": program.world_size, "node": program.world_size // devices}
     if of is not None and len(factors) != expected[of]:
         raise ValueError(
-            f"{shown(arguments.factors)}: it has {len(factors)} rows by `{of}`; the job has "
+            f"{shown(arguments.factors or '')}: it has {len(factors)} rows by `{of}`; the job has "
             f"{expected['gpu']} GPUs in {expected['node']} nodes."
         )
     found = place(program, factors, devices_per_node=devices, objective=wanted, **options)

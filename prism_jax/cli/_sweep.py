@@ -42,7 +42,8 @@ def values(text: str) -> tuple[str, list[str]]:
     key, given = key.strip(), given.strip()
     if not key or not equals or not given:
         raise ValueError(
-            f"`--over {quoted(text)}` is not a key and its values; write it as `layout.dp=16,32,64`."
+            f"`--over {quoted(text)}` is not a key and its values; write it as "
+            "`layout.dp=16,32,64`."
         )
     if ":" not in given:
         choices = [choice.strip() for choice in given.split(",")]
@@ -63,8 +64,8 @@ def values(text: str) -> tuple[str, list[str]]:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"`--over {quoted(text)}` is not a range; write from, to and how many (1 to {_MOST_POINTS}), "
-            "as in `kernels.all_gather.sigma=0.01:0.2:20`."
+            f"`--over {quoted(text)}` is not a range; write from, to and how many (1 to "
+            f"{_MOST_POINTS}), as in `kernels.all_gather.sigma=0.01:0.2:20`."
         ) from None
     step = (high - low) / max(many - 1, 1)
     return key, [f"{low + i * step:.12g}" for i in range(many)]
