@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("prism-jax")
+    if name == "__all__":
+        return __dir__()
     if name.startswith("_"):
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
     if importlib.util.find_spec(f"{__name__}.{name}"):
@@ -28,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     public = importlib.import_module(f"{__name__}._public")
-    return sorted({*globals(), *(name for name in vars(public) if not name.startswith("_"))})
+    return sorted(name for name in vars(public) if not name.startswith("_"))

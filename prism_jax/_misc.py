@@ -39,7 +39,7 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     known, name = sorted({*known}), quoted(name)
     near = [quoted(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
     hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
-    shown = quoted(", ".join(known[:_MOST_NAMES]), 4 * MOST_QUOTED)
+    shown = quoted(", ".join(known[:_MOST_NAMES]), 3 * MOST_QUOTED)
     more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
     return f"No {what} `{name}`{hint} Known: {shown or 'none'}{more}."
 

@@ -3,7 +3,6 @@
 What a seed stands for is printed where it fails; no input gets as far as a simulation.
 """
 
-import contextlib
 import pathlib
 import random
 import re
@@ -92,27 +91,26 @@ def _mutate(content: bytes, rng: random.Random) -> bytes:
     return content
 
 
-def _check_sentence(sentence: str, path: str = "") -> None:
+def _wrong_with(sentence: str, path: str = "") -> str:
+    """What is wrong with what a user is told; of a path it may be long."""
     rest = sentence.replace(path, "") if path else sentence
-    assert sentence.strip(), "it says nothing"
-    assert "\n" not in sentence, f"more than one line: {sentence!r}"
-    assert len(rest) <= _MOST, f"{len(rest)} characters: {sentence}"
-    assert "Traceback" not in sentence
+    if not sentence.strip() or "\n" in sentence or not sentence.endswith((".", "`")):
+        return "it is no sentence"
+    if len(rest) > _MOST:
+        return f"it has {len(rest)} characters"
+    return "it is a traceback" if "Traceback" in sentence else ""
 
 
 def _read(load, path: pathlib.Path, seed: object) -> None:
-    """Either reads or refuses."""
+    """Either reads, or refuses in one sentence."""
     try:
         load(path)
-    except (ValueError, OSError) as error:
-        try:
-            assert isinstance(error, ValueError) or "No such" in str(error)
-            _check_sentence(str(error), str(path))
-            assert str(error).rstrip().endswith((".", "none")), str(error)
-        except AssertionError as wrong:
-            raise AssertionError(f"{seed}: {wrong}") from error
+    except ValueError as error:
+        wrong = _wrong_with(str(error), str(path))
+        if wrong:
+            pytest.fail(f"{seed}: {wrong}: {str(error)[:1000]}")
     except BaseException as error:
-        raise AssertionError(f"{seed}: {type(error).__name__}: {str(error)[:300]}") from error
+        pytest.fail(f"{seed}: {type(error).__name__}: {str(error)[:1000]}")
 
 
 def _fuzz(load, content: bytes, path: pathlib.Path, number: int, seed: str) -> None:
@@ -191,10 +189,7 @@ def test_profiles(name, profile):
     def load(path):
         found = load_profile(profile)
         if found.layout.dp * found.layout.pp * found.schedule.num_microbatches <= 64:
-            with (
-                contextlib.suppress(ValueError) if name != "means.csv" else contextlib.nullcontext()
-            ):
-                compile_profile(found)
+            compile_profile(found)
 
     _fuzz(load, content, profile / name, 50, name)
 
@@ -320,7 +315,8 @@ def test_damaged_parquet(tmp_path, capfd):
     path = tmp_path / "table.parquet"
     for number, (load, frame) in enumerate(_tables()):
         frame.write_parquet(path)
-        _fuzz(load, path.read_bytes(), path, 60, f"parquet {number}")
+        _fuzz(load, path.read_bytes(), path, 150, f"parquet {number}")
+    assert capfd.readouterr().err == ""  # Not even of the stack of another language.
 
 
 _ARGUMENTS = [
@@ -381,16 +377,21 @@ def test_command_lines(tmp_path, monkeypatch, capsys):
                 case 3:
                     del line[place]
             line = line or [given]
-        try:
-            with contextlib.suppress(SystemExit):
-                status = main(line)
-                said = capsys.readouterr()
-                assert status in (0, 2), said.err
-                assert (status == 0) == (said.err == ""), said.err
-                if status:
-                    assert said.err.startswith("prism-jax: ")
-                    assert said.err.endswith("\n")
-                    _check_sentence(said.err[:-1])
-        except BaseException as error:
-            shown = [word[:100] for word in line]
-            raise AssertionError(f"{i} {shown}: {type(error).__name__} {error}") from error
+        wrong = _wrong_with_command(line, capsys)
+        if wrong:
+            pytest.fail(f"{i} {[word[:100] for word in line]}: {wrong}")
+
+
+def _wrong_with_command(line: list[str], capsys) -> str:
+    try:
+        status = main(line)
+    except SystemExit:  # After `--help`.
+        return capsys.readouterr().err
+    except BaseException as error:
+        return f"{type(error).__name__}: {str(error)[:1000]}"
+    said = capsys.readouterr()
+    if status == 0:
+        return said.err
+    told = said.err.removeprefix("prism-jax: ").removesuffix("\n")
+    wrong = said.out or _wrong_with(told)
+    return f"{status}, {wrong}: {said.err[:1000]}" if wrong or status != 2 else ""

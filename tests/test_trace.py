@@ -344,7 +344,7 @@ def test_bad_step_times_are_refused_in_one_sentence(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.drop("duration"), "no column `duration`"),
+        (lambda f: f.drop("duration"), "column `duration` is missing"),
         (lambda f: f.with_columns(duration=-pl.col("duration")), "negative duration"),
         (lambda f: f.with_columns(optype=pl.lit("forward-computer")), "did you mean"),
         (lambda f: f.with_columns(dp_rank=pl.col("dp_rank") + 1), "not below dp = 2"),

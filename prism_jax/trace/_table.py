@@ -1,8 +1,10 @@
 """Tables in files: opened, checked for what a cast would hide, collected."""
 
+import contextlib
 import math
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,11 +33,12 @@ def scan(path: str | os.PathLike) -> "pl.LazyFrame":
         check_file(name, _MOST_BYTES)
         # Made absolute, so that no part of it is a user's home or the address of a server.
         name = os.path.abspath(name)
-        if suffix == ".csv":
-            frame = pl.scan_csv(name, glob=False)
-        else:
-            frame = pl.scan_parquet(name, glob=False, hive_partitioning=False)
-        frame.collect_schema()
+        with _silence():
+            if suffix == ".csv":
+                frame = pl.scan_csv(name, glob=False)
+            else:
+                frame = pl.scan_parquet(name, glob=False, hive_partitioning=False)
+            frame.collect_schema()
     except FileNotFoundError:
         raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
     except (*_errors(), OSError) as error:
@@ -48,7 +51,8 @@ def scan(path: str | os.PathLike) -> "pl.LazyFrame":
 def collect(frame: "pl.LazyFrame", path: str | os.PathLike) -> "pl.DataFrame":
     """In batches of rows, whatever the size of the file."""
     try:
-        return frame.collect(engine="streaming")
+        with _silence():
+            return frame.collect(engine="streaming")
     except _errors() as error:
         raise ValueError(
             f"{shown(path)}: it is damaged, or a column holds something else: {_line(error)}."
@@ -62,13 +66,33 @@ def _errors() -> tuple[type[BaseException], ...]:
     return (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps what polars prints of its own stack, where it is at a loss, from the user's stderr."""
+    try:
+        sys.stderr.flush()
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except (OSError, AttributeError, ValueError):  # There is none to keep it from.
+        yield
+        return
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
 def columns_of(frame: "pl.LazyFrame", path: str | os.PathLike, needed: Iterable[str]) -> list[str]:
     """The names of the columns. Raises a `ValueError` where one that is needed is missing."""
     given = frame.collect_schema().names()
     missing = [name for name in needed if name not in given]
     if missing:
+        are = "column {} is" if len(missing) == 1 else "columns {} are"
+        names = " and ".join(f"`{name}`" for name in missing)
         raise ValueError(
-            f"{shown(path)}: it has no column {', '.join(f'`{m}`' for m in missing)}; it has "
+            f"{shown(path)}: the {are.format(names)} missing; it has "
             f"{quoted(', '.join(given), 2 * MOST_QUOTED) or 'none'}."
         )
     return given
@@ -149,5 +173,7 @@ def _cell(value: object) -> str:
 
 
 def _line(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return "it is damaged"
     lines = str(error).strip().split("\n")
     return quoted(lines[0].rstrip("."), 2 * MOST_QUOTED)
