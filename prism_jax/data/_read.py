@@ -20,10 +20,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 # A table with as many bytes as the second holds a million rows; TOML takes long to read.
-_MOST_TOML = 2**22
+_MOST_TOML = 2**21
 _MOST_CSV = 2**26
 # More parts than any key has; `tomllib` needs memory for the square of them.
-_MOST_PARTS = 32
+_MOST_PARTS = 12
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS},}}")
 
