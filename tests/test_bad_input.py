@@ -286,6 +286,12 @@ def test_a_profile_of_too_many_microbatches(tmp_path):
             prism.load_profile(folder)
 
 
+def test_a_model_of_too_many_layers(capsys):
+    """They filled the memory."""
+    said = _refused(["simulate", _JOB, "--set", "model.num_layers=1000000000"], capsys)
+    assert "num_layers` is 1000000000" in said
+
+
 def test_a_trace_of_a_job_of_many_more_ops(tmp_path):
     path = tmp_path / "trace.csv"
     rows = [f"0,0,{s},{k}-compute,0,{s},0.1" for s in range(9) for k in ("forward", "backward")]

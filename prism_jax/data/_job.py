@@ -44,7 +44,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     virtual_stages: Count = 1
     microbatch_group_size: Count | None = None
     blocking: bool | None = None
-    layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**6)], ...] | None = None
+    layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | None = None
     embedding_counts_as_layer: bool = False
     head_counts_as_layer: bool = False
 

@@ -6,6 +6,8 @@ from msgspec import Meta
 
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
+# Every layer of a stage takes memory, and no model has as many.
+Layers: TypeAlias = Annotated[int, Meta(ge=1, le=10**5)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
