@@ -1,87 +1,33 @@
 """The distribution of a training step's time, and which kernels' variability makes it wide."""
 
-import importlib.metadata
-
-from . import latency as latency
-from ._estimate import Estimate as Estimate
-from .analysis import (
-    CRPS as CRPS,
-    AbstractObjective as AbstractObjective,
-    Criticality as Criticality,
-    CVaR as CVaR,
-    Exceedance as Exceedance,
-    Improvement as Improvement,
-    Mean as Mean,
-    Quantile as Quantile,
-    Scenario as Scenario,
-    Score as Score,
-    Sensitivity as Sensitivity,
-    Std as Std,
-    Target as Target,
-    WhatIf as WhatIf,
-    criticality as criticality,
-    estimate as estimate,
-    improve as improve,
-    scale_kernel as scale_kernel,
-    score as score,
-    sensitivity as sensitivity,
-    slow_rank as slow_rank,
-    sweep as sweep,
-    target as target,
-    what_if as what_if,
-)
-from .data import (
-    Cluster as Cluster,
-    Device as Device,
-    Job as Job,
-    Kernels as Kernels,
-    Layout as Layout,
-    Model as Model,
-    Profile as Profile,
-    ScheduleConfig as ScheduleConfig,
-    Training as Training,
-    load_cluster as load_cluster,
-    load_device as load_device,
-    load_job as load_job,
-    load_model as load_model,
-    load_profile as load_profile,
-    save_job as save_job,
-    save_profile as save_profile,
-)
-from .engine import simulate as simulate
-from .fitting import calibrate as calibrate, fit_profile as fit_profile
-from .law import (
-    Law as Law,
-    load_law as load_law,
-    merge_laws as merge_laws,
-    save_law as save_law,
-)
-from .placement import Placement as Placement, place as place
-from .program import (
-    Network as Network,
-    Op as Op,
-    Program as Program,
-    Stall as Stall,
-    Variability as Variability,
-    compile_graph as compile_graph,
-    compile_job as compile_job,
-    compile_profile as compile_profile,
-    compile_program as compile_program,
-    load_program as load_program,
-    save_program as save_program,
-)
-from .replica import sample_replica_ends as sample_replica_ends
-from .schedule import (
-    AbstractSchedule as AbstractSchedule,
-    CustomSchedule as CustomSchedule,
-    GPipe as GPipe,
-    InterleavedOneFOneB as InterleavedOneFOneB,
-    LoopedBFS as LoopedBFS,
-    OneFOneB as OneFOneB,
-    Timeline as Timeline,
-    evaluate as evaluate,
-)
-from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 
-__version__ = importlib.metadata.version("prism-jax")
+if TYPE_CHECKING:
+    from ._public import *  # noqa: F403
+
+    __version__: str
+
+
+# Imported when first asked for: the command line needs little of it, and can be interrupted only
+# once its own handler is there.
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("prism-jax")
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("_"):
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    if importlib.util.find_spec(f"{__name__}.{name}"):
+        return importlib.import_module(f"{__name__}.{name}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}._public"), name)
+    except AttributeError as error:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`") from error
+
+
+def __dir__() -> list[str]:
+    public = importlib.import_module(f"{__name__}._public")
+    return sorted(name for name in vars(public) if not name.startswith("_"))

@@ -1,37 +1,69 @@
 """A file of arrays beside a description in JSON: one `.npz`, without pickle."""
 
+import io
 import json
 import os
+import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+
+from ._files import read_file, shown, written_whole
 
 
 _ABOUT = "about"
+# Of the file, and of all that it holds: what is small as a file need not be so in memory.
+_MOST_BYTES = 2**31
+
+_T = TypeVar("_T")
 
 
 def write_archive(
     path: str | os.PathLike, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Writes a file, which appears whole or not at all."""
-    partial = f"{os.fspath(path)}.partial"
     everything: dict[str, Any] = {**arrays, _ABOUT: np.array(json.dumps(about))}
-    with open(partial, "wb") as file:
+    with written_whole(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, **everything)
-    os.replace(partial, path)
 
 
-def read_archive(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The description and the arrays.
+def read_archive(
+    path: str | os.PathLike, about_type: type[_T], what: str, writer: str
+) -> tuple[_T, dict[str, np.ndarray]]:
+    """The description, converted, and the arrays.
+
+    **Arguments:**
+
+    - `about_type`: what the description must fit.
+    - `what`, `writer`: what the file should hold, and what writes such files.
 
     **Raises:**
 
-    `OSError` if the file cannot be read, and almost anything if it is damaged.
+    `ValueError` of one sentence if the file is damaged or none of these; `OSError` if it cannot be
+    read.
     """
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-        arrays = dict(archive)
-    about = json.loads(str(arrays.pop(_ABOUT)))
-    if not isinstance(about, dict):
-        raise ValueError
-    return about, arrays
+    content = read_file(path, _MOST_BYTES)
+    try:
+        arrays = _arrays(content)
+        about = json.loads(str(arrays.pop(_ABOUT)))
+        return msgspec.convert(about, about_type), arrays
+    except Exception as error:  # Damaged archives raise almost anything.
+        raise damaged(path, what, writer) from error
+
+
+def damaged(path: str | os.PathLike, what: str, writer: str) -> ValueError:
+    """What to raise for a file that does not hold what it should."""
+    return ValueError(
+        f"`{shown(path)}` is not a {what} that this version saved; give a file that `{writer}` "
+        "wrote."
+    )
+
+
+def _arrays(content: bytes) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(io.BytesIO(content)) as members:
+        if sum(member.file_size for member in members.infolist()) > _MOST_BYTES:
+            raise ValueError
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return dict(archive)

@@ -17,12 +17,34 @@ def subclasses(cls: type[T]) -> Iterator[type[T]]:
         yield from subclasses(one)
 
 
+# What is quoted of an input, in characters: enough to find it by.
+MOST_QUOTED = 80
+
+
+def quoted(given: object, most: int = MOST_QUOTED) -> str:
+    """What was given, for a message: cut where it is long, and printable. A text is given as it is,
+    anything else as Python writes it.
+    """
+    try:
+        text = given if isinstance(given, str) else repr(given)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits.
+        text = f"a very large {type(given).__name__}"
+    if len(text) > most:
+        text = f"{text[: most - 3]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """One sentence for a name that is not known: the near ones first, then all."""
-    known = sorted({*known})
-    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    """One sentence for a name that is not known: the near ones first, then as many as are read."""
+    known, name = sorted({*known}), quoted(name)
+    near = [quoted(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
     hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
-    return f"No {what} `{name}`{hint} Known: {', '.join(known) or 'none'}."
+    shown = quoted(", ".join(known[:_MOST_NAMES]), 3 * MOST_QUOTED)
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f"No {what} `{name}`{hint} Known: {shown or 'none'}{more}."
+
+
+_MOST_NAMES = 12
 
 
 def counted(number: int, what: str) -> str:

@@ -344,7 +344,7 @@ def test_bad_step_times_are_refused_in_one_sentence(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.drop("duration"), "no column `duration`"),
+        (lambda f: f.drop("duration"), "column `duration` is missing"),
         (lambda f: f.with_columns(duration=-pl.col("duration")), "negative duration"),
         (lambda f: f.with_columns(optype=pl.lit("forward-computer")), "did you mean"),
         (lambda f: f.with_columns(dp_rank=pl.col("dp_rank") + 1), "not below dp = 2"),
@@ -408,7 +408,7 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
     assert "nan" not in said.out
     (line,) = [line for line in said.out.splitlines() if "std_ratio" in line]
     assert line.split() == ["std_ratio", "-", "-"]
-    (tmp_path / "same.csv").write_text("step_time_s\n1e300\n1.5\n1.5\n")
+    (tmp_path / "same.csv").write_text("step_time_s\n1e9\n1.5\n1.5\n")
     assert main(words) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) < 100
     assert main(["simulate", f"{tmp_path}/p", "--samples", "20000", "--json"]) == 0

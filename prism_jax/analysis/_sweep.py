@@ -1,6 +1,7 @@
 """Sweeps: the law of the step time over a grid of values, with common random numbers."""
 
 import hashlib
+import io
 import itertools as it
 import json
 import os
@@ -12,6 +13,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from .._files import read_file, shown, written_whole
 from .._misc import unknown_name
 from .._progress import progress_bar
 from ..engine import simulate
@@ -21,6 +23,8 @@ from ..random import key_data
 
 
 _ABOUT = "sweep.json"
+# In bytes, of what stands for the whole sweep and of the file of a row.
+_MOST_ABOUT, _MOST_PART = 2**16, 2**24
 
 Point = Mapping[str, Any]
 
@@ -154,33 +158,36 @@ def _open(folder: pathlib.Path, digest: str) -> dict[int, dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / _ABOUT
     if not note.exists():
-        if any(not file.name.startswith(".") for file in folder.iterdir()):
-            raise ValueError(f"`{folder}` is not empty and holds no sweep; give another folder.")
-        partial = folder / f".{_ABOUT}"
-        partial.write_text(json.dumps({"digest": digest}))
-        os.replace(partial, note)
+        others = any(not file.name.startswith(".") for file in folder.iterdir())
+        if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
+            raise ValueError(
+                f"`{shown(folder)}` is not empty and holds no sweep; give another folder."
+            )
+        with written_whole(note, first=True) as partial:
+            partial.write_text(json.dumps({"digest": digest}))
     try:
-        same = json.loads(note.read_text())["digest"] == digest
-    except (ValueError, KeyError, TypeError):
+        same = json.loads(read_file(note, _MOST_ABOUT))["digest"] == digest
+    except (ValueError, KeyError, TypeError, RecursionError):
         same = False
     if not same:
         raise ValueError(
-            f"`{folder}` holds another sweep (other values, samples, seed or job); give another "
-            "folder, or the same sweep to go on with it."
+            f"`{shown(folder)}` holds another sweep (other values, samples, seed or job); give "
+            "another folder, or the same sweep to go on with it."
         )
     done = {}
     for path in sorted(folder.glob("part-*.parquet")):
+        content = io.BytesIO(read_file(path, _MOST_PART))  # No part of its name is a pattern.
         try:
-            done |= {row["row"]: row for row in pl.read_parquet(path).to_dicts()}
-        except (pl.exceptions.PolarsError, KeyError):
+            done |= {row["row"]: row for row in pl.read_parquet(content).to_dicts()}
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError):
             raise ValueError(
-                f"`{path}` is damaged; remove it, and the same sweep simulates its row again."
+                f"`{shown(path)}` is damaged; remove it, and the same sweep simulates its row "
+                "again."
             ) from None
     return done
 
 
 def _write(frame, path: pathlib.Path) -> None:
-    """Writes a file that is there whole or not at all."""
-    partial = path.with_name(f".{path.name}")
-    frame.write_parquet(partial)
-    os.replace(partial, path)
+    """Writes a file that is there whole or not at all, whoever else writes the same row."""
+    with written_whole(path) as partial:
+        frame.write_parquet(partial)

@@ -2,6 +2,12 @@
 
 import argparse
 
+from .._misc import quoted
+
+
+# Samples and seeds have numbers of 32 bits.
+_MOST = 2**32
+
 
 def count(text: str) -> int:
     """A whole number of at least one; `1e6` and `1_000_000` are fine too."""
@@ -13,8 +19,10 @@ def count(text: str) -> int:
             value = int(number) if number == int(number) else 0
         except (ValueError, OverflowError):
             value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` must be a whole number of at least 1")
+    if not 1 <= value < _MOST:
+        raise argparse.ArgumentTypeError(
+            f"`{quoted(text)}` must be a whole number of at least 1 and below 2^32"
+        )
     return value
 
 
@@ -24,8 +32,10 @@ def seed(text: str) -> int:
         value = int(text)
     except ValueError:
         value = -1
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"`{text}` must be a whole number from 0 to 2^32 - 1")
+    if not 0 <= value < _MOST:
+        raise argparse.ArgumentTypeError(
+            f"`{quoted(text)}` must be a whole number from 0 to 2^32 - 1"
+        )
     return value
 
 
@@ -36,7 +46,7 @@ def steps(text: str) -> slice:
     except ValueError:
         numbers = []
     if len(numbers) not in (2, 3) or (len(numbers) == 3 and numbers[2] == 0):
-        raise argparse.ArgumentTypeError(f"`{text}` must be a slice such as 0:100 or ::2")
+        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be a slice such as 0:100 or ::2")
     return slice(*numbers)
 
 
@@ -75,15 +85,19 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def named_factor(text: str, option: str, example: str) -> tuple[str, float]:
-    """A name and a positive number, parted as in the example by `:` or `=`."""
+    """A name and a positive number, parted as in the example by `:` or `=`. What is beyond the
+    bounds is a slip, and no figure of it would be finite.
+    """
     separator = ":" if ":" in example else "="
     name, _, number = text.rpartition(separator)
     try:
         factor = float(number)
     except ValueError:
         factor = 0.0
-    if not name or not 0 < factor < float("inf"):
-        raise ValueError(f"{option} `{text}` must be a name and a positive number: `{example}`.")
+    if not name or not 1e-6 <= factor <= 1e6:
+        raise ValueError(
+            f"{option} `{quoted(text)}` must be a name and a number from 1e-6 to 1e6: `{example}`."
+        )
     return name, factor
 
 

@@ -3,9 +3,9 @@
 import argparse
 import os
 import sys
-import tomllib
 from typing import Any
 
+from .._files import shown
 from ._arguments import add_seed_argument, add_set_argument
 from ._devices import use_all_cores
 
@@ -35,14 +35,15 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     if is_profile(arguments.job):
         raise ValueError(
-            f"{arguments.job}: this is a profile, which is fitted already; give a job."
+            f"{shown(arguments.job)}: this is a profile, which is fitted already; give a job."
         )
     job = load_job(arguments.job, arguments.overrides)
     runs = read_runs(arguments.to)
     check_job_path(arguments.out)
     if os.path.exists(arguments.out) and not _is_calibrated(arguments.out):
         raise ValueError(
-            f"{arguments.out}: a file is there that this command did not write; give another name."
+            f"{shown(arguments.out)}: a file is there that this command did not write; give "
+            "another name."
         )
 
     from tqdm import tqdm
@@ -88,8 +89,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _is_calibrated(path: str) -> bool:
     """Whether a file is what this command writes."""
-    with open(path, "rb") as file:
-        try:
-            return "calibrated" in tomllib.load(file)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-            return False
+    from ..data import read_toml
+
+    try:
+        return "calibrated" in read_toml(path, "job")
+    except ValueError:
+        return False

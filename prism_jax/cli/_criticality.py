@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from .._misc import quoted
 from ._arguments import add_job_arguments, count
 
 
@@ -68,4 +69,6 @@ def _band(text: str) -> tuple[float, float]:
     try:
         return float(low), float(high)
     except ValueError:
-        raise ValueError(f"--band `{text}` must be two quantiles, such as 0.94:0.96.") from None
+        raise ValueError(
+            f"--band `{quoted(text)}` must be two quantiles, such as 0.94:0.96."
+        ) from None

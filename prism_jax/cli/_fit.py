@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from .._files import shown
 from ._arguments import add_steps_argument
 from ._devices import use_all_cores
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "slice."
         )
     if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
-        raise ValueError(f"{arguments.out}: this is a file; give a folder for the profile.")
+        raise ValueError(f"{shown(arguments.out)}: this is a file; give a folder for the profile.")
 
     from ..fitting import fit_profile
     from ..program import op_latencies, replay, step_graph

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..data import is_profile, load_job, load_profile
+from .._files import shown
+from ..data import is_profile, load_job
 from ._devices import use_all_cores
 
 
@@ -33,8 +34,11 @@ def load(name: str, overrides: list[str]) -> Loaded:
     if is_profile(name):
         if overrides:
             raise ValueError(
-                f"{name}: this is a profile, whose latencies were measured; `--set` changes jobs."
+                f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
+                "jobs."
             )
+        from ..program import load_profile
+
         profile = load_profile(name)
 
         def compile_it():

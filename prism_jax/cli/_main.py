@@ -1,46 +1,41 @@
-"""The command `prism-jax`. JAX is imported by the commands that need it, so that help is quick."""
+"""The command `prism-jax`. What takes long to import is imported where Ctrl-C is caught, and JAX by
+the commands that need it, so that help is quick.
+"""
 
 import argparse
-import importlib.metadata
+import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
-
-from .._misc import unknown_name
-from . import (
-    _calibrate,
-    _catalogue,
-    _criticality,
-    _fit,
-    _improve,
-    _place,
-    _score,
-    _sensitivity,
-    _simulate,
-    _sweep,
-    _target,
-    _whatif,
-)
-from ._cache import VARIABLE, keep_compiled
+from typing import Any
 
 
+# Where each command is.
 _COMMANDS = {
-    "simulate": _simulate,
-    "sensitivity": _sensitivity,
-    "criticality": _criticality,
-    "whatif": _whatif,
-    "place": _place,
-    "improve": _improve,
-    "target": _target,
-    "sweep": _sweep,
-    "fit": _fit,
-    "calibrate": _calibrate,
-    "score": _score,
-    "jobs": _catalogue.Jobs,
-    "hardware": _catalogue.Hardware,
-    "kernels": _catalogue.KernelProfiles,
+    "simulate": "_simulate",
+    "sensitivity": "_sensitivity",
+    "criticality": "_criticality",
+    "whatif": "_whatif",
+    "place": "_place",
+    "improve": "_improve",
+    "target": "_target",
+    "sweep": "_sweep",
+    "fit": "_fit",
+    "calibrate": "_calibrate",
+    "score": "_score",
+    "jobs": "_catalogue.Jobs",
+    "hardware": "_catalogue.Hardware",
+    "kernels": "_catalogue.KernelProfiles",
 }
+# No sentence is as long.
+_MOST_CHARACTERS = 600
+
+
+def _command(name: str) -> Any:
+    module, _, inner = _COMMANDS[name].partition(".")
+    found = importlib.import_module(f"{__package__}.{module}")
+    return getattr(found, inner) if inner else found
 
 
 class _UsageError(ValueError):
@@ -51,7 +46,10 @@ class _Parser(argparse.ArgumentParser):
     """Raises one sentence in place of printing the usage."""
 
     def error(self, message: str):
-        raise _UsageError(f"{message[0].upper()}{message[1:]}; see `{self.prog} --help`.")
+        from .._misc import quoted
+
+        message = quoted(f"{message[0].upper()}{message[1:]}", 300)
+        raise _UsageError(f"{message}; see `{self.prog} --help`.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parse(arguments)
         if is_command and not parsed.no_cache:
+            from ._cache import keep_compiled
+
             keep_compiled()
         result, text = parsed.run(parsed)
         if sys.stdout is None:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(result, allow_nan=False) if parsed.json else text)
         sys.stdout.flush()
     except ValueError as error:
-        print(f"prism-jax: {' '.join(str(error).split())}", file=sys.stderr)
+        _tell(str(error))
         return 2
     except KeyboardInterrupt as interrupt:
         what = str(interrupt) or "interrupted before the first result."
@@ -91,12 +91,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (OSError, MemoryError, RuntimeError) as error:  # JAX's out of memory is the last.
-        print(f"prism-jax: {' '.join(str(error).split()) or 'out of memory'}", file=sys.stderr)
+        _tell(str(error) or "out of memory")
         return 1
     return 0
 
 
+def _tell(sentence: str) -> None:
+    from .._misc import quoted
+
+    sentence = quoted(" ".join(sentence.split()), _MOST_CHARACTERS)
+    print(f"prism-jax: {sentence}", file=sys.stderr)
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    import importlib.metadata
+
+    from .._misc import unknown_name
+    from ._cache import VARIABLE
+
     parser = _Parser(
         prog="prism-jax",
         description="The distribution of a distributed training step's time.",
@@ -105,7 +117,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     version = importlib.metadata.version("prism-jax")
     parser.add_argument("--version", action="version", version=f"prism-jax {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name, command in _COMMANDS.items():
+    for name in _COMMANDS:
+        command = _command(name)
         sub = commands.add_parser(
             name, help=command.HELP, description=command.HELP, allow_abbrev=False
         )

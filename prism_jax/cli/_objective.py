@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from .._estimate import Estimate
+from .._misc import quoted
 
 
 def add_objective_argument(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def objective(text: str) -> Any:
     found = re.fullmatch(r"(mean|std)|(p|cvar|over)(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
     if not found:
         raise ValueError(
-            f"--objective `{text}` must be mean, std, p95, p99.9, cvar95, or over1.7 (the "
+            f"--objective `{quoted(text)}` must be mean, std, p95, p99.9, cvar95, or over1.7 (the "
             "probability of more than 1.7 s)."
         )
     if found[1]:
@@ -34,7 +35,7 @@ def objective(text: str) -> Any:
             return Exceedance(number)
         return (Quantile if found[2] == "p" else CVaR)(number / 100)
     except ValueError as error:
-        raise ValueError(f"--objective `{text}`: {error}") from None
+        raise ValueError(f"--objective `{quoted(text)}`: {error}") from None
 
 
 def with_unit(figure: Estimate, unit: str) -> str:

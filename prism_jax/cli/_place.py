@@ -4,6 +4,7 @@ import argparse
 import os
 from typing import Any
 
+from .._files import shown
 from ._arguments import (
     add_job_argument,
     add_progress_argument,
@@ -14,6 +15,9 @@ from ._arguments import (
 from ._json import plain
 from ._objective import add_objective_argument, objective, with_unit
 
+
+# Each has a factor of its own.
+_MOST_GPUS = 10_000_000
 
 HELP = "assign nodes of known GPUs to pipeline ranks and replicas, to lower a figure"
 
@@ -47,8 +51,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
         if not arguments.out.endswith(".csv") or os.path.isdir(arguments.out) or not writable:
             raise ValueError(
-                f"--out `{arguments.out}` must be a .csv file in a folder that exists and can be "
-                "written to."
+                f"--out `{shown(arguments.out)}` must be a .csv file in a folder that exists and "
+                "can be written to."
             )
 
     import jax
@@ -57,20 +61,25 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..placement import place
 
     wanted = objective(arguments.objective)
+    if job.layout.world_size > _MOST_GPUS:
+        raise ValueError(
+            f"{shown(arguments.job)}: it has {job.layout.world_size:,} GPUs; up to {_MOST_GPUS:,} "
+            "can be placed."
+        )
     program, options = compiled(arguments, job)
     of_factors, options["key"] = jax.random.split(options["key"])
     if factors is None:
         rank = program.variability.rank
         if rank is None:
             raise ValueError(
-                f"{arguments.job}: its GPUs are all alike; give their measured --factors."
+                f"{shown(arguments.job)}: its GPUs are all alike; give their measured --factors."
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
     devices = 8 if job.job is None else job.job.cluster.devices_per_node
     expected = {"gpu": program.world_size, "node": program.world_size // devices}
     if of is not None and len(factors) != expected[of]:
         raise ValueError(
-            f"{arguments.factors}: it has {len(factors)} rows by `{of}`; the job has "
+            f"{shown(arguments.factors or '')}: it has {len(factors)} rows by `{of}`; the job has "
             f"{expected['gpu']} GPUs in {expected['node']} nodes."
         )
     found = place(program, factors, devices_per_node=devices, objective=wanted, **options)

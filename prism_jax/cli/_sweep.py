@@ -5,14 +5,15 @@ import hashlib
 import math
 from typing import Any
 
+from .._misc import quoted
 from ._arguments import add_job_arguments
 from ._devices import use_all_cores
 
 
 HELP = "simulate a job over a grid of values"
 
-_MOST_VALUES = 10_000
-_MOST_POINTS = 1_000_000
+# Of one key, and of all combinations: each takes a file, and a tenth of a second or more.
+_MOST_POINTS = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,22 +42,30 @@ def values(text: str) -> tuple[str, list[str]]:
     key, given = key.strip(), given.strip()
     if not key or not equals or not given:
         raise ValueError(
-            f"`--over {text}` is not a key and its values; write it as `layout.dp=16,32,64`."
+            f"`--over {quoted(text)}` is not a key and its values; write it as "
+            "`layout.dp=16,32,64`."
         )
     if ":" not in given:
         choices = [choice.strip() for choice in given.split(",")]
+        if len(choices) > _MOST_POINTS:
+            raise ValueError(
+                f"`--over {quoted(text)}` has {len(choices):,} values; a sweep takes up to "
+                f"{_MOST_POINTS:,}, so give fewer."
+            )
         if not all(choices):
-            raise ValueError(f"`--over {text}` has an empty value; separate values by one comma.")
+            raise ValueError(
+                f"`--over {quoted(text)}` has an empty value; separate values by one comma."
+            )
         return key, choices
     try:
         first, last, number = given.split(":")
         low, high, many = float(first), float(last), int(number)
-        if not 1 <= many <= _MOST_VALUES:
+        if not 1 <= many <= _MOST_POINTS:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"`--over {text}` is not a range; write from, to and how many (1 to {_MOST_VALUES}), "
-            "as in `kernels.all_gather.sigma=0.01:0.2:20`."
+            f"`--over {quoted(text)}` is not a range; write from, to and how many (1 to "
+            f"{_MOST_POINTS}), as in `kernels.all_gather.sigma=0.01:0.2:20`."
         ) from None
     step = (high - low) / max(many - 1, 1)
     return key, [f"{low + i * step:.12g}" for i in range(many)]
@@ -68,7 +77,9 @@ def _over(texts: list[str]) -> dict[str, list[str]]:
     for text in texts:
         key, choices = values(text)
         if key in over:
-            raise ValueError(f"`--over {key}` was given twice; give all of its values at once.")
+            raise ValueError(
+                f"`--over {quoted(key)}` was given twice; give all of its values at once."
+            )
         over[key] = choices
     points = math.prod(map(len, over.values()))
     if points > _MOST_POINTS:

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from .._files import shown
+from .._misc import quoted, unknown_name
 from ._arguments import add_job_arguments, named_factor
 from ._json import plain
 
@@ -33,11 +35,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     for text in arguments.link:
         name, factor = named_factor(text, "--link", "infiniband:1.5")
         if job.job is None:
-            raise ValueError(f"{arguments.job}: a profile has no links; give a job.")
+            raise ValueError(f"{shown(arguments.job)}: a profile has no links; give a job.")
+        if job.job.cluster is None:
+            raise ValueError(
+                f"{shown(arguments.job)}: it names no cluster, so it has no links; give a job with "
+                "a `cluster`."
+            )
         links = {link.name: link for link in job.job.cluster.links}
         if name not in links:
-            from .._misc import unknown_name
-
             raise ValueError(unknown_name("link", name, links))
         bandwidth = links[name].bandwidth_bytes_per_s / factor
         key = f"cluster.links.{name}.bandwidth_bytes_per_s={bandwidth!r}"
@@ -81,8 +86,10 @@ def _place(text: str, option: str) -> tuple[str, int, float]:
     option = f"--{option.replace(' ', '-')}"
     place, factor = named_factor(text, option, "stage=7:1.2")
     of, _, number = place.partition("=")
-    if of not in ("stage", "rank") or not number.isdecimal():
-        raise ValueError(f"{option} `{text}` must be such as `stage=7:1.2` or `rank=0:1.2`.")
+    if of not in ("stage", "rank") or not (number.isdecimal() and len(number) <= 9):
+        raise ValueError(
+            f"{option} `{quoted(text)}` must be such as `stage=7:1.2` or `rank=0:1.2`."
+        )
     return of, int(number), factor
 
 

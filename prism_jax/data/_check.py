@@ -2,6 +2,7 @@
 
 import msgspec
 
+from .._misc import quoted
 from ._hardware import Cluster
 from ._job import Job, Layout, ScheduleConfig, Training
 from ._model import Model
@@ -59,7 +60,7 @@ def check_job(job: Job, where: str) -> None:
                 raise ValueError(
                     f"{where}: `training.dtype` is {job.training.dtype!r}, but the device "
                     f"`{job.cluster.device.name}` has no `peak_flop_per_s` for {dtype!r}; it has "
-                    f"{', '.join(sorted(dtypes)) or 'none'}."
+                    f"{quoted(', '.join(sorted(dtypes))) or 'none'}."
                 )
 
 

@@ -4,6 +4,7 @@ import importlib.resources
 import os
 import pathlib
 
+from .._files import shown
 from .._misc import unknown_name
 
 
@@ -55,18 +56,17 @@ def find_file(
         if name not in names:
             raise ValueError(unknown_name(what, name, names))
         return data_folder(kind) / f"{name}.toml"
-    path = pathlib.Path(name)
-    if len(str(path)) > 4096 or any(len(part) > 255 for part in path.parts):
-        raise ValueError(f"{str(name)[:60]}...: this is too long for a path; give a `.toml` file.")
-    if beside is not None and not path.is_absolute() and (beside / path).exists():
-        path = beside / path
-    if path.is_dir():
+    name = os.fspath(name)
+    # By the name as it was given, for `pathlib` drops a `/` at its end.
+    if beside is not None and not os.path.isabs(name) and os.path.exists(beside / name):
+        name = os.path.join(beside, name)
+    if os.path.isdir(name):
         raise ValueError(
-            f"{path}: this is a folder, but a {what} is a `.toml` file; give the file."
+            f"{shown(name)}: this is a folder, but a {what} is a `.toml` file; give the file."
         )
-    if not path.is_file():
+    if not os.path.exists(name):
         raise ValueError(
-            f"{path}: there is no such file; give a `.toml` file, or one of the shipped names: "
-            f"{', '.join(list_names(kind)) or 'none'}."
+            f"{shown(name)}: there is no such file; give a `.toml` file, or one of the shipped "
+            f"names: {', '.join(list_names(kind)[:12]) or 'none'}."
         )
-    return path
+    return pathlib.Path(name)

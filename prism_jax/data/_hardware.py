@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ._types import Count, NonNegative, Positive, Text
+from ._types import Count, Label, Name, NonNegative, Positive
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,9 +20,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     memory_bytes: Positive
     memory_bandwidth_bytes_per_s: Positive
-    peak_flop_per_s: dict[str, Positive]
-    name: str = ""
-    kernels: Text | None = None
+    peak_flop_per_s: dict[Name, Positive]
+    name: Label = ""
+    kernels: Name | None = None
     source: str = ""
 
 
@@ -37,7 +37,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `latency_s`: of one hop.
     """
 
-    name: Text
+    name: Name
     group: Count
     bandwidth_bytes_per_s: Positive
     latency_s: NonNegative = 1e-5
@@ -60,8 +60,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_nodes: Count
     devices_per_node: Count
     links: tuple[Link, ...]
-    name: str = ""
-    kernels: Text | None = None
+    name: Label = ""
+    kernels: Name | None = None
     source: str = ""
 
     @property

@@ -8,7 +8,7 @@ from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
 from ._model import Model
-from ._types import Count, Positive, Text
+from ._types import Count, Label, Name, Positive, Text
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,12 +39,12 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `embedding_counts_as_layer`, `head_counts_as_layer`: Megatron's way to even out the ends.
     """
 
-    kind: Text
+    kind: Name
     num_microbatches: Count
     virtual_stages: Count = 1
     microbatch_group_size: Count | None = None
     blocking: bool | None = None
-    layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**6)], ...] | None = None
+    layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | None = None
     embedding_counts_as_layer: bool = False
     head_counts_as_layer: bool = False
 
@@ -120,5 +120,5 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Kernels | None = None
     calibrated: Calibrated | None = None
     measured: Measured | None = None
-    name: str = ""
+    name: Label = ""
     source: str = ""

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from ._types import Fraction, NonNegative, Positive, Text
+from ._types import Fraction, Label, Name, NonNegative, Positive, Text
 
 
 COMPONENTS = ("rank", "step", "microbatch", "residual", "stall", "network")
@@ -56,10 +56,10 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where the numbers are from.
     """
 
-    kernel: str
-    component: str
-    family: str
-    parameters: dict[str, float]
+    kernel: Label
+    component: Name
+    family: Name
+    parameters: dict[Name, float]
     source: str = ""
 
 
@@ -154,27 +154,27 @@ class Kernels(msgspec.Struct, frozen=True):
 class EfficiencyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of a device's `efficiency.csv`."""
 
-    kernel: Text
+    kernel: Name
     size: Positive
     efficiency: Positive
-    dtype: str = ""
+    dtype: Label = ""
     latency_s: NonNegative = 0.0
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of a cluster's `efficiency.csv`."""
 
-    kernel: Text
+    kernel: Name
     bytes: Positive
     efficiency: Positive
-    link: str = ""
+    link: Label = ""
 
 
 class VariationRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of `variability.csv`."""
 
     component: Literal["rank", "step", "microbatch", "residual", "stall", "network"]
-    family: Text
+    family: Name
     source: Text
-    kernel: str = ""
+    kernel: Label = ""
     parameters: str = ""

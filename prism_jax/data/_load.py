@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from .._files import shown
+from .._misc import quoted
 from ._calibrated import apply_calibrated
 from ._check import check_cluster, check_job
 from ._find import find_file, list_names
@@ -93,7 +95,7 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     parsed = [parse_override(text) for text in overrides]
     if "kernels" in raw:
         raise ValueError(
-            f"{path}: the key `kernels` is for overrides; a file names a profile as "
+            f"{shown(path)}: the key `kernels` is for overrides; a file names a profile as "
             "`kernels` of its cluster and device."
         )
     changes = []
@@ -102,37 +104,37 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
             raw[override.key] = override.value
         elif override.keys[0] != "kernels":
             changes.append(override)
-    check_keys(raw, Job, lambda key: str(path))
+    check_keys(raw, Job, lambda key: shown(path))
     origin = {override.key: override for override in parsed}
 
     def where(key: str) -> str:
         while key:
             if key in origin:
-                return f"override `{origin[key].text}`"
+                return f"override `{origin[key]}`"
             key = key.rpartition(".")[0]
-        return str(path)
+        return shown(path)
 
     _resolve(raw, path, changes)
     for override in changes:
         origin[apply_override(raw, override)] = override
-    raw.setdefault("name", path.stem)
+    raw.setdefault("name", quoted(path.stem))
     job = convert(raw, Job, where)
     if job.cluster is not None:
-        check_cluster(job.cluster, str(path))
+        check_cluster(job.cluster, shown(path))
         kernels = load_kernels(job.cluster)
         if job.calibrated is not None:
-            kernels = apply_calibrated(kernels, job.calibrated, f"{path}, `calibrated`")
+            kernels = apply_calibrated(kernels, job.calibrated, f"{shown(path)}, `calibrated`")
         job = msgspec.structs.replace(job, kernels=kernels)
     for override in parsed:
         if override.keys[0] == "kernels":
             if job.kernels is None:
                 raise ValueError(
-                    f"override `{override.text}`: the job `{job.name}` names no cluster, so it has "
+                    f"override `{override}`: the job `{job.name}` names no cluster, so it has "
                     "no kernels."
                 )
             kernels = apply_kernel_override(job.kernels, override)
             job = msgspec.structs.replace(job, kernels=kernels)
-    check_job(job, str(path))
+    check_job(job, shown(path))
     return job
 
 
@@ -162,9 +164,9 @@ def _load_cluster(
     raw = read_toml(path, "cluster")
     if isinstance(raw.get("device"), str):
         raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path.parent)[1]
-    raw.setdefault("name", path.stem)
-    cluster = convert(raw, Cluster, lambda key: str(path))
-    check_cluster(cluster, str(path))
+    raw.setdefault("name", quoted(path.stem))
+    cluster = convert(raw, Cluster, lambda key: shown(path))
+    check_cluster(cluster, shown(path))
     return cluster, raw
 
 
@@ -173,5 +175,5 @@ def _load(
 ) -> tuple[Any, dict[str, Any]]:
     path = find_file(kind, name, beside)
     raw = read_toml(path, what)
-    raw.setdefault("name", path.stem)
-    return convert(raw, cls, lambda key: str(path)), raw
+    raw.setdefault("name", quoted(path.stem))
+    return convert(raw, cls, lambda key: shown(path)), raw

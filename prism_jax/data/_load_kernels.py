@@ -5,7 +5,8 @@ import pathlib
 
 import msgspec
 
-from .._misc import unknown_name
+from .._files import shown
+from .._misc import quoted, unknown_name
 from ._find import data_folder, list_names
 from ._hardware import Cluster
 from ._kernels import (
@@ -60,8 +61,9 @@ def load_kernels(cluster: Cluster) -> Kernels:
             for v in variability[:i]
         ):
             raise ValueError(
-                f"{network / 'variability.csv'}: `{variation.kernel or 'all kernels'}` has two "
-                f"rows for `{variation.component}`; keep one."
+                f"{shown(network / 'variability.csv')}: "
+                f"`{quoted(variation.kernel) or 'all kernels'}` has two rows for "
+                f"`{variation.component}`; keep one."
             )
     overlap = sources[1].overlap or Overlap(contention=0.0, data_parallel=1.0)
     return Kernels(efficiency, variability, overlap, sources)
@@ -72,7 +74,7 @@ def load_source(name: str) -> Source:
     if name not in list_names("kernels"):
         raise ValueError(unknown_name("profile of kernels", name, list_names("kernels")))
     path = data_folder("kernels") / name / "source.toml"
-    source = convert(read_toml(path, "source"), Source, lambda key: str(path))
+    source = convert(read_toml(path, "source"), Source, lambda key: shown(path))
     return msgspec.structs.replace(source, name=name)
 
 
@@ -103,7 +105,9 @@ def _tables(
         group = list(group)
         sizes = tuple(row[2] for row in group)
         if len(set(sizes)) < len(sizes):
-            raise ValueError(f"{path}: `{kernel}` has two rows of one size; keep one.")
+            raise ValueError(
+                f"{shown(path)}: `{quoted(kernel)}` has two rows of one size; keep one."
+            )
         latency = max(row[4] for row in group)
         tables.append(Efficiency(kernel, variant, sizes, tuple(row[3] for row in group), latency))
     return tuple(tables)

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from ._types import Count
+from ._types import Count, Label, Layers
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +24,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `name`, `source`: what it is called, and where the numbers are from.
     """
 
-    num_layers: Count
+    num_layers: Layers
     hidden_size: Count
     num_heads: Count
     ffn_size: Count
@@ -38,7 +38,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bias: bool = True
     tied_embeddings: bool = True
     dropout: bool = False
-    name: str = ""
+    name: Label = ""
     source: str = ""
 
     @property

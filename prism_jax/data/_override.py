@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from .._misc import unknown_name
+from .._misc import quoted, unknown_name
 from ._job import Job
 from ._kernels import SHARED, Kernels, Variation
-from ._read import struct_type
+from ._read import parse_toml, struct_type
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -30,6 +30,9 @@ class Override(msgspec.Struct, frozen=True):
     def key(self) -> str:
         return ".".join(self.keys)
 
+    def __str__(self) -> str:
+        return quoted(self.text)
+
 
 def parse_override(text: str) -> Override:
     """Splits `"key.of.something=value"`. The value is TOML; a bare word is a string.
@@ -43,13 +46,21 @@ def parse_override(text: str) -> Override:
     value = value.strip()
     if not equals or not value or not all(keys):
         raise ValueError(
-            f"override `{text}`: it is not a key and a value; write it as `layout.dp=64`."
+            f"override `{quoted(text)}`: it is not a key and a value; write it as `layout.dp=64`."
         )
     try:
-        parsed = tomllib.loads(f"value = {value}")
-    except (ValueError, RecursionError):
+        parsed = parse_toml(f"value = {value}")
+    except tomllib.TOMLDecodeError:
         parsed = {"value": value}
-    return Override(text, keys, parsed["value"] if len(parsed) == 1 else value)
+    except ValueError as error:
+        raise ValueError(f"override `{quoted(text)}`: {error}; give another value.") from None
+    override = Override(text, keys, parsed["value"] if len(parsed) == 1 else value)
+    if isinstance(override.value, dict):
+        raise ValueError(
+            f"override `{override}`: the value is a table; set one of its keys, as in "
+            "`layout.dp=64`."
+        )
+    return override
 
 
 def apply_override(raw: dict[str, Any], override: Override) -> str:
@@ -69,7 +80,8 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
     for depth, key in enumerate(override.keys):
         last = depth == len(override.keys) - 1
         if isinstance(table, list):
-            names = {str(item.get("name")): i for i, item in enumerate(table)}
+            tables = [(i, item) for i, item in enumerate(table) if isinstance(item, dict)]
+            names = {str(item["name"]): i for i, item in tables if "name" in item}
             if key not in names:
                 _unknown(override, seen, key, names)
             path = f"{path[:-1]}[{names[key]}]."
@@ -89,7 +101,8 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
         table, seen, path = table.get(key), f"{seen}{key}.", f"{path}{key}."
         if not isinstance(table, dict | list):
             raise ValueError(
-                f"override `{override.text}`: `{seen[:-1]}` is a value and has no keys of its own."
+                f"override `{override}`: `{quoted(seen[:-1])}` is a value and has no keys of its "
+                "own; set it, or another key."
             )
     raise AssertionError(override)
 
@@ -101,7 +114,7 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
 
     A `ValueError` where there is no such kind or parameter, or the value is no number.
     """
-    keys, text, value = override.keys, override.text, override.value
+    keys, text, value = override.keys, str(override), override.value
     component = "residual"
     if len(keys) == 4 and keys[2] in ("residual", "stall") and keys[1] not in SHARED:
         component, keys = keys[2], (keys[0], keys[1], keys[3])
@@ -132,7 +145,9 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
         sentence = unknown_name(f"parameter of `{name}`", parameter, old.parameters)
         raise ValueError(f"override `{text}`: {sentence}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"override `{text}`: the value is {value!r}, but must be a number.")
+        raise ValueError(
+            f"override `{text}`: the value is {quoted(repr(value))}, but must be a number."
+        )
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
             f"override `{text}`: the value is {value}, but must be finite and not negative."
@@ -150,10 +165,10 @@ def _known_keys(table: dict[str, Any], cls: type[msgspec.Struct] | None) -> dict
 
 def _unknown(override: Override, seen: str, key: str, known: Any) -> None:
     sentence = unknown_name("key", f"{seen}{key}", (f"{seen}{name}" for name in known))
-    raise ValueError(f"override `{override.text}`: {sentence}")
+    raise ValueError(f"override `{override}`: {sentence}")
 
 
 def _no_table(override: Override) -> None:
     raise ValueError(
-        f"override `{override.text}`: `{override.key}` is a table; set one of its keys."
+        f"override `{override}`: `{quoted(override.key)}` is a table; set one of its keys."
     )

@@ -2,14 +2,17 @@
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 
+from .._files import shown, written_whole
+from ._check import MAX_BLOCKS, check_job
 from ._job import Job, Layout, ScheduleConfig
 from ._kernels import Variation
 from ._read import convert, read_csv, read_toml, without_none, write_csv
-from ._types import Count, NonNegative, Text
+from ._types import Count, Label, Name, NonNegative
 from ._variations import read_variations, write_variations
 
 
@@ -25,9 +28,9 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         launches it: a scope, or empty for a worker that has no such op.
     """
 
-    op: Text
-    scope: str
-    waits_for: tuple[tuple[str, ...], ...]
+    op: Name
+    scope: Label
+    waits_for: tuple[tuple[Label, ...], ...]
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +43,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The mean latency of a kind of op on one worker, in seconds."""
 
-    kind: Text
+    kind: Name
     dp_rank: Annotated[int, msgspec.Meta(ge=0)]
     stage: Annotated[int, msgspec.Meta(ge=0)]
     mean_s: NonNegative
@@ -56,7 +59,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `note`: why, or what to beware of.
     """
 
-    name: Text
+    name: Name
     value: float | None = None
     standard_error: float | None = None
     note: str = ""
@@ -98,7 +101,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Text
+    name: Name
     layout: Layout
     schedule: ScheduleConfig
     fitted: Fitted
@@ -132,11 +135,18 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
     write_variations(folder / "variability.csv", profile.variability)
     # Last, for without it the folder is no profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
-    (folder / "profile.toml").write_text(tomli_w.dumps(table))
+    with written_whole(folder / "profile.toml") as partial:
+        partial.write_text(tomli_w.dumps(table))
 
 
-def load_profile(folder: str | os.PathLike) -> Profile:
+def load_profile(
+    folder: str | os.PathLike, check_law: Callable[[Variation], object] | None = None
+) -> Profile:
     """Reads a profile from its folder.
+
+    **Arguments:**
+
+    - `check_law`: of `read_variations`.
 
     **Raises:**
 
@@ -145,17 +155,32 @@ def load_profile(folder: str | os.PathLike) -> Profile:
     path = pathlib.Path(folder)
     file = path / "profile.toml"
     if not is_profile(folder):
-        raise ValueError(f"{path}: there is no `profile.toml` in it; give the folder of a profile.")
-    about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: str(file))
+        raise ValueError(
+            f"{shown(path)}: there is no `profile.toml` in it; give the folder of a profile."
+        )
+    about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: shown(file))
+    _check_size(about, file)
     return Profile(
         about.name,
         about.layout,
         about.schedule,
         Outline(about.before, about.after),
         tuple(read_csv(path / "means.csv", WorkerMean)),
-        read_variations(path / "variability.csv"),
+        read_variations(path / "variability.csv", check_law),
         about.fitted,
     )
+
+
+def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:
+    """Raises where the graph, which has the workers of all replicas, would fill the memory."""
+    check_job(Job(about.layout, about.schedule, name=about.name), shown(file))
+    workers, microbatches = about.layout.dp * about.layout.pp, about.schedule.num_microbatches
+    if workers * microbatches > MAX_BLOCKS:
+        raise ValueError(
+            f"{shown(file)}: the step has {workers} workers times {microbatches} microbatches, "
+            f"more than the {MAX_BLOCKS:,} blocks that fit; check `layout` and "
+            "`schedule.num_microbatches`."
+        )
 
 
 def is_profile(name: str | os.PathLike) -> bool:

@@ -1,52 +1,104 @@
 """Reading files and converting what is in them, with one sentence for each mistake."""
 
 import csv
+import io
+import os
 import pathlib
 import re
 import tomllib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from .._misc import unknown_name
+from .._files import read_file, shown, written_whole
+from .._misc import MOST_QUOTED, quoted, unknown_name
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-def read_text(path: pathlib.Path) -> str:
-    """The text of a file.
+# A table with as many bytes as the second holds a million rows; TOML takes long to read.
+_MOST_TOML = 2**21
+_MOST_CSV = 2**26
+# More parts than any key has; `tomllib` needs memory for the square of them.
+_MOST_PARTS = 12
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS},}}")
+
+
+def read_text(path: str | os.PathLike, most: int) -> str:
+    """The text of a file of at most so many bytes.
 
     **Raises:**
 
     A `ValueError` where it cannot be read or is not text.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_file(path, most).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: this is not a text file in UTF-8; save it as one.") from None
+        raise ValueError(
+            f"{shown(path)}: this is not a text file in UTF-8; save it as one."
+        ) from None
     except OSError as error:
-        raise ValueError(f"{path}: it cannot be read ({error.strerror}).") from None
+        raise ValueError(
+            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
+        ) from None
 
 
-def read_toml(path: pathlib.Path, kind: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a text in TOML says.
+
+    **Raises:**
+
+    A `ValueError` for what is not TOML, nests too deeply, or has a number of more than 64 bits.
+    """
+    deep = _DEEP.search(text)
+    if deep:
+        raise ValueError(f"`{quoted(deep[0])}` has more than {_MOST_PARTS} parts")
+    try:
+        table = tomllib.loads(text)
+        _check_integers(table)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("it nests too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no number of more than 4,300 digits.
+        raise ValueError(_TOO_LARGE) from None
+    return table
+
+
+_TOO_LARGE = "it has a whole number of more than 64 bits"
+
+
+def _check_integers(value: Any) -> None:
+    """Raises for integers that TOML does not have and that no float may hold."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_integers(item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(_TOO_LARGE)
+
+
+def read_toml(path: str | os.PathLike, kind: str) -> dict[str, Any]:
     """The table in a file of `kind`, without the key `kind` itself.
 
     **Raises:**
 
     A `ValueError` where the file is not TOML or of another kind.
     """
+    text = read_text(path, _MOST_TOML)
     try:
-        table = tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: this is not valid TOML: {_one_line(error)}.") from None
+        table = parse_toml(text)
+    except ValueError as error:
+        raise ValueError(f"{shown(path)}: this is not valid TOML: {_one_line(error)}.") from None
     given = table.pop("kind", None)
     if given is None:
-        raise ValueError(f'{path}: the key `kind` is missing; write `kind = "{kind}"`.')
+        raise ValueError(f'{shown(path)}: the key `kind` is missing; write `kind = "{kind}"`.')
     if given != kind:
-        raise ValueError(f'{path}: `kind` is {given!r}, but must be "{kind}" here.')
+        what = f"'{quoted(given)}'" if isinstance(given, str) else quoted(given)
+        raise ValueError(f'{shown(path)}: `kind` is {what}, but must be "{kind}" here.')
     return table
 
 
@@ -57,31 +109,54 @@ def read_csv(path: pathlib.Path, row_type: type[_T]) -> list[_T]:
 
     A `ValueError` that names file and line.
     """
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
-    reader = csv.DictReader(lines)
+    return [row for _, row in read_rows(path, row_type)]
+
+
+def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]]:
+    """As `read_csv`, each row with where it stands: file and line, for a message."""
+    reader = csv.reader(io.StringIO(read_text(path, _MOST_CSV), newline=""))
     fields = {f.encode_name: f for f in msgspec.structs.fields(row_type)}
-    for column in reader.fieldnames or ():
+    rows = _cells(path, reader)
+    _, header = next(rows, ("", []))
+    for column in header:
         if column not in fields:
-            raise ValueError(f"{path}: {unknown_name('column', column, fields)}")
+            raise ValueError(f"{shown(path)}: {unknown_name('column', column, fields)}")
+    if len(set(header)) < len(header):
+        raise ValueError(f"{shown(path)}: it has two columns of one name; keep one of them.")
     for name, field in fields.items():
-        if field.required and name not in (reader.fieldnames or ()):
-            raise ValueError(f"{path}: the column `{name}` is missing.")
-    rows = []
-    for number, row in enumerate(reader, start=2):
-        if None in row or None in row.values():
-            raise ValueError(f"{path}, line {number}: it has not as many cells as the header.")
-        cells = {name: cell for name, cell in row.items() if cell != ""}
+        if field.required and name not in header:
+            raise ValueError(f"{shown(path)}: the column `{name}` is missing; add it.")
+    for where, row in rows:
+        if len(row) != len(header):
+            raise ValueError(
+                f"{where}: it has not as many cells as the header; give {len(header)}."
+            )
+        cells = {name: cell for name, cell in zip(header, row, strict=True) if cell != ""}
         try:
-            rows.append(msgspec.convert(cells, row_type, strict=False))
+            yield where, msgspec.convert(cells, row_type, strict=False)
         except msgspec.ValidationError as error:
             key, problem = _explain(cells, error)
-            raise ValueError(f"{path}, line {number}: column `{key}` {problem}.") from None
-    return rows
+            raise ValueError(f"{where}: column `{key}` {problem}.") from None
+
+
+def _cells(path: pathlib.Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
+    """The rows that are not empty, as texts, each with where it stands."""
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{shown(path)}, line {reader.line_num}: this is not valid CSV: {_one_line(error)}."
+            ) from None
+        if row is None:
+            return
+        if any(cell.strip() for cell in row):
+            yield f"{shown(path)}, line {reader.line_num}", row
 
 
 def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
     """Writes rows that `read_csv` reads."""
-    with open(path, "w", newline="") as file:
+    with written_whole(path) as partial, open(partial, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
@@ -140,7 +215,7 @@ def struct_type(annotation: Any) -> type[msgspec.Struct] | None:
 
 
 def _one_line(error: object) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    return quoted(" ".join(str(error).split()).rstrip("."), 2 * MOST_QUOTED)
 
 
 def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
@@ -149,17 +224,19 @@ def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, 
     path = path.rstrip("`").removeprefix("$").removeprefix(".")
     missing = re.fullmatch(r"Object missing required field `(.*)`", message)
     if missing:
-        return f"{path}.{missing[1]}" if path else missing[1], "is missing; add it"
+        return quoted(f"{path}.{missing[1]}" if path else missing[1]), "is missing; add it"
     value: Any = raw
     for part in re.findall(r"[^.\[\]]+", path):
         try:
             value = value[int(part)] if isinstance(value, list | tuple) else value[part]
         except (KeyError, IndexError, ValueError, TypeError):
             break
-    shown = "a table" if isinstance(value, dict) else repr(value)
-    if len(shown) > 60:
-        shown = shown[:57] + "..."
-    return path, f"is {shown}: {message[0].lower()}{message[1:]}"
+    if isinstance(value, dict):
+        what = "a table"
+    else:
+        what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
+    problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
+    return quoted(path), f"is {what}: {problem}"
 
 
 def without_none(x: Any) -> Any:

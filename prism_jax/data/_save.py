@@ -2,10 +2,12 @@
 
 import os
 import pathlib
+import tempfile
 from typing import Any
 
 import msgspec
 
+from .._files import shown, written_whole
 from ._find import list_names
 from ._job import Job
 from ._load import load_cluster, load_model
@@ -19,17 +21,16 @@ def check_job_path(path: str | os.PathLike) -> None:
 
     `ValueError` where the path does not end in `.toml` or nothing can be written there.
     """
-    path = pathlib.Path(path)
-    if path.suffix != ".toml" or path.is_dir():
-        raise ValueError(f"{path}: give a file that ends in `.toml` to write the job to.")
-    partial = _partial(path)
+    if not os.fspath(path).endswith(".toml") or os.path.isdir(path):
+        raise ValueError(f"{shown(path)}: give a file that ends in `.toml` to write the job to.")
+    folder = pathlib.Path(path).parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ValueError(
-            f"{path}: nothing can be written there ({error.strerror}); give another file."
+            f"{shown(path)}: nothing can be written there ({error.strerror}); give another file."
         ) from None
 
 
@@ -46,21 +47,14 @@ def save_job(job: Job, path: str | os.PathLike) -> None:
     import tomli_w
 
     check_job_path(path)
-    path = pathlib.Path(path)
     table: dict[str, Any] = msgspec.to_builtins(job)
     del table["kernels"]
     if job.model is not None and _is_shipped("jobs/models", job.model, load_model):
         table["model"] = job.model.name
     if job.cluster is not None and _is_shipped("hardware/clusters", job.cluster, load_cluster):
         table["cluster"] = job.cluster.name
-    # A file is there whole or not at all.
-    partial = _partial(path)
-    partial.write_text(tomli_w.dumps({"kind": "job", **without_none(table)}))
-    os.replace(partial, path)
-
-
-def _partial(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.partial")
+    with written_whole(path) as partial:
+        partial.write_text(tomli_w.dumps({"kind": "job", **without_none(table)}))
 
 
 def _is_shipped(kind: str, part: Any, load: Any) -> bool:

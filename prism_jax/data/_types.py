@@ -1,4 +1,4 @@
-"""Numbers that a file may hold. All are finite: NaN and infinity fail the bounds."""
+"""Numbers and texts that a file may hold. Numbers are finite: NaN and infinity fail the bounds."""
 
 from typing import Annotated, TypeAlias
 
@@ -6,7 +6,12 @@ from msgspec import Meta
 
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
+# Every layer of a stage takes memory, and no model has as many.
+Layers: TypeAlias = Annotated[int, Meta(ge=1, le=10**5)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+# What messages and tables show: short, on one line, and nothing that a terminal would act on.
+Label: TypeAlias = Annotated[str, Meta(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]

@@ -2,11 +2,11 @@
 
 import math
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from .._misc import unknown_name
+from .._misc import quoted, unknown_name
 from ._kernels import COMPONENTS, SHARED, Variation, VariationRow
-from ._read import read_csv, write_csv
+from ._read import read_rows, write_csv
 
 
 def replace_variations(
@@ -18,14 +18,26 @@ def replace_variations(
     return (*kept, *replaced.values())
 
 
-def read_variations(path: pathlib.Path) -> tuple[Variation, ...]:
-    """The rows of a `variability.csv`, checked."""
+def read_variations(
+    path: pathlib.Path, check_law: Callable[[Variation], object] | None = None
+) -> tuple[Variation, ...]:
+    """The rows of a `variability.csv`, checked.
+
+    **Arguments:**
+
+    - `check_law`: raises a `ValueError` where there is no such family, or its parameters do not
+        fit: what only those know that make latencies.
+    """
     variations = []
-    for number, row in enumerate(read_csv(path, VariationRow), start=2):
-        where = f"{path}, line {number}"
+    for where, row in read_rows(path, VariationRow):
         parameters = _parameters(row.parameters, where)
         variation = Variation(row.kernel, row.component, row.family, parameters, row.source)
         check_variation(variation, where)
+        if check_law is not None:
+            try:
+                check_law(variation)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
         variations.append(variation)
     return tuple(variations)
 
@@ -50,8 +62,8 @@ def _parameters(text: str, where: str) -> dict[str, float]:
             number = math.nan
         if not equals or math.isnan(number):
             raise ValueError(
-                f"{where}: column `parameters` has `{part}`; write `name=value` with a finite "
-                "number that is not negative."
+                f"{where}: column `parameters` has `{quoted(part)}`; write `name=value` with a "
+                "finite number that is not negative."
             )
         parameters[name] = number
     return parameters
@@ -73,8 +85,8 @@ def check_variation(variation: Variation, where: str) -> None:
         raise ValueError(f"{where}: the component `{component}` {wrong}.")
     if family != "constant" and (family == "two-regimes") != (component == "network"):
         raise ValueError(
-            f"{where}: the component `{component}` cannot have the family `{family}`; `network` "
-            "takes `two-regimes` or `constant`, all others any but `two-regimes`."
+            f"{where}: the component `{component}` cannot have the family `{quoted(family)}`; "
+            "`network` takes `two-regimes` or `constant`, all others any but `two-regimes`."
         )
     own = () if component == "network" and family == "constant" else _OWN.get(component, ())
     for name, number in variation.parameters.items():
@@ -82,8 +94,8 @@ def check_variation(variation: Variation, where: str) -> None:
             raise ValueError(f"{where}: {unknown_name('parameter', name, own)}")
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(
-                f"{where}: `parameters` has `{name}={number:g}`; it must be finite and not "
-                "negative."
+                f"{where}: `parameters` has `{quoted(name)}={number:g}`; it must be finite and "
+                "not negative."
             )
     missing = [name for name in own if name not in variation.parameters]
     if missing:

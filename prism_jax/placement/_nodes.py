@@ -103,7 +103,11 @@ def nodes_of(program: Program, factors: np.ndarray, devices_per_node: int) -> No
             f"{factors.size} factors were given; the job has {number} nodes of {devices_per_node}, "
             f"so give {number} or {world}."
         )
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise ValueError("Every factor must be a positive number: a latency over the mean GPU's.")
+    # Of what is beyond, sums and ratios are not finite.
+    if not ((factors >= 1e-6) & (factors <= 1e6)).all():
+        raise ValueError(
+            "Every factor must be a positive number from 1e-6 to 1e6: a latency over that of the "
+            "mean GPU."
+        )
     of_gpus = np.broadcast_to(factors.reshape(number, -1), (number, devices_per_node))
     return Nodes(of_gpus / of_gpus.mean(), program.num_replicas, program.num_ranks)

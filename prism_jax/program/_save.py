@@ -7,21 +7,25 @@ subclasses of those that a field may hold: so a latency family may be of any ori
 
 import dataclasses
 import os
+import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
-from .._archive import read_archive, write_archive
-from .._misc import FrozenArray
+from .._archive import damaged, read_archive, write_archive
+from .._files import shown
+from .._misc import FrozenArray, quoted
 from ._digest import digest
 from ._program import Program
 
 
 _FORMAT = 1
+_WHAT = ("program", "save_program")
 
 
 def save_program(program: Program, path: str | os.PathLike) -> None:
@@ -46,24 +50,25 @@ def load_program(path: str | os.PathLike) -> Program:
     `ValueError` if the file is not one, is damaged, or needs what is not there: a class of latency
     that was not imported, or 64-bit numbers; `OSError` if it cannot be read.
     """
+    about, arrays = read_archive(path, _About, *_WHAT)
     try:
-        about, arrays = read_archive(path)
-        if about["format"] != _FORMAT:
-            raise ValueError
         frozen = {name: FrozenArray(array) for name, array in arrays.items()}
-        program = _Reader(dict(_known_classes()), frozen).decode(about["program"])
-        if not isinstance(program, Program) or digest(program) != about["digest"]:
-            raise ValueError
-        return program
-    except OSError:
-        raise
+        program = _Reader(dict(_known_classes()), frozen).decode(about.program)
+        if isinstance(program, Program) and digest(program) == about.digest:
+            return program
     except _MissingError as missing:
-        raise ValueError(f"`{os.fspath(path)}` holds {missing}") from None
-    except Exception as error:  # A damaged file raises almost anything.
-        raise ValueError(
-            f"`{os.fspath(path)}` is not a program that this version saved; give a file that "
-            "`save_program` wrote."
-        ) from error
+        raise ValueError(f"`{shown(path)}` holds {missing}") from None
+    except Exception as error:  # What it holds may be anything.
+        raise damaged(path, *_WHAT) from error
+    raise damaged(path, *_WHAT)
+
+
+class _About(msgspec.Struct, forbid_unknown_fields=True):
+    """The description of a program: its digest, and what `_Writer` made of it."""
+
+    format: Literal[1]
+    digest: str
+    program: dict[str, Any]
 
 
 class _MissingError(Exception):
@@ -137,12 +142,17 @@ class _Reader:
     def _object(self, name: str, fields: dict[str, Any]) -> Any:
         if name not in self.classes:
             raise _MissingError(
-                f"a `{name}`, which is not known here; import the module that has it."
+                f"a `{quoted(name)}`, which is not known here; import the module that has it."
             )
         # Not by its constructor, which need not take its fields.
-        found = object.__new__(self.classes[name])
-        for field in _fields(self.classes[name]):
-            object.__setattr__(found, field, self.decode(fields.pop(field)))
+        cls = self.classes[name]
+        found = object.__new__(cls)
+        hints = typing.get_type_hints(cls)
+        for field in _fields(cls):
+            value = self.decode(fields.pop(field))
+            if field in hints and not _fits(value, hints[field]):
+                raise ValueError
+            object.__setattr__(found, field, value)
         if fields:
             raise ValueError
         return found
@@ -156,6 +166,25 @@ def _as_jax(value: np.ndarray) -> jax.Array:
             f"numbers of {value.dtype}, which JAX would cut; set `jax_enable_x64` to read it."
         )
     return array
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as far as it can be told. The digest, which does not depend on
+    the kinds of arrays and containers, does the rest.
+    """
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in of)
+    if origin in (dict, tuple, list):
+        items = [*value.values()] if isinstance(value, dict) else value
+        inner = of[-1 if origin is dict else 0] if of else Any
+        alike = origin is not tuple or of[-1:] == (Ellipsis,)
+        return isinstance(value, origin) and (not alike or all(_fits(x, inner) for x in items))
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _fields(cls: type) -> list[str]:

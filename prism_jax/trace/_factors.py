@@ -1,12 +1,16 @@
 """Reading how much longer compute takes on each GPU or node."""
 
 import os
-import pathlib
 
 import numpy as np
 from jaxtyping import Float
 
-from ._table import check_numbers, check_positive, collect, scan
+from .._files import shown
+from ._table import check_positive, collect, columns_of, scan, with_numbers
+
+
+# What is beyond is a slip, such as another unit.
+_MOST_FACTOR = 1e6
 
 
 def read_factors(
@@ -23,27 +27,25 @@ def read_factors(
     """
     import polars as pl
 
-    frame = scan(pathlib.Path(path))
-    given = frame.collect_schema()
-    if "factor" not in given:
-        raise ValueError(f"{path}: the column `factor` is missing; it has {', '.join(given)}.")
+    frame = scan(path)
+    given = columns_of(frame, path, ["factor"])
     by = [name for name in ("gpu", "node") if name in given]
     if len(by) == 2:
-        raise ValueError(f"{path}: it has the columns `gpu` and `node`; keep one of them.")
-    check_numbers(frame, path, ["factor", *by], by)
+        raise ValueError(f"{shown(path)}: it has the columns `gpu` and `node`; keep one of them.")
+    frame = with_numbers(frame, path, ["factor", *by], by)
     factor = pl.col("factor").cast(pl.Float64, strict=False).alias("value")
     table = collect(frame.select("factor", factor, *by), path)
     if not len(table):
-        raise ValueError(f"{path}: it has no rows.")
-    check_positive(table, path, "factor", tuple(by), "number")
+        raise ValueError(f"{shown(path)}: it has no rows.")
+    check_positive(table, path, "factor", tuple(by), "number", _MOST_FACTOR)
     if not by:
         return table["value"].to_numpy(), None
     table = table.sort(by[0])
-    number = table[by[0]].cast(pl.Int64).to_numpy()
+    number = table[by[0]].to_numpy()
     wrong = np.flatnonzero(number != np.arange(len(number)))
     if len(wrong):
         raise ValueError(
-            f"{path}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
+            f"{shown(path)}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
             f"{wrong[0]} is missing or another there twice."
         )
     return table["value"].to_numpy(), by[0]

@@ -1,16 +1,16 @@
 """Reading a trace: a table of ops with their starts and durations, checked against the job."""
 
 import os
-import pathlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
+from .._files import shown
 from .._misc import counted, unknown_name
 from ..data import Job
 from ._ops import COMPUTE, PIPELINED, SCOPES, expected_calls
-from ._table import check_numbers, collect, rows_have, scan
+from ._table import collect, columns_of, rows_have, scan, with_numbers
 from ._trace import Trace
 
 
@@ -28,6 +28,10 @@ COLUMNS = {
     "start_ts": "Float64",
     "duration": "Float64",
 }
+
+
+# Cells of a table of ops for each row of the trace; whole steps have fewer than one.
+_MOST_SPARSE = 4
 
 
 def read_trace(path: str | os.PathLike, job: Job) -> Trace:
@@ -53,13 +57,21 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     """
     import polars as pl
 
-    rows = _typed(scan(pathlib.Path(path)), path)
+    rows = _typed(scan(path), path)
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
     _check_job(job)
     _check_rows(rows, path, dp, pp, microbatches)
     steps = collect(rows.select(pl.col("step").unique().sort()), path)["step"].to_numpy()
     ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)), path)["optype"]
+    # A job with many more ops than there are rows is another one, and its tables may not fit.
+    cells, number = len(steps) * dp * pp * microbatches, collect(rows.select(pl.len()), path).item()
+    if cells > _MOST_SPARSE * max(number, 1000):
+        raise ValueError(
+            f"{shown(path)}: it has {counted(number, 'row')}, but dp * pp * num_microbatches = "
+            f"{dp} * {pp} * {microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; "
+            "check that the job is the traced one."
+        )
     again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}
     whole = np.ones(len(steps), bool)
@@ -79,7 +91,7 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
-            f"{path}: it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
+            f"{shown(path)}: it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
             f"{', '.join(needed)}."
         )
     dropped = {what: number for what, number in again.items() if number}
@@ -87,9 +99,9 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
         dropped["steps with missing ops"] = int(np.sum(~whole))
     if not whole.any():
         raise ValueError(
-            f"{path}: ops are missing in each of {counted(len(steps), 'step')}, for dp = {dp}, "
-            f"pp = {pp} and num_microbatches = {microbatches}; check that the job is the traced "
-            "one."
+            f"{shown(path)}: ops are missing in each of {counted(len(steps), 'step')}, for dp = "
+            f"{dp}, pp = {pp} and num_microbatches = {microbatches}; check that the job is the "
+            "traced one."
         )
     trace = Trace(job, steps, start, end, dropped)
     return trace if whole.all() else trace[np.flatnonzero(whole)]
@@ -107,15 +119,10 @@ def _typed(frame: "pl.LazyFrame", path) -> "pl.LazyFrame":
     """The columns that are needed, as what they should hold."""
     import polars as pl
 
-    given = frame.collect_schema()
-    missing = [name for name in COLUMNS if name not in given]
-    if missing:
-        raise ValueError(
-            f"{path}: it has no column {', '.join(f'`{m}`' for m in missing)}; it has "
-            f"{', '.join(given)}."
-        )
+    columns_of(frame, path, COLUMNS)
     integers = [name for name, kind in COLUMNS.items() if kind.startswith("Int")]
-    check_numbers(frame, path, [n for n, kind in COLUMNS.items() if kind != "String"], integers)
+    numbers = [name for name, kind in COLUMNS.items() if kind != "String"]
+    frame = with_numbers(frame, path, numbers, integers)
     return frame.select(pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items())
 
 
@@ -145,22 +152,22 @@ def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int)
         path,
     ).row(0, named=True)
     if not found["rows"]:
-        raise ValueError(f"{path}: it has no rows.")
+        raise ValueError(f"{shown(path)}: it has no rows.")
     empty = [name for name in COLUMNS if found[f"empty {name}"]]
     if empty:
         raise ValueError(
-            f"{path}: the column `{empty[0]}` has empty cells; fill or drop those rows."
+            f"{shown(path)}: the column `{empty[0]}` has empty cells; fill or drop those rows."
         )
     known = (*PIPELINED, *SCOPES)
     given = collect(rows.select(pl.col("optype").unique()), path)["optype"]
     unknown = sorted({*given} - {*known})
     if unknown:
-        raise ValueError(f"{path}: {unknown_name('op', unknown[0], known)}")
+        raise ValueError(f"{shown(path)}: {unknown_name('op', unknown[0], known)}")
     for wrong, what in wrongs:
         if found[what]:
             row = collect(rows.filter(wrong).head(1), path).row(0, named=True)
             raise ValueError(
-                f"{path}: {rows_have(found[what])} {what}, the first `{row['optype']}` of "
+                f"{shown(path)}: {rows_have(found[what])} {what}, the first `{row['optype']}` of "
                 f"step {row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; mend the "
                 "trace or give the job that was traced."
             )

@@ -1,12 +1,17 @@
 """Reading measured step times."""
 
 import os
-import pathlib
 
 import numpy as np
 from jaxtyping import Float
 
-from ._table import check_numbers, check_positive, collect, scan
+from .._files import shown
+from .._misc import quoted
+from ._table import check_positive, collect, columns_of, scan, with_numbers
+
+
+# Thirty years, and a nanosecond.
+_MOST_S = 1e9
 
 
 def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
@@ -32,26 +37,26 @@ def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
     """
     import polars as pl
 
-    frame = scan(pathlib.Path(path))
-    given = frame.collect_schema()
-    if "step_time_s" not in given:
-        raise ValueError(f"{path}: the column `step_time_s` is missing; it has {', '.join(given)}.")
+    frame = scan(path)
+    given = columns_of(frame, path, ["step_time_s"])
     integers = ["step"] if "step" in given else []
-    check_numbers(frame, path, ["step_time_s", *integers], integers)
+    frame = with_numbers(frame, path, ["step_time_s", *integers], integers)
+    if "run" in given and frame.collect_schema()["run"].is_nested():
+        raise ValueError(f"{shown(path)}: the column `run` holds lists or tables; give names.")
     seconds = pl.col("step_time_s").cast(pl.Float64, strict=False).alias("value")
     run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
-    step = pl.col("step").cast(pl.Int64) if integers else pl.int_range(pl.len()).alias("step")
+    step = pl.col("step") if integers else pl.int_range(pl.len()).alias("step")
     table = collect(frame.select(run, step, "step_time_s", seconds), path)
     if not len(table):
-        raise ValueError(f"{path}: it has no rows.")
-    check_positive(table, path, "step_time_s", ("run", "step"), "number of seconds")
+        raise ValueError(f"{shown(path)}: it has no rows.")
+    check_positive(table, path, "step_time_s", ("run", "step"), "number of seconds", _MOST_S)
     twice = table.select("run", "step").is_duplicated()
     if twice.any():
         row = table.row(int(twice.arg_max() or 0), named=True)
-        of_run = f" of run {row['run']}" if "run" in given else ""
+        of_run = f" of run {quoted(str(row['run']))}" if "run" in given else ""
         raise ValueError(
-            f"{path}: step {row['step']}{of_run} is there twice; keep one of its rows, or tell the "
-            "runs apart in a column `run`."
+            f"{shown(path)}: step {row['step']}{of_run} is there twice; keep one of its rows, or "
+            "tell the runs apart in a column `run`."
         )
     parts = table.partition_by("run", maintain_order=True)
     return [part.sort("step")["value"].to_numpy() for part in parts]

@@ -1,83 +1,166 @@
 """Tables in files: opened, checked for what a cast would hide, collected."""
 
-import pathlib
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._misc import counted
+from .._files import check_file, shown
+from .._misc import MOST_QUOTED, counted, quoted
 
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-def scan(path: pathlib.Path) -> "pl.LazyFrame":
+# Larger tables than fit into memory are read in batches; no file is endless.
+_MOST_BYTES = 2**40
+
+
+def scan(path: str | os.PathLike) -> "pl.LazyFrame":
+    """A table that is not read yet, of the file with this very name."""
     import polars as pl
 
-    readers = {".parquet": pl.scan_parquet, ".csv": pl.scan_csv}
-    if path.suffix not in readers:
-        raise ValueError(f"{path}: give a `.parquet` or a `.csv` file.")
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file.")
+    name = os.fspath(path)
+    suffix = os.path.splitext(name)[1]
+    if suffix not in (".parquet", ".csv"):
+        raise ValueError(f"{shown(path)}: give a `.parquet` or a `.csv` file.")
     try:
-        frame = readers[path.suffix](path)
-        frame.collect_schema()
-    except (pl.exceptions.PolarsError, OSError) as error:
+        check_file(name, _MOST_BYTES)
+        # Made absolute, so that no part of it is a user's home or the address of a server.
+        name = os.path.abspath(name)
+        with _silence():
+            if suffix == ".csv":
+                frame = pl.scan_csv(name, glob=False)
+            else:
+                frame = pl.scan_parquet(name, glob=False, hive_partitioning=False)
+            frame.collect_schema()
+    except FileNotFoundError:
+        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
+    except (*_errors(), OSError) as error:
         raise ValueError(
-            f"{path}: it cannot be read as {path.suffix[1:]}: {_line(error)}."
+            f"{shown(path)}: it cannot be read as {suffix[1:]}: {_line(error)}."
         ) from None
     return frame
 
 
-def collect(frame: "pl.LazyFrame", path) -> "pl.DataFrame":
+def collect(frame: "pl.LazyFrame", path: str | os.PathLike) -> "pl.DataFrame":
     """In batches of rows, whatever the size of the file."""
+    try:
+        with _silence():
+            return frame.collect(engine="streaming")
+    except _errors() as error:
+        raise ValueError(
+            f"{shown(path)}: it is damaged, or a column holds something else: {_line(error)}."
+        ) from None
+
+
+def _errors() -> tuple[type[BaseException], ...]:
+    """What polars raises; where it is at a loss, that is no `Exception`."""
     import polars as pl
 
+    return (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps what polars prints of its own stack, where it is at a loss, from the user's stderr."""
     try:
-        return frame.collect(engine="streaming")
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{path}: a column holds something else: {_line(error)}.") from None
+        sys.stderr.flush()
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except (OSError, AttributeError, ValueError):  # There is none to keep it from.
+        yield
+        return
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
-def check_numbers(frame: "pl.LazyFrame", path, numbers: list[str], integers: list[str]) -> None:
-    """Refuses what a cast would change without a word: booleans, times, and fractions."""
+def columns_of(frame: "pl.LazyFrame", path: str | os.PathLike, needed: Iterable[str]) -> list[str]:
+    """The names of the columns. Raises a `ValueError` where one that is needed is missing."""
+    given = frame.collect_schema().names()
+    missing = [name for name in needed if name not in given]
+    if missing:
+        are = "column {} is" if len(missing) == 1 else "columns {} are"
+        names = " and ".join(f"`{name}`" for name in missing)
+        raise ValueError(
+            f"{shown(path)}: the {are.format(names)} missing; it has "
+            f"{quoted(', '.join(given), 2 * MOST_QUOTED) or 'none'}."
+        )
+    return given
+
+
+def with_numbers(
+    frame: "pl.LazyFrame", path: str | os.PathLike, numbers: list[str], integers: list[str]
+) -> "pl.LazyFrame":
+    """The table with `integers`, which are among `numbers`, as such. It refuses what a cast would
+    change without a word (booleans, times, fractions) and texts in place of integers.
+    """
     import polars as pl
 
     given = frame.collect_schema()
     for name in numbers:
         kind = given[name]
         if not (kind.is_numeric() or kind in (pl.String, pl.Null)):
-            raise ValueError(f"{path}: the column `{name}` holds {kind} values; give numbers.")
-    floats = [name for name in integers if given[name].is_float()]
-    if not floats:
-        return
-    fractional = [(pl.col(n).is_finite() & (pl.col(n) != pl.col(n).round())) for n in floats]
-    found = collect(frame.select(x.sum() for x in fractional), path).row(0)
-    for name, wrong, number in zip(floats, fractional, found, strict=True):
-        if number:
-            first = collect(frame.filter(wrong).select(name).head(1), path)[name][0]
+            what = quoted(str(kind))
             raise ValueError(
-                f"{path}: {rows_have(number)} a fractional `{name}`, the first {first:g}; give "
-                "whole numbers."
+                f"{shown(path)}: the column `{name}` holds {what} values; give numbers."
             )
+    as_float = {name: pl.col(name).cast(pl.Float64, strict=False) for name in integers}
+    casts = {
+        name: pl.col(name).cast(pl.Int64, strict=False)
+        if given[name].is_integer()
+        # Beyond this, floats are no longer all the whole numbers.
+        else pl.when(x.round() == x, x.abs() <= 2**53).then(x).cast(pl.Int64, strict=False)
+        for name, x in as_float.items()
+    }
+    wrong = {name: pl.col(name).is_not_null() & cast.is_null() for name, cast in casts.items()}
+    if integers:
+        found = collect(frame.select(x.sum().alias(name) for name, x in wrong.items()), path)
+        for name, number in found.row(0, named=True).items():
+            if number:
+                first = collect(frame.filter(wrong[name]).select(name).head(1), path)[name][0]
+                fraction = isinstance(first, float) and math.isfinite(first)
+                what = f"a fractional `{name}`" if fraction else f"a `{name}` that is none"
+                raise ValueError(
+                    f"{shown(path)}: {rows_have(number)} {what}, the first {_cell(first)}; give "
+                    "whole numbers."
+                )
+    return frame.with_columns(**casts)
 
 
 def check_positive(
-    table: "pl.DataFrame", path, column: str, others: tuple[str, ...], what: str
+    table: "pl.DataFrame",
+    path: str | os.PathLike,
+    column: str,
+    others: tuple[str, ...],
+    what: str,
+    most: float,
 ) -> None:
-    """Refuses empty cells, and what is no positive number in the column that was made `value`."""
+    """Refuses empty cells, and what is no positive number of at most `most`, and not as much
+    smaller than one, in the column that was made `value`.
+    """
     for name in (*others, column):
         if table[name].null_count():
             row = int(table[name].is_null().arg_max() or 0) + 1
-            raise ValueError(f"{path}: `{name}` is empty in row {row}; fill or drop that row.")
+            raise ValueError(
+                f"{shown(path)}: `{name}` is empty in row {row}; fill or drop that row."
+            )
     values = table["value"].fill_null(np.nan).to_numpy()
-    wrong = ~(np.isfinite(values) & (values > 0))
+    wrong = ~((values >= 1 / most) & (values <= most))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{path}: `{column}` is {table[column][row]!r} in row {row + 1}, but must be a "
-            f"positive {what}."
+            f"{shown(path)}: `{column}` is {_cell(table[column][row])} in row {row + 1}, but must "
+            f"be a positive {what}, from {1 / most:g} to {most:g}."
         )
 
 
@@ -85,5 +168,12 @@ def rows_have(number: int) -> str:
     return f"{counted(number, 'row')} {'has' if number == 1 else 'have'}"
 
 
-def _line(error: Exception) -> str:
-    return str(error).split("\n")[0].rstrip(".")
+def _cell(value: object) -> str:
+    return f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
+
+
+def _line(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return "it is damaged"
+    lines = str(error).strip().split("\n")
+    return quoted(lines[0].rstrip("."), 2 * MOST_QUOTED)

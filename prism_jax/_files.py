@@ -1,0 +1,90 @@
+"""Files of users: opened by their literal names if they are files, written whole or not at all."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Iterator
+
+from ._misc import quoted
+
+
+def read_file(path: str | os.PathLike, most: int) -> bytes:
+    """The content of a regular file.
+
+    **Arguments:**
+
+    - `path`: its name, in which no character stands for others.
+    - `most`: how many bytes it may have.
+
+    **Raises:**
+
+    `ValueError` for what is no regular file (a folder, a pipe, a device) or is larger; `OSError` if
+    it cannot be read.
+    """
+    check_file(path, most)
+    # A pipe that took its place is not waited for.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as file:
+        _check_regular(path, os.fstat(file.fileno()))
+        content = file.read(most + 1)
+    _check_size(path, len(content), most)  # Some have a size of zero, and content.
+    return content
+
+
+def check_file(path: str | os.PathLike, most: int) -> None:
+    """Raises as `read_file` does, without reading the file."""
+    name = os.fspath(path)
+    if "\0" in name:
+        raise ValueError(f"{shown(path)}: no name of a file has a zero byte; give another.")
+    # By the name as it was given: `pathlib` drops a `/` at its end, which only a folder can have.
+    found = os.stat(name)
+    _check_regular(path, found)
+    _check_size(path, found.st_size, most)
+
+
+def shown(path: str | os.PathLike) -> str:
+    """A path for a message; of a very long one its end, which tells more."""
+    text = quoted(os.fspath(path), 10_000)
+    return text if len(text) <= _MOST_OF_A_PATH else f"...{text[3 - _MOST_OF_A_PATH :]}"
+
+
+_MOST_OF_A_PATH = 240
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike, *, first: bool = False) -> Iterator[pathlib.Path]:
+    """Gives the name of a file to write, which takes the place of `path` when all is written.
+
+    No two writers have the same one, and none is left behind.
+
+    **Arguments:**
+
+    - `first`: whether the first writer wins, and what others write is dropped.
+    """
+    path = pathlib.Path(path)
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.partial")
+    try:
+        yield partial
+        if first:
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)  # Which, other than a move, takes the place of nothing.
+        else:
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_regular(path: str | os.PathLike, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise ValueError(f"{shown(path)}: this is {what}; give a file.")
+
+
+def _check_size(path: str | os.PathLike, size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(
+            f"{shown(path)}: this is larger than the {most / 2**20:,.0f} MiB that are read; give a "
+            "smaller file."
+        )

@@ -1,0 +1,424 @@
+"""Input that once got through, or was refused in many words: each test is named after its fault."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import jax
+import numpy as np
+import polars as pl
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.data import Fitted, Layout, Outline, ScheduleConfig, Variation, WorkerMean
+from prism_jax.law import Accumulator, Law, grid_of
+from prism_jax.law._accumulator import Errors
+from prism_jax.law._law import LEVELS
+from prism_jax.schedule import OneFOneB
+from prism_jax.trace import read_factors, read_step_times
+
+from .helpers import lognormal, pipeline_program
+
+
+_JOB = "megatron-22b-a100-8"
+_TOML = "kind = 'job'\n[layout]\ntp = 2\n[schedule]\nkind = '1f1b'\nnum_microbatches = 4\n"
+
+
+def _refused(words, capsys) -> str:
+    """What a command says, in one sentence."""
+    assert main([str(word) for word in words]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == ""
+    assert len(line) < 600
+    return line
+
+
+def _law() -> Law:
+    steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
+    found = Accumulator(grid_of(steps))
+    found.add(steps)
+    errors = Errors(0.1, 0.1, 500.0, np.full(len(LEVELS), 0.01), np.full(len(LEVELS), 20.0))
+    about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
+    return found.law(errors, **about, compile_s=0.0, run_s=1.0)
+
+
+def _archive(path) -> tuple[dict, dict]:
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    return json.loads(str(arrays.pop("about"))), arrays
+
+
+def _profile(folder, laws=()):
+    means = [WorkerMean(f"{kind}-compute", 0, 0, 0.1) for kind in ("forward", "backward")]
+    layout, schedule = Layout(), ScheduleConfig("1f1b", 2)
+    profile = prism.Profile("p", layout, schedule, Outline(), (*means,), laws, Fitted(3))
+    prism.save_profile(profile, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"std": 1e200},
+        {"std": 50.0},
+        {"edges": [-1e308, 1e308]},
+        {"keys": [[-1, 0]]},
+        {"keys": [[2**40, 0]]},
+        {"keys": [["a", "b"]]},
+        {"allocation_means": [1e200, 1e200]},
+        {"degrees": "inf"},
+        {"more": 1},
+        {"counts": "negative"},
+        {"counts": "overflow"},
+        {"smallest": "f4"},
+        {"largest": "swapped"},
+        {"level_errors": "huge"},
+    ],
+)
+def test_a_damaged_law_is_refused(change, tmp_path):
+    path = tmp_path / "law.npz"
+    prism.save_law(_law(), path)
+    assert prism.load_law(path) == _law()
+    about, arrays = _archive(path)
+    (name, value), *_ = change.items()
+    if name in arrays:
+        old = arrays[name]
+        arrays[name] = {
+            "negative": old + np.pad([-1, 1], (0, len(old) - 2)),
+            "overflow": np.where(np.arange(len(old)) < 4, 2**62, 0) + old,
+            "f4": old.astype("f4"),
+            "swapped": old - 10 * (old[-1] - old[0]) if name == "largest" else old,
+            "huge": old + 1e200,
+        }[value]
+        change = {}
+    np.savez(path, **arrays, about=np.array(json.dumps({**about, **change})))
+    with pytest.raises(ValueError, match="is not a law that this version saved"):
+        prism.load_law(path)
+
+
+def test_a_damaged_program_is_refused(tmp_path):
+    """The digest depends on no kinds of arrays and containers, without which it is no program."""
+    path = tmp_path / "program.npz"
+    program = pipeline_program(
+        OneFOneB(2, 2), variability=prism.Variability(residual={"gemm": lognormal(0.1)})
+    )
+    prism.save_program(program, path)
+    about, arrays = _archive(path)
+    text = json.dumps(about)
+    for old, new in (
+        ('{"frozen": ', '{"numpy": '),
+        ('{"frozen": ', '{"array": '),
+        ('{"array": ', '{"numpy": '),
+        ('{"array": ', '{"frozen": '),
+        ('{"tuple": ', '{"list": '),
+    ):
+        assert old in text
+        np.savez(path, **arrays, about=np.array(text.replace(old, new)))
+        with pytest.raises(ValueError, match="is not a program that this version saved"):
+            prism.load_program(path)
+    np.savez(path, **arrays, about=np.array(json.dumps([about])))
+    with pytest.raises(ValueError, match="is not a program that this version saved"):
+        prism.load_program(path)
+
+
+@pytest.mark.parametrize("column", ["gpu", "node"])
+def test_place_takes_no_names_of_hosts(column, tmp_path, capsys):
+    path = tmp_path / "factors.csv"
+    path.write_text(f"{column},factor\nhost-1,1.0\nhost-2,1.1\n")
+    said = _refused(["place", _JOB, "--factors", path], capsys)
+    assert "'host-1'" in said
+    assert "whole numbers" in said
+
+
+def test_columns_of_another_type(tmp_path):
+    path = tmp_path / "table.parquet"
+    for kind in (pl.lit([1, 2]), pl.struct(a=1), pl.lit(2**63, pl.UInt64), pl.lit(b"x")):
+        pl.DataFrame({"factor": [1.0, 1.1]}).with_columns(gpu=kind).write_parquet(path)
+        with pytest.raises(ValueError, match=r"table\.parquet"):
+            read_factors(path)
+        frame = pl.DataFrame({"step_time_s": [1.0, 1.1]}).with_columns(step=kind, run=kind)
+        frame.write_parquet(path)
+        with pytest.raises(ValueError, match=r"table\.parquet"):
+            read_step_times(path)
+
+
+def test_a_field_that_is_larger_than_the_limit_of_csv(tmp_path):
+    folder = _profile(tmp_path / "profile")
+    (folder / "means.csv").write_text(f"kind,dp_rank,stage,mean_s\n{'x' * 200_000},0,0,1\n")
+    with pytest.raises(ValueError, match=r"means\.csv, line 2: .*field limit"):
+        prism.load_profile(folder)
+
+
+def test_a_number_has_no_keys_of_its_own(capsys):
+    for key in ("layers_per_stage.x", "layers_per_stage.None", "layers_per_stage.0"):
+        words = ["--set", "schedule.layers_per_stage=[24, 24]", "--set", f"schedule.{key}=3"]
+        assert f"schedule.{key}" in _refused(["simulate", _JOB, *words], capsys)
+
+
+@pytest.mark.parametrize("digits", [20, 468, 5000])
+@pytest.mark.parametrize("key", ["kernels.rank.sigma", "layout.dp", "model.num_layers"])
+def test_a_number_of_many_digits(key, digits, tmp_path, capsys):
+    said = _refused(["simulate", _JOB, "--set", f"{key}={'9' * digits}"], capsys)
+    assert "more than 64 bits" in said
+    path = tmp_path / "job.toml"
+    path.write_text(_TOML.replace("= 4", f"= {'9' * digits}"))
+    assert "more than 64 bits" in _refused(["simulate", path], capsys)
+    _refused(["simulate", _JOB, "--samples", "9" * digits], capsys)
+
+
+def test_a_link_of_a_job_without_a_cluster(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text(_TOML)
+    said = _refused(["whatif", path, "--link", "infiniband:1.5"], capsys)
+    assert "names no cluster" in said
+
+
+@pytest.mark.parametrize("name", ["a[b].csv", "a*.csv", "a?.csv"])
+def test_no_character_of_a_name_stands_for_others(name, tmp_path):
+    (tmp_path / "ab.csv").write_text("step_time_s\n1\n")
+    with pytest.raises(ValueError, match="no such file"):
+        read_step_times(tmp_path / name)
+    (tmp_path / name).write_text("step_time_s\n2\n")
+    assert read_step_times(tmp_path / name).tolist() == [2]
+    pl.DataFrame({"factor": [3.0]}).write_parquet(tmp_path / f"{name}.parquet")
+    assert read_factors(tmp_path / f"{name}.parquet")[0].tolist() == [3]
+    folder = tmp_path / name.removesuffix(".csv")
+    options = {"num_samples": 100, "key": jax.random.key(0), "out": folder}
+    program = pipeline_program(OneFOneB(1, 1))
+    values = {"latencies.mean": [1.0, 2.0]}
+    found = prism.sweep(program, values, **options)
+    assert prism.sweep(program, values, **options).equals(found)
+
+
+def test_what_is_quoted_is_cut(tmp_path, capsys):
+    much = "x" * 10_000_000
+    for words in (
+        ["simulate", much],
+        ["simulate", f"{much}.toml"],
+        [much],
+        ["simulate", _JOB, much],
+        ["simulate", _JOB, "--samples", much],
+        ["simulate", _JOB, "--sampling", much],
+        ["simulate", _JOB, "--set", much],
+        ["simulate", _JOB, "--set", f"layout.dp={much}"],
+        ["simulate", _JOB, "--set", f"layout.{much}=3"],
+        ["simulate", _JOB, "--set", f"kernels.{much}.sigma=3"],
+        ["simulate", _JOB, "--set", f"kernels.rank.sigma={much}"],
+        ["simulate", _JOB, "--set", f"model={much}"],
+        ["target", _JOB, "--part", "rank", "--at", much],
+        ["target", _JOB, "--part", "rank", "--at", "1", "--objective", much],
+        ["criticality", _JOB, "--band", much],
+        ["whatif", _JOB, "--slow-rank", much],
+        ["whatif", _JOB, "--link", f"{much}:2"],
+        ["sweep", _JOB, "--over", much],
+        ["sweep", _JOB, "--over", f"layout.dp={much}"],
+        ["place", _JOB, "--factors", f"{much}.csv"],
+        ["score", _JOB, "--against", much],
+    ):
+        assert "xxx" in _refused(words, capsys)
+    path = tmp_path / "job.toml"
+    for text in (
+        f"name = '{much[: 10**6]}'",
+        f"{much[: 10**6]} = 1",
+        f"world_size = '{much[: 10**6]}'",
+    ):
+        path.write_text(f"{text}\n{_TOML}")
+        _refused(["simulate", path], capsys)
+    (tmp_path / "factors.csv").write_text(f"factor,{much}\n{much},1\n")
+    _refused(["place", _JOB, "--factors", tmp_path / "factors.csv"], capsys)
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".csv", ".parquet", ".npz"])
+def test_pipes_and_endless_devices(suffix, tmp_path):
+    pipe, endless = tmp_path / f"pipe{suffix}", tmp_path / f"endless{suffix}"
+    os.mkfifo(pipe)
+    endless.symlink_to("/dev/zero")
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "means.csv").symlink_to("/dev/zero")
+    loads = {
+        ".toml": [prism.load_job, prism.load_cluster],
+        ".npz": [prism.load_law, prism.load_program],
+    }
+    for load in loads.get(suffix, [read_step_times, read_factors]):
+        for path in (pipe, endless):
+            with pytest.raises(ValueError, match="a pipe or a device; give a file"):
+                load(path)
+
+
+def test_a_file_that_is_too_large(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(_TOML)
+    os.truncate(path, 2**40)  # It takes no room.
+    with pytest.raises(ValueError, match="larger than the 2 MiB"):
+        prism.load_job(path)
+
+
+def test_a_deeply_nested_key(tmp_path, capsys):
+    path, deep = tmp_path / "job.toml", ".".join("a" * 30_000)
+    for text in (f"{deep} = 1", f"[{deep}]", f"a = {{ {deep} = 1 }}", '"b" .' * 40 + "c = 1"):
+        path.write_text(f"{_TOML}\n{text}\n")
+        with pytest.raises(ValueError, match="more than 12 parts"):
+            prism.load_job(path)
+    _refused(["simulate", _JOB, "--set", f"layout.dp={{{deep} = 1}}"], capsys)
+    _refused(["simulate", _JOB, "--set", f"{deep}=1"], capsys)
+
+
+def test_a_profile_of_too_many_microbatches(tmp_path):
+    folder = _profile(tmp_path / "profile")
+    path, text = folder / "profile.toml", (folder / "profile.toml").read_text()
+    for old, new in (
+        ("num_microbatches = 2", "num_microbatches = 1000000000"),
+        ("dp = 1", "dp = 1000000000"),
+        ("pp = 1", "pp = 1000000000"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match="blocks that fit"):
+            prism.load_profile(folder)
+
+
+def test_a_model_of_too_many_layers(capsys):
+    """They filled the memory."""
+    said = _refused(["simulate", _JOB, "--set", "model.num_layers=1000000000"], capsys)
+    assert "num_layers` is 1000000000" in said
+
+
+def test_a_trace_of_a_job_of_many_more_ops(tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = [f"0,0,{s},{k}-compute,0,{s},0.1" for s in range(9) for k in ("forward", "backward")]
+    header = "dp_rank,stage,step,optype,seq_id,start_ts,duration"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    (tmp_path / "job.toml").write_text(_TOML.replace("tp = 2", "dp = 1000000000"))
+    job = prism.load_job(tmp_path / "job.toml")
+    with pytest.raises(ValueError, match="check that the job is the traced one"):
+        prism.read_trace(path, job)
+
+
+def test_a_grid_of_a_million_points_is_refused_in_time(capsys, monkeypatch):
+    from prism_jax import data
+
+    monkeypatch.setattr(data, "load_job", lambda *_: pytest.fail("a point was loaded"))
+    sides = ["--over", "layout.dp=1:1000:1000", "--over", "kernels.gemm.sigma=0:1:1000"]
+    start = time.monotonic()
+    assert "1,000,000 combinations" in _refused(["sweep", _JOB, *sides], capsys)
+    many = ",".join(map(str, range(10**6)))
+    assert "1,000,000 values" in _refused(["sweep", _JOB, "--over", f"layout.dp={many}"], capsys)
+    assert time.monotonic() - start < 5
+
+
+def test_factors_of_1e300(tmp_path, capsys):
+    path = tmp_path / "factors.csv"
+    for factor in ("1e300", "1e-300", "1e7"):
+        path.write_text("factor\n" + f"{factor}\n" * 8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert "from 1e-06 to 1e+06" in _refused(["place", _JOB, "--factors", path], capsys)
+    program = pipeline_program(OneFOneB(2, 2), num_replicas=2)
+    options = {"key": jax.random.key(0), "num_samples": 10}
+    with pytest.raises(ValueError, match="positive number from 1e-6 to 1e6"):
+        prism.place(program, np.full(4, 1e300), devices_per_node=1, **options)
+    for option in ("--slow-rank stage=0:1e300", "--kernel gemm:1e300", "--link nvlink:1e-300"):
+        assert "from 1e-6 to 1e6" in _refused(["whatif", _JOB, *option.split()], capsys)
+
+
+@pytest.mark.parametrize("key", ["layout", "schedule", "training", "model", "cluster", "name"])
+def test_a_table_is_no_value_of_an_override(key, capsys):
+    said = _refused(["simulate", _JOB, "--set", f"{key}={{}}"], capsys)
+    assert "the value is a table; set one of its keys" in said
+
+
+def test_a_slash_after_the_name_of_a_file(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text(_TOML)
+    (tmp_path / "steps.csv").write_text("step_time_s\n1\n")
+    _refused(["simulate", f"{tmp_path}/job.toml/"], capsys)
+    _refused(["score", _JOB, "--against", f"{tmp_path}/steps.csv/"], capsys)
+    steps = ["--to", f"{tmp_path}/steps.csv"]
+    said = _refused(["calibrate", _JOB, *steps, "--out", f"{tmp_path}/new.toml/"], capsys)
+    assert "ends in `.toml`" in said
+
+
+def test_two_sweeps_in_one_folder_at_once(tmp_path):
+    from prism_jax.analysis._sweep import _open, _write
+
+    class Slow:
+        """A row that takes long to write."""
+
+        def __init__(self, meanwhile):
+            self.meanwhile = meanwhile
+
+        def write_parquet(self, path):
+            pathlib.Path(path).write_text("row")
+            self.meanwhile()
+
+    path = tmp_path / "part-000000.parquet"
+    _write(Slow(lambda: _write(Slow(lambda: None), path)), path)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    # Of two that begin at once, the first has the folder.
+    folder, found = tmp_path / "sweep", []
+    barrier = threading.Barrier(8)
+
+    def begin(digest):
+        barrier.wait()
+        with contextlib.suppress(ValueError):  # It is the other's.
+            found.append((_open(folder, digest), digest))
+
+    threads = [threading.Thread(target=begin, args=(f"digest {i % 2}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({digest for _, digest in found}) == 1
+    assert [file.name for file in folder.iterdir()] == ["sweep.json"]
+
+
+@pytest.mark.parametrize("module", ["numpy", "prism_jax.data", "jax", "prism_jax.engine"])
+def test_an_interrupt_while_importing(module):
+    """As the command is started by its script, and by `python -m`."""
+    for start in (
+        "from prism_jax.cli import main; sys.exit(main())",
+        "import runpy; runpy.run_module('prism_jax', run_name='__main__')",
+    ):
+        script = (
+            "import sys, os, signal\n"
+            "class Interrupts:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Interrupts())\n"
+            f"sys.argv = ['prism-jax', 'simulate', {_JOB!r}, '--samples', '10', '--no-cache']\n"
+            f"{start}\n"
+        )
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert run.stderr == "prism-jax: interrupted before the first result.\n"
+        assert run.returncode in (130, -signal.SIGINT)
+
+
+def test_a_wrong_family_of_a_profile_is_refused_on_reading(tmp_path):
+    laws = [
+        Variation("forward-compute", "residual", "lognormal", {"sigma": 0.1}, "x"),
+        Variation("backward-compute", "residual", "lognormal", {"sigma": 0.1}, "x"),
+    ]
+    path = _profile(tmp_path / "profile", tuple(laws)) / "variability.csv"
+    prism.load_profile(path.parent)
+    text = path.read_text()
+    for old, new, what in (
+        ("lognormal,sigma=0.1,x\nbackward", "lognormel,sigma=0.1,x\nbackward", "lognormel"),
+        ("sigma=0.1,x\nbackward", "sigmo=0.1,x\nbackward", "sigmo"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match=f"variability.csv, line 2: .*`{what}`") as raised:
+            prism.load_profile(path.parent)
+        assert "did you mean" in str(raised.value)
+    # Lines are those of the file, of which some are empty.
+    path.write_text(text.replace("\n", "\n\n").replace("lognormal", "lognormel"))
+    with pytest.raises(ValueError, match=r"variability.csv, line 3: "):
+        prism.load_profile(path.parent)
