@@ -151,14 +151,7 @@ def sensitivity(
     def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
         """Of taking away each of some sets of parts."""
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        of_batch = iter(before)
-
-        def of_sets(count, key):
-            value, like = next(of_batch)
-            same: dict[str, Any] = {"num_samples": count, "key": key, "like": like}
-            return np.array([value - figure(p, objective, **same)[0] for p in changed])
-
-        return in_batches(of_sets, what=what, **options)
+        return _fall_to(changed, objective, before, what=what, **options)
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
@@ -178,6 +171,26 @@ def sensitivity(
         num_samples=found.num_samples,
         num_batches=len(found.of_batches),
     )
+
+
+def _fall_to(
+    programs: list[Program],
+    objective: AbstractObjective,
+    before: list[tuple[float, Composed]],
+    **options,
+) -> Batched:
+    """By how much a figure is lower of each of some programs, with the same random numbers.
+
+    `before` has the figure and the steps of each batch.
+    """
+    of_batch = iter(before)
+
+    def of_programs(count, key):
+        value, like = next(of_batch)
+        same: dict[str, Any] = {"num_samples": count, "key": key, "like": like}
+        return np.array([value - figure(p, objective, **same)[0] for p in programs])
+
+    return in_batches(of_programs, **options)
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
