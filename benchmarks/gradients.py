@@ -16,6 +16,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -91,33 +92,50 @@ def programs() -> dict[str, Any]:
     }
 
 
+class Parameters:
+    """The parameters of a program, one by one."""
+
+    def __init__(self, program: Any):
+        import equinox as eqx
+        import jax
+
+        floats, self._static = eqx.partition(program, eqx.is_inexact_array)
+        self.leaves, self._tree = jax.tree.flatten(floats)
+        with_paths = jax.tree_util.tree_leaves_with_path(floats)
+        self.paths = [jax.tree_util.keystr(path) for path, _ in with_paths]
+        self.varied = [i for i, leaf in enumerate(self.leaves) if np.any(np.asarray(leaf) != 0)]
+
+    def changed(self, i: int, by: float) -> Any:
+        """The program with a parameter multiplied by `1 + by`."""
+        import equinox as eqx
+        import jax
+
+        moved = [leaf * (1 + by) if i == j else leaf for j, leaf in enumerate(self.leaves)]
+        return eqx.combine(jax.tree.unflatten(self._tree, moved), self._static)
+
+    def relative(self, gradient: Any) -> list[float]:
+        """The derivative with respect to the logarithm of each that is not zero."""
+        import jax
+
+        slopes = jax.tree.leaves(gradient)
+        return [float(np.sum(np.asarray(slopes[i]) * self.leaves[i])) for i in self.varied]
+
+
 def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
     """All parameters and objectives of a program."""
-    import equinox as eqx
     import jax
 
     from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
     from prism_jax.analysis._batches import in_batches
     from prism_jax.analysis._estimate import figure, figure_gradient
-    from prism_jax.engine import composed_steps
 
-    floats, static = eqx.partition(program, eqx.is_inexact_array)
-    leaves, tree = jax.tree.flatten(floats)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(floats)]
-    varied = [i for i, leaf in enumerate(leaves) if np.any(np.asarray(leaf) != 0)]
-
-    def changed(i: int, by: float):
-        moved = [leaf * (1 + by) if i == j else leaf for j, leaf in enumerate(leaves)]
-        return eqx.combine(jax.tree.unflatten(tree, moved), static)
-
-    pilot = composed_steps(program, num_samples=8192, key=jax.random.key(10)).steps
+    parameters = Parameters(program)
     _, composed, how = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
-    slopes = jax.tree.leaves(figure_gradient(composed, how))
-    by_all = [abs(float(np.sum(np.asarray(slopes[i]) * leaves[i]))) for i in range(len(leaves))]
-    moved = MOVED * float(np.std(pilot))
-    steps = [min(STEP, moved / max(x, 1e-30)) for x in by_all]
+    moved = MOVED * float(np.std(composed.steps))
+    slopes = parameters.relative(figure_gradient(composed, how))
+    by = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
-    objectives.append(Exceedance(float(np.quantile(pilot, 0.9))))
+    objectives.append(Exceedance(float(np.quantile(composed.steps, 0.9))))
     seconds = {"value": 0.0, "both": 0.0}
     ways: dict[str, str] = {}
 
@@ -127,59 +145,65 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
             start = time.perf_counter()
             _, composed, how = figure(program, objective, num_samples=count, key=key)
             middle = time.perf_counter()
-            gradient = jax.tree.leaves(figure_gradient(composed, how))
-            jax.block_until_ready(gradient)
+            gradient = jax.block_until_ready(figure_gradient(composed, how))
             end = time.perf_counter()
             seconds["value"] += middle - start
             seconds["both"] += end - start
             ways[type(objective).__name__] = composed.over.last if composed.over else ""
-            found.append([float(np.sum(np.asarray(gradient[i]) * leaves[i])) for i in varied])
+            found.append(parameters.relative(gradient))
         return np.array(found)
 
     def differences(count, key):
-        like = composed_steps(program, num_samples=count, key=key)
-        found = []
-        for i in varied:
-            ends = [
-                [
-                    figure(changed(i, by), o, num_samples=count, key=key, like=like)[0]
-                    for o in objectives
-                ]
-                for by in (steps[i], -steps[i])
-            ]
-            found.append(np.subtract(ends[0], ends[1]) / (2 * steps[i]))
-        return np.array(found).T
+        return central_differences(program, parameters, by, objectives, count, key)
 
     options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "num_batches": NUM_BATCHES}
     gradients(NUM_SAMPLES // NUM_BATCHES, jax.random.key(2))  # Compiles.
     seconds = dict.fromkeys(seconds, 0.0)
     ours = in_batches(gradients, key=jax.random.key(3), **options)
     theirs = in_batches(differences, key=jax.random.key(3), **options)
+    shared = {"program": name, "cost": seconds["both"] / seconds["value"]}
+    return [
+        {**shared, "conditional_on": ways[row["objective"]], **row}
+        for row in compared(parameters, objectives, ours, theirs)
+    ]
+
+
+def central_differences(program, parameters: Parameters, by, objectives, count, key) -> np.ndarray:
+    """Of each objective and parameter, with the same random numbers."""
+    from prism_jax.analysis._estimate import figure
+    from prism_jax.engine import composed_steps
+
+    options: dict[str, Any] = {"num_samples": count, "key": key}
+    options["like"] = composed_steps(program, **options)
+    found = []
+    for i, step in zip(parameters.varied, by, strict=True):
+        up, down = (
+            [figure(parameters.changed(i, b), o, **options)[0] for o in objectives]
+            for b in (step, -step)
+        )
+        found.append(np.subtract(up, down) / (2 * step))
+    return np.array(found).T
+
+
+def compared(parameters: Parameters, objectives, ours, theirs) -> Iterator[dict[str, Any]]:
+    """What was found of each objective and parameter, derivatives beside differences."""
     gap = ours.of_batches - theirs.of_batches
-    rows = []
     for o, objective in enumerate(objectives):
         largest = np.abs(ours.value[o]).max()
-        for p, i in enumerate(varied):
+        for p, i in enumerate(parameters.varied):
             mean, scatter = gap[:, o, p].mean(), gap[:, o, p].std(ddof=1) / np.sqrt(NUM_BATCHES)
             # What single precision and the third derivative leave.
             scatter = np.hypot(scatter, 2e-4 * max(abs(theirs.value[o, p]), 1e-3 * largest))
-            rows.append(
-                {
-                    "program": name,
-                    "parameter": paths[i],
-                    "objective": type(objective).__name__,
-                    "conditional_on": ways[type(objective).__name__],
-                    "derivative": float(ours.value[o, p]),
-                    "difference": float(theirs.value[o, p]),
-                    "standard_error": float(ours.standard_error[o, p]),
-                    "z": float(mean / scatter) if scatter > 0 else 0.0,
-                    "relative_error": float(ours.standard_error[o, p] / largest)
-                    if largest
-                    else 0.0,
-                    "cost": seconds["both"] / seconds["value"],
-                }
-            )
-    return rows
+            error = float(ours.standard_error[o, p])
+            yield {
+                "parameter": parameters.paths[i],
+                "objective": type(objective).__name__,
+                "derivative": float(ours.value[o, p]),
+                "difference": float(theirs.value[o, p]),
+                "standard_error": error,
+                "z": float(mean / scatter) if scatter > 0 else 0.0,
+                "relative_error": float(error / largest) if largest else 0.0,
+            }
 
 
 def table(rows: list[dict[str, Any]]) -> str:

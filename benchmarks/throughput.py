@@ -93,52 +93,12 @@ def measure(repeats: int) -> dict[str, Any]:
     """All figures of the reference step."""
     import jax
 
-    from benchmarks import _with_engine, _with_mc_dagprop, _with_numpy
+    from benchmarks import _with_numpy
     from benchmarks._graph import reference_graph
-    from prism_jax.engine import simulate
 
-    graph, key = reference_graph(), jax.random.key(0)
-    program, many = _with_engine.program(graph), _with_engine.program(graph, 8192)
-    n, few = 1_000_000, 100_000
+    graph = reference_graph()
     with _with_numpy.processes(graph) as pool:
-        contestants: dict[str, tuple[int, Callable[[], Any]]] = {
-            "simulate": (n, lambda: simulate(program, num_samples=n, key=key)),
-            "replicas": (n, lambda: simulate(many, num_samples=n, key=key)),
-            "draws": (n, lambda: _with_engine.draws(program, n, key)),
-            "core": (n, lambda: _with_engine.value(program, n, key)),
-            "gradient": (n, lambda: _with_engine.value_and_gradient(program, n, key)),
-            "numpy": (few, lambda: _with_numpy.makespans(graph, few, 0, box_muller=False)),
-            "numpy_2": (
-                few,
-                lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0, box_muller=False),
-            ),
-            "numpy_box_muller": (few, lambda: _with_numpy.makespans(graph, few, 0)),
-            "numpy_2_box_muller": (few, lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0)),
-        }
-        try:
-            import simpy  # noqa: F401
-
-            from benchmarks import _with_simpy
-
-            contestants["simpy"] = (500, lambda: _with_simpy.makespans(graph, 500, 0))
-        except ImportError:
-            pass
-        if _with_mc_dagprop.measure(graph, 20_000, 0) is not None:
-            # In a process of its own, which tells how long it took.
-            contestants["mc_dagprop"] = (20_000, lambda: _with_mc_dagprop.measure(graph, 20_000, 0))
-        for _, run in contestants.values():
-            run()
-        per_sample: dict[str, list[float]] = {name: [] for name in contestants}
-        for repeat in range(repeats):
-            # In another order each time, for what ran before leaves caches and memory its way.
-            for name in random.Random(repeat).sample(sorted(contestants), len(contestants)):
-                count, run = contestants[name]
-                start = time.perf_counter()
-                result = run()
-                seconds = time.perf_counter() - start
-                if name == "mc_dagprop":
-                    seconds = result[1]
-                per_sample[name].append(seconds / count)
+        per_sample = seconds_per_sample(contestants_on(graph, pool), repeats)
 
     def per_s(name: str) -> float:
         return 1 / statistics.median(per_sample[name])
@@ -159,7 +119,7 @@ def measure(repeats: int) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "samples_per_s": per_s("simulate"),
         "core_samples_per_s": per_s("core"),
-        **{f"over_{n}": ratio(n, "simulate") for n in contestants if n.startswith("numpy")},
+        **{f"over_{n}": ratio(n, "simulate") for n in per_sample if n.startswith("numpy")},
         "over_simpy": ratio("simpy", "simulate"),
         "over_mc_dagprop": ratio("mc_dagprop", "simulate"),
         "numpy_draws_per_s": graph.num_ops * per_s("numpy"),
@@ -171,6 +131,63 @@ def measure(repeats: int) -> dict[str, Any]:
         **compilation(),
         **whole_process(),
     }
+
+
+def contestants_on(graph, pool) -> dict[str, tuple[int, Callable[[], Any]]]:
+    """How many samples each takes at once, and how; without what is not installed."""
+    import jax
+
+    from benchmarks import _with_engine, _with_mc_dagprop, _with_numpy
+    from prism_jax.engine import simulate
+
+    key = jax.random.key(0)
+    program, many = _with_engine.program(graph), _with_engine.program(graph, 8192)
+    n, few = 1_000_000, 100_000
+    contestants: dict[str, tuple[int, Callable[[], Any]]] = {
+        "simulate": (n, lambda: simulate(program, num_samples=n, key=key)),
+        "replicas": (n, lambda: simulate(many, num_samples=n, key=key)),
+        "draws": (n, lambda: _with_engine.draws(program, n, key)),
+        "core": (n, lambda: _with_engine.value(program, n, key)),
+        "gradient": (n, lambda: _with_engine.value_and_gradient(program, n, key)),
+        "numpy": (few, lambda: _with_numpy.makespans(graph, few, 0, box_muller=False)),
+        "numpy_2": (
+            few,
+            lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0, box_muller=False),
+        ),
+        "numpy_box_muller": (few, lambda: _with_numpy.makespans(graph, few, 0)),
+        "numpy_2_box_muller": (few, lambda: _with_numpy.makespans_in(pool, 2, graph, few, 0)),
+    }
+    try:
+        import simpy  # noqa: F401
+
+        from benchmarks import _with_simpy
+
+        contestants["simpy"] = (500, lambda: _with_simpy.makespans(graph, 500, 0))
+    except ImportError:
+        pass
+    if _with_mc_dagprop.measure(graph, 20_000, 0) is not None:
+        contestants["mc_dagprop"] = (20_000, lambda: _with_mc_dagprop.measure(graph, 20_000, 0))
+    return contestants
+
+
+def seconds_per_sample(
+    contestants: dict[str, tuple[int, Callable[[], Any]]], repeats: int
+) -> dict[str, list[float]]:
+    """Of each contestant in each repeat, after one that is not counted."""
+    for _, run in contestants.values():
+        run()
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for repeat in range(repeats):
+        # In another order each time, for what ran before leaves caches and memory its way.
+        for name in random.Random(repeat).sample(sorted(contestants), len(contestants)):
+            count, run = contestants[name]
+            start = time.perf_counter()
+            result = run()
+            seconds = time.perf_counter() - start
+            if name == "mc_dagprop":  # In a process of its own, which tells how long it took.
+                seconds = result[1]
+            found[name].append(seconds / count)
+    return found
 
 
 def compilation() -> dict[str, Any]:

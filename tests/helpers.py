@@ -7,8 +7,8 @@ import numpy as np
 
 from prism_jax.data import Job
 from prism_jax.latency import LogNormal
-from prism_jax.program import Variability, assemble
-from prism_jax.schedule import OpGraph, op_graph
+from prism_jax.program import Network, Stall, Variability, assemble
+from prism_jax.schedule import OneFOneB, OpGraph, op_graph
 from prism_jax.workload import Kernel, Segment, Workload, lower
 
 
@@ -94,6 +94,27 @@ def pipeline_program(
         for phase, stage in zip(graph.phase, graph.stage, strict=True)
     ]
     return assemble(graph, blocks, variability=variability, **options)
+
+
+def rich_program(num_replicas: int = 1, *, schedule=None, **changes):
+    """The program with everything in it: all laws, a reduction, a tail. `changes` replace laws."""
+    schedule = OneFOneB(3, 4) if schedule is None else schedule
+    laws = {
+        "residual": {"gemm": lognormal(0.05), "send_recv": lognormal(0.3)},
+        "rank": lognormal(0.02),
+        "step": lognormal(0.01),
+        "microbatch": lognormal(0.03),
+        "network": Network(jnp.asarray(0.1), jnp.asarray(3.0)),
+        "stalls": {"gemm": Stall(jnp.asarray(2e-4), lognormal(0.5))},
+    }
+    return pipeline_program(
+        schedule,
+        variability=Variability(**(laws | changes)),
+        num_replicas=num_replicas,
+        network_links=("network",),
+        reduce_scatter=[one_kernel("reduce_scatter", 0.5, "network")] * schedule.num_stages,
+        tail=one_kernel("optimizer", 0.3),
+    )
 
 
 def lower_job(job: Job) -> Workload:

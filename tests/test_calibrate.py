@@ -62,7 +62,9 @@ def _runs(job, *, number=1000, runs=3, seed=0):
 @pytest.fixture(scope="module")
 def calibrated():
     runs = _runs(_true(_EIGHT))
-    return calibrate(load_job(_NAME, _EIGHT), runs, source="a test", num_samples=4096)
+    return calibrate(
+        load_job(_NAME, _EIGHT), runs, source="a test", key=jax.random.key(0), num_samples=4096
+    )
 
 
 def test_level_and_spread_are_found(calibrated):
@@ -174,7 +176,9 @@ def test_the_command_writes_a_job(tmp_path, capsys):
     out = str(tmp_path / "new" / "job.toml")
     overrides = [word for text in _EIGHT for word in ("--set", text)]
     assert main(["calibrate", _NAME, "--to", times, "--out", out, "--json", *overrides]) == 0
-    result = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    result = json.loads(printed.out)
     assert result["num_runs"] == 2
     assert result["num_steps"] == 60
     assert main(["simulate", out, "--samples", "5000", "--json"]) == 0
@@ -217,7 +221,8 @@ def test_step_times_of_any_kind_come_back(spread, outliers, level):
     rng = np.random.default_rng(6)
     run = level * law.quantile(0.5) * np.exp(spread * rng.standard_normal(1000))
     run = np.where(rng.random(1000) < outliers, 1.3 * run, run)
-    found = calibrate(job, [run], source="a test", num_samples=1024, num_iterations=2)
+    options = {"key": jax.random.key(0), "num_samples": 1024, "num_iterations": 2}
+    found = calibrate(job, [run], source="a test", **options)
     figures = agreement(found, [run], num_samples=8192)
     for figure, tolerance in (("p50_s", 2e-3), ("core_spread", 0.1)):
         ours, theirs = figures[figure]
@@ -231,7 +236,9 @@ def test_step_times_of_any_kind_come_back(spread, outliers, level):
 def test_a_level_out_of_reach_is_refused(factor):
     run = factor * np.random.default_rng(7).normal(1.1, 0.01, 100)
     with pytest.raises(ValueError, match="too far from the job's"):
-        calibrate(load_job(_ONE_NODE), [run], source="a test", num_samples=1024)
+        calibrate(
+            load_job(_ONE_NODE), [run], source="a test", key=jax.random.key(0), num_samples=1024
+        )
 
 
 def test_an_earlier_calibration_is_replaced():

@@ -106,6 +106,7 @@ def test_blocks_equal_every_kernel_drawn(gpu_sigma):
 
 
 def test_moments_are_differentiable_down_to_the_gpu():
+    @jax.jit
     def skew_sum(parameters):
         mean, variance, third, sigma = parameters
         group, number = _group(lognormal(sigma), 4)

@@ -6,29 +6,8 @@ import pytest
 
 from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, estimate
 from prism_jax.engine import simulate
-from prism_jax.program import Network, Stall, Variability
-from prism_jax.schedule import OneFOneB
 
-from .helpers import lognormal, one_kernel, pipeline_program
-
-
-def _program(num_replicas):
-    variability = Variability(
-        residual={"gemm": lognormal(0.05), "send_recv": lognormal(0.3)},
-        rank=lognormal(0.02),
-        step=lognormal(0.01),
-        microbatch=lognormal(0.03),
-        network=Network(jnp.asarray(0.1), jnp.asarray(3.0)),
-        stalls={"gemm": Stall(jnp.asarray(2e-4), lognormal(0.5))},
-    )
-    return pipeline_program(
-        OneFOneB(3, 4),
-        variability=variability,
-        num_replicas=num_replicas,
-        network_links=("network",),
-        reduce_scatter=[one_kernel("reduce_scatter", 0.5, "network")] * 3,
-        tail=one_kernel("optimizer", 0.3),
-    )
+from .helpers import rich_program
 
 
 # What is changed, and by how much for a central difference.
@@ -48,10 +27,10 @@ _OBJECTIVES = [Mean(), Std(), Quantile(0.9), CVaR(0.8), Exceedance(20.5)]
 _OBJECTIVES.append(CRPS(np.linspace(18.0, 24.0, 40)))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 16])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_gradients_equal_differences(num_replicas):
     """Every parameter and objective, against central differences with common random numbers."""
-    program = _program(num_replicas)
+    program = rich_program(num_replicas)
     seeds = range(4)
     found, expected = {}, {}
     for objective in _OBJECTIVES:
@@ -87,7 +66,7 @@ def _steps(program, seed):
 
 
 def test_the_value_is_that_of_the_law():
-    program = _program(4)
+    program = rich_program(4)
     law = simulate(program, num_samples=9_000, key=jax.random.key(2))
     arguments = {"num_samples": 9_000, "key": jax.random.key(2)}
     assert float(estimate(program, Mean(), **arguments)) == pytest.approx(law.mean, rel=1e-12)
@@ -103,7 +82,7 @@ def test_the_value_is_that_of_the_law():
 
 def test_the_derivative_with_respect_to_all_means_is_the_step_itself():
     """Euler's identity for a program without stalls, whose sizes are in seconds of their own."""
-    program = _program(8)
+    program = rich_program(8)
     quiet = eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, jnp.zeros(()))
     value, gradient = eqx.filter_value_and_grad(estimate)(
         quiet, Mean(), num_samples=4_000, key=jax.random.key(0)
@@ -114,7 +93,7 @@ def test_the_derivative_with_respect_to_all_means_is_the_step_itself():
 
 def test_single_precision_gives_the_same_derivatives():
     """With kernels of microseconds, whose cubes single precision cannot hold in seconds."""
-    program = _program(4)
+    program = rich_program(4)
     program = eqx.tree_at(
         lambda p: (p.latencies.mean, p.variability.stalls["gemm"].size.median),
         program,
@@ -134,7 +113,7 @@ def test_single_precision_gives_the_same_derivatives():
 
 
 def test_differences_of_programs_have_derivatives():
-    program = _program(2)
+    program = rich_program(2)
 
     def gain(program):
         faster = eqx.tree_at(lambda p: p.latencies.mean, program, 0.9 * program.latencies.mean)
@@ -147,7 +126,7 @@ def test_differences_of_programs_have_derivatives():
 
 
 def test_tracers_are_refused_with_advice():
-    program = _program(1)
+    program = rich_program(1)
 
     @eqx.filter_jit
     def traced(program):

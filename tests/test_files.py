@@ -12,9 +12,8 @@ from jaxtyping import Array, Float
 import prism_jax as prism
 from prism_jax import latency
 from prism_jax.program import digest
-from prism_jax.schedule import OneFOneB
 
-from .helpers import lognormal, one_kernel, pipeline_program
+from .helpers import lognormal, rich_program
 
 
 class Uniform(latency.AbstractLatency):
@@ -46,7 +45,7 @@ class Uniform(latency.AbstractLatency):
 
 
 def _program(**changes):
-    """One with everything in it."""
+    """One with everything in it, and laws of many families."""
     laws = {
         "residual": {
             "gemm": latency.Gamma(1.0, 0.05),
@@ -55,18 +54,8 @@ def _program(**changes):
         },
         "rank": latency.Normal(1.0, 0.02),
         "step": latency.Scaled(latency.Weibull(1.0, 20.0), 3.0),
-        "microbatch": lognormal(0.03),
-        "network": prism.Network(jnp.asarray(0.1), jnp.asarray(3.0)),
-        "stalls": {"gemm": prism.Stall(jnp.asarray(2e-4), lognormal(0.5))},
     }
-    return pipeline_program(
-        OneFOneB(3, 4),
-        variability=prism.Variability(**(laws | changes)),
-        num_replicas=4,
-        network_links=("network",),
-        reduce_scatter=[one_kernel("reduce_scatter", 0.5, "network")] * 3,
-        tail=one_kernel("optimizer", 0.3),
-    )
+    return rich_program(4, **(laws | changes))
 
 
 def _programs():

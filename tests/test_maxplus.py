@@ -44,14 +44,24 @@ def _ends_of_ops(levels, latencies):
     return cell_ends(lanes, in_cells)[cell]
 
 
-@pytest.mark.parametrize("seed", range(8))
+def _random_dags(number):
+    """Random graphs side by side, for each of another size would compile; and the ops of each."""
+    predecessors, members = [], []
+    for seed in range(number):
+        first = len(predecessors)
+        dag = random_dag(seed)
+        predecessors += [tuple(first + p for p in before) for before in dag]
+        members.append(tuple(range(first, len(predecessors))))
+    return predecessors, members
+
+
 @pytest.mark.parametrize("width", [None, 1, 3])
-def test_equals_an_event_loop_exactly(seed, width):
-    predecessors = random_dag(seed)
-    rng = np.random.default_rng(seed)
+def test_equals_an_event_loop_exactly(width):
+    predecessors, members = _random_dags(8)
+    rng = np.random.default_rng(0)
     latencies = rng.exponential(size=(len(predecessors), 3))
     latencies[rng.random(latencies.shape) < 0.1] = 0.0
-    sinks = [(5, 11), (len(predecessors) - 1,), tuple(range(len(predecessors)))]
+    sinks = [(5, 11), *((ops[-1],) for ops in members), *members]
     levels = to_levels(predecessors, sinks, width)
     ends = _ends_of_ops(levels, jnp.asarray(latencies))
     found = _ends_of_sinks(levels, jnp.asarray(latencies))
@@ -61,23 +71,25 @@ def test_equals_an_event_loop_exactly(seed, width):
         assert np.array_equal(found[:, sample], [expected[list(s)].max() for s in sinks])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_eulers_identity_and_bounds_hold_exactly(seed):
+def test_eulers_identity_and_bounds_hold_exactly():
     """The makespan is homogeneous of degree one, so it is the sum of latency times derivative;
     integers and ties make it exact."""
-    predecessors = random_dag(seed)
-    latencies = np.random.default_rng(seed).integers(0, 4, (len(predecessors), 2)).astype(float)
-    levels = to_levels(predecessors, [tuple(range(len(predecessors)))])
+    predecessors, members = _random_dags(5)
+    latencies = np.random.default_rng(0).integers(0, 4, (len(predecessors), 2)).astype(float)
+    levels = to_levels(predecessors, members)
 
-    def makespan(latencies):
-        return jnp.sum(_ends_of_sinks(levels, latencies))
+    def makespans(latencies):
+        ends = _ends_of_sinks(levels, latencies)
+        return jnp.sum(ends), ends
 
-    value, criticality = jax.value_and_grad(makespan)(jnp.asarray(latencies))
-    assert np.sum(latencies * criticality) == pytest.approx(float(value), rel=1e-14)
+    (_, ends), criticality = jax.value_and_grad(makespans, has_aux=True)(jnp.asarray(latencies))
     assert np.all((criticality >= 0) & (criticality <= 1))
-    assert np.all(value / 2 <= latencies.sum(axis=0).max())
-    doubled = makespan(jnp.asarray(2 * latencies))
-    assert doubled == 2 * value
+    weighed = np.asarray(latencies * criticality)
+    for end, ops in zip(np.asarray(ends), map(list, members), strict=True):
+        np.testing.assert_allclose(weighed[ops].sum(axis=0), end, rtol=1e-14)
+        assert np.all(latencies[ops].max(axis=0) <= end)
+        assert np.all(end <= latencies[ops].sum(axis=0))
+    assert np.array_equal(makespans(jnp.asarray(2 * latencies))[1], 2 * ends)
 
 
 def test_levels_hold_every_op_once_and_reuse_slots():

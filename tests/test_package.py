@@ -1,15 +1,16 @@
+import ast
+import importlib
 import inspect
 import pathlib
+import pkgutil
 import re
 import subprocess
 import sys
 import zipfile
 
 import equinox as eqx
-import pytest
 
 import prism_jax
-from prism_jax import analysis, engine, latency, program
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -24,14 +25,34 @@ def test_public_names_are_sorted_and_imported_by_name():
     assert modules == sorted(modules)
 
 
-@pytest.mark.parametrize("namespace", [analysis, engine, latency, program])
-def test_classes_are_abstract_or_final(namespace):
-    classes = [
-        cls
-        for _, cls in inspect.getmembers(namespace, inspect.isclass)
-        if issubclass(cls, eqx.Module)
-    ]
-    assert classes or namespace is engine
+def _packages():
+    """All that are below the package, imported."""
+    for found in pkgutil.walk_packages(prism_jax.__path__, "prism_jax."):
+        if found.ispkg:
+            yield importlib.import_module(found.name)
+
+
+def test_a_package_shows_names_of_its_private_files_and_holds_nothing_else():
+    packages = list(_packages())
+    assert len(packages) > 10
+    for package in packages:
+        for node in ast.parse(pathlib.Path(str(package.__file__)).read_text()).body:
+            assert isinstance(node, ast.ImportFrom), package
+            assert node.level == 1, package
+            assert str(node.module).startswith("_"), package
+            assert all(alias.asname == alias.name for alias in node.names), package
+
+
+def _modules_of_equinox(base=eqx.Module):
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _modules_of_equinox(cls)
+
+
+def test_classes_are_abstract_or_final():
+    assert list(_packages())  # Which imports every file that has a class.
+    classes = {c for c in _modules_of_equinox() if c.__module__.startswith("prism_jax.")}
+    assert len(classes) > 40
     for cls in classes:
         abstract = inspect.isabstract(cls)
         assert abstract == cls.__name__.startswith("Abstract"), cls

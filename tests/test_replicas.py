@@ -5,54 +5,36 @@ import pytest
 import scipy.stats
 
 from prism_jax.engine import _draw, simulate
-from prism_jax.program import Network, Stall, Variability
+from prism_jax.program import Stall, Variability
 from prism_jax.replica import make_plan, sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB
 from prism_jax.step import Replicas, _reservoir, _selection
 from prism_jax.step._selection import select
 
-from .helpers import lognormal, one_kernel, pipeline_program
+from .helpers import lognormal, pipeline_program, rich_program
 
 
-_EVERYTHING = {
-    "residual": {
-        "gemm": lognormal(0.03),
-        "send_recv": lognormal(0.3),
-        "reduce_scatter": lognormal(0.2),
-    },
-    "rank": lognormal(0.02),
-    "step": lognormal(0.01),
-    "microbatch": lognormal(0.03),
-}
-_CONGESTED = Network(jnp.asarray(0.1), jnp.asarray(3.0))
-_STALLS = {"gemm": Stall(jnp.asarray(2e-4), lognormal(0.5))}
-
-
-def _program(num_replicas, **variability):
-    # Equal stages tie: every rank ends at nearly the same time, and any may decide the step.
-    return pipeline_program(
-        OneFOneB(4, 6),
-        variability=Variability(**variability),
-        num_replicas=num_replicas,
-        network_links=("network",),
-        reduce_scatter=[one_kernel("reduce_scatter", 0.8, "network")] * 4,
-        tail=one_kernel("optimizer", 0.3),
-    )
-
-
+# What each leaves out.
 _CASES = {
-    "independent": {"residual": _EVERYTHING["residual"]},
-    "factors": _EVERYTHING,
-    "network": {**_EVERYTHING, "network": _CONGESTED},
-    "stalls": {**_EVERYTHING, "stalls": _STALLS},
-    "everything": {**_EVERYTHING, "network": _CONGESTED, "stalls": _STALLS},
+    "independent": {"rank": None, "step": None, "microbatch": None, "network": None, "stalls": {}},
+    "factors": {"network": None, "stalls": {}},
+    "network": {"stalls": {}},
+    "stalls": {"network": None},
+    "everything": {},
 }
+
+
+def _program(num_replicas, case):
+    # Equal stages tie: every rank ends at nearly the same time, and any may decide the step.
+    sigmas = {"gemm": 0.03, "send_recv": 0.3, "reduce_scatter": 0.2}
+    residual = {kind: lognormal(sigma) for kind, sigma in sigmas.items()}
+    return rich_program(num_replicas, schedule=OneFOneB(4, 6), residual=residual, **_CASES[case])
 
 
 @pytest.mark.parametrize("case", _CASES)
 @pytest.mark.parametrize("num_replicas", [1, 64])
 def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
-    program = _program(num_replicas, **_CASES[case])
+    program = _program(num_replicas, case)
     steps = 40_000 if num_replicas == 1 else 8_000
     explicit = simulate(program, num_samples=steps, key=jax.random.key(1), replicas="explicit")
     vector = simulate(program, num_samples=200_000, key=jax.random.key(2))
@@ -70,7 +52,7 @@ def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
 
 def test_the_intervals_cover_explicit_replicas():
     """At R = 64, over many seeds, the 95 % interval of p95 holds that of a long explicit run."""
-    program = _program(64, **_EVERYTHING)
+    program = _program(64, "factors")
     truth = simulate(program, num_samples=40_000, key=jax.random.key(100), replicas="explicit")
     target = truth.quantile(0.95)
     slack = (truth.quantile_interval(0.95)[1] - truth.quantile_interval(0.95)[0]) / 2
@@ -84,7 +66,7 @@ def test_the_intervals_cover_explicit_replicas():
 
 
 def test_intervals_are_as_wide_as_repetitions_scatter():
-    program = _program(16, **_CASES["everything"])
+    program = _program(16, "everything")
     laws = [simulate(program, num_samples=8_000, key=jax.random.key(s)) for s in range(40)]
     for figure, error in (
         (lambda law: law.mean, lambda law: law.mean_error),
@@ -101,7 +83,7 @@ def test_intervals_are_as_wide_as_repetitions_scatter():
 
 def test_too_few_samples_for_a_tail_are_said_to_be():
     law = simulate(
-        _program(4096, **_EVERYTHING), num_samples=4_000, key=jax.random.key(0), sampling="plain"
+        _program(4096, "factors"), num_samples=4_000, key=jax.random.key(0), sampling="plain"
     )
     assert law.support(0.99) < 20
     for interval in (law.quantile_interval(0.99), law.mean_interval(), law.std_interval()):

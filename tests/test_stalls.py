@@ -29,7 +29,7 @@ def _chain(num_replicas: int) -> prism.Program:
         for kind, size in SIZES.items()
     }
     law = LogNormal(jnp.asarray(1.0), jnp.asarray(SIGMA))
-    residual: dict[str, AbstractLatency] = {kind: law for kind in SIZES}
+    residual: dict[str, AbstractLatency] = dict.fromkeys(SIZES, law)
     return prism.compile_graph(
         ops, variability=Variability(residual=residual, stalls=stalls), num_replicas=num_replicas
     )

@@ -2,11 +2,10 @@
 
 import argparse
 import os
-import sys
 from typing import Any
 
 from .._files import shown
-from ._arguments import add_seed_argument, add_set_argument
+from ._arguments import add_progress_argument, add_seed_argument, add_set_argument
 from ._devices import use_all_cores
 
 
@@ -27,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="JOB2", help="the .toml file to write")
     add_seed_argument(parser)
     add_set_argument(parser)
+    add_progress_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -46,20 +46,19 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "another name."
         )
 
-    from tqdm import tqdm
+    import jax
 
     from ..fitting import agreement, calibrate
-    from ._load import tell_notes
+    from ._load import tell_notes, wants_progress
 
     use_all_cores()
-    with tqdm(unit="derivative", disable=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        source = f"calibrated to {os.path.basename(arguments.to)}"
-        job = calibrate(job, runs, source=source, seed=arguments.seed, progress=progress)
+    job = calibrate(
+        job,
+        runs,
+        source=f"calibrated to {os.path.basename(arguments.to)}",
+        key=jax.random.key(arguments.seed),
+        progress=wants_progress(arguments),
+    )
     save_job(job, arguments.out)
     tell_notes([job])
     assert job.calibrated is not None

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._progress import progress_bar
 from ..analysis import CRPS, estimate
 from ..data import Job, Kernels, Measured, Variation
-from ..engine import simulate
+from ..engine import check_program, simulate
 from ..program import Program, compile_job, variability_of
 from ._agreement import LEVELS, of_one_run
 from ._calibrated_job import with_compute, with_laws, without_calibration
@@ -37,10 +38,10 @@ def calibrate(
     runs: Sequence[Float[np.ndarray, " steps"]],
     *,
     source: str,
+    key: PRNGKeyArray,
     num_samples: int = 8192,
     num_iterations: int = 12,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: bool = False,
 ) -> Job:
     """Calibrates what step times can tell of a job's kernels.
 
@@ -62,9 +63,9 @@ def calibrate(
     - `job`: with a model and a cluster.
     - `runs`: measured step times of each run in seconds, in their order.
     - `source`: where they are from, for the file.
+    - `key`: a `jax.random` key.
     - `num_samples`, `num_iterations`: steps simulated for each derivative, and of the optimiser.
-    - `seed`: of the samples.
-    - `progress`: called with how much is done, and of how much.
+    - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
@@ -75,12 +76,11 @@ def calibrate(
     `ValueError` for too few steps, a job without a model, or a median that the job cannot have.
     """
     observed = observe(runs)
-    compile_job(job)  # Raises where it has no model.
+    check_program(compile_job(job), key)  # Raises where the job has no model.
     job = without_calibration(job, source)
     kernels = job.kernels
     assert kernels is not None
     program, value = _started(job, kernels, observed)
-    key = jax.random.key(seed)
 
     def steps_of(program: Program) -> Steps:
         """Evenly spaced quantiles of a step, as a function of what is calibrated."""
@@ -139,7 +139,7 @@ def _fitted(
     start: Values,
     observed: Observed,
     num_iterations: int,
-    progress: Callable[[int, int], None],
+    progress: bool,
 ) -> Values:
     """The level, the spread of the body and the stalls that have the best score."""
 
@@ -164,14 +164,14 @@ def _fitted(
     optimiser = optax.adam(optax.cosine_decay_schedule(0.1, num_iterations))
     moved: dict[str, Array] = {n: jnp.zeros(()) for n in ("level", "spread", "rate", "size")}
     state: Any = optimiser.init(moved)
-    for done in range(num_iterations):
-        progress(done, num_iterations)
-        gradient = eqx.filter_grad(loss)(moved)
-        updates: Any
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes.
-            updates, state = optimiser.update(gradient, state)
-        moved = {name: x + updates[name] for name, x in moved.items()}
-    progress(num_iterations, num_iterations)
+    with progress_bar(num_iterations, progress, "calibration", "iteration") as advance:
+        for _ in range(num_iterations):
+            gradient = eqx.filter_grad(loss)(moved)
+            updates: Any
+            with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes.
+                updates, state = optimiser.update(gradient, state)
+            moved = {name: x + updates[name] for name, x in moved.items()}
+            advance(1)
     return values(moved)
 
 
