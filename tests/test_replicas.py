@@ -31,7 +31,13 @@ def _program(num_replicas, case):
     return rich_program(num_replicas, schedule=OneFOneB(4, 6), residual=residual, **_CASES[case])
 
 
-@pytest.mark.parametrize("case", _CASES)
+# What is within "everything" is slow but for the plainest and for stalls, which have strata.
+_FAST = ("independent", "stalls", "everything")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in _FAST else pytest.mark.slow) for c in _CASES]
+)
 @pytest.mark.parametrize("num_replicas", [1, 64])
 def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
     program = _program(num_replicas, case)
@@ -50,6 +56,7 @@ def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
         assert abs(exact.quantile(q) - explicit.quantile(q)) < tolerance
 
 
+@pytest.mark.slow
 def test_the_intervals_cover_explicit_replicas():
     """At R = 64, over many seeds, the 95 % interval of p95 holds that of a long explicit run."""
     program = _program(64, "factors")
