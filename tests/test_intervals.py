@@ -33,7 +33,7 @@ def test_a_sample_that_decides_many_steps_is_no_atom_where_their_own_draws_sprea
         ends = np.array([law.quantile_interval(level) for law in laws])
         scatter = np.std([float(law.quantile(level)) for law in laws], ddof=1)
         half = np.mean(ends[:, 1] - ends[:, 0]) / 2
-        # The scatter of 60 is known within a tenth; 1.3 times what it calls for is allowed.
+        # 1.3 times what the scatter calls for, which 60 laws tell within a fifth; too narrow alike.
         assert 0.7 < half / (1.96 * scatter) < 1.3 * 1.2
 
 
@@ -44,7 +44,7 @@ def test_more_steps_of_many_replicas_are_divided_into_stretches_that_reach_the_t
         assert sum(draw.steps for draw in draws) == number
         reach = np.sqrt(2 * 1024 * number)
         assert min(draw.steps for draw in draws) > 0.5 * min(reach, number)
-    assert len(all_draws(program, 10**8, "plain", None)) > 100
+    assert len(all_draws(program, 10**8, "plain", None)) > 10
 
 
 def test_the_law_is_known_where_few_samples_decide_without_a_step_factor():
@@ -55,7 +55,12 @@ def test_the_law_is_known_where_few_samples_decide_without_a_step_factor():
         variability=Variability(residual=dict[str, AbstractLatency](gemm=law)),
         num_replicas=65_536,
     )
-    found = prism.simulate(program, num_samples=100_000, key=jax.random.key(0))
-    median = float(found.quantile(0.5))
+    laws = [
+        prism.simulate(program, num_samples=100_000, key=jax.random.key(seed), sampling=sampling)
+        for seed, sampling in enumerate(("importance", "plain"))
+    ]
+    median = float(laws[0].quantile(0.5))
     assert np.isfinite(median)
-    assert abs(float(found.exceedance(median)) - 0.5) < 0.05
+    assert abs(float(laws[0].exceedance(median)) - 0.5) < 0.05
+    # One grid for all laws of a program, so that they can be merged.
+    assert prism.merge_laws(laws).num_samples == 200_000

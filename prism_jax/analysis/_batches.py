@@ -39,13 +39,13 @@ class Batched:
 
     @property
     def standard_error(self) -> np.ndarray:
-        """Of the mean over batches."""
+        """From the scatter of batches: of their mean, and nearly of the figure of all steps."""
         scatter = np.std(self.of_batches, axis=0, ddof=1)
         return np.asarray(scatter / np.sqrt(len(self.of_batches)))
 
     def through(self, function: Callable[[np.ndarray], np.ndarray]) -> "Batched":
         """Figures made of these: `function` takes and gives rows of figures."""
-        of_all = None if self.of_all is None else function(self.of_all[None])[0]
+        of_all = None if self.of_all is None else np.asarray(function(self.of_all[None])[0])
         return Batched(function(self.of_batches), of_all, self.num_samples)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from ..engine import Composed, check_program, composed_run, prepare, with_key
 from ..program import Program
 from ._batches import NUM_BATCHES, Batched, in_batches
 from ._estimate import figure_of, gradients_of_batches, of_all, of_batch
+from ._gains import gains_of
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 from ._stages import ranks_of_stages
@@ -142,7 +143,7 @@ def sensitivity(
 
     def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        return _gains(changed, before, objective, {"what": what, **options})
+        return gains_of(changed, before, objective, {"what": what, **options})
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
@@ -168,13 +169,13 @@ def _before(base: Program, objective: AbstractObjective, options) -> list[Compos
     """The steps as they are, in batches."""
     run, composed = prepare(base, options["key"]), []
 
-    def of_batch_(count, key):
+    def draw(count, key):
         like = composed[0] if composed else None
         composed.append(composed_run(with_key(run, key), num_samples=count, like=like))
         check_reached(objective, figure_of(composed[-1], objective)[0])
         return np.zeros(0)
 
-    in_batches(of_batch_, what="steps", **options)
+    in_batches(draw, what="steps", **options)
     return composed
 
 
@@ -185,7 +186,7 @@ def _derivatives_found(
     gradients, composed = gradients_of_batches(before, objective), iter(before)
     found = []
 
-    def of_batch_(count, key):
+    def derivatives(count, key):
         del count, key
         knobs = through_knobs(program, ones, next(gradients))
         value = figure_of(next(composed), objective)[0]
@@ -196,34 +197,7 @@ def _derivatives_found(
         value = of_all([of_batch(one, objective) for one in before], objective)
         return np.append(value, np.mean(found, axis=0)[1:])
 
-    return in_batches(of_batch_, of_all=whole, what="derivatives", **options)
-
-
-def _gains(
-    changed: list[Program], before: list[Composed], objective: AbstractObjective, options
-) -> Batched:
-    """By how much the figure of each of some programs is lower, with the same random numbers."""
-    runs = [prepare(program, options["key"]) for program in changed]
-    likes = iter(before)
-    drawn: list[list[np.ndarray]] = []
-
-    def of_batch_(count, key):
-        like = next(likes)
-        mine = [of_batch(like, objective)]
-        for run in runs:
-            composed = composed_run(with_key(run, key), num_samples=count, like=like)
-            mine.append(of_batch(composed, objective))
-        drawn.append(mine)
-        return _differences([of_all([one], objective) for one in mine])
-
-    def whole():
-        return _differences([of_all(one, objective) for one in zip(*drawn, strict=True)])
-
-    return in_batches(of_batch_, of_all=whole, **options)
-
-
-def _differences(figures: list[float]) -> np.ndarray:
-    return figures[0] - np.array(figures[1:])
+    return in_batches(derivatives, of_all=whole, what="derivatives", **options)
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:

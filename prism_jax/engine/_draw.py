@@ -29,6 +29,7 @@ from ..replica import (
     tiles_of,
 )
 from ..step import (
+    EXTREMES,
     RESERVOIR,
     Reservoir,
 )
@@ -115,8 +116,11 @@ def all_draws(
     elif sampling == "sobol":
         number = min(RANDOMISATIONS, num_samples)
     elif sampling == "plain":
+        # A short stretch leans: by R / 2 over its length, in the logarithm of the chance that no
+        # replica is slower. All samples that steps reach are kept up to the second length.
         reach = math.sqrt(2 * program.num_replicas * num_samples)
-        number = math.ceil(num_samples / max(RESERVOIR, reach))
+        reach = max(reach, program.num_replicas * EXTREMES / 25)
+        number = math.ceil(num_samples / max(RESERVOIR, min(reach, num_samples)))
     ends = [num_samples * i // number for i in range(number + 1)]
     return [
         Draws(sampling, lead, first, last - first, explicit, i if allocations else None)

@@ -1,13 +1,12 @@
 """Derivatives of figures of the step time with respect to a program's parameters.
 
 Three ways lead from a parameter to a step: through the ends of the replica that decides it, through
-the step's own draws (factor, reductions, tail), and through the weights of strata, which depend on
-the rate of stalls and on the network. The samples are not stored; they are drawn again.
+the step's own draws (factor, reductions, tail), and through the weights of samples, which
+depend on the rates of stalls and on the network. The samples are not stored; they are drawn again.
 """
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +21,6 @@ from ..replica import (
     gradient_of,
     interruptible,
     replica_ends,
-    stall_entries,
     tiles,
     tiles_of,
     without_graph,
@@ -41,6 +39,7 @@ from ._check import check_num_samples
 from ._draw import all_draws, automatic_sampling, find_lead, sobol_points
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, step_inputs
+from ._weights import through_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +68,8 @@ def composed_steps(
     like: Composed | None = None,
     unlike: tuple[Program, int] | None = None,
 ) -> Composed:
-    """Simulates steps, as `simulate` does, and keeps their times (8 bytes each). See `composed_run`
-    for `like` and `unlike`.
+    """Simulates steps, as `simulate` does, and keeps their times and the samples that decide them.
+    See `composed_run` for `like` and `unlike`.
     """
     return composed_run(prepare(program, key), num_samples=num_samples, like=like, unlike=unlike)
 
@@ -84,10 +83,10 @@ def composed_run(
 ) -> Composed:
     """Simulates steps of a run that is prepared.
 
-    With `like`, steps of a program of the same graph and as many replicas, they are drawn in the
-    same way: so that the same random numbers mean the same where samples are weighted, too. With
-    `unlike`, so many of the replicas are those of another program of the same graph; such steps
-    have no derivative.
+    With `like`, steps of a program of the same graph, this run is drawn along the same leading
+    axes, so that the same random numbers mean the same where samples are weighted, too; with
+    another number of replicas it finds its own. With `unlike`, so many of the replicas are those of
+    another program of the same graph; such steps have no derivative.
 
     **Raises:**
 
@@ -137,7 +136,7 @@ def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> C
     What was composed; `None` where neither the step factor nor the tail spread it so far.
     """
     run = composed_.run
-    spreads = last_spreads(run.plan, float(np.median(composed_.steps)))
+    spreads = last_spreads(without_graph(run.plan), float(np.median(composed_.steps)))
     last = max(spreads, key=lambda name: spreads[name], default=None)
     if last is None or spreads[last] <= narrowest:
         return None
@@ -166,7 +165,7 @@ def pull_back(
         mine = slice(stretch.draws.first, stretch.draws.first + stretch.draws.steps)
         of_tables, of_ends = _through_steps(composed_, stretch, slope[mine], of_tables)
         of_tables = _through_replicas(run, stretch, of_ends, of_tables)
-        of_tables = _through_weights(run, stretch, influence[mine], of_tables)
+        of_tables = through_weights(run, stretch, influence[mine], of_tables)
     return gradient_of(run.program, of_tables)
 
 
@@ -238,66 +237,3 @@ def _replica_vjp(shared, _, ids, rank, weight, *points):
     ends, vjp = jax.vjp(forward, plan.tables)
     mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == rank[None, :]
     return vjp(jnp.where(mine, weight[None, :], 0))[0]
-
-
-def _through_weights(run: Run, stretch: Stretch, influence, of_tables):
-    """Through the weights of samples: how likely stalls, and of which kind, and a congested network
-    are.
-    """
-    decision = stretch.decision
-    if len(run.program.strata) == 1 or not isinstance(decision, VectorRule):
-        return of_tables
-    of_stratum = np.zeros(len(run.program.strata))
-    of_regime = np.zeros(len(run.chances.network))
-    of_samples = np.zeros(len(decision.kept.ids))
-    regimes, position = decision.picks(0, stretch.steps)
-    for g, selection in enumerate(decision.selections):
-        members = regimes == g
-        if not members.any():
-            continue
-        of_regime[g] += influence[members].sum() / decision.deal.probabilities[g]
-        total = np.bincount(position[members], influence[members], len(selection.order))
-        change = selection.weight_derivatives(total)
-        of_samples[selection.order] = change
-        of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
-        of_stratum -= change.sum() * selection.mass
-    # The samples of a stratum share its weight, so a relative change of it is one of theirs.
-    stalls = np.array([stratum.stalls for stratum in run.program.strata])
-    of_counts = np.bincount(stalls, of_stratum, len(of_tables.stall_counts))
-    likely = np.asarray(run.plan.tables.stall_counts, np.float64)
-    of_counts = np.where(likely > 0, of_counts / np.where(likely > 0, likely, 1), 0)
-    totals = (of_tables.stall_counts + of_counts, of_tables.network + of_regime)
-    of_tables = eqx.tree_at(lambda t: (t.stall_counts, t.network), of_tables, totals)
-    return _through_entries(run, stretch, of_samples, of_tables)
-
-
-def _through_entries(run: Run, stretch: Stretch, of_samples, of_tables):
-    """Through which op each stall of a sample pauses, given how many there are: of the logarithm of
-    a sample's likelihood, the derivative with respect to an entry's share is how many of its stalls
-    are that entry, over the share.
-    """
-    shares, kept = run.plan.tables.stall_shares, stretch.decision.kept
-    if shares is None:
-        return of_tables
-    stalls = np.array([stratum.stalls for stratum in run.program.strata])[kept.stratum]
-    needed = np.flatnonzero((stalls > 0) & (of_samples != 0))
-
-    def inputs(first, count):
-        some = needed[first : first + count]
-        return kept.ids[some], stalls[some].astype(np.int32)
-
-    counts = np.zeros(len(shares))
-    for batch in tiles(_entries_tile, (run.plan, run.key), len(needed), inputs, per_batch=8):
-        entries = batch.samples()
-        weight = of_samples[needed[batch.first : batch.first + batch.count], None]
-        there = entries >= 0
-        weight = np.broadcast_to(weight, entries.shape)[there]
-        counts += np.bincount(entries[there], weight, len(counts))
-    share = np.asarray(shares, np.float64)
-    of_shares = np.where(share > 0, counts / np.where(share > 0, share, 1), 0)
-    return eqx.tree_at(lambda t: t.stall_shares, of_tables, of_tables.stall_shares + of_shares)
-
-
-def _entries_tile(shared, _, ids, stalls):
-    plan, key = shared
-    return jnp.stack(stall_entries(plan, ids, stalls, key), axis=1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..law import LEVELS, Errors
+from ..law import FEWEST, LEVELS, Errors
 from ..random import key_data
 from ..replica import Lead, interruptible, tiles, without_graph
 from ..step import (
@@ -16,7 +16,7 @@ from ..step import (
     decide,
     steps_of,
 )
-from ._draw import Advance, Draws, draw, pilot_key
+from ._draw import Advance, Draws, draw, find_lead, pilot_key
 from ._prepare import Run
 
 
@@ -107,10 +107,18 @@ def _step_tile(shared, ids, ends, regimes):
     return steps_of(plan, ends.T, ids, key, regimes, over)
 
 
-def pilot(run: Run, sampling: str, lead: Lead | None) -> np.ndarray:
-    """A few steps by a key of their own, drawn as those of the run will be."""
+def pilot(run: Run, lead: Lead | None) -> np.ndarray:
+    """A few steps by a key of their own. How they are drawn depends on the program alone, so that
+    the laws of its runs can be merged; `lead` is that of importance sampling, where it is known.
+    """
+    # So few plain samples would not reach the tail that decides.
+    plain = run.program.num_replicas * FEWEST <= _PILOT_SAMPLES
     run = dataclasses.replace(run, key=key_data(pilot_key()))
-    draws = Draws(sampling, lead, 0, _PILOT_SAMPLES)
+    if plain:
+        draws = Draws("plain", None, 0, _PILOT_SAMPLES)
+    else:
+        lead = find_lead(run, "importance") if lead is None else lead
+        draws = Draws("importance", lead, 0, _PILOT_SAMPLES)
     return np.concatenate(
         [steps for stretch in decided_stretches(run, [draws]) for steps in composed(run, stretch)]
     )

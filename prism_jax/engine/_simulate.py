@@ -84,7 +84,7 @@ def simulate(
         chosen = automatic_sampling(program, num_samples, explicit=explicit)
     run = prepare(program, key)
     lead = find_lead(run, chosen)
-    grid = grid_of(pilot(run, chosen, lead))
+    grid = grid_of(pilot(run, lead if chosen == "importance" else None))
     compiled = time.perf_counter()
     draws = all_draws(
         program, num_samples, chosen, lead, explicit=explicit, allocations=allocations

@@ -57,7 +57,7 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     everything = _axes(plan, np.arange(starts[-1]), room)
     gradient = np.asarray(_mean_gradient(plan, everything, int(starts[-1]), key_data(key)))
     gradient = gradient[there]
-    # Axes of zero gradient are kept: the number of rows must not depend on values.
+    # Axes of zero gradient are kept: the number of Sobol axes must not depend on values.
     order = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
     length = np.linalg.norm(gradient[order])
     direction = np.zeros(_MOST_AXES)
@@ -86,7 +86,7 @@ def _counts(program: Program) -> tuple[int, int, int]:
 def _room(program: Program, plan: Plan) -> tuple[int, int, int]:
     """How many of these there is room for."""
     structure = plan.structure
-    return bucket(program.num_ops, 4096, 16), structure.ranks, structure.graph.num_microbatches
+    return bucket(program.num_ops, 4096, 4), structure.ranks, structure.graph.num_microbatches
 
 
 def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int]) -> Axes:

@@ -10,7 +10,12 @@ from ._decision import (
     decide as decide,
 )
 from ._errors import AbstractErrors as AbstractErrors
-from ._reservoir import RESERVOIR as RESERVOIR, Replicas as Replicas, Reservoir as Reservoir
+from ._reservoir import (
+    EXTREMES as EXTREMES,
+    RESERVOIR as RESERVOIR,
+    Replicas as Replicas,
+    Reservoir as Reservoir,
+)
 from ._step import (
     Over as Over,
     barriers as barriers,

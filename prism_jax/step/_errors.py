@@ -8,7 +8,7 @@ import numpy as np
 from ._selection import Selection
 
 
-# Steps from which it is found how near is near.
+# How many steps, at most, the neighbourhood of a threshold is found from.
 _SOME_STEPS = 2**16
 
 

@@ -149,12 +149,7 @@ def barriers(
     `compose_steps`.
     """
     z, last = _scores(plan, step_ids, key)
-    factor = (
-        jnp.ones_like(z[0])
-        if plan.tables.step is None
-        else look_up_one(plan.tables.step, last["step"])
-    )
-    return _finished(plan, ends, z, regimes), factor
+    return _finished(plan, ends, z, regimes), _factor(plan, last["step"])
 
 
 def _factor(plan: Plan, score: Float[Array, " samples"]) -> Float[Array, " samples"]:
@@ -167,11 +162,7 @@ def last_draws(plan: Plan, step_ids, key, regimes) -> Float[Array, "2 samples"]:
     """The factor of each step and its tail, in seconds. See `compose_steps`."""
     ends = jnp.zeros((plan.structure.ranks, step_ids.shape[0]), plan.dtype)
     _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
-    factor = (
-        jnp.ones_like(ends[0])
-        if plan.tables.step is None
-        else look_up_one(plan.tables.step, z["step"])
-    )
+    factor = _factor(plan, z["step"])
     if tail is None:
         return jnp.stack([factor, jnp.zeros_like(factor)])
     return jnp.stack([factor, tail.latency(z["tail"][None, :], plan.tables.residuals)[0]])
