@@ -67,13 +67,23 @@ def written_whole(path: str | os.PathLike, *, first: bool = False) -> Iterator[p
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.partial")
     try:
         yield partial
-        if first:
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)  # Which, other than a move, takes the place of nothing.
-        else:
+        if not first or not _linked(partial, path):
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _linked(partial: pathlib.Path, path: pathlib.Path) -> bool:
+    """Gives a file its name if it is free: a link, other than a move, takes the place of nothing.
+    `False` where the file system has no links.
+    """
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def _check_regular(path: str | os.PathLike, found: os.stat_result) -> None:

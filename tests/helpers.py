@@ -7,6 +7,7 @@ import numpy as np
 
 from prism_jax.data import Job
 from prism_jax.latency import LogNormal
+from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
 from prism_jax.program import Network, Stall, Variability, assemble
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
 from prism_jax.workload import Kernel, Segment, Workload, lower
@@ -127,3 +128,13 @@ def lower_job(job: Job) -> Workload:
 def lognormal(sigma: float) -> LogNormal:
     """A log-normal factor of median one."""
     return LogNormal(jnp.ones(()), jnp.asarray(sigma, jnp.result_type(float)))
+
+
+def made_law() -> Law:
+    """A law of made steps, which takes no simulation."""
+    steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
+    found = Accumulator(grid_of(steps))
+    found.add(steps)
+    errors = Errors(0.1, 0.1, 500.0, np.full(len(LEVELS), 0.01), np.full(len(LEVELS), 20.0))
+    about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
+    return found.law(errors, **about, compile_s=0.0, run_s=1.0)

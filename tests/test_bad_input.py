@@ -19,13 +19,10 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import Fitted, Layout, Outline, ScheduleConfig, Variation, WorkerMean
-from prism_jax.law import Accumulator, Law, grid_of
-from prism_jax.law._accumulator import Errors
-from prism_jax.law._law import LEVELS
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times
 
-from .helpers import lognormal, pipeline_program
+from .helpers import lognormal, made_law, pipeline_program
 
 
 _JOB = "megatron-22b-a100-8"
@@ -40,15 +37,6 @@ def _refused(words, capsys) -> str:
     assert captured.out == ""
     assert len(line) < 600
     return line
-
-
-def _law() -> Law:
-    steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
-    found = Accumulator(grid_of(steps))
-    found.add(steps)
-    errors = Errors(0.1, 0.1, 500.0, np.full(len(LEVELS), 0.01), np.full(len(LEVELS), 20.0))
-    about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
-    return found.law(errors, **about, compile_s=0.0, run_s=1.0)
 
 
 def _archive(path) -> tuple[dict, dict]:
@@ -86,8 +74,8 @@ def _profile(folder, laws=()):
 )
 def test_a_damaged_law_is_refused(change, tmp_path):
     path = tmp_path / "law.npz"
-    prism.save_law(_law(), path)
-    assert prism.load_law(path) == _law()
+    prism.save_law(made_law(), path)
+    assert prism.load_law(path) == made_law()
     about, arrays = _archive(path)
     (name, value), *_ = change.items()
     if name in arrays:
@@ -327,7 +315,7 @@ def test_factors_of_1e300(tmp_path, capsys):
     with pytest.raises(ValueError, match="positive number from 1e-6 to 1e6"):
         prism.place(program, np.full(4, 1e300), devices_per_node=1, **options)
     for option in ("--slow-rank stage=0:1e300", "--kernel gemm:1e300", "--link nvlink:1e-300"):
-        assert "from 1e-6 to 1e6" in _refused(["whatif", _JOB, *option.split()], capsys)
+        assert "from 1e-06 to 1e+06" in _refused(["whatif", _JOB, *option.split()], capsys)
 
 
 @pytest.mark.parametrize("key", ["layout", "schedule", "training", "model", "cluster", "name"])

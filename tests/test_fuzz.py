@@ -30,14 +30,12 @@ from prism_jax.data import (
 )
 from prism_jax.data._variations import read_variations
 from prism_jax.latency import Gamma
-from prism_jax.law import Accumulator, Law, grid_of
-from prism_jax.law._accumulator import Errors
-from prism_jax.law._law import LEVELS
+from prism_jax.law import Law
 from prism_jax.program import compile_job, compile_profile, load_profile
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times, read_trace
 
-from .helpers import lognormal, pipeline_program
+from .helpers import lognormal, made_law, pipeline_program
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -196,15 +194,6 @@ def test_profiles(name, profile):
     _fuzz(load, content, profile / name, 50, name)
 
 
-def _law() -> Law:
-    steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
-    found = Accumulator(grid_of(steps))
-    found.add(steps)
-    errors = Errors(0.1, 0.1, 500.0, np.full(len(LEVELS), 0.01), np.full(len(LEVELS), 20.0))
-    about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
-    return found.law(errors, **about, compile_s=0.0, run_s=1.0)
-
-
 def _rewritten(path: pathlib.Path, fields: dict, rng: random.Random) -> None:
     """The archive with one of its arrays, or its description, changed as a sound file could be."""
     name = rng.choice([*fields])
@@ -231,7 +220,7 @@ def _rewritten(path: pathlib.Path, fields: dict, rng: random.Random) -> None:
 def test_archives(kind, tmp_path):
     path = tmp_path / "archive.npz"
     if kind == "law":
-        load, content = load_law, _law()
+        load, content = load_law, made_law()
         save_law(content, path)
     else:
         laws = {"gemm": Gamma(1.0, 0.05), "send_recv": lognormal(0.1)}

@@ -120,7 +120,7 @@ _JOB = "megatron-22b-a100-8"
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["improve", _JOB, "--cost", "gemm", "--budget", "1"], "a name and a number"),
+        (["improve", _JOB, "--cost", "gemm", "--budget", "1"], "positive number"),
         (["improve", _JOB, "--cost", "gemm=1", "--cost", "gemm=2", "--budget", "1"], "twice"),
         (["target", _JOB, "--part", "gemm", "--at", "1", "--objective", "x"], "must be mean"),
     ],

@@ -1,7 +1,8 @@
 """Standard errors by independent batches, which are right for every figure and its derivatives."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,24 +61,8 @@ class Batched:
         return [Estimate(float(value), float(error), degrees) for value, error in pairs]
 
 
-def in_batches(
-    function: Callable[[int, PRNGKeyArray], np.ndarray],
-    *,
-    num_samples: int,
-    key: PRNGKeyArray,
-    of_all: Callable[[], np.ndarray] | None = None,
-    num_batches: int = NUM_BATCHES,
-    progress: bool = False,
-    what: str = "batches",
-) -> Batched:
-    """Divides steps among batches with keys of their own, which say how much figures scatter.
-
-    **Arguments:**
-
-    - `function`: from a number of samples and a key to figures.
-    - `of_all`: the figures of all steps together, called at last; by default the mean over batches.
-    - `num_samples`: in all batches together; what does not fill them is left out.
-    - `progress`, `what`: whether to show a bar on stderr, and of what.
+def batch_size(num_samples: int, num_batches: int = NUM_BATCHES) -> int:
+    """How many steps a batch has; what does not fill the batches is left out.
 
     **Raises:**
 
@@ -89,12 +74,64 @@ def in_batches(
             f"`num_samples={num_samples}` must be at least {2 * num_batches}, two for each of the "
             f"{num_batches} batches that standard errors are taken from."
         )
-    keys = jax.random.split(key, num_batches)
-    count = num_samples // num_batches
-    found = []
+    return num_samples // num_batches
+
+
+def batches(
+    num_samples: int,
+    key: PRNGKeyArray,
+    *,
+    num_batches: int = NUM_BATCHES,
+    progress: bool = False,
+    what: str = "batches",
+) -> Iterator[tuple[int, PRNGKeyArray]]:
+    """Divides steps among batches: how many each has, and its key.
+
+    **Arguments:**
+
+    - `num_samples`: in all batches together, see `batch_size`.
+    - `progress`, `what`: whether to show a bar on stderr, and of what.
+    """
+    count = batch_size(num_samples, num_batches)
     with progress_bar(num_batches, progress, what) as advance:
-        for each in keys:
-            found.append(function(count, each))
+        for each in jax.random.split(key, num_batches):
+            yield count, each
             advance(1)
-    whole = None if of_all is None else of_all()
-    return Batched(np.stack(found), whole, count * num_batches)
+
+
+def in_batches(
+    function: Callable[[int, PRNGKeyArray], np.ndarray],
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    **options: Any,
+) -> Batched:
+    """Figures of each batch, made by `function` from a number of steps and a key. See `batches`."""
+    found, total = [], 0
+    for count, each in batches(num_samples, key, **options):
+        found.append(function(count, each))
+        total += count
+    return Batched(np.stack(found), num_samples=total)
+
+
+def pooled(
+    draw: Callable[[int, PRNGKeyArray], list[np.ndarray]],
+    figures: Callable[[list[np.ndarray]], np.ndarray],
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    **options: Any,
+) -> Batched:
+    """Figures of all steps together, and of each batch to say how they scatter.
+
+    **Arguments:**
+
+    - `draw`: from a number of steps and a key to arrays, such as the steps of several programs.
+    - `figures`: from such arrays, of a batch or of all batches one after the other, to figures.
+    """
+    drawn, total = [], 0
+    for count, each in batches(num_samples, key, **options):
+        drawn.append(draw(count, each))
+        total += count
+    whole = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+    return Batched(np.stack([figures(one) for one in drawn]), figures(whole), total)

@@ -1,6 +1,7 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,6 +44,16 @@ def estimate(
     return _estimate(program, (objective, num_samples, key))
 
 
+class Figure(NamedTuple):
+    """A figure, the steps (or probabilities) that it was made of, and the objective that takes
+    these to it.
+    """
+
+    value: float
+    composed: Composed
+    objective: AbstractObjective
+
+
 def figure(
     program: Program,
     objective: AbstractObjective,
@@ -50,23 +61,19 @@ def figure(
     num_samples: int,
     key: PRNGKeyArray,
     like: Composed | None = None,
-) -> tuple[float, Composed, AbstractObjective]:
-    """A figure with what it was made of: steps, and the objective that takes them to it. See
-    `composed_steps` for `like`.
-    """
+) -> Figure:
+    """A figure with what it was made of. See `composed_steps` for `like`."""
     composed = composed_steps(program, num_samples=num_samples, key=key, like=like)
     return figure_of(composed, objective)
 
 
-def figure_of(
-    composed: Composed, objective: AbstractObjective
-) -> tuple[float, Composed, AbstractObjective]:
+def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
     """`figure` of steps that are composed."""
     if objective.exceeds is not None:
         conditional = given_the_rest(composed, objective.exceeds, bandwidth(composed.steps))
         if conditional is not None:
             composed, objective = conditional, Mean()
-    return objective.value(composed.steps), composed, objective
+    return Figure(objective.value(composed.steps), composed, objective)
 
 
 def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program:
@@ -76,35 +83,33 @@ def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program
     return pull_back(composed, slope, influence)
 
 
-def of_batch(composed: Composed, objective: AbstractObjective) -> Float[np.ndarray, " n"]:
-    """What `of_all` needs of a batch: its steps, or a probability that is a mean already."""
-    if objective.exceeds is None:
-        return composed.steps
-    return np.array([figure_of(composed, objective)[0]])
+def kept_of(found: Figure, objective: AbstractObjective) -> Float[np.ndarray, " n"]:
+    """What the figure of several batches needs of one: its steps, or a probability, whose mean it
+    is.
+    """
+    return found.composed.steps if objective.exceeds is None else np.array([found.value])
 
 
-def of_all(batches: Sequence[np.ndarray], objective: AbstractObjective) -> float:
-    """The figure of the steps of all batches together; each has as many."""
-    together = np.concatenate(batches)
-    return objective.value(together) if objective.exceeds is None else float(np.mean(together))
+def figure_of_all(kept: Float[np.ndarray, " n"], objective: AbstractObjective) -> float:
+    """The figure of batches of one size, from their `kept_of` one after the other."""
+    return objective.value(kept) if objective.exceeds is None else float(np.mean(kept))
 
 
 def gradients_of_batches(
-    batches: Sequence[Composed], objective: AbstractObjective
+    batches: Sequence[Figure], objective: AbstractObjective
 ) -> Iterator[Program]:
     """What each of several batches of as many steps tells of the derivative of the figure of all,
     which is the mean of these.
     """
-    found = [figure_of(composed, objective)[1:] for composed in batches]
-    if any(how is not objective for _, how in found):
-        yield from (figure_gradient(composed, how) for composed, how in found)
+    if any(one.objective is not objective for one in batches):
+        yield from (figure_gradient(one.composed, one.objective) for one in batches)
         return
-    steps = np.concatenate([composed.steps for composed in batches])
+    steps = np.concatenate([one.composed.steps for one in batches])
     slope, influence = objective.slope(steps), objective.influence(steps) / len(steps)
     count, first = len(batches), 0
-    for composed in batches:
-        mine = slice(first, first + len(composed.steps))
-        yield pull_back(composed, count * slope[mine], count * influence[mine])
+    for one in batches:
+        mine = slice(first, first + len(one.composed.steps))
+        yield pull_back(one.composed, count * slope[mine], count * influence[mine])
         first = mine.stop
 
 

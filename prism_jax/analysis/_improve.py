@@ -13,10 +13,10 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, composed_run, prepare, with_key
+from ..engine import check_program, composed_run, led, prepare, with_key
 from ..program import Program
-from ._batches import NUM_BATCHES, in_batches
-from ._estimate import figure, figure_gradient, of_all, of_batch
+from ._batches import NUM_BATCHES, Batched, batch_size, pooled
+from ._estimate import figure, figure_gradient, figure_of, figure_of_all, kept_of
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
@@ -120,12 +120,10 @@ def improve(
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
     changed = turn(program, improved(removed))
-    before, after, gain, number = _compared(
-        turn(program, ones),
-        changed,
-        objective,
-        {"num_samples": num_samples, "key": of_report, "progress": progress, "what": "gain"},
-    )
+    options: dict[str, Any] = {"num_samples": num_samples, "key": of_report, "progress": progress}
+    found = _compared(turn(program, ones), changed, objective, **options)
+    before, after = found.estimates()
+    (gain,) = found.through(lambda x: x[:, :1] - x[:, 1:]).estimates()
     return Improvement(
         objective=repr(objective),
         unit=objective.unit,
@@ -135,30 +133,26 @@ def improve(
         after=after,
         gain=gain,
         path=path,
-        num_samples=number,
+        num_samples=found.num_samples,
     )
 
 
 def _compared(
-    base: Program, changed: Program, objective: AbstractObjective, options
-) -> tuple[Estimate, Estimate, Estimate, int]:
-    """The figure of two programs and its fall, and how many steps are behind each."""
-    runs = [prepare(program, options["key"]) for program in (base, changed)]
-    drawn: list[list[np.ndarray]] = []
+    base: Program, changed: Program, objective: AbstractObjective, *, key: PRNGKeyArray, **options
+) -> Batched:
+    """The figures of two programs, with the same random numbers."""
+    count = batch_size(options["num_samples"])
+    was = led(prepare(base, key), count)
+    runs = [was, led(prepare(changed, key), count, was)]
 
     def both(count, key):
-        like = composed_run(with_key(runs[0], key), num_samples=count)
-        other = composed_run(with_key(runs[1], key), num_samples=count, like=like)
-        drawn.append([of_batch(one, objective) for one in (like, other)])
-        return np.array([of_all([one], objective) for one in drawn[-1]])
+        composed = [composed_run(with_key(run, key), num_samples=count) for run in runs]
+        return [kept_of(figure_of(one, objective), objective) for one in composed]
 
-    def whole():
-        return np.array([of_all(one, objective) for one in zip(*drawn, strict=True)])
+    def figures(kept):
+        return np.array([figure_of_all(one, objective) for one in kept])
 
-    found = in_batches(both, of_all=whole, **options)
-    before, after = found.estimates()
-    (gain,) = found.through(lambda x: x[:, :1] - x[:, 1:]).estimates()
-    return before, after, gain, found.num_samples
+    return pooled(both, figures, key=key, what="gain", **options)
 
 
 def _descend(

@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from ..engine import Composed, check_program, composed_run, prepare, with_key
+from .._progress import progress_bar
+from ..engine import check_program, composed_run, led, prepare, with_key
 from ..program import Program
-from ._batches import NUM_BATCHES, Batched, in_batches
-from ._estimate import figure_of, gradients_of_batches, of_all, of_batch
-from ._gains import gains_of
+from ._batches import NUM_BATCHES, Batched, batch_size, batches
+from ._estimate import Figure, figure_of, figure_of_all, gradients_of_batches, kept_of
+from ._gains import falls
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 from ._stages import ranks_of_stages
@@ -137,13 +138,13 @@ def sensitivity(
     shapley = _check_shapley(ones, shapley)
     check_steps(objective, num_samples, NUM_BATCHES)
     options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
-    before = _before(turn(program, ones), objective, options)
-    found = _derivatives_found(program, ones, before, objective, options)
+    before = _before(turn(program, ones), objective, **options)
+    found = _derivatives_found(program, ones, before, objective, progress)
     rows = _rows(list(_derivatives(program, ones)), found)
 
     def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        return gains_of(changed, before, objective, {"what": what, **options})
+        return falls(changed, before, objective, what=what, **options)
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
@@ -165,39 +166,38 @@ def sensitivity(
     )
 
 
-def _before(base: Program, objective: AbstractObjective, options) -> list[Composed]:
-    """The steps as they are, in batches."""
-    run, composed = prepare(base, options["key"]), []
-
-    def draw(count, key):
-        like = composed[0] if composed else None
-        composed.append(composed_run(with_key(run, key), num_samples=count, like=like))
-        check_reached(objective, figure_of(composed[-1], objective)[0])
-        return np.zeros(0)
-
-    in_batches(draw, what="steps", **options)
-    return composed
+def _before(
+    base: Program, objective: AbstractObjective, num_samples: int, key: PRNGKeyArray, progress: bool
+) -> list[Figure]:
+    """The figure as it is, of each batch."""
+    run, found = led(prepare(base, key), batch_size(num_samples)), []
+    for count, each in batches(num_samples, key, progress=progress, what="steps"):
+        composed = composed_run(with_key(run, each), num_samples=count)
+        found.append(figure_of(composed, objective))
+        check_reached(objective, found[-1].value)
+    return found
 
 
 def _derivatives_found(
-    program: Program, ones: Knobs, before: list[Composed], objective: AbstractObjective, options
+    program: Program,
+    ones: Knobs,
+    before: list[Figure],
+    objective: AbstractObjective,
+    progress: bool,
 ) -> Batched:
     """The figure, then its derivatives with respect to all knobs."""
-    gradients, composed = gradients_of_batches(before, objective), iter(before)
-    found = []
-
-    def derivatives(count, key):
-        del count, key
-        knobs = through_knobs(program, ones, next(gradients))
-        value = figure_of(next(composed), objective)[0]
-        found.append(np.array([value, *_derivatives(program, knobs).values()]))
-        return found[-1]
-
-    def whole():
-        value = of_all([of_batch(one, objective) for one in before], objective)
-        return np.append(value, np.mean(found, axis=0)[1:])
-
-    return in_batches(derivatives, of_all=whole, what="derivatives", **options)
+    rows = []
+    with progress_bar(len(before), progress, "derivatives") as advance:
+        gradients = gradients_of_batches(before, objective)
+        for one, gradient in zip(before, gradients, strict=True):
+            knobs = through_knobs(program, ones, gradient)
+            rows.append([one.value, *_derivatives(program, knobs).values()])
+            advance(1)
+    of_batches = np.array(rows)
+    of_all = of_batches.mean(axis=0)
+    kept = np.concatenate([kept_of(one, objective) for one in before])
+    of_all[0] = figure_of_all(kept, objective)
+    return Batched(of_batches, of_all, sum(len(one.composed.steps) for one in before))
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:

@@ -11,10 +11,10 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import unknown_name
-from ..engine import check_program, composed_run, prepare, with_key
+from ..engine import Run, check_program, composed_run, led, prepare, with_key
 from ..law import QUANTILES
 from ..program import Program
-from ._batches import Batched, in_batches
+from ._batches import Batched, batch_size, pooled
 from ._knobs import adjusted, neutral, turn
 
 
@@ -113,37 +113,27 @@ def what_if(
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 
-    base = prepare(program, key)
-    runs = [prepare(s.program, key) if _everywhere(s) else base for s in scenarios.values()]
-    drawn: list[list[np.ndarray]] = []
+    count = batch_size(num_samples)
+    base = led(prepare(program, key), count)
+    runs = [_run(scenario, base, count, key) for scenario in scenarios.values()]
 
-    def figures(count, key):
+    def steps(count, key):
         """Of the step as it is, then of each scenario."""
-        like = composed_run(with_key(base, key), num_samples=count)
-        steps = [like.steps]
+        drawn = [composed_run(with_key(base, key), num_samples=count)]
         for run, scenario in zip(runs, scenarios.values(), strict=True):
-            # Another graph has other axes, and shares only the draws of what steps share.
-            same = like if _same_graph(program, scenario.program) else None
-            unlike = None
-            if not _everywhere(scenario) and scenario.replicas is not None:
-                unlike = (scenario.program, scenario.replicas)
-            run = with_key(run, key)
-            composed = composed_run(run, num_samples=count, like=same, unlike=unlike)
-            steps.append(composed.steps)
-        drawn.append(steps)
+            if scenario.replicas is None or _everywhere(scenario):
+                composed = composed_run(with_key(run, key), num_samples=count)
+            else:
+                unlike = (run, scenario.replicas)
+                composed = composed_run(with_key(base, key), num_samples=count, unlike=unlike)
+            drawn.append(composed)
+        return [composed.steps for composed in drawn]
+
+    def figures(steps):
         return np.array([_figures(one) for one in steps])
 
-    def of_all():
-        return np.array([_figures(np.concatenate(one)) for one in zip(*drawn, strict=True)])
-
-    found = in_batches(
-        figures,
-        of_all=of_all,
-        num_samples=num_samples,
-        key=key,
-        progress=progress,
-        what="scenarios",
-    )
+    options: dict[str, Any] = {"progress": progress, "what": "scenarios"}
+    found = pooled(steps, figures, num_samples=num_samples, key=key, **options)
     names = FIGURES if num_samples >= _P99 else FIGURES[:-1]
 
     def named(figures: Batched) -> dict[str, Estimate]:
@@ -154,6 +144,12 @@ def what_if(
         for i, name in enumerate(scenarios, 1)
     }
     return WhatIf(named(found.through(lambda x: x[:, 0])), changes, found.num_samples)
+
+
+def _run(scenario: Scenario, base: Run, num_samples: int, key: PRNGKeyArray) -> Run:
+    """A scenario, prepared. Another graph has other leading axes than the step as it is."""
+    like = base if _same_graph(base.program, scenario.program) else None
+    return led(prepare(scenario.program, key), num_samples, like)
 
 
 def _everywhere(scenario: Scenario) -> bool:

@@ -84,9 +84,9 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def named_factor(text: str, option: str, example: str) -> tuple[str, float]:
-    """A name and a positive number, parted as in the example by `:` or `=`. What is beyond the
-    bounds is a slip, and no figure of it would be finite.
+def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> tuple[str, float]:
+    """A name and a positive number, parted as in the example by `:` or `=`. What is above `most`,
+    or below its inverse, is a slip, and no figure of it would be finite.
     """
     separator = ":" if ":" in example else "="
     name, _, number = text.rpartition(separator)
@@ -94,9 +94,10 @@ def named_factor(text: str, option: str, example: str) -> tuple[str, float]:
         factor = float(number)
     except ValueError:
         factor = 0.0
-    if not name or not 1e-6 <= factor <= 1e6:
+    if not name or not 1 / most <= factor <= most:
         raise ValueError(
-            f"{option} `{quoted(text)}` must be a name and a number from 1e-6 to 1e6: `{example}`."
+            f"{option} `{quoted(text)}` must be a name and a positive number from {1 / most:g} "
+            f"to {most:g}: `{example}`."
         )
     return name, factor
 

@@ -1,5 +1,6 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
 from ._critical_paths import CriticalPaths as CriticalPaths, critical_paths as critical_paths
+from ._draw import led as led
 from ._gradient import (
     Composed as Composed,
     composed_run as composed_run,

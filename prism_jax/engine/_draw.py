@@ -90,6 +90,20 @@ def find_lead(run: Run, sampling: str) -> Lead | None:
     return leading_axes(run.program, run.plan, pilot_key(), importance=importance)
 
 
+def led(run: Run, num_samples: int, like: Run | None = None) -> Run:
+    """The run with its leading axes, where so many steps need them.
+
+    They are those of `like`, of a program of the same graph, so that the same random numbers mean
+    the same where samples are weighted, too; but what leads far into the tail of few replicas does
+    not lead as far as many reach.
+    """
+    if automatic_sampling(run.program, num_samples) == "plain" or run.lead is not None:
+        return run
+    alike = like is not None and like.program.num_replicas == run.program.num_replicas
+    lead = like.lead if like and alike else None
+    return dataclasses.replace(run, lead=lead or find_lead(run, "importance"))
+
+
 def pilot_key() -> PRNGKeyArray:
     return jax.random.key(_PILOT_SEED)
 

@@ -36,7 +36,7 @@ from ..step import (
     steps_of,
 )
 from ._check import check_num_samples
-from ._draw import all_draws, automatic_sampling, find_lead, sobol_points
+from ._draw import all_draws, automatic_sampling, led, sobol_points
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, step_inputs
 from ._weights import through_weights
@@ -69,24 +69,18 @@ def composed_steps(
     unlike: tuple[Program, int] | None = None,
 ) -> Composed:
     """Simulates steps, as `simulate` does, and keeps their times and the samples that decide them.
-    See `composed_run` for `like` and `unlike`.
+
+    With `like`, steps of a program of the same graph, they are drawn along the same leading axes:
+    see `led`. See `composed_run` for `unlike`.
     """
-    return composed_run(prepare(program, key), num_samples=num_samples, like=like, unlike=unlike)
+    run = led(prepare(program, key), num_samples, like and like.run)
+    other = unlike and (prepare(unlike[0], key), unlike[1])
+    return composed_run(run, num_samples=num_samples, unlike=other)
 
 
-def composed_run(
-    run: Run,
-    *,
-    num_samples: int,
-    like: Composed | None = None,
-    unlike: tuple[Program, int] | None = None,
-) -> Composed:
-    """Simulates steps of a run that is prepared.
-
-    With `like`, steps of a program of the same graph, this run is drawn along the same leading
-    axes, so that the same random numbers mean the same where samples are weighted, too; with
-    another number of replicas it finds its own. With `unlike`, so many of the replicas are those of
-    another program of the same graph; such steps have no derivative.
+def composed_run(run: Run, *, num_samples: int, unlike: tuple[Run, int] | None = None) -> Composed:
+    """Simulates steps of a run that is prepared. With `unlike`, so many of the replicas are those
+    of another run, whose program has the same graph; such steps have no derivative.
 
     **Raises:**
 
@@ -94,10 +88,9 @@ def composed_run(
     """
     num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
+        run = led(run, num_samples)
         sampling = automatic_sampling(program, num_samples)
-        # What leads far into the tail of few replicas does not lead as far as many reach.
-        alike = like is not None and like.run.program.num_replicas == program.num_replicas
-        lead = like.stretches[0].draws.lead if like and alike else find_lead(run, sampling)
+        lead = None if sampling == "plain" else run.lead
         draws = all_draws(program, num_samples, sampling, lead)
         number = program.num_replicas - (unlike[1] if unlike else 0)
         stretches, steps = [], []
@@ -109,9 +102,8 @@ def composed_run(
     return Composed(np.concatenate(steps).astype(np.float64), run, tuple(stretches))
 
 
-def _with_unlike(run: Run, stretch: Stretch, program: Program, number: int) -> Stretch:
-    """The stretch with so many replicas of another program."""
-    other = prepare(program, jax.random.key(0))
+def _with_unlike(run: Run, stretch: Stretch, other: Run, number: int) -> Stretch:
+    """The stretch with so many replicas of another run."""
     other = dataclasses.replace(other, key=fold(run.key, Stream.UNLIKE))
     (theirs,) = decided_stretches(other, [stretch.draws], num_replicas=number)
     decision = theirs.decision

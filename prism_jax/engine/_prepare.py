@@ -6,19 +6,22 @@ from jaxtyping import PRNGKeyArray
 
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Plan, make_plan
+from ..replica import Lead, Plan, make_plan
 from ..step import Chances, chances_of
 from ._check import check_plan, check_program
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What all stretches of a run have in common."""
+    """What all stretches of a run have in common; `lead`, the leading axes of importance sampling,
+    once they are found.
+    """
 
     program: Program
     plan: Plan
     key: KeyData
     chances: Chances
+    lead: Lead | None = None
 
 
 def with_key(run: Run, key: PRNGKeyArray) -> Run:

@@ -101,7 +101,8 @@ def tiles(
     """
     devices = len(jax.devices())
     room = per_batch if _wide() else _MOST_TILES
-    batch = TILE * min(per_batch, room) * devices
+    assert per_batch <= room
+    batch = TILE * per_batch * devices
     end = first + num_samples
     in_hand: list[Batch] = []
     with interruptible() as interrupt:
