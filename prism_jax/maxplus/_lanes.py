@@ -55,11 +55,17 @@ def bucket(number: int, least: int, step: int = 2) -> int:
     return size
 
 
-def to_lanes(levels: Levels, num_sinks: int) -> Lanes:
-    """Pads a graph to its bucket of shapes, with room for so many sinks."""
+def to_lanes(levels: Levels, num_sinks: int, least: tuple[int, int] = (1024, 2)) -> Lanes:
+    """Pads a graph to its bucket of shapes, with room for so many sinks, and at least so many
+    levels and lanes.
+    """
     number, width = levels.ops.value.shape
     sinks = levels.sinks.value
-    shape = (bucket(number, 1024, 4), bucket(width, 2), bucket(levels.reads.value.shape[2], 2))
+    shape = (
+        bucket(number, least[0], 4),
+        bucket(width, least[1]),
+        bucket(levels.reads.value.shape[2], 2),
+    )
     of_sinks = (num_sinks, bucket(sinks.shape[1], 1))
     cell = cells(levels, shape[1])
     return Lanes(

@@ -20,6 +20,7 @@ from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
 from ._ends import Axes, by_strata, replica_ends
 from ._plan import Plan
+from ._structure import graph_of
 
 
 _MOST_AXES = 256
@@ -28,6 +29,9 @@ _SHIFTED = 0.5
 # The gradient is the mean over so many samples, fewer where there are many axes.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**24
+# It is compiled for these many levels and lanes, which hold most graphs: fewer programs of its own
+# cost less than padding does in so few samples.
+_PILOT_ROOM = (4096, 16)
 # Sobol points that are made at once, a power of two.
 _POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
@@ -54,8 +58,10 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     counts, room = _counts(program), _room(program, plan)
     starts = np.cumsum([0, *room])
     there = np.concatenate([start + np.arange(n) for start, n in zip(starts, counts, strict=False)])
-    everything = _axes(plan, np.arange(starts[-1]), room)
-    gradient = np.asarray(_mean_gradient(plan, everything, int(starts[-1]), key_data(key)))
+    graph = graph_of(program, _PILOT_ROOM)
+    wide = eqx.tree_at(lambda plan: plan.structure.graph, plan, graph)
+    everything = _axes(wide, np.arange(starts[-1]), room)
+    gradient = np.asarray(_mean_gradient(wide, everything, int(starts[-1]), key_data(key)))
     gradient = gradient[there]
     # Axes of zero gradient are kept: the number of Sobol axes must not depend on values.
     order = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]

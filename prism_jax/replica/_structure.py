@@ -124,25 +124,30 @@ def structure_of(program: Program) -> Structure:
     """The structure of a program."""
     direct, reductions = program.blocks.direct.value, program.reduce_scatter.value
     tail = np.array([program.tail])
+    reduced = bool((reductions >= 0).any())
     return Structure(
-        graph=_graph(program),
+        graph=graph_of(program),
         classes=_classes(program),
         reduce_scatter=_padded(reductions, ranks_of(program), -1),
         tail=jnp.asarray(program.tail, jnp.int32),
         num_ranks=jnp.asarray(program.num_ranks, jnp.uint32),
         num_replicas=jnp.asarray(program.num_replicas, jnp.uint32),
         strata=strata_of(program),
-        reductions=_mixed(direct[reductions[reductions >= 0]]),
+        # Both, so that what follows the ops does not tell layouts apart; there are few.
+        reductions=Mixed(collapsed=reduced, single=reduced),
         last=_mixed(direct[tail[tail >= 0]]),
     )
 
 
-def _graph(program: Program) -> Graph:
+def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
+    """The ops of one replica, with room for at least so many levels and lanes."""
     ops, rows, blocks = program.ops, program.rows, program.blocks
     num_ranks = ranks_of(program)
-    lanes = to_lanes(program.levels, num_ranks)
+    lanes = to_lanes(program.levels, num_ranks, least)
     shape = lanes.ops.shape[0], lanes.width
-    num_microbatches = bucket(program.num_microbatches, 64)
+    # Where the data of a microbatch make no difference, nothing is drawn for it.
+    least_microbatches = 256 if program.variability.microbatch is None else 64
+    num_microbatches = bucket(program.num_microbatches, least_microbatches)
     depends = blocks.compute.value[rows.class_.value][ops.row.value]
     microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
     adjustment = program.adjustment
