@@ -30,7 +30,7 @@ def _ends_of_sinks(levels, latencies):
         tables=_Given(latencies),
         rows=_Given(lanes.ops),
         common=None,
-        noise=lambda arguments, counter: jnp.zeros(counter.shape),
+        noise=lambda arguments, counter: jnp.zeros(counter.shape, latencies.dtype),
         noise_arguments=None,
     )
     ends = propagate(lanes, given, latencies.shape[1], latencies.dtype)
@@ -103,3 +103,18 @@ def test_levels_hold_every_op_once_and_reuse_slots():
 def test_an_op_that_waits_for_a_later_one_is_refused():
     with pytest.raises(ValueError, match="Op 0 waits for \\[1\\]; number the ops"):
         to_levels([(1,), ()], [(1,)])
+
+
+def test_long_sums_do_not_drift():
+    """Of equal latencies in single precision, beside a path that has ended long before."""
+    number, few = 300_000, 3
+    chain = [() if i == 0 else (i - 1,) for i in range(number)]
+    short = [() if i == 0 else (number + i - 1,) for i in range(few)]
+    levels = to_levels(chain + short, [(number - 1,), (number + few - 1,)])
+    latency = np.float32(0.1)
+    ends = _ends_of_sinks(levels, jnp.full((number + few, 1), latency))
+    # An addition errs by at most half an ulp of 1024 latencies, or of the whole for one in 1024.
+    assert float(ends[0, 0]) == pytest.approx(number * float(latency), rel=5e-5)
+    assert float(ends[1, 0]) == pytest.approx(
+        few * float(latency), abs=float(np.spacing(ends[0, 0]))
+    )

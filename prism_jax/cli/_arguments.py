@@ -114,7 +114,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Which job, what to change in it, and how much of it to simulate."""
     add_job_argument(parser)
     parser.add_argument(
-        "--samples", type=count, default=100_000, metavar="N", help="steps to simulate (100000)"
+        "--samples", type=count, default=65_536, metavar="N", help="steps to simulate (65536)"
     )
     add_seed_argument(parser)
     add_set_argument(parser)

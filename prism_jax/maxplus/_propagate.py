@@ -17,6 +17,9 @@ from ._lanes import Lanes
 
 # Levels that the derivative goes back through at once; what it holds of each is kept in a cache.
 _LEVELS_AT_ONCE = 16
+# Ends are counted anew from the latest one after so many levels: in single precision, a sum of 3e5
+# equal latencies would drift by 0.4 %.
+_LEVELS_OF_SUM = 1024
 # Of all indices of lanes and slots.
 _IN = "promise_in_bounds"
 
@@ -120,12 +123,23 @@ def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtyp
             choices = lax.dynamic_update_index_in_dim(choices, _pack(choice, lanes), level, 0)
         return state.at[lanes.writes[level]].set(latest + drawn, mode=_IN), choices
 
+    def block(turn, carry):
+        state, choices, passed = carry
+        first = turn * _LEVELS_OF_SUM
+        last = jnp.minimum(first + _LEVELS_OF_SUM, lanes.num_levels)
+        state, choices = lax.fori_loop(first, last, step, (state, choices))
+        # Max-plus is linear: what is taken from all ends, the start's too, is added at the end.
+        latest = jnp.where(last < lanes.num_levels, jnp.max(state, axis=0, keepdims=True), 0)
+        return state - latest, choices, passed + latest
+
     state = jnp.zeros((lanes.num_slots, num_samples), dtype)
     words, word = _words(lanes)
     choices = jnp.zeros((len(lanes.ops), words, num_samples), word) if keep else None
-    state, choices = lax.fori_loop(0, lanes.num_levels, step, (state, choices))
+    blocks = -(-lanes.num_levels // _LEVELS_OF_SUM)
+    start = (state, choices, jnp.zeros((1, num_samples), dtype))
+    state, choices, passed = lax.fori_loop(0, blocks, block, start)
     ends, choice = _latest(state, lanes.sinks, keep)
-    return ends, (choices, choice)
+    return ends + passed, (choices, choice)
 
 
 def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
