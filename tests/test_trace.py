@@ -1,6 +1,7 @@
 import json
 
 import jax
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -218,6 +219,24 @@ def test_residuals_are_not_divided_by_a_microbatch_factor_that_is_not_there():
     squares = [laws[f"{phase}-compute", "residual"] for phase in ("forward", "backward")]
     squares = [np.log1p(_cv(parameters) ** 2) for parameters in squares]
     assert np.sqrt(np.mean(squares)) == pytest.approx(found["residual"][0], rel=0.01)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_fit_has_the_mean_of_its_own_steps(blocking):
+    """With transfers of 1 ms that block it was 0.49 % low. A recv's start makes no difference."""
+    job = _job()
+    schedule = msgspec.structs.replace(job.schedule, blocking=blocking)
+    trace = _made_trace(msgspec.structs.replace(job, schedule=schedule), 60, _alike, seed=5)
+    profile = fit_profile(trace)
+    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    steps = trace.step_times()
+    noise = np.std(steps, ddof=1) / np.sqrt(len(steps)) / np.mean(steps)
+    assert abs(law.mean / np.mean(steps) - 1) < 2 * noise < 0.001
+    earlier = {op: x.copy() for op, x in trace.start.items()}
+    for op in ("forward-recv", "backward-recv"):
+        earlier[op][..., 1:] -= 5e-4  # A launch ends where the first starts.
+    again = fit_profile(Trace(trace.job, trace.steps, earlier, trace.end, {}))
+    assert again.means == profile.means
 
 
 def _cv(parameters):
