@@ -1,7 +1,7 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,6 +21,7 @@ def estimate(
     *,
     num_samples: int,
     key: PRNGKeyArray,
+    progress: bool = False,
 ) -> Float[Array, ""]:
     """Estimates a figure of the law of the step time.
 
@@ -35,13 +36,14 @@ def estimate(
     - `objective`: which figure, such as `Mean()`, `Quantile(q)` or `Exceedance(t)`.
     - `num_samples`: how many steps to simulate.
     - `key`: a `jax.random` key. The same key gives common random numbers.
+    - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
     The figure, a scalar in seconds (a probability for `Exceedance`).
     """
     check_objective(objective)
-    return _estimate(program, (objective, num_samples, key))
+    return _estimate(program, (objective, num_samples, key, progress))
 
 
 class Figure(NamedTuple):
@@ -61,9 +63,11 @@ def figure(
     num_samples: int,
     key: PRNGKeyArray,
     like: Composed | None = None,
+    progress: bool = False,
 ) -> Figure:
     """A figure with what it was made of. See `composed_steps` for `like`."""
-    composed = composed_steps(program, num_samples=num_samples, key=key, like=like)
+    options: dict[str, Any] = {"key": key, "like": like, "progress": progress}
+    composed = composed_steps(program, num_samples=num_samples, **options)
     return figure_of(composed, objective)
 
 
@@ -119,8 +123,9 @@ def _estimate(program, arguments):
 
 
 def _value(program, arguments):
-    objective, num_samples, key = arguments
-    value, *how = figure(program, objective, num_samples=num_samples, key=key)
+    objective, num_samples, key, progress = arguments
+    options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
+    value, *how = figure(program, objective, **options)
     return jnp.asarray(value, program.latencies.mean.dtype), how
 
 

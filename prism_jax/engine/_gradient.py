@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from .._progress import progress_bar
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import (
@@ -36,7 +37,7 @@ from ..step import (
     steps_of,
 )
 from ._check import check_num_samples
-from ._draw import all_draws, automatic_sampling, led, sobol_points
+from ._draw import Advance, all_draws, automatic_sampling, led, sobol_points
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, step_inputs
 from ._weights import through_weights
@@ -67,6 +68,7 @@ def composed_steps(
     key: PRNGKeyArray,
     like: Composed | None = None,
     unlike: tuple[Program, int] | None = None,
+    progress: bool = False,
 ) -> Composed:
     """Simulates steps, as `simulate` does, and keeps their times and the samples that decide them.
 
@@ -75,10 +77,18 @@ def composed_steps(
     """
     run = led(prepare(program, key), num_samples, like and like.run)
     other = unlike and (prepare(unlike[0], key), unlike[1])
-    return composed_run(run, num_samples=num_samples, unlike=other)
+    # Each sample is drawn, then composed.
+    with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
+        return composed_run(run, num_samples=num_samples, unlike=other, advance=advance)
 
 
-def composed_run(run: Run, *, num_samples: int, unlike: tuple[Run, int] | None = None) -> Composed:
+def composed_run(
+    run: Run,
+    *,
+    num_samples: int,
+    unlike: tuple[Run, int] | None = None,
+    advance: Advance = lambda steps: None,
+) -> Composed:
     """Simulates steps of a run that is prepared. With `unlike`, so many of the replicas are those
     of another run, whose program has the same graph; such steps have no derivative.
 
@@ -94,11 +104,11 @@ def composed_run(run: Run, *, num_samples: int, unlike: tuple[Run, int] | None =
         draws = all_draws(program, num_samples, sampling, lead)
         number = program.num_replicas - (unlike[1] if unlike else 0)
         stretches, steps = [], []
-        for stretch in decided_stretches(run, draws, num_replicas=number):
+        for stretch in decided_stretches(run, draws, num_replicas=number, advance=advance):
             if unlike is not None:
                 stretch = _with_unlike(run, stretch, *unlike)
             stretches.append(stretch)
-            steps.extend(composed(run, stretch))
+            steps.extend(composed(run, stretch, advance=advance))
     return Composed(np.concatenate(steps).astype(np.float64), run, tuple(stretches))
 
 
