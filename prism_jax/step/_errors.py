@@ -97,7 +97,7 @@ class SelectionErrors(AbstractErrors):
         below = steps <= threshold
         share = np.mean(below)
         counts = self._totals(below)
-        error = self._error([c - share * n for c, n in zip(counts, self._number, strict=True)])
+        error = self._error(counts)
         above = [n - c for c, n in zip(counts, self._number, strict=True)]
         atom = self._atom(steps, threshold, float(share), error)
         return float(np.hypot(error, atom)), min(_support(counts), _support(above))
@@ -131,12 +131,16 @@ class SelectionErrors(AbstractErrors):
         return _support(self._number)
 
     def _error(self, totals: list[np.ndarray]) -> float:
-        errors = [
-            selection.standard_error(total / self._num_steps)
-            for selection, total in zip(self._selections, totals, strict=True)
-            if len(total)
-        ]
-        return float(np.sqrt(np.sum(np.square(errors))))
+        overall = sum(float(total.sum()) for total in totals) / self._num_steps
+        squares = 0.0
+        for selection, total, number in zip(self._selections, totals, self._number, strict=True):
+            if number.sum() > 0:
+                common = total.sum() / number.sum()
+                own = total - number * common
+                squares += selection.standard_error(own / self._num_steps) ** 2
+                # How many steps a regime has is dealt out evenly, and is off by about one.
+                squares += ((common - overall) / self._num_steps) ** 2
+        return float(np.sqrt(squares))
 
 
 def _support(counts: list[np.ndarray]) -> float:
