@@ -30,10 +30,12 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
         allocations=allocations,
     )
     within = 0.01 * np.sqrt(1 + 4) * np.sqrt(1 + 0.02**2)
-    assert law.allocation_std == pytest.approx(within, rel=0.02)
-    between = np.std(law.allocation_means, ddof=1)
+    found = law.allocations
+    assert found is not None
+    assert found.std == pytest.approx(within, rel=0.02)
+    between = np.std(found.means, ddof=1)
     assert between == pytest.approx(3 * 0.02, rel=4 / np.sqrt(2 * allocations))
-    assert law.std == pytest.approx(np.hypot(between, law.allocation_std), rel=0.02)
+    assert law.std == pytest.approx(np.hypot(between, found.std), rel=0.02)
     # The mean of ten thousand steps scatters as the GPUs do, not a hundredth of a step's spread.
     assert law.run_mean_std(10_000) == pytest.approx(between, rel=0.01)
     assert law.run_mean_std(10_000) > 90 * law.std / np.sqrt(10_000)
@@ -45,7 +47,7 @@ def test_both_laws_of_one_step_are_the_same():
     program = _program(OneFOneB(4, 8), num_replicas=8)
     anew = simulate(program, num_samples=40_000, key=jax.random.key(1), replicas="explicit")
     kept = simulate(program, num_samples=40_000, key=jax.random.key(2), allocations=200)
-    error = np.hypot(anew.mean_error, kept.mean_error)
+    error = np.hypot(anew.errors.mean, kept.errors.mean)
     assert abs(anew.mean - kept.mean) < 4 * error
     assert kept.std == pytest.approx(anew.std, rel=4 / np.sqrt(2 * 200))
     # But runs of kept GPUs differ far more than those of GPUs drawn anew at each step.
@@ -54,11 +56,14 @@ def test_both_laws_of_one_step_are_the_same():
 
 def test_steps_of_an_allocation_run_on_the_same_gpus():
     program = _program(OneFOneB(2, 2), gpu_sigma=0.5)
-    law = simulate(program, num_samples=4_000, key=jax.random.key(0), allocations=4)
-    again = simulate(program, num_samples=8_000, key=jax.random.key(0), allocations=4)
+    means = []
+    for num_samples in (4_000, 8_000):
+        law = simulate(program, num_samples=num_samples, key=jax.random.key(0), allocations=4)
+        assert law.allocations is not None
+        means.append(law.allocations.means)
     # Longer stays on the same GPUs.
-    np.testing.assert_allclose(law.allocation_means, again.allocation_means, rtol=0.01)
-    assert np.std(law.allocation_means) / law.mean > 0.1
+    np.testing.assert_allclose(*means, rtol=0.01)
+    assert np.std(means[0]) / np.mean(means[0]) > 0.1
 
 
 def test_allocations_are_kept_with_the_law(tmp_path):

@@ -62,14 +62,15 @@ def _profile(folder, laws=()):
         {"keys": [[-1, 0]]},
         {"keys": [[2**40, 0]]},
         {"keys": [["a", "b"]]},
-        {"allocation_means": [1e200, 1e200]},
-        {"degrees": "inf"},
+        {"allocations": {"means": [1e200, 1e200], "std": 0.0}},
+        {"allocations": {"means": [], "std": 0.0}},
+        {"errors": {"mean": 0.1, "std": 0.1, "support": 500.0, "degrees": "inf"}},
         {"more": 1},
         {"counts": "negative"},
         {"counts": "overflow"},
         {"smallest": "f4"},
         {"largest": "swapped"},
-        {"level_errors": "huge"},
+        {"levels": "huge"},
     ],
 )
 def test_a_damaged_law_is_refused(change, tmp_path):

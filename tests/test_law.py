@@ -5,7 +5,7 @@ import pytest
 
 from prism_jax import Estimate
 from prism_jax.engine._run import errors_of
-from prism_jax.law import Accumulator, grid_of
+from prism_jax.law import Accumulator, Allocations, grid_of
 from prism_jax.step import Replicas, VectorRule
 from prism_jax.step._decision import Deal
 from prism_jax.step._selection import select
@@ -59,7 +59,7 @@ def test_extremes_beyond_the_grid_are_exact():
     law = _law(steps)
     assert law.quantile(1.0) == 2e6
     assert law.exceedance(5e5) == pytest.approx(2 / len(steps))
-    assert law.counts.sum() == len(steps)
+    assert law.histogram.counts.sum() == law.num_samples == len(steps)
 
 
 def test_a_second_mode_far_away_is_on_the_grid_or_not_known():
@@ -132,7 +132,7 @@ def test_bad_levels_are_refused():
 
 def test_probabilities_of_many_times_are_those_of_each():
     law = _law(np.random.default_rng(0).gamma(3.0, 0.1, 30_000))
-    times = np.array([[0.0, 1e-9, 0.1, 0.31], [0.5, 2.0, 99.0, float(law.largest[0])]])
+    times = np.array([[0.0, 1e-9, 0.1, 0.31], [0.5, 2.0, 99.0, float(law.histogram.largest[0])]])
     assert np.asarray(law.cdf(times)).tolist() == [
         [law.cdf(t) for t in row] for row in times.tolist()
     ]
@@ -148,9 +148,14 @@ def test_laws_are_compared_and_printed():
     law, same, few = _law(steps), _law(steps), _law(steps[:10])
     assert law == same == dataclasses.replace(law, run_s=9.0)
     assert hash(law) == hash(same)
-    for other in (few, dataclasses.replace(law, counts=law.counts[1:]), 3, None):
+    shorter = dataclasses.replace(law.histogram, counts=law.histogram.counts[1:])
+    wider = dataclasses.replace(law.errors, mean=2 * law.errors.mean)
+    apart = Allocations((1.0, 2.0), 0.1)
+    others = [{"histogram": shorter}, {"errors": wider}, {"allocations": apart}]
+    for other in (few, *(dataclasses.replace(law, **change) for change in others), 3, None):
         assert law != other
-    assert few == dataclasses.replace(few, level_errors=few.level_errors.copy())
+    copied = dataclasses.replace(few.errors, levels=few.errors.levels.copy())
+    assert few == dataclasses.replace(few, errors=copied)
     assert len({law, same, few}) == 2
     lines = repr(law).splitlines()
     assert len(lines) <= 24

@@ -45,7 +45,7 @@ def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
     explicit = simulate(program, num_samples=steps, key=jax.random.key(1), replicas="explicit")
     vector = simulate(program, num_samples=200_000, key=jax.random.key(2))
     exact = simulate(program, num_samples=200_000, key=jax.random.key(3), replicas="exact")
-    noise = np.hypot(explicit.mean_error, vector.mean_error)
+    noise = np.hypot(explicit.errors.mean, vector.errors.mean)
     # The vector rule is good to 0.13 % of the mean; the exact rule has no error of its own.
     assert abs(vector.mean - explicit.mean) < 4 * noise + 1.3e-3 * explicit.mean
     assert abs(exact.mean - explicit.mean) < 5 * noise + 1e-4 * explicit.mean
@@ -76,7 +76,7 @@ def test_intervals_are_as_wide_as_repetitions_scatter():
     program = _program(16, "everything")
     laws = [simulate(program, num_samples=8_000, key=jax.random.key(s)) for s in range(40)]
     for figure, error in (
-        (lambda law: law.mean, lambda law: law.mean_error),
+        (lambda law: law.mean, lambda law: law.errors.mean),
         (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
         (
             lambda law: law.quantile(0.95),
@@ -108,7 +108,7 @@ def test_one_replica_is_the_replica_itself():
     direct = np.max(np.asarray(ends), axis=0)
     assert law.mean == pytest.approx(direct.mean(), rel=1e-5)
     assert law.std == pytest.approx(direct.std(), rel=1e-3)
-    assert law.mean_error == pytest.approx(direct.std() / np.sqrt(samples), rel=0.05)
+    assert law.errors.mean == pytest.approx(direct.std() / np.sqrt(samples), rel=0.05)
     for q in (0.1, 0.5, 0.9):
         assert law.quantile(q) == pytest.approx(np.quantile(direct, q), abs=0.01 * law.std)
 
@@ -119,9 +119,9 @@ def test_stalls_occur_at_their_rate_and_add_their_size():
     law = simulate(program, num_samples=50_000, key=jax.random.key(0), replicas="explicit")
     quiet = 10 * 3.0
     rate = 20 * 1e-3
-    width = (law.edges[1] - law.edges[0]) / 2**16
+    width = (law.histogram.edges[1] - law.histogram.edges[0]) / 2**16
     assert law.quantile(0.5) == pytest.approx(quiet, abs=width)
-    assert law.mean == pytest.approx(quiet + rate, abs=4 * law.mean_error)
+    assert law.mean == pytest.approx(quiet + rate, abs=4 * law.errors.mean)
     assert law.exceedance(quiet + 0.5) == pytest.approx(1 - np.exp(-rate), abs=0.003)
     weighted = simulate(program, num_samples=50_000, key=jax.random.key(0))
     assert weighted.mean == pytest.approx(quiet + rate, rel=1e-4)
@@ -201,7 +201,7 @@ def test_a_long_run_is_right_although_most_samples_are_forgotten(num_replicas, m
     ends = sample_replica_ends(program, jnp.arange(480_000, dtype=jnp.uint32), jax.random.key(99))
     direct = np.max(np.asarray(ends), axis=0).reshape(-1, num_replicas).max(axis=1)
     noise = np.std(direct) / np.sqrt(len(direct))
-    gaps = [(law.mean - direct.mean()) / np.hypot(law.mean_error, noise) for law in laws]
+    gaps = [(law.mean - direct.mean()) / np.hypot(law.errors.mean, noise) for law in laws]
     assert abs(np.mean(gaps)) < 4 / np.sqrt(len(laws))
     assert np.mean([law.std for law in laws]) == pytest.approx(np.std(direct), rel=0.03)
     for q in (0.1, 0.5, 0.95):

@@ -84,10 +84,10 @@ def _result(job, law, measured) -> dict[str, Any]:
         "run_s": law.run_s,
         "samples_per_s": law.num_samples / max(law.run_s, 1e-9),
     }
-    if len(law.allocation_means) > 1:
+    if law.allocations is not None and len(law.allocations.means) > 1:
         result["allocations"] = {
-            "means_s": list(law.allocation_means),
-            "std_within_s": law.allocation_std,
+            "means_s": list(law.allocations.means),
+            "std_within_s": law.allocations.std,
             "run_steps": _RUN_STEPS,
             "run_mean_std_s": law.run_mean_std(_RUN_STEPS),
         }

@@ -60,7 +60,7 @@ def simulate(
     - `allocations`: by default the law is of one step on GPUs that are drawn anew for each step.
         With a number, so many sets of GPUs are drawn, and the steps are divided among them; all
         replicas are simulated. The law is of all these steps, its intervals are from how much the
-        allocations differ, and `allocation_means` and `run_mean_std` tell them apart.
+        allocations differ, and its `allocations` and `run_mean_std` tell them apart.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
