@@ -6,6 +6,7 @@ from ._histogram import (
     NUM_BINS as NUM_BINS,
     NUM_EXTREMES as NUM_EXTREMES,
     Histogram as Histogram,
+    merge_histograms as merge_histograms,
 )
 from ._law import QUANTILES as QUANTILES, Law as Law, figures as figures
 from ._merge import (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -83,8 +83,8 @@ def load_law(path: str | os.PathLike) -> Law:
         raise damaged(path, *_WHAT)
     fields = msgspec.structs.asdict(about)
     del fields["format"]
-    steps, levels = ({name: arrays[name] for name in names} for names in (_STEPS, _LEVELS))
-    fields["histogram"] = Histogram(fields.pop("edges"), **steps)
+    fields["histogram"] = Histogram(fields.pop("edges"), *(arrays[name] for name in _STEPS))
+    levels: dict[str, Any] = {name: arrays[name] for name in _LEVELS}
     fields["errors"] = Errors(**msgspec.structs.asdict(about.errors), **levels)
     if about.allocations is not None:
         fields["allocations"] = Allocations(**msgspec.structs.asdict(about.allocations))
@@ -102,6 +102,8 @@ def _are_shaped(arrays: dict[str, np.ndarray]) -> bool:
     if any(x.dtype != (np.int64 if name == "counts" else float) for name, x in arrays.items()):
         return False
     total = sum(arrays["counts"].ravel().tolist())  # Of whole numbers that do not overflow.
+    if total < 1:
+        return False
     shapes = dict.fromkeys(_STEPS, (min(total, NUM_EXTREMES),))
     shapes |= dict.fromkeys(_LEVELS, (len(LEVELS),)) | {"counts": (NUM_BINS + 2,)}
     return all(x.shape == shapes[name] for name, x in arrays.items())
@@ -114,7 +116,7 @@ def _is_sound(law: Law) -> bool:
     each = np.array([errors.mean, errors.std, *errors.levels])
     rounding = 1e-9 * abs(law.mean)
     sound = [
-        1 <= sum(counts.tolist()) <= law.requested,
+        sum(counts.tolist()) <= law.requested,
         edges[0] < edges[1],
         np.all(counts >= 0),
         _are_between(smallest, -1e30, 1e30) and _are_between(largest, -1e30, 1e30),

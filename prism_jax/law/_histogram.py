@@ -35,32 +35,44 @@ class Histogram(AbstractCompared):
         return int(self.counts.sum())
 
     def quantile(self, levels: np.ndarray) -> np.ndarray:
-        """The quantiles at levels in [0, 1], of their shape, in seconds; `nan` for the rare levels
-        that lie beyond the grid and short of the extremes.
-        """
+        """The quantiles at levels in [0, 1], of their shape, in seconds."""
         position = levels * (self.num_samples - 1)
-        grid, below = self._grid()
-        inside = (levels >= below[0]) & (levels <= below[-1])
-        result = np.where(inside, np.interp(levels, below, grid), np.nan)
+        times, below = self._knots
         low, high = len(self.smallest), self.num_samples - len(self.largest)
         from_low = np.interp(position, np.arange(low), self.smallest)
-        result = np.where(position <= low - 1, from_low, result)
         from_high = np.interp(position, np.arange(high, self.num_samples), self.largest)
+        result = np.where(position <= low - 1, from_low, np.interp(levels, below, times))
         return np.where(position >= high, from_high, result)
 
     def cdf(self, times: np.ndarray) -> np.ndarray:
         """The share of the steps that take at most so many seconds, of the shape of `times`."""
-        low = np.searchsorted(self.smallest, times, "right") / self.num_samples
-        beyond = len(self.largest) - np.searchsorted(self.largest, times, "right")
-        result = np.interp(times, *self._grid())
-        result = np.where(times >= self.largest[0], 1 - beyond / self.num_samples, result)
-        return np.where(times < self.edges[0], low, result)
+        total, kept = self.num_samples, len(self.smallest)
+        from_low = np.searchsorted(self.smallest, times, "right") / total
+        from_high = 1 - (kept - np.searchsorted(self.largest, times, "right")) / total
+        result = np.where(times < self.smallest[-1], from_low, np.interp(times, *self._knots))
+        return np.where(times >= self.largest[0], from_high, result)
 
-    def _grid(self) -> tuple[np.ndarray, np.ndarray]:
-        """The edges of all bins, and the share of the steps below each."""
+    def misses(self, levels: np.ndarray) -> np.ndarray:
+        """Whether the quantiles at levels lie beyond the grid and short of the extremes: all that
+        is known of steps there is how many there are.
+        """
+        _, below = self._knots
+        under, over = levels < below[1], levels > below[-2]
+        return (under & (levels > below[0])) | (over & (levels < below[-1]))
+
+    @ft.cached_property
+    def _knots(self) -> tuple[np.ndarray, np.ndarray]:
+        """Times between which steps are taken to lie evenly, and the share of the steps below each:
+        the innermost of the extremes, and between them the edges of all bins. So steps that the
+        grid misses lie between it and the extremes.
+        """
+        total, kept = self.num_samples, len(self.smallest)
+        ends = self.smallest[-1:], self.largest[:1]
+        edges = np.clip(np.linspace(*self.edges, NUM_BINS + 1), *ends)
         # `counts[0]` lies below the grid, and counts for its first edge.
-        below = np.cumsum(self.counts)[:-1] / self.num_samples
-        return np.linspace(*self.edges, NUM_BINS + 1), below
+        below = np.clip(np.cumsum(self.counts)[:-1], kept, total - kept)
+        times = np.concatenate([ends[0], edges, ends[1]])
+        return times, np.concatenate([[kept], below, [total - kept]]) / total
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:

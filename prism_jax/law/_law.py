@@ -97,8 +97,8 @@ class Law(AbstractCompared):
     def quantile(self, q: float | np.ndarray) -> float | np.ndarray:
         """The quantile at `q` in [0, 1], in seconds.
 
-        Exact among the `smallest` and `largest`; else to within one bin of the grid. `nan` for the
-        rare levels that lie beyond the grid and short of the extremes.
+        Exact among the 10,000 smallest and largest steps; else to within one bin of a fine grid,
+        or, where the grid misses steps, to within the gap between it and these.
         """
         levels = np.asarray(q, float)
         if np.any(~((levels >= 0) & (levels <= 1))):
@@ -146,8 +146,8 @@ class Law(AbstractCompared):
 
         **Returns:**
 
-        Lower and upper end; `nan` twice where fewer than 20 independent replica samples lie beyond
-        the quantile, so that it is not known how wrong it is.
+        Lower and upper end; `nan` twice where it is not known how wrong the quantile is: fewer than
+        20 independent replica samples lie beyond it, or the grid misses an end.
         """
         if not 0 < q < 1:
             raise ValueError(f"The quantile `q={q}` must lie between 0 and 1 to have an interval.")
@@ -156,8 +156,11 @@ class Law(AbstractCompared):
         if self.std == 0:
             return self.mean, self.mean
         half = half_width(level, self.errors.degrees) * self.errors.of_level(q)
-        low, high = np.clip([q - half, q + half], 0, 1)
-        return float(self.quantile(low)), float(self.quantile(high))
+        ends = np.clip([q - half, q + half], 0, 1)
+        if self.histogram.misses(ends).any():
+            return float("nan"), float("nan")
+        low, high = self.histogram.quantile(ends)
+        return float(low), float(high)
 
     def support(self, q: float) -> float:
         """How many independent replica samples lie beyond the quantile at `q`."""
