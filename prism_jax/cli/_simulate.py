@@ -137,8 +137,8 @@ def _text(job, program, result) -> str:
         found = result["allocations"]
         lines.append(
             f"{len(found['means_s'])} sets of GPUs: a step has a standard deviation of "
-            f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} steps one "
-            f"of {found['run_mean_std_s']:.3g} s between them"
+            f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} "
+            f"independent steps one of {found['run_mean_std_s']:.3g} s between them"
         )
     if unknown:
         lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")

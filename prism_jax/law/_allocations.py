@@ -18,16 +18,21 @@ class Allocations:
     means: tuple[float, ...]
     std: float
 
-    def run_mean_std(self, num_steps: int, steps_each: float) -> float:
-        """The standard deviation of the mean over the steps of a run; see `run_mean_std` of
-        [`Law`][].
+    def run_mean_std(self, num_independent: float, steps_each: float) -> float:
+        """The standard deviation of the mean over the steps of a run, in seconds.
+
+        With an integrated autocorrelation time of `t` steps, a mean over `n` steps scatters as one
+        over `n / t` independent steps does. Source: Goodman and Weare, "Ensemble samplers with
+        affine invariance" (2010); Sokal, "Monte Carlo methods in statistical mechanics" (1997),
+        whose time is half of this one.
 
         **Arguments:**
 
-        - `num_steps`: of the run.
-        - `steps_each`: of which each of the `means` is, and by which these scatter more than GPUs
-            differ.
+        - `num_independent`: how many independent steps the run is worth; less than one counts as
+            one, for no mean scatters more than a step.
+        - `steps_each`: how many independent steps each of the `means` is of, for which these
+            scatter more than GPUs differ.
         """
         within = self.std**2
         between = np.var(self.means, ddof=1) - within / steps_each
-        return float(np.sqrt(max(between, 0.0) + within / num_steps))
+        return float(np.sqrt(max(between, 0.0) + within / max(num_independent, 1.0)))

@@ -1,6 +1,7 @@
 """The law of the step time: what `simulate` returns."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -78,21 +79,40 @@ class Law(AbstractCompared):
         """Whether the run was stopped (Ctrl-C) before all its samples."""
         return self.num_samples < self.requested
 
-    def run_mean_std(self, num_steps: int) -> float:
+    def run_mean_std(self, num_steps: int, *, autocorrelation_time: float = 1.0) -> float:
         """The standard deviation of the mean over the steps of a run, in seconds: of runs that each
         have GPUs of their own for all of their steps. See `allocations` of `simulate`.
 
+        Simulated steps on the same GPUs are independent; those of real runs resemble the steps
+        before them, so that their mean scatters more. How long they do is for the caller to say.
+
+        **Arguments:**
+
+        - `num_steps`: of the run.
+        - `autocorrelation_time`: the integrated autocorrelation time of its steps on the same GPUs,
+            in steps: one and twice the sum of their autocorrelations at all lags. It is
+            `(1 + r) / (1 - r)` where these are `r^lag`, and one for independent steps.
+
         **Raises:**
 
-        `ValueError` where allocations were not kept apart.
+        `ValueError` where allocations were not kept apart, and for a number of steps or an
+        autocorrelation time below one.
         """
+        if not num_steps >= 1:
+            raise ValueError(f"A run of `num_steps={num_steps}` must have at least 1 step.")
+        if not 1 <= autocorrelation_time < math.inf:
+            raise ValueError(
+                f"`autocorrelation_time={autocorrelation_time}` must be finite and at least 1; "
+                "give 1 for independent steps."
+            )
         if self.allocations is None or len(self.allocations.means) < 2:
             raise ValueError(
                 "The law does not tell allocations of GPUs apart; simulate with `allocations=` of "
                 "at least 2."
             )
         steps_each = self.num_samples / len(self.allocations.means)
-        return self.allocations.run_mean_std(num_steps, steps_each)
+        independent = num_steps / autocorrelation_time
+        return self.allocations.run_mean_std(independent, steps_each)
 
     def quantile(self, q: float | np.ndarray) -> float | np.ndarray:
         """The quantile at `q` in [0, 1], in seconds.
