@@ -1,5 +1,6 @@
 """Two laws: of one step on GPUs that are drawn anew, and of the steps of one allocation."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,11 +9,11 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.engine import simulate
-from prism_jax.law import load_law, save_law
+from prism_jax.law import Allocations, load_law, save_law
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 
-from .helpers import lognormal, pipeline_program
+from .helpers import lognormal, made_law, pipeline_program
 
 
 def _program(schedule, num_replicas=1, gpu_sigma=0.02):
@@ -30,10 +31,12 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
         allocations=allocations,
     )
     within = 0.01 * np.sqrt(1 + 4) * np.sqrt(1 + 0.02**2)
-    assert law.allocation_std == pytest.approx(within, rel=0.02)
-    between = np.std(law.allocation_means, ddof=1)
+    found = law.allocations
+    assert found is not None
+    assert found.std == pytest.approx(within, rel=0.02)
+    between = np.std(found.means, ddof=1)
     assert between == pytest.approx(3 * 0.02, rel=4 / np.sqrt(2 * allocations))
-    assert law.std == pytest.approx(np.hypot(between, law.allocation_std), rel=0.02)
+    assert law.std == pytest.approx(np.hypot(between, found.std), rel=0.02)
     # The mean of ten thousand steps scatters as the GPUs do, not a hundredth of a step's spread.
     assert law.run_mean_std(10_000) == pytest.approx(between, rel=0.01)
     assert law.run_mean_std(10_000) > 90 * law.std / np.sqrt(10_000)
@@ -41,11 +44,34 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     assert (high - low) / 2 == pytest.approx(1.984 * between / np.sqrt(allocations), rel=0.02)
 
 
+@pytest.mark.parametrize(("between", "remembered"), [(0.01, 0.8), (0.2, 0.9), (0.01, 0.0)])
+def test_the_mean_of_a_run_whose_steps_resemble_those_before(between, remembered):
+    """Directly: runs of an AR(1) process, each of which has a level of its own."""
+    rng = np.random.default_rng(0)
+    runs, num_steps, within = 4_000, 1_000, 0.7
+    noise = rng.standard_normal((num_steps, runs)) * np.sqrt(1 - remembered**2)
+    step, total = rng.standard_normal(runs), np.zeros(runs)  # Stationary from the start.
+    for row in noise:
+        step = remembered * step + row
+        total += step
+    means = between * rng.standard_normal(runs) + within * total / num_steps
+    # The law of as many independent steps on each of 50 sets of GPUs as `made_law` has.
+    law, scatter = made_law(), rng.standard_normal(50)
+    scatter *= np.sqrt(between**2 + within**2 / 10) / np.std(scatter, ddof=1)
+    law = dataclasses.replace(law, allocations=Allocations(tuple(scatter.tolist()), within))
+    assert law.num_samples == 500
+    time = (1 + remembered) / (1 - remembered)
+    found = law.run_mean_std(num_steps, autocorrelation_time=time)
+    assert found == pytest.approx(means.std(), rel=4 / np.sqrt(2 * runs))
+    # No mean scatters more than a step.
+    assert law.run_mean_std(2, autocorrelation_time=1e6) == law.run_mean_std(1)
+
+
 def test_both_laws_of_one_step_are_the_same():
     program = _program(OneFOneB(4, 8), num_replicas=8)
     anew = simulate(program, num_samples=40_000, key=jax.random.key(1), replicas="explicit")
     kept = simulate(program, num_samples=40_000, key=jax.random.key(2), allocations=200)
-    error = np.hypot(anew.mean_error, kept.mean_error)
+    error = np.hypot(anew.errors.mean, kept.errors.mean)
     assert abs(anew.mean - kept.mean) < 4 * error
     assert kept.std == pytest.approx(anew.std, rel=4 / np.sqrt(2 * 200))
     # But runs of kept GPUs differ far more than those of GPUs drawn anew at each step.
@@ -54,11 +80,14 @@ def test_both_laws_of_one_step_are_the_same():
 
 def test_steps_of_an_allocation_run_on_the_same_gpus():
     program = _program(OneFOneB(2, 2), gpu_sigma=0.5)
-    law = simulate(program, num_samples=4_000, key=jax.random.key(0), allocations=4)
-    again = simulate(program, num_samples=8_000, key=jax.random.key(0), allocations=4)
+    means = []
+    for num_samples in (4_000, 8_000):
+        law = simulate(program, num_samples=num_samples, key=jax.random.key(0), allocations=4)
+        assert law.allocations is not None
+        means.append(law.allocations.means)
     # Longer stays on the same GPUs.
-    np.testing.assert_allclose(law.allocation_means, again.allocation_means, rtol=0.01)
-    assert np.std(law.allocation_means) / law.mean > 0.1
+    np.testing.assert_allclose(*means, rtol=0.01)
+    assert np.std(means[0]) / np.mean(means[0]) > 0.1
 
 
 def test_allocations_are_kept_with_the_law(tmp_path):
@@ -82,6 +111,11 @@ def test_bad_allocations_are_refused():
     law = simulate(program, num_samples=100, key=key)
     with pytest.raises(ValueError, match="allocations="):
         law.run_mean_std(10)
+    for time in (0.9, 0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="`autocorrelation_time="):
+            law.run_mean_std(10, autocorrelation_time=time)
+    with pytest.raises(ValueError, match="`num_steps=0`"):
+        law.run_mean_std(0)
 
 
 def test_allocations_from_the_command_line(capsys):

@@ -62,14 +62,16 @@ def _profile(folder, laws=()):
         {"keys": [[-1, 0]]},
         {"keys": [[2**40, 0]]},
         {"keys": [["a", "b"]]},
-        {"allocation_means": [1e200, 1e200]},
-        {"degrees": "inf"},
+        {"allocations": {"means": [1e200, 1e200], "std": 0.0}},
+        {"allocations": {"means": [], "std": 0.0}},
+        {"errors": {"mean": 0.1, "std": 0.1, "support": 500.0, "degrees": "inf"}},
         {"more": 1},
         {"counts": "negative"},
         {"counts": "overflow"},
+        {"counts": "none"},
         {"smallest": "f4"},
         {"largest": "swapped"},
-        {"level_errors": "huge"},
+        {"levels": "huge"},
     ],
 )
 def test_a_damaged_law_is_refused(change, tmp_path):
@@ -83,11 +85,14 @@ def test_a_damaged_law_is_refused(change, tmp_path):
         arrays[name] = {
             "negative": old + np.pad([-1, 1], (0, len(old) - 2)),
             "overflow": np.where(np.arange(len(old)) < 4, 2**62, 0) + old,
+            "none": 0 * old,
             "f4": old.astype("f4"),
             "swapped": old - 10 * (old[-1] - old[0]) if name == "largest" else old,
             "huge": old + 1e200,
         }[value]
         change = {}
+    if value == "none":
+        arrays["smallest"] = arrays["largest"] = np.zeros(0)
     np.savez(path, **arrays, about=np.array(json.dumps({**about, **change})))
     with pytest.raises(ValueError, match="is not a law that this version saved"):
         prism.load_law(path)

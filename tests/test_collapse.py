@@ -97,7 +97,7 @@ def test_blocks_equal_every_kernel_drawn(gpu_sigma):
         for seed, resolution in [(5, "block"), (6, "kernel")]
     ]
     block, kernel = laws
-    noise = np.hypot(block.mean_error, kernel.mean_error)
+    noise = np.hypot(block.errors.mean, kernel.errors.mean)
     assert abs(block.mean / kernel.mean - 1) < 2e-4 + 3 * noise / kernel.mean
     low, high = kernel.quantile_interval(0.99)
     wide = 3 * (high - low) / 2 / 1.96 * np.sqrt(2)

@@ -28,7 +28,7 @@ def test_a_shipped_job_equals_every_kernel_drawn(job):
     block = prism.simulate(prism.compile_job(job), num_samples=100_000, key=key)
     program = prism.compile_job(job, resolution="kernel")
     kernel = prism.simulate(program, num_samples=2_048, key=key)
-    noise = np.hypot(block.mean_error, kernel.mean_error)
+    noise = np.hypot(block.errors.mean, kernel.errors.mean)
     assert abs(block.mean - kernel.mean) < 2e-4 * kernel.mean + 4 * noise
     assert abs(block.std / kernel.std - 1) < 0.1
 

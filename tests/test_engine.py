@@ -70,8 +70,8 @@ def test_the_closed_form_of_a_sum_and_of_a_maximum():
     program = pipeline_program(OneFOneB(1, 8), variability=variability)
     law = simulate(program, num_samples=100_000, key=jax.random.key(0))
     relative = np.expm1(0.2**2)
-    assert law.mean == pytest.approx(24.0, abs=4 * law.mean_error)
-    assert law.std == pytest.approx(np.sqrt(8 * (1 + 4) * relative), abs=4 * law.std_error)
+    assert law.mean == pytest.approx(24.0, abs=4 * law.errors.mean)
+    assert law.std == pytest.approx(np.sqrt(8 * (1 + 4) * relative), abs=4 * law.errors.std)
     race = assemble(graph_of([(), ()]), [one_kernel("gemm", 1.0)] * 2, variability=variability)
     law = simulate(race, num_samples=100_000, key=jax.random.key(0))
     median = np.exp(-(0.2**2) / 2)
@@ -98,7 +98,8 @@ key = jax.random.key(3)
 digest = hashlib.sha256()
 
 def add(law):
-    for x in (law.largest, law.counts, law.mean, law.std, law.mean_error, law.level_errors):
+    steps, errors = law.histogram, law.errors
+    for x in (steps.largest, steps.counts, law.mean, law.std, errors.mean, errors.levels):
         digest.update(np.asarray(x).tobytes())
 
 # Single precision, and a job whose composition has all of its parts.
@@ -300,7 +301,7 @@ def test_bad_programs_are_refused():
         simulate(assemble(graph, [two], variability=wide), num_samples=9, key=jax.random.key(0))
     kernels = assemble(graph, [two], variability=wide, resolution="kernel")
     law = simulate(kernels, num_samples=50_000, key=jax.random.key(0))
-    assert law.mean == pytest.approx(2.0, abs=5 * law.mean_error)
+    assert law.mean == pytest.approx(2.0, abs=5 * law.errors.mean)
     negative = eqx.tree_at(lambda p: p.latencies.mean, assemble(graph, block), -jnp.ones(1))
     with pytest.raises(ValueError, match="negative or not finite"):
         simulate(negative, num_samples=10, key=jax.random.key(0))
@@ -342,8 +343,8 @@ def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch, x64):
         wide, of_wide = found()
     # XLA may contract a product and a sum into one operation here and not there: one ulp.
     ulp = float(np.finfo(np.float64 if x64 else np.float32).eps)
-    np.testing.assert_allclose(wide.largest, law.largest, rtol=2 * ulp)
-    np.testing.assert_allclose(wide.smallest, law.smallest, rtol=2 * ulp)
+    np.testing.assert_allclose(wide.histogram.largest, law.histogram.largest, rtol=2 * ulp)
+    np.testing.assert_allclose(wide.histogram.smallest, law.histogram.smallest, rtol=2 * ulp)
     for x, y in zip(of_wide, gradient, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e4 * ulp, atol=1e4 * ulp * np.abs(y).max())
 
@@ -439,7 +440,8 @@ from prism_jax.engine import simulate
 from tests.helpers import rich_program
 assert len(jax.devices()) == int(count)
 law = simulate(rich_program(8), num_samples=9_000, key=jax.random.key(3))
-print(hashlib.sha256(law.largest.tobytes() + law.counts.tobytes()).hexdigest())
+steps = law.histogram
+print(hashlib.sha256(steps.largest.tobytes() + steps.counts.tobytes()).hexdigest())
 """
 
 

@@ -144,11 +144,14 @@ def test_a_changed_law_is_one_sentence(tmp_path):
         fields = dict(archive)
     about = json.loads(str(fields.pop("about")))
     wrong = [None, "x", -1, [], {}, True, float("nan"), [[1]], 1e400]
-    for name in about:
-        for value in wrong:
-            changed = {**about, name: value}
-            np.savez(bad, **fields, about=np.array(json.dumps(changed)))
-            _sound_or_one_sentence(prism.load_law, bad, _is_usable)
+    changes = [{name: value} for name in about for value in wrong]
+    of_errors = about["errors"]
+    changes += [{"errors": {**of_errors, name: x}} for name in of_errors for x in wrong]
+    changes += [{"allocations": {"means": [1.0, x], "std": 0.1}} for x in wrong]
+    changes += [{"allocations": {"means": [1.0, 2.0], "std": x}} for x in wrong]
+    for change in changes:
+        np.savez(bad, **fields, about=np.array(json.dumps({**about, **change})))
+        _sound_or_one_sentence(prism.load_law, bad, _is_usable)
     for name, array in fields.items():
         for value in (array[:-1], array.astype(str), array[None], -1 - array, array * np.nan):
             np.savez(bad, **{**fields, name: value}, about=np.array(json.dumps(about)))

@@ -5,10 +5,15 @@ import pytest
 
 from prism_jax import Estimate
 from prism_jax.engine._run import errors_of
-from prism_jax.law import Accumulator, grid_of
+from prism_jax.law import NUM_BINS, Accumulator, Allocations, grid_of, merge_histograms
 from prism_jax.step import Replicas, VectorRule
 from prism_jax.step._decision import Deal
 from prism_jax.step._selection import select
+
+from .helpers import made_law
+
+
+_ABOUT = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 1.0}
 
 
 def _law(steps, batches=7):
@@ -33,10 +38,7 @@ def _law(steps, batches=7):
         errors_of(decision, accumulator.first_steps()),
         requested=n,
         effective_samples=float(n),
-        program="",
-        keys=((0, 0),),
-        compile_s=0.0,
-        run_s=1.0,
+        **_ABOUT,
     )
 
 
@@ -59,7 +61,49 @@ def test_extremes_beyond_the_grid_are_exact():
     law = _law(steps)
     assert law.quantile(1.0) == 2e6
     assert law.exceedance(5e5) == pytest.approx(2 / len(steps))
-    assert law.counts.sum() == len(steps)
+    assert law.histogram.counts.sum() == law.num_samples == len(steps)
+
+
+def _counted(steps, grid):
+    """The histogram of given steps, on a given grid."""
+    accumulator = Accumulator(grid)
+    accumulator.add(steps)
+    return accumulator.law(
+        made_law().errors, requested=len(steps), effective_samples=1.0, **_ABOUT
+    ).histogram
+
+
+@pytest.mark.parametrize("grid", [(1.0, 1.2), (0.9, 1.1), (0.0, 9.0), (1.09, 1.091), (5.0, 6.0)])
+def test_a_grid_that_misses_steps_still_has_a_law(grid):
+    """Of a normal law, up to all steps lie beyond the grid, and most of these are not kept."""
+    steps = 1.1 + 0.1 * np.random.default_rng(0).standard_normal(100_000)
+    found = _counted(steps, grid)
+    times = np.sort(np.concatenate([np.linspace(0.5, 1.7, 20_001), grid, steps[:1_000]]))
+    shares = found.cdf(times)
+    assert np.all(np.diff(shares) >= 0)
+    assert (shares[0], shares[-1]) == (0, 1)
+    levels = np.linspace(0, 1, 20_001)
+    quantiles = found.quantile(levels)
+    assert np.all(np.diff(quantiles) >= 0)  # Not `nan`, either.
+    np.testing.assert_allclose(found.cdf(quantiles), levels, atol=1.5 / len(steps))
+    width = (grid[1] - grid[0]) / NUM_BINS
+    inner = (shares > 0.001) & (shares < 0.999)
+    again = found.quantile(shares[inner])
+    # Where single steps are kept, a time lies up to a gap between two of them off.
+    np.testing.assert_allclose(again, times[inner], atol=max(2 * width, 1e-3))
+    # The extremes are kept, and what the grid sees is counted, whatever it misses.
+    exact = (levels <= 0.0999) | (levels >= 0.9001)
+    exact |= (quantiles > grid[0]) & (quantiles < grid[1])
+    truth = np.quantile(steps, levels)
+    np.testing.assert_allclose(quantiles[exact], truth[exact], atol=2 * width + 1e-4)
+
+
+def test_merged_laws_that_a_grid_misses_are_the_law_of_all_steps():
+    steps = np.random.default_rng(0).gamma(3.0, 0.1, (2, 40_000))
+    merged = merge_histograms([_counted(some, (0.2, 0.3)) for some in steps])
+    whole = _counted(steps.ravel(), (0.2, 0.3))
+    assert merged == whole
+    assert np.all(np.diff(merged.quantile(np.linspace(0, 1, 1_001))) >= 0)
 
 
 def test_a_second_mode_far_away_is_on_the_grid_or_not_known():
@@ -72,10 +116,10 @@ def test_a_second_mode_far_away_is_on_the_grid_or_not_known():
     rare = 1 + 0.01 * rng.standard_normal(400_000)
     rare[4096:][rng.random(400_000 - 4096) < 0.04] += 100.0  # The pilot sees none of them.
     law = _law(rare)
-    assert np.isnan(law.quantile(0.965))
+    assert law.histogram.edges[1] < law.quantile(0.965) < 101
     assert all(np.isnan(x) for x in law.quantile_interval(0.965))
     assert law.quantile(0.99) == pytest.approx(np.quantile(rare, 0.99))
-    assert law.exceedance(50.0) == pytest.approx(np.mean(rare > 50), abs=1e-9)
+    assert 10_000 / len(rare) < law.exceedance(50.0) < np.mean(rare > 50)
 
 
 def test_intervals_cover():
@@ -132,7 +176,7 @@ def test_bad_levels_are_refused():
 
 def test_probabilities_of_many_times_are_those_of_each():
     law = _law(np.random.default_rng(0).gamma(3.0, 0.1, 30_000))
-    times = np.array([[0.0, 1e-9, 0.1, 0.31], [0.5, 2.0, 99.0, float(law.largest[0])]])
+    times = np.array([[0.0, 1e-9, 0.1, 0.31], [0.5, 2.0, 99.0, float(law.histogram.largest[0])]])
     assert np.asarray(law.cdf(times)).tolist() == [
         [law.cdf(t) for t in row] for row in times.tolist()
     ]
@@ -148,9 +192,14 @@ def test_laws_are_compared_and_printed():
     law, same, few = _law(steps), _law(steps), _law(steps[:10])
     assert law == same == dataclasses.replace(law, run_s=9.0)
     assert hash(law) == hash(same)
-    for other in (few, dataclasses.replace(law, counts=law.counts[1:]), 3, None):
+    shorter = dataclasses.replace(law.histogram, counts=law.histogram.counts[1:])
+    wider = dataclasses.replace(law.errors, mean=2 * law.errors.mean)
+    apart = Allocations((1.0, 2.0), 0.1)
+    others = [{"histogram": shorter}, {"errors": wider}, {"allocations": apart}]
+    for other in (few, *(dataclasses.replace(law, **change) for change in others), 3, None):
         assert law != other
-    assert few == dataclasses.replace(few, level_errors=few.level_errors.copy())
+    copied = dataclasses.replace(few.errors, levels=few.errors.levels.copy())
+    assert few == dataclasses.replace(few, errors=copied)
     assert len({law, same, few}) == 2
     lines = repr(law).splitlines()
     assert len(lines) <= 24

@@ -45,7 +45,7 @@ def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
     explicit = simulate(program, num_samples=steps, key=jax.random.key(1), replicas="explicit")
     vector = simulate(program, num_samples=200_000, key=jax.random.key(2))
     exact = simulate(program, num_samples=200_000, key=jax.random.key(3), replicas="exact")
-    noise = np.hypot(explicit.mean_error, vector.mean_error)
+    noise = np.hypot(explicit.errors.mean, vector.errors.mean)
     # The vector rule is good to 0.13 % of the mean; the exact rule has no error of its own.
     assert abs(vector.mean - explicit.mean) < 4 * noise + 1.3e-3 * explicit.mean
     assert abs(exact.mean - explicit.mean) < 5 * noise + 1e-4 * explicit.mean
@@ -76,7 +76,7 @@ def test_intervals_are_as_wide_as_repetitions_scatter():
     program = _program(16, "everything")
     laws = [simulate(program, num_samples=8_000, key=jax.random.key(s)) for s in range(40)]
     for figure, error in (
-        (lambda law: law.mean, lambda law: law.mean_error),
+        (lambda law: law.mean, lambda law: law.errors.mean),
         (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
         (
             lambda law: law.quantile(0.95),
@@ -108,7 +108,7 @@ def test_one_replica_is_the_replica_itself():
     direct = np.max(np.asarray(ends), axis=0)
     assert law.mean == pytest.approx(direct.mean(), rel=1e-5)
     assert law.std == pytest.approx(direct.std(), rel=1e-3)
-    assert law.mean_error == pytest.approx(direct.std() / np.sqrt(samples), rel=0.05)
+    assert law.errors.mean == pytest.approx(direct.std() / np.sqrt(samples), rel=0.05)
     for q in (0.1, 0.5, 0.9):
         assert law.quantile(q) == pytest.approx(np.quantile(direct, q), abs=0.01 * law.std)
 
@@ -119,12 +119,14 @@ def test_stalls_occur_at_their_rate_and_add_their_size():
     law = simulate(program, num_samples=50_000, key=jax.random.key(0), replicas="explicit")
     quiet = 10 * 3.0
     rate = 20 * 1e-3
-    width = (law.edges[1] - law.edges[0]) / 2**16
+    width = (law.histogram.edges[1] - law.histogram.edges[0]) / 2**16
     assert law.quantile(0.5) == pytest.approx(quiet, abs=width)
-    assert law.mean == pytest.approx(quiet + rate, abs=4 * law.mean_error)
+    assert law.mean == pytest.approx(quiet + rate, abs=4 * law.errors.mean)
     assert law.exceedance(quiet + 0.5) == pytest.approx(1 - np.exp(-rate), abs=0.003)
     weighted = simulate(program, num_samples=50_000, key=jax.random.key(0))
     assert weighted.mean == pytest.approx(quiet + rate, rel=1e-4)
+    # Half of the samples are of the few steps with stalls.
+    assert weighted.effective_samples == pytest.approx(50_000 * np.exp(rate) / 2, rel=0.01)
     # Ranks are stratified, so a probability is right to within about one step of all.
     assert weighted.exceedance(quiet + 1.5) == pytest.approx(
         scipy.stats.poisson.sf(1, rate), abs=1.5 / 50_000
@@ -201,7 +203,7 @@ def test_a_long_run_is_right_although_most_samples_are_forgotten(num_replicas, m
     ends = sample_replica_ends(program, jnp.arange(480_000, dtype=jnp.uint32), jax.random.key(99))
     direct = np.max(np.asarray(ends), axis=0).reshape(-1, num_replicas).max(axis=1)
     noise = np.std(direct) / np.sqrt(len(direct))
-    gaps = [(law.mean - direct.mean()) / np.hypot(law.mean_error, noise) for law in laws]
+    gaps = [(law.mean - direct.mean()) / np.hypot(law.errors.mean, noise) for law in laws]
     assert abs(np.mean(gaps)) < 4 / np.sqrt(len(laws))
     assert np.mean([law.std for law in laws]) == pytest.approx(np.std(direct), rel=0.03)
     for q in (0.1, 0.5, 0.95):
@@ -230,7 +232,7 @@ def test_a_rate_of_stalls_that_was_zero_when_compiled():
 
 def test_ties_with_what_was_forgotten_keep_their_weight():
     """Half of two million scores tie, more than the reservoir keeps apart."""
-    from prism_jax.step import Chances, Reservoir
+    from prism_jax.step import Chances, Reservoir, effective_samples
     from prism_jax.step._selection import sample_weights
 
     rng = np.random.default_rng(0)
@@ -242,6 +244,40 @@ def test_ties_with_what_was_forgotten_keep_their_weight():
         reservoir.add(ids, score[:, None], score, np.zeros(100_000, np.int32), ones)
     kept = reservoir.replicas()
     one = np.ones(1)
-    weights = sample_weights(Chances(np.zeros(1, int), one, one, one), kept)
+    chances = Chances(np.zeros(1, int), one, one, one)
+    assert len(kept.ids) < 500_000
+    assert effective_samples(chances, kept) == pytest.approx(2_000_000)
+    weights = sample_weights(chances, kept)
     assert weights.sum() == pytest.approx(1)
     assert weights[kept.score == 2].sum() == pytest.approx(0.5, abs=0.005)
+
+
+def test_effective_samples_are_of_the_full_weights():
+    """By hand: the square of the sum of the weights over the sum of their squares."""
+    from prism_jax.step import Chances, Replicas, effective_samples
+
+    def found(strata, likelihood, chances):
+        n, zeros = len(strata), np.zeros(len(strata), np.float32)
+        likelihood = np.array(likelihood, np.float32)
+        counts = np.bincount(strata, minlength=len(chances.share))
+        ids, strata = np.arange(n, dtype=np.uint32), np.array(strata, np.int32)
+        kept = Replicas(ids, zeros[:, None], zeros, strata, likelihood, counts)
+        return effective_samples(chances, kept)
+
+    one = np.ones(1)
+    alone = Chances(np.zeros(1, int), one, one, one)
+    assert found([0] * 7, [1] * 7, alone) == pytest.approx(7)
+    assert found([0] * 3, [1, 2, 3], alone) == pytest.approx(6**2 / 14)
+    # No stall nine times in ten, but in three of eight samples only.
+    share, probability = np.array([0.4, 0.6]), np.array([0.9, 0.1])
+    stalls = Chances(np.zeros(2, int), share, probability / share, one)
+    by_hand = 1 / (3 * (0.9 / 3) ** 2 + 5 * (0.1 / 5) ** 2)
+    assert found([0, 1, 1, 0, 1, 1, 1, 0], [1] * 8, stalls) == pytest.approx(by_hand)
+    weights = np.array([0.9 * 1 / 4, 0.9 * 3 / 4, 0.1 * 1 / 3, 0.1 * 2 / 3])
+    assert found([0, 0, 1, 1], [1, 3, 1, 2], stalls) == pytest.approx(1 / np.sum(weights**2))
+    # A network that is congested once in ten steps, in half of the samples.
+    half = np.array([0.5, 0.5])
+    network = Chances(np.arange(2), half, np.ones(2), np.array([0.9, 0.1]))
+    assert found([0, 0, 1, 1], [1] * 4, network) == pytest.approx(1 / (0.9**2 / 2 + 0.1**2 / 2))
+    # What was not drawn has no weight.
+    assert found([0, 0, 0], [1] * 3, stalls) == pytest.approx(3)

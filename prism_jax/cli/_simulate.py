@@ -84,10 +84,10 @@ def _result(job, law, measured) -> dict[str, Any]:
         "run_s": law.run_s,
         "samples_per_s": law.num_samples / max(law.run_s, 1e-9),
     }
-    if len(law.allocation_means) > 1:
+    if law.allocations is not None and len(law.allocations.means) > 1:
         result["allocations"] = {
-            "means_s": list(law.allocation_means),
-            "std_within_s": law.allocation_std,
+            "means_s": list(law.allocations.means),
+            "std_within_s": law.allocations.std,
             "run_steps": _RUN_STEPS,
             "run_mean_std_s": law.run_mean_std(_RUN_STEPS),
         }
@@ -137,8 +137,8 @@ def _text(job, program, result) -> str:
         found = result["allocations"]
         lines.append(
             f"{len(found['means_s'])} sets of GPUs: a step has a standard deviation of "
-            f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} steps one "
-            f"of {found['run_mean_std_s']:.3g} s between them"
+            f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} "
+            f"independent steps one of {found['run_mean_std_s']:.3g} s between them"
         )
     if unknown:
         lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")

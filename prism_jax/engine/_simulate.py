@@ -19,6 +19,7 @@ from ..law import (
 )
 from ..program import Program, digest
 from ..replica import interruptible
+from ..step import Chances, effective_samples
 from ._check import check_num_samples, check_program
 from ._draw import RANDOMISATIONS, Advance, Draws, all_draws, automatic_sampling, find_lead
 from ._prepare import Run, prepare
@@ -60,7 +61,7 @@ def simulate(
     - `allocations`: by default the law is of one step on GPUs that are drawn anew for each step.
         With a number, so many sets of GPUs are drawn, and the steps are divided among them; all
         replicas are simulated. The law is of all these steps, its intervals are from how much the
-        allocations differ, and `allocation_means` and `run_mean_std` tell them apart.
+        allocations differ, and its `allocations` and `run_mean_std` tell them apart.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -127,7 +128,9 @@ def _law(
                         errors = first if whole else None
                         if errors is None:
                             errors = errors_of(stretch.decision, accumulator.first_steps())
-                        laws.append(_law_of_stretch(stretch, accumulator, errors, about))
+                        laws.append(
+                            _law_of_stretch(run.chances, stretch, accumulator, errors, about)
+                        )
                         first = errors if merge is not merge_allocations else None
                 if len(laws) == RANDOMISATIONS and merge is merge_stretches:
                     laws = [merge_stretches(laws)]  # So that memory stays flat.
@@ -138,11 +141,13 @@ def _law(
     return merge(laws)
 
 
-def _law_of_stretch(stretch: Stretch, accumulator: Accumulator, errors: Errors, about) -> Law:
+def _law_of_stretch(
+    chances: Chances, stretch: Stretch, accumulator: Accumulator, errors: Errors, about
+) -> Law:
     return accumulator.law(
         errors,
         requested=stretch.draws.steps,
-        effective_samples=stretch.decision.kept.effective_samples(),
+        effective_samples=effective_samples(chances, stretch.decision.kept),
         compile_s=0.0,
         run_s=0.0,
         **about,

@@ -1,14 +1,14 @@
-from ._accumulator import Accumulator as Accumulator, Errors as Errors, grid_of as grid_of
+from ._accumulator import Accumulator as Accumulator, grid_of as grid_of
+from ._allocations import Allocations as Allocations
+from ._errors import FEWEST as FEWEST, LEVELS as LEVELS, Errors as Errors
 from ._file import load_law as load_law, save_law as save_law
-from ._law import (
-    FEWEST as FEWEST,
-    LEVELS as LEVELS,
+from ._histogram import (
     NUM_BINS as NUM_BINS,
     NUM_EXTREMES as NUM_EXTREMES,
-    QUANTILES as QUANTILES,
-    Law as Law,
-    figures as figures,
+    Histogram as Histogram,
+    merge_histograms as merge_histograms,
 )
+from ._law import QUANTILES as QUANTILES, Law as Law, figures as figures
 from ._merge import (
     merge_allocations as merge_allocations,
     merge_laws as merge_laws,

@@ -1,29 +1,16 @@
 """Gathers composed steps into a law, in memory that does not grow with their number."""
 
-import dataclasses
-
 import numpy as np
 
-from ._law import NUM_BINS, NUM_EXTREMES, Law
+from ._errors import Errors
+from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
+from ._law import Law
 
 
 # Standard errors are computed from at most so many steps, and are a little too large for more.
 _ERROR_STEPS = 2**20
 # Sums are taken over so many steps at a time.
 _TILE = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class Errors:
-    """Standard errors of a law's figures, and how many independent samples are behind them: see the
-    fields of [`Law`][].
-    """
-
-    mean: float
-    std: float
-    support: float
-    levels: np.ndarray
-    level_support: np.ndarray
 
 
 def grid_of(pilot: np.ndarray) -> tuple[float, float]:
@@ -95,17 +82,9 @@ class Accumulator:
         n = self.num_samples
         shift, square = self._sums / n
         return Law(
-            num_samples=n,
             mean=float(self._centre + shift),
             std=float(np.sqrt(max(square - shift**2, 0.0))),
-            edges=self.grid,
-            counts=self._counts,
-            smallest=self._smallest,
-            largest=self._largest,
-            mean_error=errors.mean,
-            std_error=errors.std,
-            mean_support=errors.support,
-            level_errors=errors.levels,
-            level_support=errors.level_support,
+            histogram=Histogram(self.grid, self._counts, self._smallest, self._largest),
+            errors=errors,
             **about,
         )

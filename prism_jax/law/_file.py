@@ -2,18 +2,24 @@
 
 import dataclasses
 import os
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from .._archive import damaged, read_archive, write_archive
-from ._law import FEWEST, LEVELS, NUM_BINS, NUM_EXTREMES, Law
+from ._allocations import Allocations
+from ._errors import LEVELS, Errors
+from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
+from ._law import Law
 
 
 _FORMAT = 1
 _WHAT = ("law", "save_law")
+# The arrays of its histogram, and of its errors.
+_STEPS = ("counts", "smallest", "largest")
+_LEVELS = ("levels", "level_support")
 
 # No step takes 10^30 seconds; the squares of what is smaller are finite.
 _Finite: TypeAlias = Annotated[float, Meta(gt=-1e30, lt=1e30)]
@@ -22,35 +28,47 @@ _Whole: TypeAlias = Annotated[int, Meta(ge=1, lt=2**62)]
 _Word: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
+class _Errors(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of its errors that are no arrays."""
+
+    mean: float
+    std: float
+    support: _NonNegative
+    degrees: Annotated[float, Meta(gt=0)]
+
+
+class _Allocations(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of its allocations."""
+
+    means: Annotated[tuple[_Finite, ...], Meta(min_length=1)]
+    std: _NonNegative
+
+
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of a law that are no arrays, and what they may be."""
 
     format: Literal[1]
-    num_samples: _Whole
     requested: _Whole
     mean: _Finite
     std: _NonNegative
     edges: tuple[_Finite, _Finite]
-    mean_error: float
-    std_error: float
-    mean_support: _NonNegative
+    errors: _Errors
+    allocations: _Allocations | None
+    sampling: str
     effective_samples: _NonNegative
     program: str
     keys: Annotated[tuple[tuple[_Word, _Word], ...], Meta(min_length=1)]
     compile_s: _NonNegative
     run_s: _NonNegative
-    degrees: Annotated[float, Meta(gt=0)]
-    sampling: str
-    allocation_means: tuple[_Finite, ...]
-    allocation_std: _NonNegative
 
 
 def save_law(law: Law, path: str | os.PathLike) -> None:
     """Writes a law to a `.npz` file, which appears whole or not at all."""
-    fields = {field.name: getattr(law, field.name) for field in dataclasses.fields(law)}
-    arrays = {name: x for name, x in fields.items() if isinstance(x, np.ndarray)}
-    rest = {name: x for name, x in fields.items() if name not in arrays}
-    write_archive(path, {"format": _FORMAT, **rest}, arrays)
+    fields = dataclasses.asdict(law)
+    histogram, errors = fields.pop("histogram"), fields["errors"]
+    arrays = {name: histogram[name] for name in _STEPS}
+    arrays |= {name: errors.pop(name) for name in _LEVELS}
+    write_archive(path, {"format": _FORMAT, "edges": histogram["edges"], **fields}, arrays)
 
 
 def load_law(path: str | os.PathLike) -> Law:
@@ -61,45 +79,53 @@ def load_law(path: str | os.PathLike) -> Law:
     `ValueError` if the file is not one, or damaged; `OSError` if it cannot be read.
     """
     about, arrays = read_archive(path, _About, *_WHAT)
-    with np.errstate(all="ignore"):  # What a damaged file holds may be as large as it likes.
-        if not _are_sound(about, arrays):
-            raise damaged(path, *_WHAT)
+    if not _are_shaped(arrays):
+        raise damaged(path, *_WHAT)
     fields = msgspec.structs.asdict(about)
     del fields["format"]
-    return Law(**arrays, **fields)
+    fields["histogram"] = Histogram(fields.pop("edges"), *(arrays[name] for name in _STEPS))
+    levels: dict[str, Any] = {name: arrays[name] for name in _LEVELS}
+    fields["errors"] = Errors(**msgspec.structs.asdict(about.errors), **levels)
+    if about.allocations is not None:
+        fields["allocations"] = Allocations(**msgspec.structs.asdict(about.allocations))
+    law = Law(**fields)
+    with np.errstate(all="ignore"):  # What a damaged file holds may be as large as it likes.
+        if not _is_sound(law):
+            raise damaged(path, *_WHAT)
+    return law
 
 
-def _are_sound(about: _About, arrays: dict[str, np.ndarray]) -> bool:
-    """Whether the arrays are what `simulate` may give, and agree with one another and the rest."""
-    kept, levels = min(about.num_samples, NUM_EXTREMES), len(LEVELS)
-    shapes = {
-        "counts": (np.int64, NUM_BINS + 2),
-        "smallest": (np.float64, kept),
-        "largest": (np.float64, kept),
-        "level_errors": (np.float64, levels),
-        "level_support": (np.float64, levels),
-    }
-    if {name: (x.dtype, x.shape) for name, x in arrays.items()} != {
-        name: (np.dtype(dtype), (size,)) for name, (dtype, size) in shapes.items()
-    }:
+def _are_shaped(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether these are the arrays of a law, of fitting types and shapes."""
+    if arrays.keys() != {*_STEPS, *_LEVELS}:
         return False
-    counts, smallest, largest = arrays["counts"], arrays["smallest"], arrays["largest"]
-    errors = np.array([about.mean_error, about.std_error, *arrays["level_errors"]])
-    unknown = about.mean_support < FEWEST  # How wrong it is.
-    rounding = 1e-9 * abs(about.mean)
+    if any(x.dtype != (np.int64 if name == "counts" else float) for name, x in arrays.items()):
+        return False
+    total = sum(arrays["counts"].ravel().tolist())  # Of whole numbers that do not overflow.
+    if total < 1:
+        return False
+    shapes = dict.fromkeys(_STEPS, (min(total, NUM_EXTREMES),))
+    shapes |= dict.fromkeys(_LEVELS, (len(LEVELS),)) | {"counts": (NUM_BINS + 2,)}
+    return all(x.shape == shapes[name] for name, x in arrays.items())
+
+
+def _is_sound(law: Law) -> bool:
+    """Whether a law is what `simulate` may give: its parts agree with one another."""
+    steps, errors = law.histogram, law.errors
+    edges, counts, smallest, largest = steps.edges, steps.counts, steps.smallest, steps.largest
+    each = np.array([errors.mean, errors.std, *errors.levels])
+    rounding = 1e-9 * abs(law.mean)
     sound = [
-        about.num_samples <= about.requested,
-        about.edges[0] < about.edges[1],
-        # Before their sum, which may overflow.
-        np.all((counts >= 0) & (counts <= about.num_samples)),
-        sum(counts.tolist()) == about.num_samples,
+        sum(counts.tolist()) <= law.requested,
+        edges[0] < edges[1],
+        np.all(counts >= 0),
         _are_between(smallest, -1e30, 1e30) and _are_between(largest, -1e30, 1e30),
         np.all(np.diff(smallest) >= 0) and np.all(np.diff(largest) >= 0),
         np.all(smallest <= largest),
-        smallest[0] - rounding <= about.mean <= largest[-1] + rounding,
-        about.std <= (largest[-1] - smallest[0]) * (0.5 + 1e-6) + rounding,
-        _are_between(arrays["level_support"], 0, 1e30),
-        _are_between(errors[~np.isnan(errors)] if unknown else errors, 0, 1e30),
+        smallest[0] - rounding <= law.mean <= largest[-1] + rounding,
+        law.std <= (largest[-1] - smallest[0]) * (0.5 + 1e-6) + rounding,
+        _are_between(errors.level_support, 0, 1e30),
+        _are_between(each if errors.known else each[~np.isnan(each)], 0, 1e30),
     ]
     return all(map(bool, sound))
 

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ._law import LEVELS, NUM_EXTREMES, Law
+from ._allocations import Allocations
+from ._errors import LEVELS, pooled_errors
+from ._histogram import merge_histograms
+from ._law import Law
 
 
 def merge_laws(laws: Iterable[Law]) -> Law:
@@ -23,7 +26,7 @@ def merge_laws(laws: Iterable[Law]) -> Law:
             "The laws are of different programs and cannot be merged; merge those of one program "
             "with the same parameters."
         )
-    if len({law.edges for law in laws}) > 1:
+    if len({law.histogram.edges for law in laws}) > 1:
         raise ValueError(
             "The laws were counted in different bins, on other software or another machine, and "
             "cannot be merged; simulate them in one place."
@@ -49,20 +52,22 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     law = merge_stretches(laws)
     count = len(laws)
     if count < 2:
-        return dataclasses.replace(law, mean_support=0.0, level_support=0 * law.level_support)
+        none = 0 * law.errors.level_support
+        unknown = dataclasses.replace(law.errors, support=0.0, level_support=none)
+        return dataclasses.replace(law, errors=unknown)
 
     def error(values):
         return np.std(values, axis=0, ddof=1) / np.sqrt(count)
 
     quantiles = np.asarray(law.quantile(LEVELS))
-    levels = np.array([one.cdf(quantiles) for one in laws])
-    return dataclasses.replace(
-        law,
-        mean_error=float(error([one.mean for one in laws])),
-        std_error=float(error([one.std for one in laws])),
-        level_errors=error(levels),
+    errors = dataclasses.replace(
+        law.errors,
+        mean=float(error([one.mean for one in laws])),
+        std=float(error([one.std for one in laws])),
+        levels=error(np.array([one.cdf(quantiles) for one in laws])),
         degrees=count - 1.0,
     )
+    return dataclasses.replace(law, errors=errors)
 
 
 def merge_allocations(laws: Sequence[Law]) -> Law:
@@ -71,9 +76,7 @@ def merge_allocations(laws: Sequence[Law]) -> Law:
     """
     means = tuple(law.mean for law in laws)
     std = float(np.sqrt(np.mean([law.std**2 for law in laws])))
-    return dataclasses.replace(
-        merge_randomisations(laws), allocation_means=means, allocation_std=std
-    )
+    return dataclasses.replace(merge_randomisations(laws), allocations=Allocations(means, std))
 
 
 def _pool(laws: Sequence[Law], keys) -> Law:
@@ -83,34 +86,19 @@ def _pool(laws: Sequence[Law], keys) -> Law:
     mean = float(shares @ means)
     std = float(np.sqrt(shares @ (stds**2 + (means - mean) ** 2)))
 
-    def error(name):
-        errors = np.array([getattr(law, name) for law in laws])
-        return np.sqrt(np.tensordot(shares**2, errors**2, 1))
-
     def total(name):
         return sum(getattr(law, name) for law in laws)
 
-    low = np.sort(np.concatenate([law.smallest for law in laws]))
-    high = np.sort(np.concatenate([law.largest for law in laws]))
     return Law(
-        num_samples=total("num_samples"),
         requested=total("requested"),
         mean=mean,
         std=std,
-        edges=laws[0].edges,
-        counts=np.sum([law.counts for law in laws], axis=0),
-        smallest=low[:NUM_EXTREMES],
-        largest=high[-NUM_EXTREMES:],
-        mean_error=float(error("mean_error")),
-        std_error=float(error("std_error")),
-        mean_support=total("mean_support"),
-        level_errors=error("level_errors"),
-        level_support=np.sum([law.level_support for law in laws], axis=0),
+        histogram=merge_histograms([law.histogram for law in laws]),
+        errors=pooled_errors([law.errors for law in laws], shares),
         effective_samples=total("effective_samples"),
         program=laws[0].program,
         keys=tuple(keys),
         compile_s=total("compile_s"),
         run_s=total("run_s"),
-        degrees=min(law.degrees for law in laws),
         sampling=laws[0].sampling if len({law.sampling for law in laws}) == 1 else "mixed",
     )

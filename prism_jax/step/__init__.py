@@ -16,6 +16,7 @@ from ._reservoir import (
     Replicas as Replicas,
     Reservoir as Reservoir,
 )
+from ._selection import effective_samples as effective_samples
 from ._step import (
     Over as Over,
     barriers as barriers,

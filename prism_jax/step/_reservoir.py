@@ -40,12 +40,6 @@ class Replicas:
         """How many samples were drawn."""
         return int(self.counts.sum())
 
-    def effective_samples(self) -> float:
-        """How many samples of equal weight are worth as much for the mean."""
-        likelihood = self.likelihood.astype(np.float64)
-        scale = self.drawn / len(likelihood)
-        return float(likelihood.sum() ** 2 / np.sum(likelihood**2)) * scale
-
 
 class Reservoir:
     """Collects up to `most` replica samples from id `first` on, in arrays of fixed size; forgets

@@ -49,6 +49,30 @@ def sample_weights(chances: Chances, kept: Replicas) -> np.ndarray:
     return weights
 
 
+def effective_samples(chances: Chances, kept: Replicas) -> float:
+    """How many samples of equal weight are worth as much as those that were drawn, for the mean:
+    the square of the sum of their weights over the sum of their squares. A sample's weight is its
+    likelihood times the probability of its stratum, over how much of that was drawn.
+
+    **Arguments:**
+
+    - `chances`: of the program's strata.
+    """
+    # The first samples stand for the rest; of later ones those that are kept are unlike the rest.
+    early = kept.ids - np.uint32(kept.first) < RESERVOIR
+    stratum, likelihood = kept.stratum[early], kept.likelihood[early].astype(np.float64)
+    size = len(kept.counts)
+    number, total, squares = (np.bincount(stratum, likelihood**k, size) for k in range(3))
+    present = np.flatnonzero(total)
+    regime = chances.regime[present]
+    # As with `sample_weights`, the strata that were drawn share the probability of their regime.
+    probability = (chances.weight * chances.share)[present]
+    probability *= chances.network[regime] / np.bincount(regime, probability)[regime]
+    unevenness = (number * squares)[present] / total[present] ** 2
+    per_sample = probability**2 * unevenness / kept.counts[present]
+    return float(probability.sum() ** 2 / per_sample.sum())
+
+
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """The law of the replica that decides a step, by the vector rule, for one regime.
