@@ -92,7 +92,10 @@ def test_kept_gpus_draw_it_anew_in_each_step():
     assert kept.run_mean_std(10**6) > 10 * anew.run_mean_std(10**6)
 
 
-@pytest.mark.parametrize("sampling", ["plain", "importance", "sobol"])
+@pytest.mark.parametrize(
+    "sampling",
+    ["importance", *(pytest.param(s, marks=pytest.mark.slow) for s in ("plain", "sobol"))],
+)
 def test_the_vector_rule_equals_explicit_replicas(sampling):
     variability = Variability(
         residual={"gemm": lognormal(0.03), "send_recv": lognormal(0.3)},
@@ -185,7 +188,9 @@ def test_cumulants_of_compute_and_communication_add():
     np.testing.assert_allclose(law.collapsed.skewness, third / variance**1.5, rtol=1e-9)
 
 
-@pytest.mark.parametrize("rank", [None, lognormal(0.02)])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(None, marks=pytest.mark.slow), lognormal(0.02)], ids=["equal", "unequal"]
+)
 def test_members_drawn_one_by_one_share_it(rank):
     residual = {"gemm": lognormal(0.03), "all_gather": lognormal(0.2)}
     laws = {"rank": rank, "worker_step": lognormal(0.06), "residual": residual}
