@@ -43,8 +43,9 @@ def _job(dp=2, pp=2, microbatches=4):
     return Job(Layout(dp=dp, pp=pp), schedule, name="made")
 
 
-def _made_trace(job, steps, latency, *, seed=0):
-    """A trace of a step of which `latency(kind, worker, microbatch, rng)` gives all ops."""
+def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0):
+    """A trace of a step of which `latency(kind, worker, microbatch, rng)` gives all ops.
+    `worker_step` is the spread of a factor that a worker's compute has in a step."""
     dp, pp, calls = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
     scopes = {"params-all-gather": "dp", "grads-reduce-scatter": "dp", "optimizer": "self"}
     before, *after = (Call(op, scope, _self(dp, pp)) for op, scope in scopes.items())
@@ -58,6 +59,7 @@ def _made_trace(job, steps, latency, *, seed=0):
     start |= {op: np.full((*shape, 1), np.nan) for op in scopes}
     end = {op: x.copy() for op, x in start.items()}
     factors = latency("microbatch", None, None, rng)
+    of_workers = np.exp(worker_step * np.random.default_rng(seed).standard_normal((steps, dp * pp)))
     for t in range(steps):
         common = np.exp(factors * rng.standard_normal((dp, calls)) - factors**2 / 2)
         ends = np.empty(step.graph.num_ops)
@@ -66,7 +68,7 @@ def _made_trace(job, steps, latency, *, seed=0):
             ready, worker, call = max(waits, default=0.0), step.members[op][0], step.call[op]
             seconds = latency(kind, worker, call, rng)
             if kind.endswith("-compute"):
-                seconds *= common[worker // pp, call]
+                seconds *= common[worker // pp, call] * of_workers[t, worker]
             ends[op] = ready + seconds
             for i, member in enumerate(step.members[op]):
                 place = (t, member // pp, member % pp, call)
@@ -247,6 +249,26 @@ def _cv(parameters):
         squared = np.exp(spread**2)
         return np.sqrt(squared * (squared - 1)) / (parameters["shift"] + np.sqrt(squared))
     return {"sigma": np.sqrt(np.expm1(spread**2)), "std": spread, "cv": spread}[name]
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.05])
+def test_what_a_worker_has_in_one_step_is_a_law_of_the_profile(tmp_path, sigma):
+    trace = _made_trace(_job(4, 2, 8), 60, _plain, seed=7, worker_step=sigma)
+    profile = fit_profile(trace)
+    laws, found = _laws_and_components(profile)
+    value, error = found["worker_step"]
+    assert laws["", "worker_step"] == {"sigma": value}
+    # 480 of them, less the means of 8 workers and of 60 steps.
+    assert abs(value - sigma) < 3 * error
+    assert error < 0.06 * sigma
+    save_profile(profile, tmp_path / "p")
+    assert _laws_and_components(load_profile(tmp_path / "p")) == (laws, found)
+    # Nothing of it is left for the step as a whole, and steps spread as they did.
+    assert found["step"][0] < 3 * found["step"][1]
+    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    measured = trace.step_times()
+    assert law.mean == pytest.approx(measured.mean(), abs=4 * measured.std() / np.sqrt(60))
+    assert law.std == pytest.approx(measured.std(), rel=4 / np.sqrt(2 * 60))
 
 
 def test_stalls_are_taken_apart_from_the_body():

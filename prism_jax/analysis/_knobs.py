@@ -15,7 +15,7 @@ from ..latency import widen
 from ..program import Adjustment, Network, Program
 
 
-_SHARED = ("rank", "step", "microbatch")
+_SHARED = ("rank", "step", "worker_step", "microbatch")
 # The fields of `Knobs` that together hold all that varies, each once.
 ELEMENTARY = ("kernel_spread", "factor_spread", "stall_rate")
 
@@ -27,8 +27,8 @@ class Knobs(eqx.Module):
 
     - `kernel_mean`, `kernel_spread`: for each kind of kernel, on its mean latency and on the
         spread of its own noise.
-    - `factor_spread`: on the spread of each shared factor: `rank`, `step`, `microbatch`, and
-        `network`, where it multiplies what congestion adds.
+    - `factor_spread`: on the spread of each shared factor: `rank`, `step`, `worker_step`,
+        `microbatch`, and `network`, where it multiplies what congestion adds.
     - `stall_rate`: for each kind of kernel that stalls.
     - `stage_mean`, `stage_spread`: `(stages,)`, on the latency of the ops of a (global virtual)
         stage, and on the spread of their own noise.

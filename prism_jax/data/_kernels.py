@@ -8,8 +8,8 @@ import msgspec
 from ._types import Fraction, Label, Name, NonNegative, Positive, Text
 
 
-COMPONENTS = ("rank", "step", "microbatch", "residual", "stall", "network")
-SHARED = ("rank", "step", "microbatch", "network")
+COMPONENTS = ("rank", "step", "worker_step", "microbatch", "residual", "stall", "network")
+SHARED = ("rank", "step", "worker_step", "microbatch", "network")
 
 
 class Efficiency(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `kernel`: the kind; empty for the components that kernels share.
     - `component`: `residual` (each call of the kernel by itself), `stall`, or one that is shared:
-        `rank`, `step`, `microbatch`, `network`.
+        `rank`, `step`, `worker_step`, `microbatch`, `network`.
     - `family`: the law of the factor, or for a stall of its duration; `two-regimes` of `network`.
     - `parameters`: of the law; a stall has `rate` (stalls per call) and `median_s` as well, the
         network `probability` and `slowdown`.
@@ -173,7 +173,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class VariationRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of `variability.csv`."""
 
-    component: Literal["rank", "step", "microbatch", "residual", "stall", "network"]
+    component: Literal["rank", "step", "worker_step", "microbatch", "residual", "stall", "network"]
     family: Name
     source: Text
     kernel: Label = ""

@@ -22,8 +22,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 
     - The mean of each kind of op on each worker, without what it waited for others.
     - Stalls, which are taken out first: how often a step has one, and how long it is.
-    - The components of compute, see `components`, among them the factors of a step and of a
-      microbatch's data: the components that `fitted` holds are those of which the laws are made.
+    - The components of compute, see `components`, among them the factors of a step, of a worker
+      in one step and of a microbatch's data: the components that `fitted` holds are those of which
+      the laws are made.
     - What is left of each kind of op: of several families, that which predicts held-out steps best
       (CRPS), of compute with the spread of the component.
     - Where step times spread more than all of these explain, by two standard errors, the factor of

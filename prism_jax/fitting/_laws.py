@@ -54,7 +54,7 @@ def laws_of_components(
     """
     shared = [
         Variation("", name, "lognormal", {"sigma": apart.value(name)}, source)
-        for name in ("step", "microbatch")
+        for name in ("step", "worker_step", "microbatch")
         if apart.value(name)
     ]
     ratios = np.where(means > 0, stalls.body.T / np.where(means > 0, means, 1), np.nan).T

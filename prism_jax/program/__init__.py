@@ -5,6 +5,7 @@ from ._collapse import (
     NODE_SCORES as NODE_SCORES,
     Collapse as Collapse,
     class_moments as class_moments,
+    communication_moments as communication_moments,
     gpu_factors as gpu_factors,
     segment_maxima as segment_maxima,
     segment_skewness as segment_skewness,

@@ -37,7 +37,7 @@ def check_variability(variability: Variability) -> None:
     """Raises a `ValueError` of one sentence if a law or a rate has impossible parameters."""
     laws = {f"residual of {kind}": law for kind, law in variability.residual.items()}
     laws |= {f"stall of {kind}": stall.size for kind, stall in variability.stalls.items()}
-    for name in ("rank", "step", "microbatch"):
+    for name in ("rank", "step", "worker_step", "microbatch"):
         law = getattr(variability, name)
         if law is not None:
             laws[f"{name} factor"] = law

@@ -203,10 +203,7 @@ def class_moments(
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
     """
-    # In seconds, cubes of what a kernel varies by would be lost in single precision.
-    unit = jax.lax.stop_gradient(jnp.max(cumulants[0]))
-    unit = jnp.where(unit > 0, unit, 1)
-    cumulants = cumulants / jnp.stack([unit, unit**2, unit**3])[:, None]
+    unit, cumulants = _in_units(cumulants)
     serial = cumulants @ collapse.segments.T
     mine = jax.tree.map(lambda x: x[collapse.group], groups)
 
@@ -219,8 +216,34 @@ def class_moments(
     one = jax.checkpoint(one)
     slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members)), 0, 1)
     compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
-    powers = jnp.stack([network, network**2, network**3])
-    communication = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
+    communication = _communication(collapse, cumulants, network)
     mean, variance, third = compute[:, :, None, :] + communication[:, :, :, None]
     std, skewness = _shape(variance, third)
     return jnp.stack([mean * unit, std * unit, skewness])
+
+
+def communication_moments(
+    collapse: Collapse,
+    cumulants: Float[Array, "3 kernels"],
+    network: Float[Array, " kernels regimes"],
+) -> Float[Array, "3 classes regimes"]:
+    """What `class_moments` gives for the communication of each class alone, which no GPU slows."""
+    unit, cumulants = _in_units(cumulants)
+    mean, variance, third = _communication(collapse, cumulants, network)
+    std, skewness = _shape(variance, third)
+    return jnp.stack([mean * unit, std * unit, skewness])
+
+
+def _in_units(cumulants: Float[Array, "3 kernels"]):
+    """A unit of time, and the cumulants in it: in seconds, cubes of what a kernel varies by would
+    be lost in single precision.
+    """
+    unit = jax.lax.stop_gradient(jnp.max(cumulants[0]))
+    unit = jnp.where(unit > 0, unit, 1)
+    return unit, cumulants / jnp.stack([unit, unit**2, unit**3])[:, None]
+
+
+def _communication(collapse: Collapse, cumulants, network) -> Float[Array, "3 classes regimes"]:
+    """The cumulants of the collectives of each class."""
+    powers = jnp.stack([network, network**2, network**3])
+    return jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)

@@ -1,5 +1,5 @@
 """What makes latencies vary: each kernel by itself, and what many ops share (design: one rank, one
-step, one microbatch, the network, stalls)."""
+step, one worker in one step, one microbatch, the network, stalls)."""
 
 from collections.abc import Iterable
 
@@ -55,6 +55,9 @@ class Variability(eqx.Module):
     - `residual`: for each kind of kernel, its own noise; a kind that is missing is constant.
     - `rank`: the persistent factor of one GPU on its compute. `None`: all GPUs are equal.
     - `step`: the factor of one step on every op.
+    - `worker_step`: the factor of one pipeline rank of one replica in one step on its compute,
+        which the rank's GPUs share: it multiplies that of the slowest of them, and unlike it is
+        drawn anew for each step. What follows the barrier of all ranks does not have it.
     - `microbatch`: the factor of a microbatch's data on all that is computed for it.
     - `network`: the regime that all communication between nodes shares in a step.
     - `stalls`: for each kind of kernel that stalls, how.
@@ -63,6 +66,7 @@ class Variability(eqx.Module):
     residual: dict[str, AbstractLatency] = eqx.field(default_factory=dict)
     rank: AbstractLatency | None = None
     step: AbstractLatency | None = None
+    worker_step: AbstractLatency | None = None
     microbatch: AbstractLatency | None = None
     network: Network | None = None
     stalls: dict[str, Stall] = eqx.field(default_factory=dict)

@@ -14,5 +14,6 @@ class Stream(enum.IntEnum):
     STALLS = 3
     MEMBERS = 4
     LEAD = 5
+    WORKER_STEPS = 6
     STEPS = 100
     UNLIKE = 200  # Replicas that are unlike the others.

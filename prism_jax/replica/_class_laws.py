@@ -16,6 +16,7 @@ def class_laws(
     slowest: Float[Array, "rows samples"],
     nodes: Float[Array, " nodes"],
     regimes: Int[Array, " samples"],
+    worker_step: Float[Array, "rows samples"] | None = None,
 ) -> ClassLaw:
     """The laws of some classes in each sample, given the factor of the slowest GPU.
 
@@ -26,6 +27,7 @@ def class_laws(
     - `slowest`: the factor of the slowest GPU of each.
     - `nodes`: the factors at which moments are known, of the same group of GPUs.
     - `regimes`: of the network.
+    - `worker_step`: a further factor on the compute of each, and one on communication.
 
     **Returns:**
 
@@ -35,11 +37,12 @@ def class_laws(
     alone = about.direct[classes] >= 0
     collapsed = single = None
     if mixed.collapsed:
-        moments = _moments(plan, classes, alone, slowest, nodes, regimes)
+        moments = _moments(plan, classes, alone, slowest, nodes, regimes, worker_step)
         collapsed = Collapsed(moments[0], moments[1], moments[2])
     if mixed.single:
         compute = about.compute[classes][:, None]
         mean = tables.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
+        mean = mean if worker_step is None else mean * worker_step
         kinds = jnp.where(alone, about.kind[about.direct[classes]], 0)[:, None]
         sigma, kind = (
             (plan.tables.sigmas[kinds], None) if plan.tables.residuals is None else (None, kinds)
@@ -48,7 +51,9 @@ def class_laws(
     return ClassLaw(collapsed, single)
 
 
-def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array, "3 rows samples"]:
+def _moments(
+    plan: Plan, classes, alone, slowest, nodes, regimes, worker_step
+) -> Float[Array, "3 rows samples"]:
     """Mean, standard deviation and skewness, between the nodes; zero for single kernels."""
     reached = slowest[None] >= nodes[1:-1, None, None]
     position = jnp.sum(reached, axis=0, dtype=jnp.int32)
@@ -60,7 +65,37 @@ def _moments(plan: Plan, classes, alone, slowest, nodes, regimes) -> Float[Array
     below = jnp.take_along_axis(moments, index[None], axis=2)
     above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
     collapsed = below + share[None] * (above - below)
+    if worker_step is not None:
+        assert plan.tables.communication is not None
+        communication = plan.tables.communication[:, classes][:, :, regimes]
+        collapsed = _with_factor(collapsed, communication, worker_step)
     return jnp.where(alone[None, :, None], 0, collapsed)
+
+
+def _with_factor(
+    moments: Float[Array, "3 rows samples"],
+    communication: Float[Array, "3 rows samples"],
+    factor: Float[Array, "rows samples"],
+) -> Float[Array, "3 rows samples"]:
+    """The moments of compute and communication, where all compute takes `factor` times as long.
+    Exact: the cumulants of the two add.
+    """
+    mean, std, skewness = moments
+    mean_apart, std_apart, skewness_apart = communication
+    # In units of the standard deviation, for single precision does not hold cubes of seconds.
+    varies = std > 0
+    part = jnp.where(varies, std_apart / jnp.where(varies, std, 1), 0)
+    third_apart = part**3 * skewness_apart
+    # A factor of nothing leaves nothing, and a derivative.
+    variance = jnp.maximum(part**2 + factor**2 * (1 - part**2), 1e-12)
+    third = third_apart + factor**3 * (skewness - third_apart)
+    return jnp.stack(
+        [
+            mean_apart + factor * (mean - mean_apart),
+            std * jnp.sqrt(variance),
+            third / variance**1.5,
+        ]
+    )
 
 
 def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:

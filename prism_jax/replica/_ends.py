@@ -15,7 +15,7 @@ from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
 from ._class_laws import class_laws
 from ._kernels import MemberCommon, MemberLaw, member_factors
-from ._op_law import Common, OpLaw, Pause, look_up, look_up_one
+from ._op_law import ClassLaw, Common, OpLaw, Pause, look_up, look_up_one
 from ._plan import Plan, make_plan
 from ._strata import regimes_and_stalls
 
@@ -34,11 +34,14 @@ class Axes(eqx.Module):
     - `ops`: `(levels, width)`.
     - `ranks`: `(ranks,)`, of the factor of each pipeline rank's slowest GPU.
     - `microbatches`: `(microbatches,)`.
+    - `worker_steps`: `(ranks,)`, of the factor of each pipeline rank in its step; `None` where
+        there are none.
     """
 
     ops: Int[Array, "levels width"]
     ranks: Int[Array, " ranks"]
     microbatches: Int[Array, " microbatches"]
+    worker_steps: Int[Array, " ranks"] | None
 
 
 class Sampled(eqx.Module):
@@ -107,23 +110,8 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     """The latencies of all ops of the samples."""
     structure = plan.structure
     slowest, members = _slowest(plan, sampled, key)
-    # Laws are the same for all samples where neither GPUs nor the network make a difference.
-    regimes = sampled.regimes
-    if plan.tables.moments.shape[2] == 1:
-        regimes = jnp.zeros((1,), jnp.int32)
-    number = max(slowest.shape[1], regimes.shape[0])
-    # Communication has no GPU: the last row.
-    slowest = jnp.broadcast_to(slowest, (len(slowest), number))
-    slowest = jnp.concatenate([slowest, jnp.ones((1, number), plan.dtype)])
-    regimes = jnp.broadcast_to(regimes, (number,))
-    law = class_laws(
-        plan,
-        structure.graph.row_class,
-        structure.graph.mixed,
-        slowest[structure.graph.row_rank],
-        plan.tables.nodes,
-        regimes,
-    )
+    worker_step = _worker_steps(plan, sampled, key)
+    law = _class_law(plan, sampled.regimes, slowest, worker_step)
     rows = jax.tree.map(lambda _: structure.graph.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
@@ -141,6 +129,7 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         rows = replace(rows, given=axes.ops)
     common: Any = Common(plan.tables.residuals, _pauses(plan, sampled, key))
     if members is not None:
+        members = members if worker_step is None else members * worker_step[None]
         law, rows, common = _by_member(plan, sampled, key, members, law, rows, common)
     return Latencies(
         tables=law,
@@ -148,6 +137,27 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         common=common,
         noise=ft.partial(_noise, plan.dtype),
         noise_arguments=(fold(key, Stream.OPS), sampled.ids),
+    )
+
+
+def _class_law(plan: Plan, regimes, slowest, worker_step) -> ClassLaw:
+    """The laws of all rows in each sample, or in one where samples do not differ."""
+    graph, nodes = plan.structure.graph, plan.tables.nodes
+    # Laws are the same for all samples where neither compute nor the network makes a difference.
+    if plan.tables.moments.shape[2] == 1:
+        regimes = jnp.zeros((1,), jnp.int32)
+    number = max(slowest.shape[1], len(regimes), 1 if worker_step is None else worker_step.shape[1])
+    regimes = jnp.broadcast_to(regimes, (number,))
+
+    def of_rows(factor):
+        factor = jnp.broadcast_to(factor, (len(factor), number))
+        # Communication has no GPU: the last row.
+        factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
+        return factor[graph.row_rank]
+
+    of_steps = None if worker_step is None else of_rows(worker_step)
+    return class_laws(
+        plan, graph.row_class, graph.mixed, of_rows(slowest), nodes, regimes, of_steps
     )
 
 
@@ -177,6 +187,19 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
     if plan.tables.gpu_factor is not None:
         slowest = 1 + plan.tables.gpu_factor[:, None] * (slowest - 1)
     return slowest, None
+
+
+def _worker_steps(
+    plan: Plan, sampled: Sampled, key: KeyData
+) -> Float[Array, "ranks samples"] | None:
+    """The factor of each rank in its step, on whichever GPUs it runs."""
+    if plan.tables.worker_step is None:
+        return None
+    words, ranks = fold(key, Stream.WORKER_STEPS), counters(plan.structure.ranks)
+    z = normals(words, sampled.ids, ranks, plan.dtype)
+    if sampled.given is not None and sampled.given[0].worker_steps is not None:
+        z = _replaced(z, sampled.given[0].worker_steps, sampled.given[1])
+    return look_up_one(plan.tables.worker_step, z)
 
 
 def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:

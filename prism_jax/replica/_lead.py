@@ -2,7 +2,8 @@
 importance sampling and quasi-random points.
 
 A replica sample is a function of independent standard normals: one for each op, each pipeline
-rank's slowest GPU and each microbatch. Those along which its end rises fastest, on average, lead.
+rank's slowest GPU, each microbatch and each rank in its step. Those along which its end rises
+fastest, on average, lead.
 """
 
 import statistics
@@ -84,26 +85,29 @@ def num_axes(program: Program) -> int:
     return min(sum(_counts(program)), _MOST_AXES)
 
 
-def _counts(program: Program) -> tuple[int, int, int]:
-    """Ops, ranks and microbatches."""
-    return program.num_ops, program.num_ranks, program.num_microbatches
+def _counts(program: Program) -> tuple[int, int, int, int]:
+    """Ops, ranks, microbatches, and ranks that have a factor in each step."""
+    worker_steps = 0 if program.variability.worker_step is None else program.num_ranks
+    return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps
 
 
-def _room(program: Program, plan: Plan) -> tuple[int, int, int]:
+def _room(program: Program, plan: Plan) -> tuple[int, int, int, int]:
     """How many of these there is room for."""
-    structure = plan.structure
-    return bucket(program.num_ops, 4096, 4), structure.ranks, structure.graph.num_microbatches
+    ranks, microbatches = plan.structure.ranks, plan.structure.graph.num_microbatches
+    worker_steps = 0 if program.variability.worker_step is None else ranks
+    return bucket(program.num_ops, 4096, 4), ranks, microbatches, worker_steps
 
 
-def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int]) -> Axes:
-    """Axes from the row of scores that each op, rank and microbatch takes."""
-    ops, ranks, microbatches = np.split(place.astype(np.int32), np.cumsum(room)[:-1])
+def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int, int]) -> Axes:
+    """Axes from the row of scores that each op, rank, microbatch and rank in its step takes."""
+    ops, ranks, microbatches, worker_steps = np.split(place.astype(np.int32), np.cumsum(room)[:-1])
     lanes = np.asarray(plan.structure.graph.lanes.ops)
     none = np.int32(place.max() + 1)
     return Axes(
         ops=jnp.asarray(np.where(lanes >= 0, ops[lanes], none)),
         ranks=jnp.asarray(ranks),
         microbatches=jnp.asarray(microbatches),
+        worker_steps=jnp.asarray(worker_steps) if len(worker_steps) else None,
     )
 
 

@@ -17,6 +17,7 @@ from ..program import (
     Stall,
     Variability,
     class_moments,
+    communication_moments,
     gpu_factors,
     kernel_cumulants,
     segment_skewness,
@@ -51,6 +52,8 @@ class Tables(eqx.Module):
 
     - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
         factor of the slowest GPU, in seconds.
+    - `communication`: the same of its communication alone, where compute has factors of its own in
+        each step.
     - `skewness`: of the segments that members run by themselves.
     - `nodes`, `tail_nodes`: those factors, for a rank's group and for all GPUs together.
     - `mean`: of each class that is one kernel with a law of its own, by regime, in seconds.
@@ -58,7 +61,7 @@ class Tables(eqx.Module):
     - `sigmas`: that law's shape, for each kind of kernel, where it is log-normal or constant.
     - `residuals`: tables of that shape where it is neither; `None` where no op needs one.
     - `gpu`: the table of the factor of one GPU, where kernels are drawn one by one.
-    - `slowest`, `tail_slowest`, `microbatch`, `step`: tables of the shared factors.
+    - `slowest`, `tail_slowest`, `worker_step`, `microbatch`, `step`: tables of the shared factors.
     - `stall_shares`: the share of each entry of `Stalls`; `stall_sizes` by kind.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
@@ -66,6 +69,7 @@ class Tables(eqx.Module):
     """
 
     moments: Float[Array, "3 classes regimes nodes"]
+    communication: Float[Array, "3 classes regimes"] | None
     skewness: Float[Array, " segments"]
     nodes: Float[Array, " nodes"]
     tail_nodes: Float[Array, " nodes"]
@@ -77,6 +81,7 @@ class Tables(eqx.Module):
     gpu: Table | None
     slowest: Table | None
     tail_slowest: Table | None
+    worker_step: Table | None
     microbatch: Table | None
     step: Table | None
     stall_shares: Float[Array, " stalls"] | None
@@ -189,8 +194,12 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     rates = _rates(stalls, classes)
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
+    communication = None
+    if variability.worker_step is not None:
+        communication = communication_moments(classes.collapse, cumulants, network)
     return Tables(
         moments=class_moments(classes.collapse, cumulants, network, groups),
+        communication=communication,
         skewness=segment_skewness(classes.collapse, cumulants),
         nodes=groups.slowest[0],
         tail_nodes=groups.slowest[1],
@@ -202,6 +211,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         gpu=_optional(variability.rank, dtype) if classes.apart else None,
         slowest=slowest[0] if differ else None,
         tail_slowest=slowest[1] if differ else None,
+        worker_step=_optional(variability.worker_step, dtype),
         microbatch=_optional(variability.microbatch, dtype),
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
