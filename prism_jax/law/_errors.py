@@ -14,6 +14,10 @@ _LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35])
 LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 # Fewer independent replica samples than this beyond a quantile, and its interval is not known.
 FEWEST = 20
+# A standard error from so many independent samples has fewer degrees of freedom than samples: what
+# the slowest of many replicas contribute spreads about as an exponential law does, whose fourth
+# moment is six squares of its second.
+_DEGREES = 2 / (6 - 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +44,10 @@ class Errors(AbstractCompared):
     def known(self) -> bool:
         """Whether enough independent replica samples are behind them to tell how large they are."""
         return self.support >= FEWEST
+
+    def degrees_with(self, support: float) -> float:
+        """Of freedom: of a standard error that so many independent samples are behind."""
+        return min(self.degrees, _DEGREES * support)
 
     def of_level(self, q: float) -> float:
         """The standard error of the distribution function at the quantile at `q`."""

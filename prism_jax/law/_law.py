@@ -158,7 +158,7 @@ class Law(AbstractCompared):
 
     def _estimate(self, value: float, error: float) -> Estimate:
         known = error if self.errors.known else float("nan")
-        return Estimate(value, known, self.errors.degrees)
+        return Estimate(value, known, self.errors.degrees_with(self.errors.support))
 
     def quantile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the quantile at `q`, in seconds (Woodruff's: the distribution
@@ -175,7 +175,8 @@ class Law(AbstractCompared):
             return float("nan"), float("nan")
         if self.std == 0:
             return self.mean, self.mean
-        half = half_width(level, self.errors.degrees) * self.errors.of_level(q)
+        degrees = self.errors.degrees_with(self.support(q))
+        half = half_width(level, degrees) * self.errors.of_level(q)
         ends = np.clip([q - half, q + half], 0, 1)
         if self.histogram.misses(ends).any():
             return float("nan"), float("nan")
