@@ -41,6 +41,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     run_s: _NonNegative
     degrees: Annotated[float, Meta(gt=0)]
     sampling: str
+    replicas: str
     allocation_means: tuple[_Finite, ...]
     allocation_std: _NonNegative
 

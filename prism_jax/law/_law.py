@@ -28,7 +28,8 @@ class Law:
     - `num_samples`: steps simulated.
     - `requested`: steps asked for; more than `num_samples` if the run was interrupted.
     - `mean`, `std`: their moments (float64).
-    - `sampling`: how replica samples were drawn, see `simulate`.
+    - `sampling`, `replicas`: how replica samples were drawn, and the slowest replica found; see
+        `simulate`.
     - `effective_samples`: of the replica samples behind it, how many of equal weight are worth as
         much.
     - `allocation_means`: the mean step on each of several allocations of GPUs, in seconds, where
@@ -71,6 +72,7 @@ class Law:
     run_s: float = dataclasses.field(compare=False)
     degrees: float = float("inf")
     sampling: str = "plain"
+    replicas: str = "vector"
     allocation_means: tuple[float, ...] = ()
     allocation_std: float = 0.0
 
@@ -95,8 +97,8 @@ class Law:
         ]
         return "\n".join(
             [
-                f"Law of {self.num_samples:,}{stopped} steps ({self.sampling} sampling), in "
-                "seconds with 95 % intervals",
+                f"Law of {self.num_samples:,}{stopped} steps, in seconds with 95 % intervals",
+                f"({self.sampling} sampling, replicas: {self.replicas})",
                 *rows,
             ]
         )

@@ -87,6 +87,10 @@ def _pool(laws: Sequence[Law], keys) -> Law:
         errors = np.array([getattr(law, name) for law in laws])
         return np.sqrt(np.tensordot(shares**2, errors**2, 1))
 
+    def common(name):
+        values = {getattr(law, name) for law in laws}
+        return values.pop() if len(values) == 1 else "mixed"
+
     def total(name):
         return sum(getattr(law, name) for law in laws)
 
@@ -112,5 +116,6 @@ def _pool(laws: Sequence[Law], keys) -> Law:
         compile_s=total("compile_s"),
         run_s=total("run_s"),
         degrees=min(law.degrees for law in laws),
-        sampling=laws[0].sampling if len({law.sampling for law in laws}) == 1 else "mixed",
+        sampling=common("sampling"),
+        replicas=common("replicas"),
     )
