@@ -291,7 +291,7 @@ def test_bad_programs_are_refused():
         assemble(graph, block, variability=Variability(stalls=stalls))
     with pytest.raises(ValueError, match="at least 1"):
         assemble(graph, block, num_replicas=0)
-    with pytest.raises(ValueError, match="must be 'vector'"):
+    with pytest.raises(ValueError, match="must be 'auto'"):
         unchecked(simulate)(
             assemble(graph, block), num_samples=1, key=jax.random.key(0), replicas="all"
         )

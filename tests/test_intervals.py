@@ -1,10 +1,13 @@
 """Confidence intervals are as wide as estimates scatter."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import prism_jax as prism
+from prism_jax.engine import prepare
 from prism_jax.engine._draw import all_draws
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.program import Network, Variability
@@ -63,13 +66,13 @@ def test_what_the_steps_of_a_rare_regime_have_in_common_does_not_scatter():
 
 
 def test_more_steps_of_many_replicas_are_divided_into_stretches_that_reach_the_tail():
-    program = _program(1024)
+    run = dataclasses.replace(prepare(_program(1024), jax.random.key(0)), sampling="plain")
     for number in (10**6, 10**8, 10**9):
-        draws = all_draws(program, number, "plain", None)
+        draws = all_draws(run, number)
         assert sum(draw.steps for draw in draws) == number
         reach = np.sqrt(2 * 1024 * number)
         assert min(draw.steps for draw in draws) > 0.5 * min(reach, number)
-    assert len(all_draws(program, 10**8, "plain", None)) > 10
+    assert len(all_draws(run, 10**8)) > 10
 
 
 def test_the_law_is_known_where_few_samples_decide_without_a_step_factor():

@@ -28,7 +28,8 @@ def estimate(
     Works under `eqx.filter_grad` and `eqx.filter_value_and_grad` with respect to `program`: the
     derivative is taken with respect to every mean, spread, factor and stall rate at once, by
     running the same samples again. It runs a loop on the host, so it is not for use under `jax.jit`
-    or `jax.vmap`; the pure core is `sample_replica_ends`.
+    or `jax.vmap`; the pure core is `sample_replica_ends`. Replicas follow the vector rule, also
+    where `simulate` takes the exact one.
 
     **Arguments:**
 

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._progress import progress_bar
-from ..engine import check_program, composed_run, led, prepare, with_key
+from ..engine import check_program, composed_run, led, prepare, vector_rule_notes, with_key
 from ..program import Program
 from ._batches import NUM_BATCHES, Batched, batch_size, batches
 from ._estimate import Figure, figure_of, figure_of_all, gradients_of_batches, kept_of
@@ -68,6 +68,8 @@ class Sensitivity:
         gain of all of these, the mean over all orders of taking them away (Owen, "Sobol' indices
         and Shapley value", 2014).
     - `num_samples`, `num_batches`: steps, and the batches that standard errors come from.
+    - `notes`: what is to be said of them: where the vector rule of replicas, which they follow, is
+        low.
     """
 
     objective: str
@@ -79,6 +81,7 @@ class Sensitivity:
     shapley: dict[str, Estimate]
     num_samples: int
     num_batches: int
+    notes: tuple[str, ...] = ()
 
     def table(self) -> Any:
         """A polars frame with a row for each part and the unit in each header."""
@@ -163,6 +166,7 @@ def sensitivity(
         shapley=_shapley(shapley, gains),
         num_samples=found.num_samples,
         num_batches=len(before),
+        notes=vector_rule_notes(before[0].composed.run),
     )
 
 

@@ -64,4 +64,4 @@ def _text(name: str, found, top: int) -> str:
     ]
     lines += [f"Shapley value of {name}: {value}" for name, value in found.shapley.items()]
     lines.append(f"{found.num_samples:,} steps in {found.num_batches} batches")
-    return "\n".join(lines)
+    return "\n".join([*lines, *found.notes])

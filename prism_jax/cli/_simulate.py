@@ -78,6 +78,7 @@ def _result(job, law, measured) -> dict[str, Any]:
         "step_time_s": step_time,
         "num_samples": law.num_samples,
         "sampling": law.sampling,
+        "replicas": law.replicas,
         "effective_samples": law.effective_samples,
         "requested_samples": law.requested,
         "compile_s": law.compile_s,
@@ -145,7 +146,8 @@ def _text(job, program, result) -> str:
     if measured:
         lines.append(f"measured: {measured['source']}")
     lines.append(
-        f"{result['num_samples']:,} steps; set-up {result['compile_s']:.1f} s, simulation "
+        f"{result['num_samples']:,} steps ({result['sampling']} sampling, replicas: "
+        f"{result['replicas']}); set-up {result['compile_s']:.1f} s, simulation "
         f"{result['run_s']:.1f} s ({result['samples_per_s']:,.0f} steps/s)"
     )
     return "\n".join(lines)

@@ -1,6 +1,5 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
 from ._critical_paths import CriticalPaths as CriticalPaths, critical_paths as critical_paths
-from ._draw import led as led
 from ._gradient import (
     Composed as Composed,
     composed_run as composed_run,
@@ -8,5 +7,7 @@ from ._gradient import (
     given_the_rest as given_the_rest,
     pull_back as pull_back,
 )
+from ._pilot import vector_rule_notes as vector_rule_notes
 from ._prepare import Run as Run, prepare as prepare, with_key as with_key
+from ._sampling import led as led
 from ._simulate import simulate as simulate

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..law import FEWEST
-from ..program import Program
 from ..replica import (
     Lead,
     Sampled,
@@ -75,13 +73,6 @@ class Draws:
         return -(-self.steps // 4) if self.sampling == "importance" else self.steps
 
 
-def automatic_sampling(program: Program, num_samples: int, *, explicit: bool = False) -> str:
-    """Importance sampling where the rule of replicas reaches beyond the samples."""
-    beyond = -math.log(0.95) / program.num_replicas * num_samples
-    known = explicit or program.num_replicas == 1 or beyond >= FEWEST
-    return "plain" if known else "importance"
-
-
 def find_lead(run: Run, sampling: str) -> Lead | None:
     """The leading axes, where the sampling needs them."""
     if sampling == "plain":
@@ -90,54 +81,34 @@ def find_lead(run: Run, sampling: str) -> Lead | None:
     return leading_axes(run.program, run.plan, pilot_key(), importance=importance)
 
 
-def led(run: Run, num_samples: int, like: Run | None = None) -> Run:
-    """The run with its leading axes, where so many steps need them.
-
-    They are those of `like`, of a program of the same graph, so that the same random numbers mean
-    the same where samples are weighted, too; but what leads far into the tail of few replicas does
-    not lead as far as many reach.
-    """
-    if automatic_sampling(run.program, num_samples) == "plain" or run.lead is not None:
-        return run
-    alike = like is not None and like.program.num_replicas == run.program.num_replicas
-    lead = like.lead if like and alike else None
-    return dataclasses.replace(run, lead=lead or find_lead(run, "importance"))
-
-
 def pilot_key() -> PRNGKeyArray:
     return jax.random.key(_PILOT_SEED)
 
 
 def all_draws(
-    program: Program,
-    num_samples: int,
-    sampling: str,
-    lead: Lead | None,
-    *,
-    explicit: bool = False,
-    allocations: int | None = None,
+    run: Run, num_samples: int, *, explicit: bool = False, allocations: int | None = None
 ) -> list[Draws]:
-    """The draws of the stretches of a run.
+    """The draws of the stretches of a run whose way of sampling is chosen.
 
     Each stretch is a run of its own, and the law is that of all their steps. Stretches keep all
     their replica samples, so that long runs sharpen the whole law. With more replicas a stretch is
     longer, to reach far enough into the tail: of its samples only the first and the slowest are
     kept. An allocation of GPUs is a stretch of its own.
     """
-    number = 1
+    number, num_replicas = 1, run.program.num_replicas
     if allocations is not None:
         number = allocations
-    elif sampling == "sobol":
+    elif run.sampling == "sobol":
         number = min(RANDOMISATIONS, num_samples)
-    elif sampling == "plain":
+    elif run.sampling == "plain":
         # A short stretch leans: by R / 2 over its length, in the logarithm of the chance that no
         # replica is slower. All samples that steps reach are kept up to the second length.
-        reach = math.sqrt(2 * program.num_replicas * num_samples)
-        reach = max(reach, program.num_replicas * EXTREMES / 25)
+        reach = math.sqrt(2 * num_replicas * num_samples)
+        reach = max(reach, num_replicas * EXTREMES / 25)
         number = math.ceil(num_samples / max(RESERVOIR, min(reach, num_samples)))
     ends = [num_samples * i // number for i in range(number + 1)]
     return [
-        Draws(sampling, lead, first, last - first, explicit, i if allocations else None)
+        Draws(run.sampling, run.lead, first, last - first, explicit, i if allocations else None)
         for i, (first, last) in enumerate(it.pairwise(ends))
     ]
 

@@ -37,9 +37,10 @@ from ..step import (
     steps_of,
 )
 from ._check import check_num_samples
-from ._draw import Advance, all_draws, automatic_sampling, led, sobol_points
+from ._draw import Advance, all_draws, sobol_points
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, step_inputs
+from ._sampling import led
 from ._weights import through_weights
 
 
@@ -70,7 +71,8 @@ def composed_steps(
     unlike: tuple[Program, int] | None = None,
     progress: bool = False,
 ) -> Composed:
-    """Simulates steps, as `simulate` does, and keeps their times and the samples that decide them.
+    """Simulates steps by the vector rule of replicas, and keeps their times and the samples that
+    decide them.
 
     With `like`, steps of a program of the same graph, they are drawn along the same leading axes:
     see `led`. See `composed_run` for `unlike`.
@@ -89,8 +91,11 @@ def composed_run(
     unlike: tuple[Run, int] | None = None,
     advance: Advance = lambda steps: None,
 ) -> Composed:
-    """Simulates steps of a run that is prepared. With `unlike`, so many of the replicas are those
-    of another run, whose program has the same graph; such steps have no derivative.
+    """Simulates steps of a run that is prepared, by the vector rule: one replica decides each, and
+    derivatives go through that one. See `vector_rule_notes` for where this is not as good.
+
+    With `unlike`, so many of the replicas are those of another run, whose program has the same
+    graph; such steps have no derivative.
 
     **Raises:**
 
@@ -99,9 +104,7 @@ def composed_run(
     num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
         run = led(run, num_samples)
-        sampling = automatic_sampling(program, num_samples)
-        lead = None if sampling == "plain" else run.lead
-        draws = all_draws(program, num_samples, sampling, lead)
+        draws = all_draws(run, num_samples)
         number = program.num_replicas - (unlike[1] if unlike else 0)
         stretches, steps = [], []
         for stretch in decided_stretches(run, draws, num_replicas=number, advance=advance):

@@ -13,14 +13,19 @@ from ._check import check_plan, check_program
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What all stretches of a run have in common; `lead`, the leading axes of importance sampling,
-    once they are found.
+    """What all stretches of a run have in common.
+
+    **Attributes:**
+
+    - `sampling`: how replica samples are drawn; empty until it is chosen.
+    - `lead`: the leading axes of importance sampling, once they are found.
     """
 
     program: Program
     plan: Plan
     key: KeyData
     chances: Chances
+    sampling: str = ""
     lead: Lead | None = None
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..law import FEWEST, LEVELS, Errors
-from ..random import key_data
-from ..replica import Lead, interruptible, tiles, without_graph
+from ..law import LEVELS, Errors
+from ..replica import interruptible, tiles, without_graph
 from ..step import (
     STEP_TILES,
     AbstractDecision,
@@ -16,11 +15,8 @@ from ..step import (
     decide,
     steps_of,
 )
-from ._draw import Advance, Draws, draw, find_lead, pilot_key
+from ._draw import Advance, Draws, draw
 from ._prepare import Run
-
-
-_PILOT_SAMPLES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,23 +101,6 @@ def step_inputs(run: Run, stretch: Stretch) -> Callable[[int, int], tuple[np.nda
 def _step_tile(shared, ids, ends, regimes):
     plan, key, over = shared
     return steps_of(plan, ends.T, ids, key, regimes, over)
-
-
-def pilot(run: Run, lead: Lead | None) -> np.ndarray:
-    """A few steps by a key of their own. How they are drawn depends on the program alone, so that
-    the laws of its runs can be merged; `lead` is that of importance sampling, where it is known.
-    """
-    # So few plain samples would not reach the tail that decides.
-    plain = run.program.num_replicas * FEWEST <= _PILOT_SAMPLES
-    run = dataclasses.replace(run, key=key_data(pilot_key()))
-    if plain:
-        draws = Draws("plain", None, 0, _PILOT_SAMPLES)
-    else:
-        lead = find_lead(run, "importance") if lead is None else lead
-        draws = Draws("importance", lead, 0, _PILOT_SAMPLES)
-    return np.concatenate(
-        [steps for stretch in decided_stretches(run, [draws]) for steps in composed(run, stretch)]
-    )
 
 
 def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:

@@ -55,6 +55,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     errors: _Errors
     allocations: _Allocations | None
     sampling: str
+    replicas: str
     effective_samples: _NonNegative
     program: str
     keys: Annotated[tuple[tuple[_Word, _Word], ...], Meta(min_length=1)]

@@ -27,7 +27,8 @@ class Law(AbstractCompared):
     - `histogram`: what `quantile` and `cdf` are made from, a [`Histogram`][].
     - `errors`: what the intervals are made from, [`Errors`][].
     - `allocations`: where GPUs were kept for many steps, the [`Allocations`][]; else none.
-    - `sampling`: how replica samples were drawn, see `simulate`.
+    - `sampling`, `replicas`: how replica samples were drawn, and the slowest replica found; see
+        `simulate`.
     - `effective_samples`: of the replica samples behind it, how many of equal weight are worth as
         much.
     - `program`: a digest of what was simulated; laws of one program can be merged.
@@ -49,6 +50,7 @@ class Law(AbstractCompared):
     compile_s: float = dataclasses.field(compare=False)
     run_s: float = dataclasses.field(compare=False)
     sampling: str = "plain"
+    replicas: str = "vector"
     allocations: Allocations | None = None
 
     def __hash__(self) -> int:
@@ -63,8 +65,8 @@ class Law(AbstractCompared):
         ]
         return "\n".join(
             [
-                f"Law of {self.num_samples:,}{stopped} steps ({self.sampling} sampling), in "
-                "seconds with 95 % intervals",
+                f"Law of {self.num_samples:,}{stopped} steps, in seconds with 95 % intervals",
+                f"({self.sampling} sampling, replicas: {self.replicas})",
                 *rows,
             ]
         )

@@ -86,6 +86,10 @@ def _pool(laws: Sequence[Law], keys) -> Law:
     mean = float(shares @ means)
     std = float(np.sqrt(shares @ (stds**2 + (means - mean) ** 2)))
 
+    def common(name):
+        values = {getattr(law, name) for law in laws}
+        return values.pop() if len(values) == 1 else "mixed"
+
     def total(name):
         return sum(getattr(law, name) for law in laws)
 
@@ -100,5 +104,6 @@ def _pool(laws: Sequence[Law], keys) -> Law:
         keys=tuple(keys),
         compile_s=total("compile_s"),
         run_s=total("run_s"),
-        sampling=laws[0].sampling if len({law.sampling for law in laws}) == 1 else "mixed",
+        sampling=common("sampling"),
+        replicas=common("replicas"),
     )

@@ -1,4 +1,5 @@
 from ._chances import Chances as Chances, chances_of as chances_of
+from ._decide import decide as decide
 from ._decision import (
     SILVER as SILVER,
     STEP_TILES as STEP_TILES,
@@ -7,16 +8,16 @@ from ._decision import (
     OneEach as OneEach,
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
-    decide as decide,
 )
 from ._errors import AbstractErrors as AbstractErrors
+from ._exact import ExactRule as ExactRule, SlowestDrawn as SlowestDrawn
 from ._reservoir import (
     EXTREMES as EXTREMES,
     RESERVOIR as RESERVOIR,
     Replicas as Replicas,
     Reservoir as Reservoir,
 )
-from ._selection import effective_samples as effective_samples
+from ._selection import effective_samples as effective_samples, sample_weights as sample_weights
 from ._step import (
     Over as Over,
     barriers as barriers,

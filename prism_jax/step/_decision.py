@@ -6,19 +6,14 @@ import functools as ft
 
 import numpy as np
 
-from ..random import KeyData
 from ..replica import TILE
-from ._chances import Chances
 from ._errors import AbstractErrors, IndependentErrors, SelectionErrors, UnknownErrors
 from ._reservoir import Replicas
-from ._selection import Selection, sample_weights, select
+from ._selection import Selection
 
 
 # An irrational stride, to deal out regimes evenly over any run of steps.
 SILVER = np.sqrt(2) - 1
-# The exact rule looks at the slowest samples of each pipeline rank: 14 in a step, on average.
-_CANDIDATES = 14
-_EXACT_BLOCK = 1024
 # Ranks are dealt out evenly among the steps of a block, the slowest first, so that samples are
 # looked up in the order in which they lie. A block is what a device composes in one batch.
 STEP_TILES = 8
@@ -170,60 +165,6 @@ class VectorRule(AbstractOneDecides):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactRule(AbstractDecision):
-    """A step takes each pipeline rank's own slowest replica: of R replicas, those are drawn that
-    can be some rank's slowest.
-    """
-
-    kept: Replicas
-    deal: Deal
-    selections: tuple[Selection, ...]
-
-    def ends(self, first: int, count: int) -> np.ndarray:
-        starts = range(first, first + count, _EXACT_BLOCK)
-        return np.concatenate([self._of_block(start) for start in starts])[:count]
-
-    def _of_block(self, first: int) -> np.ndarray:
-        regimes = self.deal.regimes(first, _EXACT_BLOCK)
-        ends = np.zeros((_EXACT_BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
-        rng = self.deal.generator(0, first)
-        for g, selection in enumerate(self.selections):
-            members = np.flatnonzero(regimes == g)
-            if not len(members):
-                continue
-            mine, chosen = self._candidates[g]
-            weights = selection.weights[chosen]
-            drawn = rng.binomial(selection.num_replicas, min(weights.sum(), 1), len(members))
-            drawn = np.maximum(drawn, 1)
-            cumulative = np.cumsum(weights) / weights.sum()
-            picked = np.searchsorted(cumulative, rng.random(drawn.sum()))
-            starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
-            values = mine[chosen[np.minimum(picked, len(chosen) - 1)]]
-            ends[members] = np.maximum.reduceat(values, starts, axis=0)
-        return ends
-
-    @ft.cached_property
-    def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each regime, all ends in its selection's order, and which of them may be a rank's
-        slowest.
-        """
-        found = []
-        for selection in self.selections:
-            mine = self.kept.ends[selection.order]
-            share = _CANDIDATES / selection.num_replicas
-            candidate = np.zeros(len(selection.order), bool)
-            for row in mine.T:
-                slowest = np.argsort(-row, kind="stable")
-                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
-                candidate[slowest[above < share]] = True
-            found.append((mine, np.flatnonzero(candidate)))
-        return found
-
-    def errors(self, num_steps: int) -> AbstractErrors:
-        return UnknownErrors()
-
-
-@dataclasses.dataclass(frozen=True)
 class SlowestOf(AbstractDecision):
     """The slowest of the replicas that several decisions pick, as some replicas are unlike others.
     All of them have the network of the first.
@@ -244,42 +185,3 @@ class SlowestOf(AbstractDecision):
 
     def errors(self, num_steps: int) -> AbstractErrors:
         return UnknownErrors()
-
-
-def decide(
-    chances: Chances,
-    kept: Replicas,
-    key: KeyData,
-    num_steps: int,
-    *,
-    num_replicas: int,
-    exact: bool = False,
-) -> AbstractDecision:
-    """Sets up how steps are decided.
-
-    **Arguments:**
-
-    - `kept`: replica samples.
-    - `num_replicas`: of a step; one where each sample is the slowest of a step's replicas already.
-    - `exact`: whether each pipeline rank has a slowest replica of its own.
-    """
-    weights = sample_weights(chances, kept)
-    regime = chances.regime[kept.stratum]
-    probabilities = chances.network
-    present = np.bincount(regime, minlength=len(probabilities)) > 0
-    if not present.all():  # Only in runs of a handful of samples.
-        probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
-    words = [int(word) for word in np.asarray(key)]
-    rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
-    first, second = rng.random(2)
-    offsets = (float(first), float(second))
-    deal = Deal(probabilities, num_steps, offsets, (words[0], words[1]), kept.first)
-    # A single replica whose samples weigh the same needs no picking, and their order none either.
-    one_each = not exact and num_replicas == len(probabilities) == len(kept.counts) == 1
-    if one_each and len(weights) == num_steps and bool(weights.min() == weights.max()):
-        return OneEach(kept, deal)
-    selections = tuple(
-        select(kept, weights, regime == g, num_replicas, whole=exact)
-        for g in range(len(probabilities))
-    )
-    return (ExactRule if exact else VectorRule)(kept, deal, selections)

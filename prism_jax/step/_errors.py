@@ -98,11 +98,20 @@ class SelectionErrors(AbstractErrors):
         share = np.mean(below)
         counts = self._totals(below)
         error = self._error(counts)
-        above = [n - c for c, n in zip(counts, self._number, strict=True)]
-        atom = self._atom(steps, threshold, float(share), error)
-        return float(np.hypot(error, atom)), min(_support(counts), _support(above))
+        atom = self.atom(steps, threshold, float(share), error)
+        return float(np.hypot(error, atom)), self._poorer(counts)
 
-    def _atom(self, steps: np.ndarray, threshold: float, share: float, error: float) -> float:
+    def support_beyond(self, below: np.ndarray) -> float:
+        """How many independent replica samples lie beyond a threshold, on the poorer side, from
+        which steps are `below` it.
+        """
+        return self._poorer(self._totals(below))
+
+    def _poorer(self, counts: list[np.ndarray]) -> float:
+        above = [n - c for c, n in zip(counts, self._number, strict=True)]
+        return min(_support(counts), _support(above))
+
+    def atom(self, steps: np.ndarray, threshold: float, share: float, error: float) -> float:
         """Where one sample decides many steps that are as good as equal, the distribution function
         has a step of that height, and is not known better: the share of steps that the sample at
         the threshold decides, as near to it as half the standard error makes no difference. Where

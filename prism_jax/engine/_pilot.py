@@ -1,0 +1,103 @@
+"""The pilot: a few steps by a key of their own, from which it is chosen how a run is done. What it
+tells depends on the program alone, so that the laws of a program's runs can be merged.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ..law import FEWEST
+from ..random import key_data
+from ..step import ExactRule, SlowestDrawn, decide, sample_weights
+from ._draw import Draws, find_lead, pilot_key
+from ._prepare import Run
+from ._run import Stretch, composed, decided_stretches
+
+
+_SAMPLES = 4096
+# The rule of replicas is the exact one where the vector rule is lower than it by more.
+_TOLERANCE = 5e-4
+# So little support in the pilot tells nothing.
+_LEAST_SUPPORT = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+    """A few steps; `run` has the pilot's key, and the leading axes where it needs them."""
+
+    run: Run
+    stretch: Stretch
+
+    def steps(self) -> np.ndarray:
+        """Their times, in seconds."""
+        return np.concatenate(list(composed(self.run, self.stretch)))
+
+
+def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
+    """Draws a pilot: by default plain, if so few samples reach the tail that decides."""
+    if sampling is None:
+        plain = run.program.num_replicas * FEWEST <= _SAMPLES
+        sampling = "plain" if plain else "importance"
+    led = sampling == "importance" and run.lead is not None
+    lead = run.lead if led else find_lead(run, sampling)
+    run = dataclasses.replace(run, key=key_data(pilot_key()), lead=lead)
+    (stretch,) = decided_stretches(run, [Draws(sampling, lead, 0, _SAMPLES)])
+    return Pilot(run, stretch)
+
+
+def vector_rule_is_low_by(pilot: Pilot) -> float:
+    """By how much the vector rule's mean, or its 95 % quantile where that is more, lies below that
+    of the exact rule, as a share of it. Both decide the same replicas.
+    """
+    run, stretch = pilot.run, pilot.stretch
+    number = run.program.num_replicas
+    if number == 1 or run.program.num_ranks == 1:
+        return 0.0
+    kept = stretch.decision.kept
+    exact = decide(run.chances, kept, run.key, stretch.steps, num_replicas=number, exact=True)
+    assert isinstance(exact, ExactRule)
+
+    def figures(decision):
+        steps = Pilot(run, dataclasses.replace(stretch, decision=decision)).steps()
+        return np.array([np.mean(steps, dtype=np.float64), np.quantile(steps, 0.95)])
+
+    return float(np.max(1 - figures(SlowestDrawn(exact)) / figures(exact)))
+
+
+def rule_of_replicas(pilot: Pilot) -> str:
+    """`"vector"`, or `"exact"` where that makes a difference."""
+    return "exact" if vector_rule_is_low_by(pilot) > _TOLERANCE else "vector"
+
+
+def vector_rule_notes(run: Run) -> tuple[str, ...]:
+    """What is to be said of figures that follow the vector rule: nothing where it holds."""
+    low = vector_rule_is_low_by(draw_pilot(run))
+    if low <= _TOLERANCE:
+        return ()
+    return (
+        f"Figures and derivatives follow the vector rule of replicas, which is {100 * low:.2g} % "
+        "low for this program; `simulate` takes the exact rule.",
+    )
+
+
+def importance_gain(pilot: Pilot) -> float:
+    """How many times the support of plain samples importance sampling has, with a quarter as many,
+    in the upper quarter of the law of the slowest replica, from a pilot of it. Support is how many
+    samples of equal weight are worth as much.
+    """
+    chances, kept = pilot.run.chances, pilot.stretch.decision.kept
+    regime, share = chances.regime, -np.log(0.75) / pilot.run.program.num_replicas
+    slowest = np.argsort(-kept.score, kind="stable")
+    weights, stratum = sample_weights(chances, kept)[slowest], kept.stratum[slowest]
+    beyond = np.zeros(len(weights), bool)
+    for g in range(len(chances.network)):  # All replicas of a step are in one.
+        mine = regime[stratum] == g
+        beyond[mine] = np.cumsum(weights[mine]) - weights[mine] < share
+    stratum = stratum[beyond]
+    weights = weights[beyond] * chances.network[regime[stratum]]
+    squares = float(weights @ weights)
+    if weights.sum() ** 2 < _LEAST_SUPPORT * squares:
+        return 0.0
+    # Plain samples, of which there are four times as many, weigh alike within a stratum.
+    plain = chances.network[regime] * chances.weight / np.bincount(regime, chances.share)[regime]
+    return float(weights @ plain[stratum]) / (4 * len(kept.ids) * squares)

@@ -1,0 +1,115 @@
+"""The replicas that steps draw, and what these tell of standard errors."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._errors import AbstractErrors, SelectionErrors
+from ._selection import Selection
+
+
+# Standard errors are found from the first steps: what their scatter adds is known, and taken away.
+ERROR_STEPS = 2**15
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """The replicas drawn for the steps of one regime of a block.
+
+    **Attributes:**
+
+    - `regime`: theirs.
+    - `steps`: which steps of the block they are.
+    - `positions`: in the regime's selection, those of a step one after the other.
+    - `starts`: where each step's begin.
+    """
+
+    regime: int
+    steps: np.ndarray
+    positions: np.ndarray
+    starts: np.ndarray
+
+    def slowest(self) -> np.ndarray:
+        """The position of each step's slowest, as a selection orders them."""
+        return np.minimum.reduceat(self.positions, self.starts)
+
+
+class DrawnErrors(AbstractErrors):
+    """Steps draw R replicas each, with replacement. What a mean over steps owes to a sample is how
+    contributions go with the number of times that steps draw it: the infinitesimal jackknife, less
+    the scatter that few steps give it (Wager, Hastie and Efron, "Confidence intervals for random
+    forests: the jackknife and the infinitesimal jackknife", 2014).
+
+    `blocks` has the replicas drawn for the first steps, in blocks of one size. Samples count as
+    many as are some step's slowest.
+    """
+
+    def __init__(
+        self, selections: Sequence[Selection], blocks: Sequence[Sequence[Drawn]], num_steps: int
+    ):
+        self._selections = selections
+        self._num_steps = num_steps
+        sizes = [sum(len(drawn.steps) for drawn in block) for block in blocks]
+        self._some = min(sum(sizes), num_steps)
+        picks, found = [], [[] for _ in selections]
+        for start, size, block in zip(np.cumsum([0, *sizes[:-1]]), sizes, blocks, strict=True):
+            regimes, position = np.zeros(size, np.uint8), np.zeros(size, np.int32)
+            for one in block:
+                regimes[one.steps], position[one.steps] = one.regime, one.slowest()
+                number = np.diff(one.starts, append=len(one.positions))
+                steps = np.repeat(start + one.steps, number)
+                found[one.regime].append((one.positions, steps))
+            picks.append((regimes[: self._some - start], position[: self._some - start]))
+        self._slowest = SelectionErrors(selections, picks, self._some)
+        self._drawn = [
+            _counts(some, (len(selection.order), sum(sizes)))[:, : self._some]
+            for selection, some in zip(selections, found, strict=True)
+        ]
+
+    def of_mean(self, contribution: np.ndarray) -> float:
+        some = contribution[: self._some].astype(np.float64)
+        some -= some.mean()
+        variance = float(some @ some) / self._some / self._num_steps
+        for selection, drawn in zip(self._selections, self._drawn, strict=True):
+            variance += max(_of_regime(selection, drawn, some), 0.0)
+        return float(np.sqrt(variance))
+
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
+        below = (steps <= threshold).astype(np.float64)
+        share = float(np.mean(below))
+        error = self.of_mean(below - share)
+        some = steps[: self._some]
+        atom = self._slowest.atom(some, threshold, share, error)
+        return float(np.hypot(error, atom)), self._slowest.support_beyond(some <= threshold)
+
+    def support(self) -> float:
+        return self._slowest.support()
+
+
+def _counts(found: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, int]):
+    """How many times each step draws each sample: a sparse matrix `(samples, steps)`."""
+    from scipy.sparse import csr_array
+
+    if not found:
+        return csr_array(shape)
+    positions, steps = map(np.concatenate, zip(*found, strict=True))
+    return csr_array((np.ones(len(steps)), (positions, steps)), shape)
+
+
+def _of_regime(selection: Selection, drawn, some: np.ndarray) -> float:
+    """The variance that the samples of a regime, drawn anew, would give the mean."""
+    n = len(some)
+    mine, candidate = drawn.sum(axis=0) > 0, drawn.sum(axis=1) > 0
+    expected = selection.num_replicas * selection.weights
+    change = drawn @ some / n - expected * (some[mine].sum() / n)
+    scatter = np.sum(expected[candidate]) * np.sum(some[mine] ** 2) / n**2
+    # A step draws R in all, so more of the one are fewer of the others, all of these alike.
+    rest = np.where(candidate, 0, selection.weights)
+    change[~candidate] = 0
+    if rest.sum() > 0:
+        change -= rest * (change.sum() / rest.sum())
+    centre = np.bincount(selection.stratum, change, len(selection.mass))
+    centre /= np.where(selection.mass > 0, selection.mass, 1)
+    change -= selection.weights * centre[selection.stratum]
+    return float(change @ change) - scatter

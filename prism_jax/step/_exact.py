@@ -1,0 +1,106 @@
+"""The exact rule: the replicas are drawn that can be some pipeline rank's slowest."""
+
+import dataclasses
+import functools as ft
+from collections.abc import Iterator
+
+import numpy as np
+
+from ._decision import AbstractDecision, AbstractOneDecides, Deal
+from ._drawn import ERROR_STEPS, Drawn, DrawnErrors
+from ._errors import AbstractErrors
+from ._reservoir import Replicas
+from ._selection import Selection
+
+
+# The slowest samples of each pipeline rank are looked at: 14 in a step, on average.
+_CANDIDATES = 14
+_BLOCK = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactRule(AbstractDecision):
+    """A step takes each pipeline rank's own slowest replica: of R replicas, those are drawn that
+    can be some rank's slowest.
+    """
+
+    kept: Replicas
+    deal: Deal
+    selections: tuple[Selection, ...]
+
+    def ends(self, first: int, count: int) -> np.ndarray:
+        starts = range(first, first + count, _BLOCK)
+        return np.concatenate([self._of_block(start) for start in starts])[:count]
+
+    def _of_block(self, first: int) -> np.ndarray:
+        ends = np.zeros((_BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
+        for drawn in self.drawn(first):
+            values = self.kept.ends[self.selections[drawn.regime].order[drawn.positions]]
+            ends[drawn.steps] = np.maximum.reduceat(values, drawn.starts, axis=0)
+        return ends
+
+    def drawn(self, first: int) -> Iterator[Drawn]:
+        """The replicas drawn for a block of steps, one regime after the other."""
+        regimes = self.deal.regimes(first, _BLOCK)
+        rng = self.deal.generator(0, first)
+        for g, selection in enumerate(self.selections):
+            steps = np.flatnonzero(regimes == g)
+            if not len(steps):
+                continue
+            chosen, cumulative = self._candidates[g]
+            mass = cumulative[-1]
+            drawn = rng.binomial(selection.num_replicas, min(mass, 1), len(steps))
+            drawn = np.maximum(drawn, 1)
+            picked = np.searchsorted(cumulative / mass, rng.random(drawn.sum()))
+            starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
+            yield Drawn(g, steps, chosen[np.minimum(picked, len(chosen) - 1)], starts)
+
+    @ft.cached_property
+    def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each regime, the positions in its selection of what may be a rank's slowest, and the
+        weight up to each of them.
+        """
+        found = []
+        for selection in self.selections:
+            share = _CANDIDATES / selection.num_replicas
+            candidate = np.zeros(len(selection.order), bool)
+            for row in self.kept.ends[selection.order].T:
+                slowest = np.argsort(-row, kind="stable")
+                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
+                candidate[slowest[above < share]] = True
+            chosen = np.flatnonzero(candidate)
+            found.append((chosen, np.cumsum(selection.weights[chosen])))
+        return found
+
+    def errors(self, num_steps: int) -> AbstractErrors:
+        starts = range(0, min(num_steps, ERROR_STEPS), _BLOCK)
+        blocks = [list(self.drawn(start)) for start in starts]
+        return DrawnErrors(self.selections, blocks, num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowestDrawn(AbstractOneDecides):
+    """The vector rule with the random numbers of the exact one: of the replicas that this one
+    draws, a step takes the slowest as a whole. (It is among them, for it is its slowest rank's.)
+    """
+
+    exact: ExactRule
+
+    @property
+    def kept(self) -> Replicas:
+        return self.exact.kept
+
+    @property
+    def deal(self) -> Deal:
+        return self.exact.deal
+
+    def samples(self, first: int, count: int) -> np.ndarray:
+        found = np.zeros(-(-count // _BLOCK) * _BLOCK, np.int64)
+        for start in range(0, count, _BLOCK):
+            for drawn in self.exact.drawn(first + start):
+                order = self.exact.selections[drawn.regime].order
+                found[start + drawn.steps] = order[drawn.slowest()]
+        return found[:count]
+
+    def errors(self, num_steps: int) -> AbstractErrors:
+        return self.exact.errors(num_steps)

@@ -1,0 +1,176 @@
+"""Which rule finds the slowest of the replicas, and which way samples are drawn, by itself."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax import Variability, merge_laws, sensitivity, simulate
+from prism_jax.analysis import Mean
+from prism_jax.engine import prepare
+from prism_jax.engine._pilot import draw_pilot
+from prism_jax.latency import AbstractLatency
+from prism_jax.program import assemble
+from prism_jax.schedule import OneFOneB
+from prism_jax.step import ExactRule, SlowestDrawn, VectorRule, decide
+
+from .helpers import graph_of, lognormal, one_kernel, pipeline_program, rich_program
+
+
+def _tied(num_replicas=64):
+    """Four ranks that end alike, and reductions that vary as much as they do."""
+    residual: dict[str, AbstractLatency] = {
+        "gemm": lognormal(0.1),
+        "reduce_scatter": lognormal(0.5),
+    }
+    return assemble(
+        graph_of([()] * 4, rank=[0, 1, 2, 3]),
+        [one_kernel("gemm", 10.0)] * 4,
+        variability=Variability(residual=residual),
+        num_replicas=num_replicas,
+        reduce_scatter=[one_kernel("reduce_scatter", 3.0, "network")] * 4,
+    )
+
+
+def _decided(program) -> ExactRule:
+    """The exact rule on a pilot's replicas."""
+    pilot = draw_pilot(prepare(program, jax.random.key(0)))
+    kept, run = pilot.stretch.decision.kept, pilot.run
+    number = program.num_replicas
+    exact = decide(run.chances, kept, run.key, 4096, num_replicas=number, exact=True)
+    assert isinstance(exact, ExactRule)
+    return exact
+
+
+def test_where_ranks_tie_the_exact_rule_is_taken():
+    program = _tied()
+    explicit = simulate(program, num_samples=30_000, key=jax.random.key(1), replicas="explicit")
+    vector = simulate(program, num_samples=60_000, key=jax.random.key(2), replicas="vector")
+    found = simulate(program, num_samples=60_000, key=jax.random.key(2))
+    assert (found.replicas, vector.replicas, explicit.replicas) == ("exact", "vector", "explicit")
+    assert "replicas: exact" in repr(found)
+    for figure in (lambda law: law.mean, lambda law: law.quantile(0.95)):
+        assert figure(found) == pytest.approx(figure(explicit), rel=3e-3)
+        assert figure(vector) < 0.97 * figure(explicit)
+    # The tolerance is more than three standard errors of the difference.
+    assert 3 * np.hypot(found.errors.mean, explicit.errors.mean) < 3e-3 * explicit.mean
+    assert abs(found.mean - explicit.mean) < 4 * np.hypot(found.errors.mean, explicit.errors.mean)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pipeline_program(OneFOneB(4, 6), num_replicas=64),
+        rich_program(64),
+        dataclasses.replace(_tied(), num_replicas=1),
+    ],
+    ids=["pipeline", "rich", "one replica"],
+)
+def test_elsewhere_the_vector_rule_is_kept(program):
+    options: dict[str, Any] = {"num_samples": 4_000, "key": jax.random.key(0)}
+    found = simulate(program, **options)
+    assert found.replicas == "vector"
+    assert found == simulate(program, replicas="vector", **options)
+
+
+def test_the_rule_is_the_program_s_whatever_the_key():
+    laws = [simulate(_tied(), num_samples=2_000, key=jax.random.key(k)) for k in range(2)]
+    assert merge_laws(laws).replicas == "exact"
+    other = simulate(_tied(), num_samples=2_000, key=jax.random.key(2), replicas="vector")
+    assert merge_laws([*laws, other]).replicas == "mixed"
+
+
+@pytest.mark.parametrize("program", [_tied(), rich_program(64)], ids=["tied", "rich"])
+def test_both_rules_decide_the_same_replicas(program):
+    """The slowest of those that the exact rule draws is decisive by the vector rule: its law is the
+    vector rule's, and none of its ranks ends after the slowest of that rank."""
+    exact = _decided(program)
+    slowest = SlowestDrawn(exact)
+    low, high = slowest.ends(0, 4096), exact.ends(0, 4096)
+    assert np.all(low <= high)
+    assert np.any(low < high)
+    np.testing.assert_allclose(low.max(axis=1), high.max(axis=1), rtol=0.02)
+    run = draw_pilot(prepare(program, jax.random.key(0))).run
+    vector = decide(run.chances, exact.kept, run.key, 4096, num_replicas=64)
+    assert isinstance(vector, VectorRule)
+    score = exact.kept.score
+    found, expected = (score[one.samples(0, 4096)] for one in (slowest, vector))
+    noise = np.std(found) / np.sqrt(4096)
+    assert found.mean() == pytest.approx(expected.mean(), abs=4 * noise)
+
+
+@pytest.mark.parametrize("program", [_tied(), _tied(4)], ids=["many", "few"])
+def test_intervals_of_the_exact_rule_are_as_wide_as_repetitions_scatter(program):
+    laws = [
+        simulate(program, num_samples=4_000, key=jax.random.key(s), replicas="exact")
+        for s in range(60)
+    ]
+    for figure, error in (
+        (lambda law: law.mean, lambda law: law.errors.mean),
+        (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
+        (
+            lambda law: law.quantile(0.95),
+            lambda law: np.diff(law.quantile_interval(0.95))[0] / 3.92,
+        ),
+    ):
+        scatter = np.std([figure(law) for law in laws], ddof=1)
+        claimed = np.mean([error(law) for law in laws])
+        assert 0.7 < claimed / scatter < 1.4  # Sixty runs tell it within a quarter.
+
+
+@pytest.mark.parametrize("sampling", ["importance", "sobol"])
+def test_the_exact_rule_takes_weighted_samples(sampling):
+    program = _tied(16)
+    explicit = simulate(program, num_samples=30_000, key=jax.random.key(1), replicas="explicit")
+    found = simulate(program, num_samples=60_000, key=jax.random.key(2), sampling=sampling)
+    assert (found.replicas, found.sampling) == ("exact", sampling)
+    noise = np.hypot(found.errors.mean, explicit.errors.mean)
+    assert abs(found.mean - explicit.mean) < 4 * noise
+    assert 4 * noise < 0.01 * explicit.mean
+
+
+def test_sensitivities_say_that_they_follow_the_vector_rule():
+    options: dict[str, Any] = {"num_samples": 1_600, "key": jax.random.key(0), "parts": []}
+    (note,) = sensitivity(_tied(), Mean(), **options).notes
+    assert "vector rule" in note
+    assert "% low" in note
+    assert sensitivity(rich_program(4), Mean(), **options).notes == ()
+
+
+def _side_by_side(number, num_replicas):
+    """One rank waits for many independent ops: no direction leads to the tail of their maximum."""
+    work = prism.latency.LogNormal(1.0, 0.2)
+    ops = [prism.Op(work) for _ in range(number)]
+    last = prism.Op(0.1, after=range(number))
+    return prism.compile_graph([*ops, last], num_replicas=num_replicas)
+
+
+def test_importance_sampling_is_taken_only_where_it_helps():
+    num_samples = 20_000
+    beyond = -np.log(0.95) / 64 * num_samples
+    assert beyond < 20  # So few plain samples that another way is looked for.
+
+    def scatter(program, **how):
+        keys = map(jax.random.key, range(12))
+        laws = [simulate(program, num_samples=num_samples, key=k, **how) for k in keys]
+        return laws[0].sampling, np.std([float(law.quantile(0.95)) for law in laws], ddof=1)
+
+    wide = _side_by_side(64, 64)
+    sampling, by_itself = scatter(wide)
+    _, importance = scatter(wide, sampling="importance")
+    _, plain = scatter(wide, sampling="plain")
+    assert sampling == "plain"
+    assert by_itself <= plain < 0.8 * importance
+    # A chain has a direction.
+    chain = prism.compile_graph(
+        [prism.Op(0.1, kind="gemm", after=[i - 1] if i else []) for i in range(8)],
+        variability=Variability(residual={"gemm": lognormal(0.2)}),
+        num_replicas=64,
+    )
+    sampling, by_itself = scatter(chain)
+    _, plain = scatter(chain, sampling="plain")
+    assert sampling == "importance"
+    assert by_itself < plain
