@@ -34,7 +34,7 @@ STEP = 0.02
 MOVED = 0.05
 
 
-_NAMES = {
+NAMES = {
     "Mean": "mean: pathwise",
     "Std": "standard deviation: pathwise",
     "Quantile": "quantile: local linear regression",
@@ -163,7 +163,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """By estimator, in Markdown; then the pairs that differ most."""
     lines = ["| estimator | pairs | largest z | z above 2 | mean z | relative error | cost |"]
     lines.append("|" + "---|" * 7)
-    for key, label in _NAMES.items():
+    for key, label in NAMES.items():
         mine = [row for row in rows if row["objective"] + row["conditional_on"] == key]
         if not mine:
             continue
@@ -185,63 +185,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def coverage(repetitions: int) -> list[dict[str, Any]]:
-    """How often 95 % intervals of value and derivative hold the truth, by objective."""
-    import jax
-
-    from benchmarks._programs import programs
-    from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
-    from prism_jax.analysis._batches import in_batches
-    from prism_jax.analysis._estimate import figure, figure_gradient
-    from prism_jax.engine import composed_steps
-
-    cases = [("chain, log-normal", o) for o in (Mean(), Std(), Quantile(0.9), CVaR(0.9), None)]
-    cases.append(("1f1b, random tail", None))
-    rows = []
-    for name, objective in cases:
-        program = programs()[name]
-        if objective is None:
-            steps = composed_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
-            objective = Exceedance(float(np.quantile(steps, 0.9)))
-        conditional_on = ""
-
-        def both(count, key, program=program, objective=objective):
-            nonlocal conditional_on
-            value, composed, how = figure(program, objective, num_samples=count, key=key)
-            gradient = figure_gradient(composed, how)
-            conditional_on = composed.over.last if composed.over else ""
-            sigma: Any = gradient.variability.residual["gemm"]
-            return np.array([value, float(sigma.sigma)])
-
-        truth = in_batches(both, num_samples=2**24, key=jax.random.key(0)).value
-        inside = []
-        for seed in range(repetitions):
-            low, high = in_batches(both, num_samples=2**15, key=jax.random.key(1 + seed)).interval()
-            inside.append((low <= truth) & (truth <= high))
-        value, derivative = np.mean(inside, axis=0).tolist()
-        rows.append(
-            {
-                "program": name,
-                "objective": type(objective).__name__,
-                "conditional_on": conditional_on,
-                "value": value,
-                "derivative": derivative,
-            }
-        )
-    return rows
-
-
-def coverage_table(rows: list[dict[str, Any]], repetitions: int) -> str:
-    """In Markdown."""
-    lines = [f"| estimator, {repetitions:,} times | values | derivatives |", "|---|---|---|"]
-    lines += [
-        f"| {_NAMES[row['objective'] + row['conditional_on']]} | {row['value']:.3f} | "
-        f"{row['derivative']:.3f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Derivatives against central differences.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -254,8 +197,10 @@ def main() -> None:
 
     jax.config.update("jax_enable_x64", True)
     if arguments.coverage:
-        rows = coverage(arguments.coverage)  # So short that one device is quicker.
-        text = coverage_table(rows, arguments.coverage)
+        from benchmarks import _coverage
+
+        rows = _coverage.measure(arguments.coverage)  # So short that one device is quicker.
+        text = _coverage.table(rows, arguments.coverage)
     else:
         from benchmarks._programs import programs
 
