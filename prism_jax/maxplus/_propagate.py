@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from ._choices import followed, pack, words_of
 from ._lanes import Lanes
 
 
@@ -120,7 +121,7 @@ def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtyp
         latest, choice = _latest(state, lanes.reads[level], keep)
         drawn = level_latencies(latencies, tables, common, lanes, level)
         if keep:
-            choices = lax.dynamic_update_index_in_dim(choices, _pack(choice, lanes), level, 0)
+            choices = lax.dynamic_update_index_in_dim(choices, pack(choice, lanes), level, 0)
         return state.at[lanes.writes[level]].set(latest + drawn, mode=_IN), choices
 
     def block(turn, carry):
@@ -133,7 +134,7 @@ def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtyp
         return state - latest, choices, passed + latest
 
     state = jnp.zeros((lanes.num_slots, num_samples), dtype)
-    words, word = _words(lanes)
+    words, word = words_of(lanes)
     choices = jnp.zeros((len(lanes.ops), words, num_samples), word) if keep else None
     blocks = -(-lanes.num_levels // _LEVELS_OF_SUM)
     start = (state, choices, jnp.zeros((1, num_samples), dtype))
@@ -152,31 +153,6 @@ def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
             choice = jnp.where(end > latest, jnp.uint32(k), choice)
         latest = jnp.maximum(latest, end)
     return latest, choice
-
-
-def _bits(lanes: Lanes) -> tuple[int, int]:
-    """Bits that a choice takes, and lanes that share a word of at most 32."""
-    bits = (lanes.reads.shape[2] - 1).bit_length()
-    return bits, min(32 // bits, lanes.width)
-
-
-def _words(lanes: Lanes) -> tuple[int, Any]:
-    """How many words hold the choices of a level, and their type."""
-    bits, together = _bits(lanes)
-    types = (jnp.uint8, jnp.uint16, jnp.uint32)
-    word = next(d for d in types if jnp.iinfo(d).bits >= bits * together)
-    return -(-lanes.width // together), word
-
-
-def _pack(choice, lanes: Lanes):
-    """Choices of the lanes, packed into words: `(words, samples)`."""
-    bits, together = _bits(lanes)
-    shifts = np.arange(together, dtype=np.uint32) * np.uint32(bits)
-    words = [
-        jnp.sum(part << shifts[: len(part), None], axis=0, dtype=jnp.uint32)
-        for part in (choice[i : i + together] for i in range(0, len(choice), together))
-    ]
-    return jnp.stack(words).astype(_words(lanes)[1])
 
 
 @_ends.def_bwd
@@ -230,7 +206,7 @@ def _along_path(values, rest, latencies, lanes: Lanes, choices, cell, weight, gr
             lane = cell - level * np.int32(width)
             counter = level.astype(jnp.uint32) * lanes.counters + lane.astype(jnp.uint32)
             z = latencies.noise(latencies.noise_arguments, counter[None, :])[0]
-            cell = _followed(cell, lane, lanes.before[level], choices[level], lanes)
+            cell = followed(cell, lane, lanes.before[level], choices[level], lanes)
             return cell, lane_of.at[slot].set(lane), z_of.at[slot].set(z)
 
         def contribution(slot, carry):
@@ -267,19 +243,6 @@ def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
     return jax.tree.map(
         lambda kept, row: row if kept else None, keep, rows, is_leaf=lambda x: x is None
     )
-
-
-def _followed(cell, lane, before, choice, lanes: Lanes):
-    """Where a path goes on from this level: unchanged if it does not pass here."""
-    bits, together = _bits(lanes)
-    for j in range(before.shape[0]):
-        word = choice[j // together].astype(jnp.uint32)
-        chosen = (word >> np.uint32(j % together * bits)) & np.uint32(2**bits - 1)
-        onward = before[j, 0]
-        for k in range(1, before.shape[1]):
-            onward = jnp.where(chosen == k, before[j, k], onward)
-        cell = jnp.where(lane == j, onward, cell)
-    return cell
 
 
 def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
