@@ -42,6 +42,6 @@ def half_width(level: float, degrees: float = math.inf) -> float:
         raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
     if math.isinf(degrees):
         return statistics.NormalDist().inv_cdf((1 + level) / 2)
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf((1 + level) / 2, degrees))
+    return float(stdtrit(degrees, (1 + level) / 2))

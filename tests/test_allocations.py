@@ -44,6 +44,18 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     assert (high - low) / 2 == pytest.approx(1.984 * between / np.sqrt(allocations), rel=0.02)
 
 
+def test_intervals_of_std_hold_where_gpus_differ_more_than_steps():
+    """They left out what allocations differ by, and were a twentieth as wide."""
+    held = []
+    for seed in range(40):
+        options = {"num_samples": 400, "key": jax.random.key(seed), "allocations": 20}
+        law = simulate(_program(OneFOneB(1, 1), gpu_sigma=0.1), **options)
+        low, high = law.std_interval()
+        held.append(low <= 3 * 0.1 * np.sqrt(1 + 0.01 / 2) <= high)
+    # Twenty allocations tell the spread within a sixth, and errors of it are as uncertain.
+    assert np.mean(held) > 0.8
+
+
 @pytest.mark.parametrize(("between", "remembered"), [(0.01, 0.8), (0.2, 0.9), (0.01, 0.0)])
 def test_the_mean_of_a_run_whose_steps_resemble_those_before(between, remembered):
     """Directly: runs of an AR(1) process, each of which has a level of its own."""

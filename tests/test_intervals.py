@@ -10,10 +10,7 @@ import prism_jax as prism
 from prism_jax.engine import prepare
 from prism_jax.engine._draw import all_draws
 from prism_jax.latency import AbstractLatency, LogNormal
-from prism_jax.program import Network, Variability
-from prism_jax.schedule import OneFOneB
-
-from .helpers import lognormal, pipeline_program
+from prism_jax.program import Variability
 
 
 def _program(num_replicas: int) -> prism.Program:
@@ -41,28 +38,6 @@ def test_a_sample_that_decides_many_steps_is_no_atom_where_their_own_draws_sprea
         half = np.mean(ends[:, 1] - ends[:, 0]) / 2
         # 1.3 times what the scatter calls for, which 60 laws tell within a fifth; too narrow alike.
         assert 0.7 < half / (1.96 * scatter) < 1.3 * 1.2
-
-
-def test_what_the_steps_of_a_rare_regime_have_in_common_does_not_scatter():
-    """How many steps the network is slow in is set. Intervals of std were 3 times too wide."""
-    variability = Variability(
-        residual={"gemm": lognormal(0.05)},
-        network=Network(jnp.asarray(0.02), jnp.asarray(3.0)),
-    )
-    program = pipeline_program(
-        OneFOneB(2, 4),
-        send_recv=0.5,
-        variability=variability,
-        num_replicas=64,
-        network_links=("network",),
-    )
-    laws = [
-        prism.simulate(program, num_samples=4_000, key=jax.random.key(seed), sampling="plain")
-        for seed in range(40)
-    ]
-    scatter = np.std([law.std for law in laws], ddof=1)
-    half = np.mean([np.diff(law.std_interval())[0] for law in laws]) / 2
-    assert 0.6 < half / (1.96 * scatter) < 1.3 * 1.25  # Which 40 laws tell within a quarter.
 
 
 def test_more_steps_of_many_replicas_are_divided_into_stretches_that_reach_the_tail():

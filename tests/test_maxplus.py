@@ -92,6 +92,26 @@ def test_eulers_identity_and_bounds_hold_exactly():
     assert np.array_equal(makespans(jnp.asarray(2 * latencies))[1], 2 * ends)
 
 
+def test_ends_and_derivatives_beyond_what_is_summed_at_once():
+    """Of more levels than 1024; integers make it exact."""
+    rng, number = np.random.default_rng(0), 3_000
+    predecessors = [tuple({max(i - 3, 0), max(i - 1 - i % 2, 0)} - {i}) for i in range(number)]
+    latencies = rng.integers(0, 5, (number, 2)).astype(float)
+    levels = to_levels(predecessors, [(number - 1,), (5,)])
+    assert len(levels.ops.value) > 1024
+
+    def makespans(latencies):
+        ends = _ends_of_sinks(levels, latencies)
+        return jnp.sum(ends[0]), ends
+
+    (_, ends), criticality = jax.value_and_grad(makespans, has_aux=True)(jnp.asarray(latencies))
+    for sample in range(2):
+        expected = event_loop_ends(predecessors, list(latencies[:, sample]))
+        assert ends[:, sample].tolist() == [expected[-1], expected[5]]
+    assert np.all((criticality == 0) | (criticality == 1))
+    assert np.array_equal((latencies * criticality).sum(axis=0), ends[0])
+
+
 def test_levels_hold_every_op_once_and_reuse_slots():
     predecessors = [()] + [(op,) for op in range(99)]
     levels = to_levels(predecessors, [(99,)])

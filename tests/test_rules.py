@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from prism_jax.analysis import Mean
 from prism_jax.engine import prepare
 from prism_jax.engine._pilot import draw_pilot
 from prism_jax.latency import AbstractLatency
-from prism_jax.program import assemble
+from prism_jax.program import Network, assemble
 from prism_jax.schedule import OneFOneB
 from prism_jax.step import ExactRule, SlowestDrawn, VectorRule, decide
 
@@ -119,6 +120,33 @@ def test_intervals_of_the_exact_rule_are_as_wide_as_repetitions_scatter(program)
         scatter = np.std([figure(law) for law in laws], ddof=1)
         claimed = np.mean([error(law) for law in laws])
         assert 0.7 < claimed / scatter < 1.4  # Sixty runs tell it within a quarter.
+
+
+@pytest.mark.parametrize("replicas", ["vector", "exact"])
+def test_what_the_steps_of_a_rare_regime_have_in_common_does_not_scatter(replicas):
+    """How many steps the network is slow in is set; intervals of std were up to 6 times as wide."""
+    program = pipeline_program(
+        OneFOneB(2, 4),
+        send_recv=0.5,
+        variability=Variability(
+            residual=dict[str, AbstractLatency](gemm=lognormal(0.05)),
+            network=Network(jnp.asarray(0.02), jnp.asarray(3.0)),
+        ),
+        num_replicas=64,
+        network_links=("network",),
+    )
+    options: dict[str, Any] = {"num_samples": 4_000, "sampling": "plain", "replicas": replicas}
+    laws = [simulate(program, key=jax.random.key(seed), **options) for seed in range(40)]
+    scatter = np.std([law.std for law in laws], ddof=1)
+    half = np.mean([np.diff(law.std_interval())[0] for law in laws]) / 2
+    assert 0.6 < half / (1.96 * scatter) < 1.3 * 1.25  # Which 40 laws tell within a quarter.
+
+
+def test_a_program_that_takes_no_time_has_a_law():
+    ops = [prism.Op(0.0, rank=0), prism.Op(0.0, rank=1)]
+    program = prism.compile_graph(ops, num_replicas=4)
+    law = simulate(program, num_samples=100, key=jax.random.key(0))
+    assert (law.mean, law.replicas) == (0.0, "vector")
 
 
 @pytest.mark.parametrize("sampling", ["importance", "sobol"])

@@ -138,11 +138,16 @@ def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
     return get
 
 
-def _figures(law: Law) -> dict[str, float]:
-    row = {}
+def _figures(law: Law) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     for name, (value, (low, high)) in figures(law).items():
         row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
-    return {**row, "num_samples": law.num_samples}
+    return {
+        **row,
+        "num_samples": law.num_samples,
+        "sampling": law.sampling,
+        "replicas": law.replicas,
+    }
 
 
 def _digest(points, num_samples, key, about) -> str:

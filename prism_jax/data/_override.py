@@ -129,6 +129,11 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
         for i, v in enumerate(kernels.variability)
         if (v.component == name if name in SHARED else (v.kernel, v.component) == (name, component))
     ]
+    if not found and name in SHARED:
+        raise ValueError(
+            f"override `{text}`: the kernel tables have no law of `{name}` that could be changed; "
+            "add a row to their `variability.csv`, or to the job's `[calibrated]`."
+        )
     if not found:
         names = {v.kernel for v in kernels.variability if v.component == component}
         if component == "residual":

@@ -50,9 +50,9 @@ def vector_rule_is_low_by(pilot: Pilot) -> float:
     of the exact rule, as a share of it. Both decide the same replicas.
     """
     run, stretch = pilot.run, pilot.stretch
-    number = run.program.num_replicas
-    if number == 1 or run.program.num_ranks == 1:
+    if _rules_are_one(run):
         return 0.0
+    number = run.program.num_replicas
     kept = stretch.decision.kept
     exact = decide(run.chances, kept, run.key, stretch.steps, num_replicas=number, exact=True)
     assert isinstance(exact, ExactRule)
@@ -61,7 +61,12 @@ def vector_rule_is_low_by(pilot: Pilot) -> float:
         steps = Pilot(run, dataclasses.replace(stretch, decision=decision)).steps()
         return np.array([np.mean(steps, dtype=np.float64), np.quantile(steps, 0.95)])
 
-    return float(np.max(1 - figures(SlowestDrawn(exact)) / figures(exact)))
+    low, high = figures(SlowestDrawn(exact)), figures(exact)
+    return float(np.max(1 - low / high)) if np.all(high > 0) else 0.0
+
+
+def _rules_are_one(run: Run) -> bool:
+    return run.program.num_replicas == 1 or run.program.num_ranks == 1
 
 
 def rule_of_replicas(pilot: Pilot) -> str:
@@ -71,7 +76,7 @@ def rule_of_replicas(pilot: Pilot) -> str:
 
 def vector_rule_notes(run: Run) -> tuple[str, ...]:
     """What is to be said of figures that follow the vector rule: nothing where it holds."""
-    low = vector_rule_is_low_by(draw_pilot(run))
+    low = 0.0 if _rules_are_one(run) else vector_rule_is_low_by(draw_pilot(run))
     if low <= _TOLERANCE:
         return ()
     return (

@@ -22,7 +22,7 @@ from ..replica import interruptible
 from ..step import Chances, effective_samples
 from ._check import check_num_samples, check_program
 from ._draw import RANDOMISATIONS, Advance, Draws, all_draws, find_lead
-from ._pilot import draw_pilot, rule_of_replicas
+from ._pilot import Pilot, draw_pilot, rule_of_replicas
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, errors_of
 from ._sampling import sampled
@@ -86,13 +86,12 @@ def simulate(
     _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
     run, explicit = prepare(program, key), replicas == "explicit"
+    # Laws of one program have one grid, so that they can be merged, however they are sampled: that
+    # of a pilot which finds the tail.
     pilot = draw_pilot(run)
-    if sampling == "auto":
-        run = sampled(run, num_samples, explicit=explicit, pilot=pilot)
-    else:
-        run = dataclasses.replace(run, sampling=sampling, lead=find_lead(run, sampling))
-    rule = rule_of_replicas(pilot) if replicas == "auto" else replicas
     grid = grid_of(pilot.steps())
+    run = _sampled(run, pilot, num_samples, sampling, explicit)
+    rule = rule_of_replicas(pilot) if replicas == "auto" else replicas
     compiled = time.perf_counter()
     draws = all_draws(run, num_samples, explicit=explicit, allocations=allocations)
     # Each sample is drawn, then composed.
@@ -106,6 +105,14 @@ def simulate(
         compile_s=compiled - started,
         run_s=time.perf_counter() - compiled,
     )
+
+
+def _sampled(run: Run, pilot: Pilot, num_samples: int, sampling: str, explicit: bool) -> Run:
+    """The run with its way of sampling, and the leading axes that it takes."""
+    if sampling == "auto":
+        return sampled(run, num_samples, explicit=explicit, pilot=pilot)
+    lead = pilot.run.lead if sampling == pilot.stretch.draws.sampling else find_lead(run, sampling)
+    return dataclasses.replace(run, sampling=sampling, lead=lead)
 
 
 def _law(
@@ -178,11 +185,11 @@ def _check_allocations(program, num_samples, replicas, allocations) -> None:
 
 
 def _check_options(program, num_samples, replicas, sampling) -> None:
-    if replicas not in ("auto", "vector", "exact", "explicit"):
+    if not isinstance(replicas, str) or replicas not in ("auto", "vector", "exact", "explicit"):
         raise ValueError(
             f"`replicas={replicas!r}` must be 'auto', 'vector', 'exact' or 'explicit'."
         )
-    if sampling not in ("auto", "plain", "importance", "sobol"):
+    if not isinstance(sampling, str) or sampling not in ("auto", "plain", "importance", "sobol"):
         raise ValueError(
             f"`sampling={sampling!r}` must be 'auto', 'plain', 'importance' or 'sobol'."
         )

@@ -14,9 +14,9 @@ _LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35])
 LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 # Fewer independent replica samples than this beyond a quantile, and its interval is not known.
 FEWEST = 20
-# A standard error from so many independent samples has fewer degrees of freedom than samples: what
-# the slowest of many replicas contribute spreads about as an exponential law does, whose fourth
-# moment is six squares of its second.
+# The variance of n contributions of kurtosis k has 2 n / (k - 1) degrees of freedom. The slowest
+# replicas contribute as an exponential law does, of which the mean fourth power is 6 times the
+# square of the mean second one: so many degrees for each of the samples behind a standard error.
 _DEGREES = 2 / (6 - 1)
 
 

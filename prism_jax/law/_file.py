@@ -15,7 +15,7 @@ from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
 from ._law import Law
 
 
-_FORMAT = 1
+_FORMAT = 2
 _WHAT = ("law", "save_law")
 # The arrays of its histogram, and of its errors.
 _STEPS = ("counts", "smallest", "largest")
@@ -34,7 +34,7 @@ class _Errors(msgspec.Struct, forbid_unknown_fields=True):
     mean: float
     std: float
     support: _NonNegative
-    degrees: Annotated[float, Meta(gt=0)]
+    degrees: Annotated[float, Meta(ge=1)]
 
 
 class _Allocations(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,15 +47,15 @@ class _Allocations(msgspec.Struct, forbid_unknown_fields=True):
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of a law that are no arrays, and what they may be."""
 
-    format: Literal[1]
+    format: Literal[2]
     requested: _Whole
     mean: _Finite
     std: _NonNegative
     edges: tuple[_Finite, _Finite]
     errors: _Errors
     allocations: _Allocations | None
-    sampling: str
-    replicas: str
+    sampling: Literal["plain", "importance", "sobol", "mixed"]
+    replicas: Literal["vector", "exact", "explicit", "mixed"]
     effective_samples: _NonNegative
     program: str
     keys: Annotated[tuple[tuple[_Word, _Word], ...], Meta(min_length=1)]
@@ -119,6 +119,8 @@ def _is_sound(law: Law) -> bool:
     sound = [
         sum(counts.tolist()) <= law.requested,
         edges[0] < edges[1],
+        len(set(law.keys)) == len(law.keys),
+        law.allocations is None or len(law.allocations.means) <= sum(counts.tolist()),
         np.all(counts >= 0),
         _are_between(smallest, -1e30, 1e30) and _are_between(largest, -1e30, 1e30),
         np.all(np.diff(smallest) >= 0) and np.all(np.diff(largest) >= 0),

@@ -59,11 +59,14 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     def error(values):
         return np.std(values, axis=0, ddof=1) / np.sqrt(count)
 
+    # What each tells of the standard deviation of all, the scatter between them included.
+    means, stds = np.array([one.mean for one in laws]), np.array([one.std for one in laws])
+    squares = (means - law.mean) ** 2 + stds**2 - law.std**2
     quantiles = np.asarray(law.quantile(LEVELS))
     errors = dataclasses.replace(
         law.errors,
         mean=float(error([one.mean for one in laws])),
-        std=float(error([one.std for one in laws])),
+        std=float(error(squares / (2 * law.std))) if law.std > 0 else 0.0,
         levels=error(np.array([one.cdf(quantiles) for one in laws])),
         degrees=count - 1.0,
     )

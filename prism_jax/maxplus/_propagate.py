@@ -129,7 +129,8 @@ def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtyp
         first = turn * _LEVELS_OF_SUM
         last = jnp.minimum(first + _LEVELS_OF_SUM, lanes.num_levels)
         state, choices = lax.fori_loop(first, last, step, (state, choices))
-        # Max-plus is linear: what is taken from all ends, the start's too, is added at the end.
+        # Max-plus is linear: what is taken from all slots, the start's too, is added at the end.
+        # Any shift would do, also that of a slot that is no longer read.
         latest = jnp.where(last < lanes.num_levels, jnp.max(state, axis=0, keepdims=True), 0)
         return state - latest, choices, passed + latest
 

@@ -70,10 +70,16 @@ class DrawnErrors(AbstractErrors):
     def of_mean(self, contribution: np.ndarray) -> float:
         some = contribution[: self._some].astype(np.float64)
         some -= some.mean()
-        variance = float(some @ some) / self._some / self._num_steps
+        variance = 0.0
         for selection, drawn in zip(self._selections, self._drawn, strict=True):
-            variance += max(_of_regime(selection, drawn, some), 0.0)
-        return float(np.sqrt(variance))
+            mine = drawn.sum(axis=0) > 0
+            if mine.any():
+                # As in `SelectionErrors`: how many steps a regime has is dealt out evenly.
+                common = some[mine].mean()
+                some[mine] -= common
+                variance += (common / self._num_steps) ** 2
+                variance += max(_of_regime(selection, drawn, some, mine), 0.0)
+        return float(np.sqrt(variance + some @ some / self._some / self._num_steps))
 
     def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
         below = (steps <= threshold).astype(np.float64)
@@ -97,10 +103,11 @@ def _counts(found: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, in
     return csr_array((np.ones(len(steps)), (positions, steps)), shape)
 
 
-def _of_regime(selection: Selection, drawn, some: np.ndarray) -> float:
-    """The variance that the samples of a regime, drawn anew, would give the mean."""
-    n = len(some)
-    mine, candidate = drawn.sum(axis=0) > 0, drawn.sum(axis=1) > 0
+def _of_regime(selection: Selection, drawn, some: np.ndarray, mine: np.ndarray) -> float:
+    """The variance that the samples of a regime, whose steps are `mine`, would give the mean if
+    they were drawn anew.
+    """
+    n, candidate = len(some), drawn.sum(axis=1) > 0
     expected = selection.num_replicas * selection.weights
     change = drawn @ some / n - expected * (some[mine].sum() / n)
     scatter = np.sum(expected[candidate]) * np.sum(some[mine] ** 2) / n**2
