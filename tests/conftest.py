@@ -28,3 +28,14 @@ def shared():
             pytest.fail(f"CI must have the shared data at {_SHARED}.")
         pytest.skip("the shared oracles and measurements are not beside this checkout")
     return _SHARED
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_compiled_code():
+    """Linux lets a process map 65,530 pieces of memory, and each compiled function takes dozens:
+    what many tests have compiled ends in a segmentation fault.
+    """
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()

@@ -44,6 +44,7 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     assert (high - low) / 2 == pytest.approx(1.984 * between / np.sqrt(allocations), rel=0.02)
 
 
+@pytest.mark.slow
 def test_intervals_of_std_hold_where_gpus_differ_more_than_steps():
     """They left out what allocations differ by, and were a twentieth as wide."""
     held = []

@@ -11,7 +11,7 @@ import pytest
 import prism_jax as prism
 from prism_jax import Variability, merge_laws, sensitivity, simulate
 from prism_jax.analysis import Mean
-from prism_jax.engine import prepare
+from prism_jax.engine import prepare, vector_rule_notes
 from prism_jax.engine._pilot import draw_pilot
 from prism_jax.latency import AbstractLatency
 from prism_jax.program import Network, assemble
@@ -103,6 +103,7 @@ def test_both_rules_decide_the_same_replicas(program):
     assert found.mean() == pytest.approx(expected.mean(), abs=4 * noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [_tied(), _tied(4)], ids=["many", "few"])
 def test_intervals_of_the_exact_rule_are_as_wide_as_repetitions_scatter(program):
     laws = [
@@ -122,6 +123,7 @@ def test_intervals_of_the_exact_rule_are_as_wide_as_repetitions_scatter(program)
         assert 0.7 < claimed / scatter < 1.4  # Sixty runs tell it within a quarter.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", ["vector", "exact"])
 def test_what_the_steps_of_a_rare_regime_have_in_common_does_not_scatter(replicas):
     """How many steps the network is slow in is set; intervals of std were up to 6 times as wide."""
@@ -149,6 +151,7 @@ def test_a_program_that_takes_no_time_has_a_law():
     assert (law.mean, law.replicas) == (0.0, "vector")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["importance", "sobol"])
 def test_the_exact_rule_takes_weighted_samples(sampling):
     program = _tied(16)
@@ -160,12 +163,13 @@ def test_the_exact_rule_takes_weighted_samples(sampling):
     assert 4 * noise < 0.01 * explicit.mean
 
 
+@pytest.mark.slow
 def test_sensitivities_say_that_they_follow_the_vector_rule():
     options: dict[str, Any] = {"num_samples": 1_600, "key": jax.random.key(0), "parts": []}
     (note,) = sensitivity(_tied(), Mean(), **options).notes
     assert "vector rule" in note
     assert "% low" in note
-    assert sensitivity(rich_program(4), Mean(), **options).notes == ()
+    assert vector_rule_notes(prepare(rich_program(4), jax.random.key(0))) == ()
 
 
 def _side_by_side(number, num_replicas):
@@ -176,6 +180,7 @@ def _side_by_side(number, num_replicas):
     return prism.compile_graph([*ops, last], num_replicas=num_replicas)
 
 
+@pytest.mark.slow
 def test_importance_sampling_is_taken_only_where_it_helps():
     num_samples = 20_000
     beyond = -np.log(0.95) / 64 * num_samples
