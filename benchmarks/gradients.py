@@ -1,7 +1,7 @@
 """Whether derivatives are right, and what they cost: against central differences.
 
     python benchmarks/gradients.py                  # tables in Markdown; --json for one JSON object
-    python benchmarks/gradients.py --coverage 2000  # how often 95 % intervals hold (half an hour)
+    python benchmarks/gradients.py --coverage 200   # how often 95 % intervals hold (slow)
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
 objective. Its derivative is taken in 16 batches, and so is the central difference, with the same

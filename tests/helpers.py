@@ -138,3 +138,14 @@ def made_law() -> Law:
     errors = Errors(0.1, 0.1, 500.0, np.full(len(LEVELS), 0.01), np.full(len(LEVELS), 20.0))
     about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
     return found.law(errors, **about, compile_s=0.0, run_s=1.0)
+
+
+def claimed_over_scatter(laws) -> dict[str, float]:
+    """Standard errors that laws of other keys claim, on average, over how much they scatter: of the
+    mean, p50 and p95.
+    """
+    found = {"mean": ([law.mean for law in laws], [law.errors.mean for law in laws])}
+    for name, q in (("p50", 0.5), ("p95", 0.95)):
+        halves = [np.diff(law.quantile_interval(q))[0] / 3.92 for law in laws]
+        found[name] = ([law.quantile(q) for law in laws], halves)
+    return {n: float(np.mean(errors) / np.std(x, ddof=1)) for n, (x, errors) in found.items()}

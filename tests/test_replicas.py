@@ -11,7 +11,7 @@ from prism_jax.schedule import GPipe, OneFOneB
 from prism_jax.step import Replicas, _reservoir, _selection
 from prism_jax.step._selection import select
 
-from .helpers import lognormal, pipeline_program, rich_program
+from .helpers import claimed_over_scatter, lognormal, pipeline_program, rich_program
 
 
 # What each leaves out.
@@ -75,17 +75,8 @@ def test_the_intervals_cover_explicit_replicas():
 def test_intervals_are_as_wide_as_repetitions_scatter():
     program = _program(16, "everything")
     laws = [simulate(program, num_samples=8_000, key=jax.random.key(s)) for s in range(40)]
-    for figure, error in (
-        (lambda law: law.mean, lambda law: law.errors.mean),
-        (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
-        (
-            lambda law: law.quantile(0.95),
-            lambda law: np.diff(law.quantile_interval(0.95))[0] / 3.92,
-        ),
-    ):
-        scatter = np.std([figure(law) for law in laws], ddof=1)
-        claimed = np.mean([error(law) for law in laws])
-        assert 0.7 < claimed / scatter < 1.5
+    for ratio in claimed_over_scatter(laws).values():
+        assert 0.7 < ratio < 1.5
 
 
 def test_too_few_samples_for_a_tail_are_said_to_be():

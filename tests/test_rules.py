@@ -18,7 +18,14 @@ from prism_jax.program import Network, assemble
 from prism_jax.schedule import OneFOneB
 from prism_jax.step import ExactRule, SlowestDrawn, VectorRule, decide
 
-from .helpers import graph_of, lognormal, one_kernel, pipeline_program, rich_program
+from .helpers import (
+    claimed_over_scatter,
+    graph_of,
+    lognormal,
+    one_kernel,
+    pipeline_program,
+    rich_program,
+)
 
 
 def _tied(num_replicas=64):
@@ -110,17 +117,8 @@ def test_intervals_of_the_exact_rule_are_as_wide_as_repetitions_scatter(program)
         simulate(program, num_samples=4_000, key=jax.random.key(s), replicas="exact")
         for s in range(60)
     ]
-    for figure, error in (
-        (lambda law: law.mean, lambda law: law.errors.mean),
-        (lambda law: law.quantile(0.5), lambda law: np.diff(law.quantile_interval(0.5))[0] / 3.92),
-        (
-            lambda law: law.quantile(0.95),
-            lambda law: np.diff(law.quantile_interval(0.95))[0] / 3.92,
-        ),
-    ):
-        scatter = np.std([figure(law) for law in laws], ddof=1)
-        claimed = np.mean([error(law) for law in laws])
-        assert 0.7 < claimed / scatter < 1.4  # Sixty runs tell it within a quarter.
+    for ratio in claimed_over_scatter(laws).values():
+        assert 0.7 < ratio < 1.4  # Sixty runs tell it within a quarter.
 
 
 @pytest.mark.slow
