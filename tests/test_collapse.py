@@ -43,8 +43,8 @@ def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
     def at(values):
         return np.interp(slowest, nodes, values) if gpu_sigma else np.full(samples, values[0])
 
-    mean, variance, third = map(at, moments)
-    std = np.sqrt(variance)
+    mean, variance, third, shared = map(at, moments)
+    std = np.hypot(np.sqrt(variance), shared)  # One segment alone draws both.
     g = third / np.maximum(std, 1e-12) ** 3
     t = rng.standard_normal(samples) / 6 - g / 36
     drawn = mean + std * 6 * t * (1 + g * t * (1 + g * t / 3))
@@ -56,6 +56,32 @@ def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
     noise = 4 * np.sqrt(2 * 0.99 * 0.01 / samples) / 0.0267 * np.std(expected)
     assert abs(np.quantile(drawn, 0.99) - np.quantile(expected, 0.99)) < 1e-3 + noise
     assert np.std(drawn) == pytest.approx(np.std(expected), rel=0.01, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("gpu_sigma", [0.003, 0.01, 0.03])
+def test_segments_of_the_same_gpus_vary_together_as_brute_force(count, gpu_sigma):
+    """The covariance of two segments that the same GPUs run, given the slowest: each draws its runs
+    anew, but not its GPUs.
+    """
+    rng = np.random.default_rng(2)
+    samples, repeats, noise = 50_000, 20, (0.02, 0.02)
+    group, number = _group(lognormal(gpu_sigma), count)
+    nodes = np.asarray(group.slowest)
+    gpus = np.exp(gpu_sigma * rng.standard_normal((samples, count)) - gpu_sigma**2 / 2)
+    slowest, lates, shared = gpus.max(axis=1), [], 1.0
+    for cv in noise:
+        moments = np.asarray(
+            segment_maxima(jnp.asarray(1.0), jnp.asarray(cv**2), jnp.zeros(()), group, number)
+        )
+        runs = 1 + cv * rng.standard_normal((repeats, samples, count))
+        ends = (gpus * runs).max(axis=2).mean(axis=0)  # Their mean has the covariance of one.
+        lates.append(ends - np.interp(slowest, nodes, moments[0]))
+        shared = shared * np.interp(slowest, nodes, moments[3])
+    products = lates[0] * lates[1]
+    error = products.std() / np.sqrt(samples)
+    assert abs(products.mean() - shared.mean()) < 4 * error + 0.02 * shared.mean()
+    assert shared.mean() > 5 * error  # Or the first would assert nothing.
 
 
 def _tensor_parallel_program(gpu_sigma, resolution):
@@ -105,12 +131,31 @@ def test_blocks_equal_every_kernel_drawn(gpu_sigma):
     assert gap < max(1e-3 * kernel.mean, wide)
 
 
+@pytest.mark.slow
+def test_gpus_below_the_slowest_keep_their_factors_in_all_segments():
+    """Drawn anew in each segment, they made the standard deviation 0.94 of what it is."""
+    block, kernel = (
+        simulate(
+            _tensor_parallel_program(0.005, resolution),
+            num_samples=200_000,
+            key=jax.random.key(seed),
+            sampling="plain",
+        )
+        for seed, resolution in [(5, "block"), (6, "kernel")]
+    )
+    noise = np.hypot(block.errors.std, kernel.errors.std) / kernel.std
+    assert abs(block.std / kernel.std - 1) < 0.01 + 3 * noise
+    assert noise < 0.01
+
+
 def test_moments_are_differentiable_down_to_the_gpu():
     @jax.jit
     def skew_sum(parameters):
         mean, variance, third, sigma = parameters
         group, number = _group(lognormal(sigma), 4)
-        return jnp.sum(segment_maxima(mean, variance, third, group, number)[:2, ::6])
+        return jnp.sum(
+            segment_maxima(mean, variance, third, group, number)[jnp.array([0, 1, 3]), ::6]
+        )
 
     at = jnp.array([1.0, 0.02**2, 0.3 * 0.02**3, 0.02])
     gradient = jax.grad(skew_sum)(at)

@@ -7,7 +7,9 @@ the group's blocks share: one member runs at `A`, the others at factors below it
 
     P(max <= x | A) = F(x / A) * (E[F(x / a) | a < A]) ** (n - 1).
 
-Taking `A` outside the maxima instead would count the slowest GPU twice.
+Taking `A` outside the maxima instead would count the slowest GPU twice. The others keep their
+factors from segment to segment too, so a group whose others are slow is late in all of them: see
+`_kept`.
 """
 
 import equinox as eqx
@@ -25,10 +27,11 @@ from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
 NODE_SCORES = np.linspace(-4.5, 4.5, 19)
 
 # The members below A, by Gauss-Legendre in probability; the law of a segment, on a grid in units of
-# its standard deviation.
+# its standard deviation, and on every fourth point of it where pairs of points are integrated.
 _BELOW, _BELOW_WEIGHTS = np.polynomial.legendre.leggauss(24)
 _BELOW, _BELOW_WEIGHTS = (_BELOW + 1) / 2, _BELOW_WEIGHTS / 2
 _GRID = np.linspace(-7.0, 11.0, 181)
+_COARSE = 4
 
 
 class Blocks(eqx.Module):
@@ -128,9 +131,11 @@ def segment_maxima(
     third: Float[Array, ""],
     group: Group,
     count: Float[Array, ""],
-) -> Float[Array, "3 nodes"]:
+) -> Float[Array, "4 nodes"]:
     """Mean, variance and third central moment of the slowest of `count` members' segments, given
-    the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2.
+    the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2. The variance is of
+    what each segment draws anew; last comes the standard deviation of what the other GPUs' factors
+    make of all segments of a sample.
 
     Differentiable. Source: the module's docstring.
     """
@@ -143,8 +148,8 @@ def segment_maxima(
     # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
     ratio = (slowest[:, None] / group.others)[:, :, None]
     score = (ratio - 1) * (mean / spread) + ratio * grid[None]
-    later = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
-    later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later)
+    later_each = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
+    later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later_each)
     # By the logarithm of what is nearly one, for groups of many members.
     others = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(later, 1 - jnp.finfo(dtype).eps)))
     cdf = jax.scipy.special.ndtr(cube_normal_score(grid, skewness)) * others
@@ -159,20 +164,55 @@ def segment_maxima(
     second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
     skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
     scale = slowest * std
-    return jnp.stack([slowest * mean + scale * first, scale**2 * second, scale**3 * skewed])
+    kept = _kept(cdf, later_each, later, count)
+    return jnp.stack(
+        [
+            slowest * mean + scale * first,
+            scale**2 * jnp.maximum(second - kept, 0),
+            scale**3 * skewed,
+            scale * _root(kept),
+        ]
+    )
 
 
-def _segment_alone(mean, variance, third, group: Group, count) -> Float[Array, "3 nodes"]:
+def _kept(cdf, later_each, later, count) -> Float[Array, " nodes"]:
+    """The variance that the factors `b` of the others give to a segment's mean, in units of the
+    square of its standard deviation: the covariance of two segments that the same GPUs run,
+
+        integral over x, y of E_b[P(max <= x | b) P(max <= y | b)] - P(max <= x) P(max <= y),
+
+    with `P(max <= x | b) = F(x / A) * product of F(x / b_i)`, and the `b_i` independent.
+    """
+    dtype = cdf.dtype
+    cdf, later_each, later = (x[..., ::_COARSE] for x in (cdf, later_each, later))
+    apart = later_each - later[:, None]
+    weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[None, :, None]
+    covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
+    below = jnp.maximum(1 - later, 1e-6)  # Where no member ends so early, `cdf` is zero.
+    relative = covariance / (below[:, :, None] * below[:, None, :])
+    # Without differences of what is nearly equal, for spreads of GPUs far below a segment's.
+    excess = jnp.expm1((count - 1) * jnp.log1p(jnp.maximum(relative, -0.5)))
+    step = dtype.type(_COARSE * (_GRID[1] - _GRID[0]))
+    return jnp.maximum(step**2 * jnp.einsum("nx,nxy,ny->n", cdf, excess, cdf), 0)
+
+
+def _segment_alone(mean, variance, third, group: Group, count) -> Float[Array, "4 nodes"]:
     """The same of one member, or of padding."""
     del count
     slowest = group.slowest
-    return jnp.stack([slowest * mean, slowest**2 * variance, slowest**3 * third])
+    moments = [slowest * mean, slowest**2 * variance, slowest**3 * third]
+    return jnp.stack([*moments, jnp.zeros_like(slowest)])
+
+
+def _root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The square root; zero, with a derivative, of zero."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
 
 
 def _shape(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
     """Standard deviation and skewness; zero, with a derivative, for a constant."""
-    constant = variance <= 0
-    std = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
+    constant, std = variance <= 0, _root(variance)
     skewness = third / jnp.where(constant, 1, variance) / jnp.where(constant, 1, std)
     return std, jnp.where(constant, 0, skewness)
 
@@ -192,9 +232,12 @@ def class_moments(
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
     groups: Group,
-) -> Float[Array, "3 classes regimes nodes"]:
+) -> tuple[Float[Array, "3 classes regimes nodes"], Float[Array, "classes nodes"]]:
     """Mean, standard deviation and skewness of each class, for each regime of the network, given
-    the factor of the slowest GPU at `NODE_SCORES`. Differentiable in all that is not an index.
+    the factor of the slowest GPU at `NODE_SCORES`, of what each op draws anew; and the standard
+    deviation of what all ops of a rank share in a sample, for its other GPUs are the same ones.
+    Segments share it fully, also those of unlike spreads, whose correlation is a little below one.
+    Differentiable in all that is not an index.
 
     **Arguments:**
 
@@ -215,11 +258,12 @@ def class_moments(
     # Computed again for the derivative: kept for all rows, it would take longer to write.
     one = jax.checkpoint(one)
     slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members)), 0, 1)
-    compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
+    *compute, shared = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
+    compute = jnp.stack(compute)
     communication = _communication(collapse, cumulants, network)
     mean, variance, third = compute[:, :, None, :] + communication[:, :, :, None]
     std, skewness = _shape(variance, third)
-    return jnp.stack([mean * unit, std * unit, skewness])
+    return jnp.stack([mean * unit, std * unit, skewness]), shared * unit
 
 
 def communication_moments(

@@ -15,5 +15,6 @@ class Stream(enum.IntEnum):
     MEMBERS = 4
     LEAD = 5
     WORKER_STEPS = 6
+    OTHER_GPUS = 7
     STEPS = 100
     UNLIKE = 200  # Replicas that are unlike the others.

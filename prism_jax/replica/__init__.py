@@ -4,11 +4,9 @@ from ._ends import (
     Axes as Axes,
     Sampled as Sampled,
     by_strata as by_strata,
-    poisson_stalls as poisson_stalls,
     replica_ends as replica_ends,
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
-    stall_entries as stall_entries,
 )
 from ._interrupt import interruptible as interruptible
 from ._lead import (
@@ -25,6 +23,7 @@ from ._op_law import (
     look_up_one as look_up_one,
     table_score as table_score,
 )
+from ._pauses import poisson_stalls as poisson_stalls, stall_entries as stall_entries
 from ._plan import (
     Plan as Plan,
     gradient_of as gradient_of,

@@ -17,6 +17,7 @@ def class_laws(
     nodes: Float[Array, " nodes"],
     regimes: Int[Array, " samples"],
     worker_step: Float[Array, "rows samples"] | None = None,
+    others: Float[Array, "rows samples"] | None = None,
 ) -> ClassLaw:
     """The laws of some classes in each sample, given the factor of the slowest GPU.
 
@@ -28,6 +29,7 @@ def class_laws(
     - `nodes`: the factors at which moments are known, of the same group of GPUs.
     - `regimes`: of the network.
     - `worker_step`: a further factor on the compute of each, and one on communication.
+    - `others`: the score of the other GPUs of each, where several ops share them.
 
     **Returns:**
 
@@ -37,7 +39,7 @@ def class_laws(
     alone = about.direct[classes] >= 0
     collapsed = single = None
     if mixed.collapsed:
-        moments = _moments(plan, classes, alone, slowest, nodes, regimes, worker_step)
+        moments = _moments(plan, classes, alone, slowest, nodes, regimes, worker_step, others)
         collapsed = Collapsed(moments[0], moments[1], moments[2])
     if mixed.single:
         compute = about.compute[classes][:, None]
@@ -52,7 +54,7 @@ def class_laws(
 
 
 def _moments(
-    plan: Plan, classes, alone, slowest, nodes, regimes, worker_step
+    plan: Plan, classes, alone, slowest, nodes, regimes, worker_step, others
 ) -> Float[Array, "3 rows samples"]:
     """Mean, standard deviation and skewness, between the nodes; zero for single kernels."""
     reached = slowest[None] >= nodes[1:-1, None, None]
@@ -62,14 +64,32 @@ def _moments(
     share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
     moments = plan.tables.moments[:, classes].reshape(3, len(classes), -1)
     index = regimes[None, :] * len(NODE_SCORES) + position
-    below = jnp.take_along_axis(moments, index[None], axis=2)
-    above = jnp.take_along_axis(moments, index[None] + 1, axis=2)
-    collapsed = below + share[None] * (above - below)
+    collapsed = _between(moments, index[None], share[None])
+    if plan.tables.shared is not None:
+        shared = _between(plan.tables.shared[classes], position, share)
+        if others is None:
+            # Nothing else runs on these GPUs: what they share is drawn with the rest.
+            collapsed = collapsed.at[1].set(_root_of_squares(collapsed[1], shared))
+        else:
+            collapsed = collapsed.at[0].add(others * shared)
     if worker_step is not None:
         assert plan.tables.communication is not None
         communication = plan.tables.communication[:, classes][:, :, regimes]
         collapsed = _with_factor(collapsed, communication, worker_step)
     return jnp.where(alone[None, :, None], 0, collapsed)
+
+
+def _root_of_squares(x, y):
+    """`hypot`, whose derivative is zero at zero."""
+    there = y > 0
+    return jnp.where(there, jnp.hypot(x, jnp.where(there, y, 1)), x)
+
+
+def _between(tables: Float[Array, "... nodes"], low: Int[Array, "... samples"], share):
+    """Linear between a node and the next."""
+    below = jnp.take_along_axis(tables, low, axis=-1)
+    above = jnp.take_along_axis(tables, low + 1, axis=-1)
+    return below + share * (above - below)
 
 
 def _with_factor(

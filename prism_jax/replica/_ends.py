@@ -12,10 +12,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..maxplus import Latencies, propagate
 from ..program import Program
-from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
+from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import class_laws
 from ._kernels import MemberCommon, MemberLaw, member_factors
-from ._op_law import ClassLaw, Common, OpLaw, Pause, look_up, look_up_one
+from ._op_law import ClassLaw, Common, OpLaw, look_up_one
+from ._pauses import pauses_of
 from ._plan import Plan, make_plan
 from ._strata import regimes_and_stalls
 
@@ -111,7 +112,8 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     structure = plan.structure
     slowest, members = _slowest(plan, sampled, key)
     worker_step = _worker_steps(plan, sampled, key)
-    law = _class_law(plan, sampled.regimes, slowest, worker_step)
+    others = _other_gpus(plan, sampled, key)
+    law = _class_law(plan, sampled.regimes, slowest, worker_step, others)
     rows = jax.tree.map(lambda _: structure.graph.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
@@ -127,7 +129,7 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         # The last row stands for "not given".
         law = replace(law, given=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
         rows = replace(rows, given=axes.ops)
-    common: Any = Common(plan.tables.residuals, _pauses(plan, sampled, key))
+    common: Any = Common(plan.tables.residuals, pauses_of(plan, sampled.ids, sampled.stalls, key))
     if members is not None:
         members = members if worker_step is None else members * worker_step[None]
         law, rows, common = _by_member(plan, sampled, key, members, law, rows, common)
@@ -140,24 +142,27 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     )
 
 
-def _class_law(plan: Plan, regimes, slowest, worker_step) -> ClassLaw:
+def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
     """The laws of all rows in each sample, or in one where samples do not differ."""
     graph, nodes = plan.structure.graph, plan.tables.nodes
     # Laws are the same for all samples where neither compute nor the network makes a difference.
     if plan.tables.moments.shape[2] == 1:
         regimes = jnp.zeros((1,), jnp.int32)
-    number = max(slowest.shape[1], len(regimes), 1 if worker_step is None else worker_step.shape[1])
+    drawn = (slowest, worker_step, others)
+    number = max(len(regimes), *(x.shape[1] for x in drawn if x is not None))
     regimes = jnp.broadcast_to(regimes, (number,))
 
     def of_rows(factor):
+        if factor is None:
+            return None
         factor = jnp.broadcast_to(factor, (len(factor), number))
         # Communication has no GPU: the last row.
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
         return factor[graph.row_rank]
 
-    of_steps = None if worker_step is None else of_rows(worker_step)
+    slowest, worker_step, others = map(of_rows, drawn)
     return class_laws(
-        plan, graph.row_class, graph.mixed, of_rows(slowest), nodes, regimes, of_steps
+        plan, graph.row_class, graph.mixed, slowest, nodes, regimes, worker_step, others
     )
 
 
@@ -187,6 +192,15 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
     if plan.tables.gpu_factor is not None:
         slowest = 1 + plan.tables.gpu_factor[:, None] * (slowest - 1)
     return slowest, None
+
+
+def _other_gpus(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"] | None:
+    """The score of each rank's GPUs other than the slowest."""
+    if plan.tables.shared is None or not plan.structure.graph.mixed.collapsed:
+        return None
+    gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
+    ranks = counters(plan.structure.ranks)
+    return normals(fold(key, Stream.OTHER_GPUS), gpu_ids, ranks, plan.dtype)
 
 
 def _worker_steps(
@@ -239,51 +253,3 @@ def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, c
         key=fold(key, Stream.MEMBERS, 1),
     )
     return law, rows, common
-
-
-def _pauses(plan: Plan, sampled: Sampled, key: KeyData) -> tuple[Pause, ...]:
-    """The stalls of the samples."""
-    stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
-    if stalls is None or kinds is None or plan.tables.stall_shares is None:
-        return ()
-    words, pauses = fold(key, Stream.STALLS), []
-    for j, entry in enumerate(stall_entries(plan, sampled.ids, sampled.stalls, key)):
-        z = normals(words, sampled.ids, jnp.uint32(2 * j + 1), plan.dtype)
-        where = jnp.where(entry >= 0, stalls.op[entry], -2)
-        seconds = look_up(plan.tables.stall_sizes, kinds[entry], z)
-        pauses.append(Pause(where[None, :], seconds[None, :]))
-    return tuple(pauses)
-
-
-def stall_entries(
-    plan: Plan,
-    sample_ids: UInt32[Array, " samples"],
-    number: Int[Array, " samples"],
-    key: KeyData,
-) -> list[Int[Array, " samples"]]:
-    """The entry of `Stalls` that each of so many stalls of a sample is, or -1 for none."""
-    assert plan.structure.graph.stalls is not None
-    assert plan.tables.stall_shares is not None
-    words = fold(key, Stream.STALLS)
-    # What may not stall has no share, and is never drawn.
-    shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
-    last, entries = len(shares) - 1, []
-    for j in range(plan.structure.graph.stalls.most):
-        u, _ = uniforms(words, sample_ids, 2 * j, plan.dtype)
-        entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, last)
-        entries.append(jnp.where(number > j, entry, -1))
-    return entries
-
-
-def poisson_stalls(
-    plan: Plan, sample_ids: UInt32[Array, " samples"], key: KeyData
-) -> Int[Array, " samples"]:
-    """The number of stalls of each sample by its law, for replicas that are all simulated."""
-    most = plan.structure.classes.most_stalls
-    words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
-    u, _ = uniforms(words, sample_ids, counter, plan.dtype)
-    bounds = jnp.cumsum(plan.tables.stall_counts)
-    # The most that there is stands for more, and what follows is padding.
-    number = jnp.arange(len(bounds), dtype=jnp.int32)
-    bounds = jnp.where(number < most, bounds, 2)
-    return jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)

@@ -52,6 +52,8 @@ class Tables(eqx.Module):
 
     - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
         factor of the slowest GPU, in seconds.
+    - `shared`: by how much a rank's other GPUs, given the slowest, make all its ops of a class
+        vary together: a standard deviation in seconds. `None` where GPUs are equal.
     - `communication`: the same of its communication alone, where compute has factors of its own in
         each step.
     - `skewness`: of the segments that members run by themselves.
@@ -69,6 +71,7 @@ class Tables(eqx.Module):
     """
 
     moments: Float[Array, "3 classes regimes nodes"]
+    shared: Float[Array, "classes nodes"] | None
     communication: Float[Array, "3 classes regimes"] | None
     skewness: Float[Array, " segments"]
     nodes: Float[Array, " nodes"]
@@ -197,8 +200,10 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     communication = None
     if variability.worker_step is not None:
         communication = communication_moments(classes.collapse, cumulants, network)
+    moments, shared = class_moments(classes.collapse, cumulants, network, groups)
     return Tables(
-        moments=class_moments(classes.collapse, cumulants, network, groups),
+        moments=moments,
+        shared=shared if differ else None,
         communication=communication,
         skewness=segment_skewness(classes.collapse, cumulants),
         nodes=groups.slowest[0],

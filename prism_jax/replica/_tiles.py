@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._ends import TILE
 from ._interrupt import interruptible
@@ -105,6 +105,7 @@ def tiles(
     batch = TILE * per_batch * devices
     end = first + num_samples
     in_hand: list[Batch] = []
+    shared = _on_all_devices(shared)
     with interruptible() as interrupt:
         for start in range(first, end, batch):
             count = min(batch, end - start)
@@ -175,6 +176,19 @@ def _on_host(x) -> np.ndarray:
     return np.asarray(x)
 
 
+def _on_all_devices(shared: Any) -> Any:
+    """The same, copied to all devices at once rather than again for each batch."""
+    if jax.process_count() > 1:
+        return shared
+    arrays, static = eqx.partition(shared, eqx.is_array)
+    everywhere = NamedSharding(_mesh(), PartitionSpec())
+    return eqx.combine(jax.device_put(arrays, everywhere), static)
+
+
+def _mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()), ("tiles",))
+
+
 def _call(*arguments):
     return _jitted(jax.default_backend(), _wide())(*arguments)
 
@@ -187,7 +201,6 @@ def _jitted(backend: str, wide: bool):
 
 def _run(wide: bool, function, shared, turns, ids, inputs):
     arrays, static = eqx.partition(shared, eqx.is_array)
-    mesh = Mesh(np.array(jax.devices()), ("tiles",))
     whole, tiled = PartitionSpec(), PartitionSpec("tiles")
 
     def on_device(arrays, turns, ids, inputs):
@@ -212,7 +225,7 @@ def _run(wide: bool, function, shared, turns, ids, inputs):
 
     return jax.shard_map(
         on_device,
-        mesh=mesh,
+        mesh=_mesh(),
         in_specs=(whole, whole, tiled, tiled),
         out_specs=tiled,
         check_vma=False,

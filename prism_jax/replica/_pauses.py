@@ -1,0 +1,62 @@
+"""Where the stalls of a sample are, and how long they last."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, UInt32
+
+from ..random import KeyData, Stream, fold, normals, uniforms
+from ._op_law import Pause, look_up
+from ._plan import Plan
+
+
+def pauses_of(
+    plan: Plan,
+    sample_ids: UInt32[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> tuple[Pause, ...]:
+    """The stalls of samples that have so many."""
+    stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
+    if stalls is None or kinds is None or plan.tables.stall_shares is None:
+        return ()
+    words, pauses = fold(key, Stream.STALLS), []
+    for j, entry in enumerate(stall_entries(plan, sample_ids, number, key)):
+        z = normals(words, sample_ids, jnp.uint32(2 * j + 1), plan.dtype)
+        where = jnp.where(entry >= 0, stalls.op[entry], -2)
+        seconds = look_up(plan.tables.stall_sizes, kinds[entry], z)
+        pauses.append(Pause(where[None, :], seconds[None, :]))
+    return tuple(pauses)
+
+
+def stall_entries(
+    plan: Plan,
+    sample_ids: UInt32[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> list[Int[Array, " samples"]]:
+    """The entry of `Stalls` that each of so many stalls of a sample is, or -1 for none."""
+    assert plan.structure.graph.stalls is not None
+    assert plan.tables.stall_shares is not None
+    words = fold(key, Stream.STALLS)
+    # What may not stall has no share, and is never drawn.
+    shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
+    last, entries = len(shares) - 1, []
+    for j in range(plan.structure.graph.stalls.most):
+        u, _ = uniforms(words, sample_ids, 2 * j, plan.dtype)
+        entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, last)
+        entries.append(jnp.where(number > j, entry, -1))
+    return entries
+
+
+def poisson_stalls(
+    plan: Plan, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> Int[Array, " samples"]:
+    """The number of stalls of each sample by its law, for replicas that are all simulated."""
+    most = plan.structure.classes.most_stalls
+    words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
+    u, _ = uniforms(words, sample_ids, counter, plan.dtype)
+    bounds = jnp.cumsum(plan.tables.stall_counts)
+    # The most that there is stands for more, and what follows is padding.
+    number = jnp.arange(len(bounds), dtype=jnp.int32)
+    bounds = jnp.where(number < most, bounds, 2)
+    return jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)
