@@ -69,7 +69,7 @@ def test_segments_of_the_same_gpus_vary_together_as_brute_force(count, gpu_sigma
     group, number = _group(lognormal(gpu_sigma), count)
     nodes = np.asarray(group.slowest)
     gpus = np.exp(gpu_sigma * rng.standard_normal((samples, count)) - gpu_sigma**2 / 2)
-    slowest, lates, shared = gpus.max(axis=1), [], 1.0
+    slowest, lates, shared = gpus.max(axis=1), [], np.ones(samples)
     for cv in noise:
         moments = np.asarray(
             segment_maxima(jnp.asarray(1.0), jnp.asarray(cv**2), jnp.zeros(()), group, number)
