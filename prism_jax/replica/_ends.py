@@ -153,17 +153,13 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
     regimes = jnp.broadcast_to(regimes, (number,))
 
     def of_rows(factor):
-        if factor is None:
-            return None
         factor = jnp.broadcast_to(factor, (len(factor), number))
         # Communication has no GPU: the last row.
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
         return factor[graph.row_rank]
 
-    slowest, worker_step, others = map(of_rows, drawn)
-    return class_laws(
-        plan, graph.row_class, graph.mixed, slowest, nodes, regimes, worker_step, others
-    )
+    shared = [None if x is None else of_rows(x) for x in (worker_step, others)]
+    return class_laws(plan, graph.row_class, graph.mixed, of_rows(slowest), nodes, regimes, *shared)
 
 
 def _noise(dtype, arguments, counter):
