@@ -70,10 +70,16 @@ from .program import (
 )
 from .replica import sample_replica_ends as sample_replica_ends
 from .schedule import (
+    ZBH1 as ZBH1,
+    ZBH2 as ZBH2,
+    ZBV as ZBV,
     AbstractSchedule as AbstractSchedule,
     CustomSchedule as CustomSchedule,
+    DualPipe as DualPipe,
+    DualPipeV as DualPipeV,
     GPipe as GPipe,
     InterleavedOneFOneB as InterleavedOneFOneB,
+    InterleavedZeroBubble as InterleavedZeroBubble,
     LoopedBFS as LoopedBFS,
     OneFOneB as OneFOneB,
     Timeline as Timeline,
