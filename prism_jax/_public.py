@@ -84,5 +84,8 @@ from .schedule import (
     OneFOneB as OneFOneB,
     Timeline as Timeline,
     evaluate as evaluate,
+    load_schedule as load_schedule,
+    peak_in_flight as peak_in_flight,
+    save_schedule as save_schedule,
 )
 from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
