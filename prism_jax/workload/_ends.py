@@ -2,6 +2,7 @@
 
 from ._block import Segment
 from ._costs import Costs
+from ._layer import backward_weight
 from ._parts import segment
 
 
@@ -44,14 +45,21 @@ def forward_head(costs: Costs) -> list[Segment]:
     return [segment(norm, gather), *closing]
 
 
-def backward_head(costs: Costs) -> list[Segment]:
-    """The gradients of the loss, of the logits and of the last norm."""
+def backward_head(costs: Costs, *, weights: bool = True) -> list[Segment]:
+    """The gradients of the loss, of the logits and of the last norm.
+
+    Without `weights`, those of the phase backward-input.
+    """
     tokens, hidden = costs.tokens, costs.model.hidden_size
     vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
     loss = costs.move("loss", 10 * tokens * vocabulary)
     dgrad = costs.gemm(tokens, hidden, vocabulary, costs.base_dtype)
     wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
     norm = segment([costs.move("norm", 6 * costs.norm_tokens * hidden)])
+    if not weights:
+        kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
+        bare = costs.collective(kind, 2 * tokens * hidden, costs.tp)
+        return [segment([loss, dgrad], bare if costs.layout.tp > 1 else None), norm]
     if costs.layout.tp == 1:
         return [segment([loss, dgrad, wgrad]), norm]
     num_bytes = 2 * tokens * hidden
@@ -65,3 +73,11 @@ def backward_head(costs: Costs) -> list[Segment]:
         segment([wgrad], costs.overlapped(scatter, wgrad)),
         norm,
     ]
+
+
+def backward_weight_head(costs: Costs) -> list[Segment]:
+    """The gradient of the weights of the head."""
+    tokens, hidden = costs.tokens, costs.model.hidden_size
+    vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
+    wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
+    return backward_weight(costs, None, wgrad)

@@ -46,8 +46,11 @@ def forward_layer(costs: Costs) -> list[Segment]:
     ]
 
 
-def backward_layer(costs: Costs) -> list[Segment]:
-    """The segments of the backward of one layer and microbatch, with what it computes again."""
+def backward_layer(costs: Costs, *, weights: bool = True) -> list[Segment]:
+    """The segments of the backward of one layer and microbatch, with what it computes again.
+
+    Without `weights`, of its phase backward-input.
+    """
     model, tp = costs.model, costs.layout.tp
     tokens, hidden = costs.tokens, model.hidden_size
     qkv = (model.num_heads + 2 * model.kv_heads) * model.head_dim // tp
@@ -55,11 +58,14 @@ def backward_layer(costs: Costs) -> list[Segment]:
     ffn = model.ffn_size // tp
     up = model.gate_factor * ffn
     again = forward_layer(costs) if costs.training.recompute == "full" else []
-    down = [costs.gemm(tokens, ffn, hidden), costs.weight_gemm(ffn, hidden, tokens)]
+    down = [costs.gemm(tokens, ffn, hidden)]
+    out = [costs.gemm(tokens, width, hidden)]
+    if weights:
+        down.append(costs.weight_gemm(ffn, hidden, tokens))
+        out.append(costs.weight_gemm(width, hidden, tokens))
     # Reads the gradient and the inputs of the activation, writes the gradient of the inputs.
     act = costs.move("elementwise", 2 * tokens * (ffn + 2 * up))
     mlp = [*_cast_gradient(costs, tokens * hidden), *down, act, *_cast_gradient(costs, tokens * up)]
-    out = [costs.gemm(tokens, width, hidden), costs.weight_gemm(width, hidden, tokens)]
     attention = [*_cast_gradient(costs, tokens * hidden), *out, *_core_backward(costs)]
     inputs = [*_rotary(costs), *_cast_gradient(costs, tokens * qkv)]
     segments = [
@@ -69,7 +75,7 @@ def backward_layer(costs: Costs) -> list[Segment]:
             costs,
             mlp,
             costs.gemm(tokens, hidden, up),
-            costs.weight_gemm(hidden, up, tokens),
+            costs.weight_gemm(hidden, up, tokens) if weights else None,
         ),
         *_open(costs, [_norm_backward(costs), _residual_backward(costs)], out[0]),
     ]
@@ -81,10 +87,37 @@ def backward_layer(costs: Costs) -> list[Segment]:
         costs,
         attention + inputs,
         costs.gemm(tokens, hidden, qkv),
-        costs.weight_gemm(hidden, qkv, tokens),
+        costs.weight_gemm(hidden, qkv, tokens) if weights else None,
     )
     segments.append(segment([_norm_backward(costs)]))
     return segments
+
+
+def backward_weight_layer(costs: Costs) -> list[Segment]:
+    """The segments of the gradients of the weights of one layer and microbatch."""
+    model, tp = costs.model, costs.layout.tp
+    tokens, hidden = costs.tokens, model.hidden_size
+    qkv = (model.num_heads + 2 * model.kv_heads) * model.head_dim // tp
+    width = model.num_heads * model.head_dim // tp
+    ffn = model.ffn_size // tp
+    halves = [(ffn, model.gate_factor * ffn), (width, qkv)]
+    segments = []
+    for inner, outer in halves:
+        last = costs.weight_gemm(inner, hidden, tokens)
+        first = costs.weight_gemm(hidden, outer, tokens)
+        segments += backward_weight(costs, last, first)
+    return segments
+
+
+def backward_weight(costs: Costs, other: Kernel | None, gathered: Kernel) -> list[Segment]:
+    """Gradients of weights: the input of one GEMM is gathered once more, beside the other."""
+    others = [] if other is None else [other]
+    if not costs.splits_sequence:
+        return [segment([*others, gathered])]
+    gather = costs.collective("all_gather", _tp_bytes(costs), costs.tp)
+    if other is not None:
+        gather = costs.overlapped(gather, other)
+    return [segment(others, gather), segment([gathered])]
 
 
 def _tp_bytes(costs: Costs) -> int:
@@ -117,19 +150,26 @@ def _close(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segment]:
 
 
 def _close_backward(
-    costs: Costs, kernels: list[Kernel], dgrad: Kernel, wgrad: Kernel
+    costs: Costs, kernels: list[Kernel], dgrad: Kernel, wgrad: Kernel | None
 ) -> list[Segment]:
-    """What ends with the two GEMMs of a layer whose input was gathered."""
+    """What ends with the GEMMs of a layer whose input was gathered.
+
+    A backward-input has no `wgrad`, beside which its last collective could run.
+    """
+    gemms = [dgrad] if wgrad is None else [dgrad, wgrad]
     if costs.layout.tp == 1:
-        return [segment([*kernels, dgrad, wgrad])]
+        return [segment([*kernels, *gemms])]
+    kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
+    closing = costs.collective(kind, _tp_bytes(costs), costs.tp)
+    if wgrad is None:
+        return [segment([*kernels, dgrad], closing)]
+    closing = costs.overlapped(closing, wgrad)
     if not costs.splits_sequence:
-        reduce = costs.collective("all_reduce", _tp_bytes(costs), costs.tp)
-        return [segment([*kernels, dgrad, wgrad], costs.overlapped(reduce, wgrad))]
+        return [segment([*kernels, dgrad, wgrad], closing)]
     gather = costs.collective("all_gather", _tp_bytes(costs), costs.tp)
-    scatter = costs.collective("reduce_scatter", _tp_bytes(costs), costs.tp)
     return [
         segment([*kernels, dgrad], costs.overlapped(gather, dgrad)),
-        segment([wgrad], costs.overlapped(scatter, wgrad)),
+        segment([wgrad], closing),
     ]
 
 

@@ -3,13 +3,22 @@
 from collections.abc import Sequence
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ._block import Block, Workload
+from ._block import Block, Segment, Workload
 from ._costs import Costs
-from ._ends import backward_embedding, backward_head, forward_embedding, forward_head
-from ._layer import backward_layer, forward_layer
+from ._ends import (
+    backward_embedding,
+    backward_head,
+    backward_weight_head,
+    forward_embedding,
+    forward_head,
+)
+from ._layer import backward_layer, backward_weight_layer, forward_layer
 from ._parts import block
 from ._replicas import reduce_scatters, tail
 from ._split import check_split, deal, pairs_of_ranks
+
+
+Part = list[Segment]
 
 
 def lower(
@@ -41,34 +50,26 @@ def lower(
     check_split(model, layout, schedule, training)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
-    forward_one, backward_one = forward_layer(costs), backward_layer(costs)
-    forward: list[Block] = []
-    backward: list[Block] = []
-    for stage, count in enumerate(stages.layers):
-        first, last = stage == 0, stage == len(stages.layers) - 1
-        forward.append(
-            block(
-                [
-                    (forward_embedding(costs) if first else [], 1),
-                    (forward_one, count),
-                    (forward_head(costs) if last else [], 1),
-                ]
-            )
-        )
-        backward.append(
-            block(
-                [
-                    (backward_head(costs) if last else [], 1),
-                    (backward_one, count),
-                    (backward_embedding(costs) if first else [], 1),
-                ]
-            )
-        )
+    last = len(stages.layers) - 1
+
+    def blocks(*parts: Part) -> tuple[Block, ...]:
+        """What stages run: of the first stage alone, of each layer, and of the last stage alone."""
+        times = [(int(stage == 0), n, int(stage == last)) for stage, n in enumerate(stages.layers)]
+        return tuple(block(zip(parts, counts, strict=True)) for counts in times)
+
+    forward = blocks(forward_embedding(costs), forward_layer(costs), forward_head(costs))
+    embedding = backward_embedding(costs)
+    backward = blocks(embedding, backward_layer(costs), backward_head(costs))
+    inputs = backward_layer(costs, weights=False), backward_head(costs, weights=False)
+    weights = backward_weight_layer(costs), backward_weight_head(costs)
     return Workload(
-        forward=tuple(forward),
-        backward=tuple(backward),
+        forward=forward,
+        backward=backward,
+        backward_input=blocks([], *inputs),
+        # Nothing comes before the embedding, so that its gradients are those of weights.
+        backward_weight=blocks(embedding, *weights),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
-        reduce_scatter=reduce_scatters(costs, stages, tuple(backward)),
-        tail=tail(costs, stages, tuple(forward)),
+        reduce_scatter=reduce_scatters(costs, stages, backward),
+        tail=tail(costs, stages, forward),
         group_size=layout.tp * layout.cp,
     )
