@@ -25,7 +25,8 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `scope`: who takes part in it: `self`, or all of the same `dp` (replicas of a stage), `pp`
         (stages of a replica) or `world` group that have the op.
     - `waits_for`: for each `[dp_rank][stage]`, whose earlier ops must have ended before the worker
-        launches it: a scope, or empty for a worker that has no such op.
+        launches it: a scope, which may also be `last` (the worker and the last stages of all
+        replicas, who share the loss), or empty for a worker that has no such op.
     """
 
     op: Name

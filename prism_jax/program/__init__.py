@@ -25,6 +25,7 @@ from ._program import (
 )
 from ._save import load_program as load_program, save_program as save_program
 from ._step_graph import (
+    LAUNCH as LAUNCH,
     StepGraph as StepGraph,
     op_latencies as op_latencies,
     replay as replay,

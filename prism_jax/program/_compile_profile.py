@@ -70,9 +70,9 @@ def _check(profile: Profile) -> None:
                 f"Profile `{profile.name}`: `waits_for` of `{call.op}` must have {dp} rows of {pp} "
                 "entries, one for each dp_rank and stage."
             )
-        unknown = sorted({*scopes, call.scope} - {"", "self", "dp", "pp", "world"})
+        unknown = sorted({*scopes, call.scope} - {"", "self", "dp", "pp", "last", "world"})
         if unknown:
             raise ValueError(
                 f"Profile `{profile.name}`: `{call.op}` has the scope `{unknown[0]}`; allowed are "
-                "`self`, `dp`, `pp` and `world`."
+                "`self`, `dp`, `pp`, `last` and `world`."
             )
