@@ -9,13 +9,19 @@ import msgspec
 from .._files import shown
 from ._arguments import add_steps_argument
 from ._devices import use_all_cores
+from ._trace import add_format_arguments, read_names
 
 
 HELP = "fit the latencies of a traced job and write them as a profile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="a table of ops (.parquet or .csv)")
+    parser.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="a table of ops (.parquet or .csv), or a folder with a profiler's file for each rank",
+    )
+    add_format_arguments(parser, "ops")
     parser.add_argument(
         "--job", required=True, metavar="JOB", help="a .toml file with the layout and the schedule"
     )
@@ -26,10 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .._misc import counted
     from ..data import load_job, save_profile
-    from ..trace import read_trace
 
-    job = load_job(arguments.job)
-    trace = read_trace(arguments.trace, job)
+    trace = _read(arguments, load_job(arguments.job))
+    job = trace.job
     chosen = trace[arguments.steps]
     if not len(chosen.steps):
         raise ValueError(
@@ -65,6 +70,20 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         *(f"note: {note}" for note in profile.fitted.notes),
     ]
     return result, "\n".join(lines)
+
+
+def _read(arguments: argparse.Namespace, job):
+    from ..trace import read_profile_traces, read_trace
+
+    if arguments.format == "ops":
+        return read_trace(arguments.trace, job)
+    return read_profile_traces(
+        arguments.trace,
+        job,
+        arguments.format,
+        names=read_names(arguments),
+        time_unit=arguments.time_unit,
+    )
 
 
 def _line(component) -> str:

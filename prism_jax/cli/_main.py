@@ -21,6 +21,7 @@ _COMMANDS = {
     "improve": "_improve",
     "target": "_target",
     "sweep": "_sweep",
+    "trace": "_trace",
     "fit": "_fit",
     "calibrate": "_calibrate",
     "score": "_score",

@@ -102,7 +102,7 @@ def _loading(apart: Apart, kind: str, stage: int) -> float:
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:
     """What a reader should know, and what the trace cannot tell; `off` is the error of a replay."""
     steps, dp = len(trace.steps), trace.job.layout.dp
-    notes = []
+    notes = list(trace.notes)
     if off > _REPLAY_NOTED:
         notes.append(
             f"the replay is off by {100 * off:.2g} %: some ops do not start where the schedule says"

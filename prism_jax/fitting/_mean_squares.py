@@ -90,7 +90,9 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
     own = np.einsum("dsst->dst", kept) / np.maximum(cells, 1)
     of_ops = np.sum(there) - np.sum(stages**2)
     left = np.sum(np.maximum(np.sum(there, axis=(1, 2)) - 1, 0))
-    return np.array([[np.sum(kept**2) / workers, np.sum(own) / workers], [of_ops / ops, left / ops]])
+    return np.array(
+        [[np.sum(kept**2) / workers, np.sum(own) / workers], [of_ops / ops, left / ops]]
+    )
 
 
 def noise_of_means(
@@ -150,6 +152,8 @@ def between_workers(
     weights = np.array([d / (rough + own + ALIKE**2) ** 2 for _, d, own in pairs])
     values = np.array([square - own for square, _, own in pairs])
     value = float(np.sum(weights * values) / np.sum(weights))
-    error = float(np.sqrt(2 / np.sum([d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs])))
+    error = float(
+        np.sqrt(2 / np.sum([d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]))
+    )
     note = f"from {int(np.sum(there))} workers" if df < 30 else ""
     return Variance(value, error, note)

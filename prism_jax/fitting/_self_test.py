@@ -15,9 +15,7 @@ _MOVES = 0.005
 _LONG = 0.01
 
 
-def shuffled_means(
-    step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
-) -> dict[str, float]:
+def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> dict[str, float]:
     """By how much the mean of replayed steps moves, relative to it, where the latencies of a kind
     of op are those of other steps: for each kind that is not compute.
 

@@ -42,7 +42,9 @@ def compile_profile(profile: Profile) -> Program:
         length = min(len(profile.sets[0]), profile.schedule.num_microbatches)
         sets = Sets(jnp.asarray(profile.sets, float), length)
         variability = dataclasses.replace(variability, microbatch=sets)
-    return _with_loadings(profile, assemble(step.graph, _blocks(profile, step), variability=variability))
+    return _with_loadings(
+        profile, assemble(step.graph, _blocks(profile, step), variability=variability)
+    )
 
 
 def _with_loadings(profile: Profile, program: Program) -> Program:
@@ -51,7 +53,9 @@ def _with_loadings(profile: Profile, program: Program) -> Program:
     if all(loading == 1 for loading in loadings.values()):
         return program
     table = program.latencies
-    names = ((table.kinds[kind], size) for kind, size in zip(table.kind.value, table.sizes, strict=True))
+    names = (
+        (table.kinds[kind], size) for kind, size in zip(table.kind.value, table.sizes, strict=True)
+    )
     loading = jnp.asarray([loadings.get(name, 1.0) for name in names], table.mean.dtype)
     return dataclasses.replace(program, latencies=dataclasses.replace(table, loading=loading))
 

@@ -41,7 +41,9 @@ class Sets(eqx.Module):
         """The mean factor of a microbatch that is drawn."""
         number, last = self.factors.shape[1], self.factors.shape[1] - self.length
         # How many places take each factor of a stretch.
-        taken = np.minimum(np.arange(number), last) - np.maximum(np.arange(number) - self.length, -1)
+        taken = np.minimum(np.arange(number), last) - np.maximum(
+            np.arange(number) - self.length, -1
+        )
         weights = jnp.asarray(taken / taken.sum(), self.dtype)
         return jnp.mean(self.factors @ weights)
 
