@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from ..data import Component
 from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
-from ._effects import data_means, log_mean, main_effects, step_effects, without_data
+from ._effects import DataMeans, data_means, log_mean, main_effects, step_effects, without_data
 from ._mean_squares import Logs, between_microbatches, between_workers, within
 from ._means import count, mean
 from ._robust import stalled
@@ -22,6 +22,8 @@ from ._step_factor import of_steps
 from ._variance import ALIKE, Variance
 
 
+# Data are told from workers and steps by loadings, and loadings from what these leave.
+_ROUNDS = 3
 _NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual")
 
 
@@ -95,26 +97,16 @@ def take_apart(
         none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
         return Apart(none, body, no_factor(body))
     body = body - log_mean(body, (0, 3, 4))
-    worker, step = main_effects(body)
-    there = ~np.isnan(body)
-    loadings = find_loadings(body - worker - step)
-    # As if all that microbatches share were data, for a first look.
-    data = _factor(body - worker, loadings)
-    (residual, worker_step), _ = _inner(body - worker, data, there)
-    means = data_means(data, body)
-    flat = np.ones(body.shape[1:3]) if loadings is None else loadings
-    rank = _rank(body, worker, flat, residual.known, means.replica)
-    worker = without_data(worker, flat, rank.known, means.replica)
-    own = residual.known
-    step, noise = step_effects(body - worker, flat, own, worker_step.known, means.step)
+    apart = _first(body)
+    for _ in range(_ROUNDS):
+        apart = _again(body, apart)
+    loadings = apart.loadings
     some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
     times = None if step_times is None else step_times[some]
-    of_step, memory = of_steps(step[some], noise[some], steps[some], times)
-    kept = (of_step.value or 0.0) ** 2
-    step = step * kept / np.maximum(kept + noise, 1e-300)
-    rest = body - worker - step
+    of_step, memory = of_steps(apart.step[some], apart.noise[some], steps[some], times)
+    there, rest = ~np.isnan(body), body - apart.worker - apart.kept * apart.step
     data = _factor(rest, loadings)
-    (residual, worker_step), left = _inner(rest, data, there)
+    (residual, worker_step), left = _inner(rest, data)
     if loadings is None:
         microbatch = between_microbatches(rest - mean(rest, (3, 4)), residual.known)
         if residual.value is None:
@@ -122,9 +114,10 @@ def take_apart(
         elif microbatch.value is not None:
             microbatch = dataclasses.replace(microbatch, value=0.0)
     else:
-        microbatch, data = _of_data(data, there, (residual.known, worker_step.known), means.step)
+        noises = residual.known, worker_step.known
+        microbatch, data = _of_data(data, there, noises, apart.means.step)
     found = (
-        rank.component("rank"),
+        apart.rank.component("rank"),
         of_step,
         memory,
         worker_step.component("worker_step"),
@@ -132,6 +125,58 @@ def take_apart(
         residual.component("residual"),
     )
     return Apart(found, _own(left, data.slopes(there), residual, worker_step), data)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Effects:
+    """What workers and steps have for good, and what tells it from data.
+
+    **Attributes:**
+
+    - `loadings`: `None` where there is no factor of data.
+    - `worker`, `step`: `(replicas, stages, phases, 1, 1)` and `(steps,)`.
+    - `noise`: the variance of what `step` has by chance; `kept`, the share of it that is none.
+    - `residual`, `worker_step`, `rank`, `means`: variances.
+    """
+
+    loadings: Float[np.ndarray, "stages phases"] | None
+    worker: np.ndarray
+    step: np.ndarray
+    noise: np.ndarray
+    kept: float
+    residual: Variance
+    worker_step: Variance
+    rank: Variance
+    means: DataMeans
+
+
+def _first(body: Logs) -> _Effects:
+    """As if all that the ops of a worker or a step share were for good."""
+    worker, step = main_effects(body)
+    none, step = Variance(None), step.reshape(-1)
+    loadings = find_loadings(body - worker - step)
+    means = DataMeans(0.0, 0.0, np.zeros_like(step))
+    return _Effects(loadings, worker, step, 0 * step, 1.0, none, none, none, means)
+
+
+def _again(body: Logs, last: _Effects) -> _Effects:
+    """With loadings that are known, by which data are told from workers and steps."""
+    whole, _ = main_effects(body)
+    data = _factor(body - whole, last.loadings)
+    (residual, worker_step), _ = _inner(body - whole, data)
+    means = data_means(data, body)
+    loadings = np.ones(body.shape[1:3]) if last.loadings is None else last.loadings
+    rank = _rank(body, whole, loadings, residual.known, means.replica)
+    worker = without_data(whole, loadings, rank.known, means.replica)
+    step, noise = step_effects(
+        body - worker, loadings, residual.known, worker_step.known, means.step
+    )
+    # Of what is seen of steps, chance explains a part (Efron and Morris, 1973).
+    some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
+    seen = float(np.var(step[some], ddof=1)) if np.sum(some) > 1 else 0.0
+    kept = max(1 - float(np.mean(noise[some])) / seen, 0.0) if seen > 0 else 0.0
+    found = find_loadings(body - worker - kept * step)
+    return _Effects(found, worker, step, noise, kept, residual, worker_step, rank, means)
 
 
 def data_of(logs: Logs) -> DataFactor:
@@ -144,13 +189,11 @@ def _factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"] | None) -> 
     return no_factor(logs) if loadings is None else find_factor(logs, loadings)
 
 
-def _inner(
-    rest: Logs, data: DataFactor, there: np.ndarray
-) -> tuple[tuple[Variance, Variance], Logs]:
+def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
     """The variances of the residual and of a worker's step, and what is left without the data."""
     left = rest - np.log(data.relative)
     left = left - mean(left, (3, 4)) - mean(left, (0, 1, 2, 3))
-    return within(left, data.slopes(there)), left
+    return within(left, data.slopes(~np.isnan(rest))), left
 
 
 def _rank(body: Logs, worker, loadings, noise: float, data: float) -> Variance:

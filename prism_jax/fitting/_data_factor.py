@@ -62,11 +62,11 @@ def no_factor(logs: Logs) -> DataFactor:
 
 def find_loadings(logs: Logs) -> Float[np.ndarray, "stages phases"] | None:
     """What ops have of the factor of their microbatch's data, one on average; `None` where there is
-    no such factor. `logs` are without the effects of workers.
+    no such factor. `logs` are without the effects of workers and
+    steps.
     """
     relative = np.minimum(np.exp(logs), _MOST)
-    # What a step has in common is no data.
-    relative = relative / np.where((level := mean(relative, (0, 3))) > 0, level, 1)
+    relative = relative / np.where((level := mean(relative, (0, 3, 4))) > 0, level, 1)
     rows = np.moveaxis(relative - 1, (1, 2), (0, 1)).reshape(logs.shape[1] * logs.shape[2], -1)
     there = ~np.isnan(rows)
     rows = np.where(there, rows, 0)

@@ -99,5 +99,7 @@ def _goes_on(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
 
 def _table(values: np.ndarray) -> Sets:
     """Means of the values of equal shares, from the smallest to the largest."""
-    parts = np.array_split(np.sort(values), min(len(values), _QUANTILES))
-    return tuple((round(float(part.mean()), 6),) for part in parts)
+    sums = np.concatenate([[0.0], np.cumsum(np.sort(values))])
+    ends = np.linspace(0, len(values), min(len(values), _QUANTILES) + 1)
+    means = np.diff(np.interp(ends, np.arange(len(sums)), sums)) / np.diff(ends)
+    return tuple((round(mean, 6),) for mean in means.tolist())

@@ -10,7 +10,7 @@ from ._mean_squares import Logs
 from ._means import count, mean
 
 
-_SWEEPS = 30
+_SWEEPS, _NEWTON = 30, 4
 
 
 def log_mean(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
@@ -99,12 +99,15 @@ def step_effects(
     workers = np.sum((~np.isnan(logs)).any(axis=(2, 3)), axis=0)[:, None]
     own = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
     weight = np.where(number > 0, 1 / np.maximum(own, 1e-18), 0)
-    slope = np.broadcast_to(loadings[:, :, None], level.shape)
-    ones, both, slopes = (np.sum(weight * slope**k, axis=(0, 1)) for k in range(3))
-    shrink = data / (1 + data * slopes)
-    precision = ones - shrink * both**2
-    found = np.sum(weight * level, axis=(0, 1)) - shrink * both * np.sum(
-        weight * slope * level, axis=(0, 1)
-    )
-    precision = np.maximum(precision, 1e-300)
-    return found / precision, 1 / precision
+    mine = np.zeros(level.shape[2])  # The data of the step, less one.
+    for _ in range(_NEWTON):
+        relative = np.maximum(1 + loadings[:, :, None] * mine, 0.1)
+        slope = loadings[:, :, None] / relative
+        line = level - np.log(relative) + slope * mine
+        ones, both, slopes = (np.sum(weight * slope**k, axis=(0, 1)) for k in range(3))
+        shrink = data / (1 + data * slopes)
+        precision = np.maximum(ones - shrink * both**2, 1e-300)
+        along = np.sum(weight * slope * line, axis=(0, 1))
+        found = (np.sum(weight * line, axis=(0, 1)) - shrink * both * along) / precision
+        mine = shrink * (along - both * found)
+    return found, 1 / precision

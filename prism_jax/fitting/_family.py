@@ -57,10 +57,10 @@ def held_score(
 
 def predicted(family: str, fitted: np.ndarray) -> np.ndarray | None:
     parameters = _moments(family, fitted)
-    return parameters and _quantiles(family, parameters, LEVELS) * fitted.mean()
+    return parameters and family_quantiles(family, parameters, LEVELS) * fitted.mean()
 
 
-def _quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:
+def family_quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:
     """Of a factor of mean one. As of `latency`, without compiling anything."""
     from scipy import stats
 

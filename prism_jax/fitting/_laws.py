@@ -21,7 +21,7 @@ def compute_apart(
     step_times: Float[np.ndarray, " steps"],
 ) -> Apart:
     """Takes the latencies of compute apart; `nan` where one has stalled. See `take_apart`."""
-    return take_apart(_logs(job, step, latencies), steps, step_times)
+    return take_apart(compute_logs(job, step, latencies), steps, step_times)
 
 
 def relative_latencies(
@@ -36,10 +36,10 @@ def relative_latencies(
 
 def first_look(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> DataFactor:
     """The data of microbatches, where stalls are still among the latencies."""
-    return data_of(_logs(job, step, latencies))
+    return data_of(compute_logs(job, step, latencies))
 
 
-def _logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Logs:
+def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Logs:
     """Logarithms of the latencies of compute."""
     ops, place = places(job, step)
     shape = (job.layout.dp, job.layout.pp, len(COMPUTE), job.schedule.num_microbatches)

@@ -148,7 +148,8 @@ class OpLaw(AbstractOpLaw):
         if self.microbatch is not None:
             factor = self.microbatch
             if self.loading is not None:
-                factor = jnp.maximum(1 + self.loading * (factor - 1), 0)
+                # As `1 + loading (f - 1)`, and to the last bit `f` where the loading is one.
+                factor = jnp.maximum(factor + (self.loading - 1) * (factor - 1), 0)
             seconds = seconds * factor
         for pause in common.pauses:
             seconds = seconds + jnp.where(op == pause.op, pause.seconds, 0)
