@@ -14,6 +14,9 @@ from ._one_f_one_b import OneFOneB as OneFOneB
 from ._registry import make_schedule as make_schedule, schedules as schedules
 from ._replay import replay as replay
 from ._token import OVERLAPPED as OVERLAPPED, SEND_RECV as SEND_RECV
+from ._v_half import VHalf as VHalf
+from ._v_min import VMin as VMin
+from ._zb_greedy import ZBGreedy as ZBGreedy
 from ._zb_h1 import ZBH1 as ZBH1
 from ._zb_h2 import ZBH2 as ZBH2
 from ._zbv import ZBV as ZBV
