@@ -38,10 +38,10 @@ class OwnJob:
     uneven: bool
     steps: int
     microbatches: int
-    tokens: int = 512
+    tokens: int = 256
     width: int = 64
-    layers: int = 2  # Of each stage of a pipeline, or of the model.
-    sleep_s: float = 0.02
+    layers: int = 1  # Of each stage of a pipeline, or of the model.
+    sleep_s: float = 0.01
 
 
 def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
@@ -52,7 +52,7 @@ def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
     rng = np.random.default_rng((step, data, microbatch))
     lengths: list[int] = []
     while sum(lengths) < job.tokens:
-        drawn = int(32 * rng.uniform() ** (-1 / 1.2))
+        drawn = int(48 * rng.uniform() ** (-1 / 1.2))
         lengths.append(min(drawn, job.tokens - sum(lengths)))
     return lengths
 
@@ -101,13 +101,14 @@ def run_rank(rank: int, job: OwnJob, folder: str) -> None:
         for number in range(WARM_UP + job.steps):
             dist.barrier()  # Steps are measured one by one.
             start = time.perf_counter()
-            step(number)
-            optimizer.step()
+            with torch.profiler.record_function(f"step {number}"):
+                step(number)
+                optimizer.step()
             times.append((start, time.perf_counter()))
             optimizer.zero_grad()
             if number < WARM_UP + job.steps - 1:
                 profiler.step()
-    profiler.export_chrome_trace(f"{folder}/rank{rank}.json.gz")
+    profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
     np.save(f"{folder}/times{rank}.npy", np.array(times[WARM_UP:]))
     dist.destroy_process_group()
 

@@ -42,7 +42,8 @@ def main() -> None:
                 for uneven in (False, True):
                     name = kind + "-slow" * slow + "-uneven" * uneven
                     folder = (arguments.keep or pathlib.Path(temporary)) / name
-                    record(folder, kind, slow, uneven, arguments.steps)
+                    if not (folder / "step_times.csv").exists():
+                        record(folder, kind, slow, uneven, arguments.steps)
                     rows.append({"job": name, **score_folder(folder)})
                     if not arguments.json:
                         print(line(rows[-1]), flush=True)
@@ -58,13 +59,14 @@ def record(folder: pathlib.Path, kind: str, slow: bool, uneven: bool, steps: int
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "store").unlink(missing_ok=True)
-    microbatches = {"ddp": 2, "pp": 8, "fsdp": 1}[kind]
+    microbatches = {"ddp": 2, "pp": 4, "fsdp": 1}[kind]
     job = OwnJob(kind, slow, uneven, steps, microbatches)
     mp.start_processes(run_rank, (job, str(folder)), nprocs=RANKS, start_method="spawn")
     times = np.array([np.load(folder / f"times{rank}.npy") for rank in range(RANKS)])
     seconds = times[..., 1].max(axis=0) - times[..., 0].min(axis=0)
     rows = "\n".join(f"{step},{x:.9f}" for step, x in enumerate(seconds))
     (folder / "step_times.csv").write_text(f"step,step_time_s\n{rows}\n")
+    (folder / "names.toml").write_text('kind = "ranges"\nstep = "step (?P<step>[0-9]+)"\n')
     degree = "pp" if kind == "pp" else "dp"
     (folder / "job.toml").write_text(
         f'kind = "job"\nname = "{folder.name}"\n\n[layout]\n{degree} = {RANKS}\n\n[schedule]\n'
@@ -79,10 +81,11 @@ def score_folder(folder: pathlib.Path) -> dict[str, Any]:
     import prism_jax as prism
     from benchmarks._own_jobs import WARM_UP
     from prism_jax.program import op_latencies, replay, step_graph
-    from prism_jax.trace import outline, read_profile_traces, read_step_times
+    from prism_jax.trace import outline, read_profile_traces, read_range_names, read_step_times
 
     start = time.perf_counter()
-    trace = read_profile_traces(folder, prism.load_job(folder / "job.toml"))
+    job, names = prism.load_job(folder / "job.toml"), read_range_names(folder / "names.toml")
+    trace = read_profile_traces(folder, job, names=names)
     read_s = time.perf_counter() - start
     measured = read_step_times(folder / "step_times.csv")
     measured = measured[trace.steps - WARM_UP]

@@ -1,5 +1,6 @@
 """Which format a trace has, and the files of its ranks."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -52,9 +53,7 @@ def read_ranks(
                 "of them."
             )
         seen[rank] = file
-        yield RankTrace(
-            trace.path, rank, trace.world_size, trace.spans, trace.events, trace.size, trace.notes
-        )
+        yield dataclasses.replace(trace, rank=rank)
 
 
 def _files(path: str | os.PathLike, suffixes: tuple[str, ...]) -> list[str]:

@@ -95,6 +95,7 @@ def read_kineto(path: str | os.PathLike, *, time_unit: str | None = None) -> Ran
         os.fspath(path),
         rank if rank >= 0 else None,
         world_size if world_size > 0 else None,
+        str(found.beside.get("host_name", "")),
         spans,
         dict(reader.events),
         found.size,
