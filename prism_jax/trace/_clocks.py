@@ -1,5 +1,6 @@
 """Clocks of ranks, set by collectives: everyone leaves one together."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -68,5 +69,9 @@ def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
 
 
 def _together(one: RankOps, other: RankOps) -> list:
-    """The collectives that both ran, and left together."""
-    return [k for k in other.collectives if k in one.collectives and k[0].name in TOGETHER]
+    """The collectives that both ran, and left together. Where groups are not known, those of which
+    both ran as many: others may be of different groups.
+    """
+    both = [k for k in other.collectives if k in one.collectives and k[0].name in TOGETHER]
+    calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
+    return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]

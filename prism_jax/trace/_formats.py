@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from .._files import shown
 from .._misc import unknown_name
 from ._kineto import read_kineto
+from ._nsight import read_nsight
 from ._spans import RankTrace
 
 
 FORMATS: dict[str, tuple[tuple[str, ...], Callable[..., RankTrace]]] = {
     "kineto": ((".json", ".json.gz"), read_kineto),
+    "nsight": ((".sqlite",), read_nsight),
 }
 _RANK = re.compile(r"(?:rank|gpu|worker)[-_. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 

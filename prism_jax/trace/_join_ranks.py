@@ -195,13 +195,19 @@ def _transfers(one: _Ops, other: _Ops, place, origins: dict[int, int], waits: bo
         for key, sent, received in pairs:
             step, _, call = key
             end = max(received.start, sent.end)
-            ready = before.get(key, origins[step])
+            ready = before.get(key, _begin(receiver, step, origins[step]))
             if sent.end < ready and not waits:
                 end = min(sent.end + typical, end)
             start = max(origins[step], min(ready, end))
             found[d, at[0], step, f"{phase}-send", call] = sent.end, end
             found[d, at[1], step, f"{phase}-recv", call] = start, end
     return found
+
+
+def _begin(ops: _Ops, step: int, origin: int) -> int:
+    """When a worker begins a step, after it has its data."""
+    loads = ops.get((step, LOAD_DATA, 0))
+    return origin if loads is None else max(origin, loads.start) + 1
 
 
 def _ends_before(ops: _Ops) -> dict[tuple[int, str, int], int]:

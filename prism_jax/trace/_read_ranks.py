@@ -35,7 +35,7 @@ def read_profile_traces(
 
     - `path`: a folder with a file for each rank, or one file.
     - `job`: its layout and schedule must be those of the traced job.
-    - `format`: `kineto`, the JSON of the PyTorch profiler.
+    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems.
     - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
     - `time_unit`: of the times in the files, where it is not the format's.
 
