@@ -14,7 +14,7 @@ def write_kineto(path: pathlib.Path, least_bytes: float) -> int:
     with open(path, "w") as file:
         written += file.write('{\n"schemaVersion": 1,\n"traceEvents": [\n')
         while written < least_bytes:
-            events = ",\n".join(json.dumps(event, indent=1) for event in _step(step))
+            events = ",\n".join(json.dumps(event) for event in _step(step))
             written += file.write((",\n" if step else "") + events)
             step += 1
         own = {"rank": 0, "world_size": 1}

@@ -72,5 +72,5 @@ def test_what_is_no_report_is_refused_in_one_sentence(tmp_path, capsys, write, m
 def test_a_report_of_several_processes_is_refused(tmp_path):
     made = _made_trace(_job(), 2, _plain)
     _export(tmp_path / "a.sqlite", _events(made, 0, 0), processes=3)
-    with pytest.raises(ValueError, match="kernels of 3 processes"):
+    with pytest.raises(ValueError, match=r"kernels of \d processes"):
         read_profile_traces(tmp_path, made.job, "nsight")

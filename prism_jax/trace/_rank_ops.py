@@ -1,7 +1,6 @@
 """The ops of one rank: what its named ranges stand for, on the clock of the device."""
 
 import dataclasses
-import itertools as it
 from collections.abc import Iterator
 
 import numpy as np
@@ -132,8 +131,8 @@ def _unnamed_backwards(
 ) -> Iterator[RankOp]:
     """What autograd runs between a forward and what comes next."""
     forwards = [r for r in ranges if r.op == FORWARD_COMPUTE]
-    for forward, following in it.pairwise([*forwards, None]):
-        until = following.start if following else step_end
+    starts = [*(forward.start for forward in forwards[1:]), step_end]
+    for forward, until in zip(forwards, starts[: len(forwards)], strict=True):
         inside = (nodes.start >= forward.end) & (nodes.start < until)
         if inside.any():
             start, end = int(nodes.start[inside].min()), int(nodes.end[inside].max())
