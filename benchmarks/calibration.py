@@ -3,6 +3,7 @@
     python benchmarks/calibration.py            # tables in Markdown; --json for one JSON object
     python benchmarks/calibration.py --priors   # what the families say of `kernels/priors.toml`
     python benchmarks/calibration.py --short    # the tail after few steps
+    python benchmarks/calibration.py --systems  # the tail of a system of which nothing is known
 
 Each family of `scaling_families.csv`, and two that the logs have besides, is calibrated on its
 smallest system, or on all systems but one, with priors of which the families of the same machine
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--priors", action="store_true", help="what the families say of the priors")
     parser.add_argument("--short", action="store_true", help="the tail after few steps")
+    parser.add_argument("--systems", action="store_true", help="the tail without any calibration")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
@@ -186,6 +188,11 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     if arguments.priors:
         print(priors_text(arguments.data))
+        return
+    if arguments.systems:
+        from benchmarks._systems import systems_table
+
+        print(systems_table(arguments.data))
         return
     if arguments.short:
         from benchmarks._short_runs import short_table

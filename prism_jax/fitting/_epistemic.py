@@ -10,10 +10,13 @@ from ..data import Job, load_priors
 from ..law import Law
 from ..program import constant_step
 from ._level import slope_of_level
+from ._step_law import laws_of_systems
 
 
 # Evenly likely points: of the steps of a run, of its level, of its spread.
 _STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
+# How many systems stand for all, where nothing is known of a job's own.
+_SYSTEMS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Epistemic:
 
 def epistemic(job: Job, law: Law) -> Epistemic:
     """The law of a job's step with the uncertainty of its calibration; of a job that is not
-    calibrated, with what systems differ by from their predictions.
+    calibrated, with what levels were off by before, and steps around it as systems have them.
 
     Level and spread are log-normal. That of the level is linear in what is calibrated: its
     covariance, by the slope of this job's step, and how else runs and scales differ.
@@ -63,13 +66,15 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if known is None:
         level, spread = priors.configuration.deviation, priors.system_spread.deviation
+        laws = laws_of_systems(priors, _SYSTEMS)
+        factors = np.stack([one.factors(len(_STEPS)) for one in laws])
+        runs = factors / np.median(factors, axis=1, keepdims=True)
     else:
         slope = slope_of_level(seconds, job.kernels)
         level = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
         spread = known.spread
-    median = float(law.quantile(0.5))
-    relative = np.asarray(law.quantile(_STEPS)) / median - 1
-    wider = np.exp(spread * ndtri(_SPREADS))
-    levels = median * np.exp(level * ndtri(_LEVELS))
-    steps = levels[:, None, None] * (1 + wider[None, :, None] * relative)
+        relative = np.asarray(law.quantile(_STEPS)) / float(law.quantile(0.5)) - 1
+        runs = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
+    levels = float(law.quantile(0.5)) * np.exp(level * ndtri(_LEVELS))
+    steps = levels[:, None, None] * runs
     return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))
