@@ -45,23 +45,34 @@ def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -
 
     `ValueError` where the job has no model, or its layout does not fit it.
     """
+    model, cluster, training, kernels = parts_of(job)
+    try:
+        return compile_program(
+            model,
+            job.layout,
+            job.schedule,
+            cluster,
+            training=training,
+            kernels=kernels,
+            resolution=resolution,
+        )
+    except ValueError as error:
+        raise ValueError(f"Job `{job.name}`: {error}") from None
+
+
+def parts_of(job: Job) -> tuple[Model, Cluster, Training, Kernels]:
+    """What a job that can be compiled has beside its layout and schedule.
+
+    **Raises:**
+
+    `ValueError` where it has none.
+    """
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
             "`training` to predict its step."
         )
-    try:
-        return compile_program(
-            job.model,
-            job.layout,
-            job.schedule,
-            job.cluster,
-            training=job.training,
-            kernels=job.kernels,
-            resolution=resolution,
-        )
-    except ValueError as error:
-        raise ValueError(f"Job `{job.name}`: {error}") from None
+    return job.model, job.cluster, job.training, job.kernels
 
 
 def compile_program(
@@ -97,7 +108,7 @@ def compile_program(
     """
     config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
     check_parts(model, layout, config, training, cluster)
-    order = _order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
+    order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
     workload = lower_chains(model, layout, config, training, cluster, kernels, order)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
@@ -115,7 +126,8 @@ def compile_program(
     )
 
 
-def _order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
+def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
+    """The schedule that a job file names."""
     return make_schedule(
         config.kind,
         num_ranks=layout.pp,

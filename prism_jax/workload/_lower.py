@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._block import Block, Segment, Workload
 from ._costs import Costs
@@ -48,6 +50,8 @@ def lower(
     A `ValueError` where the layout does not fit the model.
     """
     check_split(model, layout, schedule, training)
+    waited = (layout.dp / kernels.num_replicas) ** kernels.growth
+    kernels = msgspec.structs.replace(kernels, compute=waited * kernels.compute)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
     last = len(stages.layers) - 1
