@@ -86,6 +86,36 @@ def fill(
     return [[f"{s}{phase}{i}" for phase, s, i in rank.ran] for rank in ranks]
 
 
+def fill_units(
+    unit: Callable[[int], Sequence[Sequence[Op]]],
+    num_microbatches: int,
+    size: int,
+    pipe: Pipe,
+    limits: Sequence[int],
+) -> list[list[str]]:
+    """Fills units of microbatches, puts one behind the other, and fills the bubbles between them.
+
+    **Arguments:**
+
+    - `unit`: the orders to improve of so many microbatches.
+    - `num_microbatches`: of all units.
+    - `size`: of a unit; the last may be smaller.
+    - `pipe`, `limits`: as in `fill`.
+    """
+    joined: list[list[Op]] = [[] for _ in limits]
+    for start in range(0, num_microbatches, size):
+        filled = fill(unit(min(size, num_microbatches - start)), pipe, limits, Rule())
+        for order, ops in zip(joined, parse_ops(filled), strict=True):
+            order += [(phase, stage, i + start) for phase, stage, i in ops]
+    return fill(joined, pipe, limits, Rule())
+
+
+def twice_backward(phase: str, stage: int) -> float:
+    """The cost of an op where a whole backward takes two forwards."""
+    del stage
+    return 2.0 if phase == "B" else 1.0
+
+
 class _Rank:
     """What a rank has run and has left."""
 
