@@ -22,7 +22,7 @@ from ..schedule import (
     make_schedule,
     op_graph,
 )
-from ..workload import Block, Segment, Workload
+from ..workload import Block, Segment, Workload, block_mean
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._program import Program
@@ -110,6 +110,7 @@ def compile_program(
     check_parts(model, layout, config, training, cluster)
     order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
     workload = lower_chains(model, layout, config, training, cluster, kernels, order)
+    order = _with_costs(order, workload)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
     return assemble(
@@ -134,7 +135,16 @@ def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
         num_microbatches=config.num_microbatches,
         virtual_stages=config.virtual_stages,
         microbatch_group_size=config.microbatch_group_size,
+        memory_limit=config.memory_limit,
     )
+
+
+def _with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
+    """The schedule for the means of the blocks, and of the slowest send_recv."""
+    names = ("forward", "backward_input", "backward_weight")
+    means = {name: tuple(map(block_mean, getattr(workload, name))) for name in names}
+    send_recv = max((kernel.mean for kernel in workload.send_recv.values()), default=0.0)
+    return schedule.with_costs(**means, send_recv=send_recv)
 
 
 def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
