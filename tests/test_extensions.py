@@ -222,7 +222,6 @@ def test_a_schedule_of_a_job():
     ("schedule", "match"),
     [
         (LastInFirstOut(2, 4), "for 2 pipeline ranks, but `layout.pp` is 1"),
-        (prism.CustomSchedule([["0F0", "0I0", "0W0"]], [0]), "phase I and W, .* whole backwards"),
     ],
 )
 def test_schedules_that_do_not_fit_a_job_are_refused(schedule, match):

@@ -35,7 +35,7 @@ from ._load_kernels import (
     load_source as load_source,
     load_variability as load_variability,
 )
-from ._model import Model as Model
+from ._model import Layer as Layer, Model as Model
 from ._profile import (
     Call as Call,
     Component as Component,
@@ -50,3 +50,4 @@ from ._profile import (
 from ._read import read_toml as read_toml
 from ._save import check_job_path as check_job_path, save_job as save_job
 from ._variations import replace_variations as replace_variations
+from ._types import Count as Count

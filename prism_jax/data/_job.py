@@ -12,13 +12,22 @@ from ._types import Count, Label, Name, Positive, Text
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The degrees of parallelism: tensor, pipeline, data, context and expert."""
+    """The degrees of parallelism: tensor, pipeline, data, context and expert.
+
+    The ranks of a stage, `tp * cp * dp`, are dealt anew for experts: `etp` is the tensor-parallel
+    degree of an expert, by default `tp`, and what `ep * etp` leaves are replicas of experts.
+    """
 
     tp: Count = 1
     pp: Count = 1
     dp: Count = 1
     cp: Count = 1
     ep: Count = 1
+    etp: Count | None = None
+
+    @property
+    def expert_tp(self) -> int:
+        return self.tp if self.etp is None else self.etp
 
     @property
     def world_size(self) -> int:

@@ -145,20 +145,14 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
 
 
 def blocks_of(graph: OpGraph, workload: Workload) -> list[Block]:
-    """The block of each op of a graph. What overlaps takes as long as one after the other.
-
-    **Raises:**
-
-    `ValueError` for backwards that are split in two.
-    """
+    """The block of each op of a graph. What overlaps takes as long as one after the other."""
     transfers = {pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()}
-    phases = {"F": workload.forward, "B": workload.backward}
-    split = sorted({*graph.phase.tolist()} - {*phases, OVERLAPPED, SEND_RECV})
-    if split:
-        raise ValueError(
-            f"The schedule has ops of phase {' and '.join(split)}, but the blocks of a model have "
-            "whole backwards; use B, or `compile_graph` with latencies of your own."
-        )
+    phases = {
+        "F": workload.forward,
+        "B": workload.backward,
+        "I": workload.backward_input,
+        "W": workload.backward_weight,
+    }
     columns = (graph.phase, graph.stage, graph.other_stage, graph.rank, graph.peer)
     blocks = []
     for phase, stage, other, rank, peer in zip(*(c.tolist() for c in columns), strict=True):

@@ -1,3 +1,4 @@
+from ._architecture import count_parameters as count_parameters
 from ._block import (
     Block as Block,
     Kernel as Kernel,

@@ -1,15 +1,16 @@
 """From a job to the kernels of its step."""
 
-from collections.abc import Sequence
+import functools as ft
+from collections.abc import Callable, Sequence
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ._block import Block, Workload
+from ._architecture import Part
+from ._block import Block, Segment, Workload
 from ._costs import Costs
-from ._ends import backward_embedding, backward_head, forward_embedding, forward_head
-from ._layer import backward_layer, forward_layer
+from ._layer import backward_part, backward_weight_part, forward_part
 from ._parts import block
 from ._replicas import reduce_scatters, tail
-from ._split import check_split, deal, pairs_of_ranks
+from ._split import Stages, check_split, deal, pairs_of_ranks
 
 
 def lower(
@@ -41,34 +42,30 @@ def lower(
     check_split(model, layout, schedule, training)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
-    forward_one, backward_one = forward_layer(costs), backward_layer(costs)
-    forward: list[Block] = []
-    backward: list[Block] = []
-    for stage, count in enumerate(stages.layers):
-        first, last = stage == 0, stage == len(stages.layers) - 1
-        forward.append(
-            block(
-                [
-                    (forward_embedding(costs) if first else [], 1),
-                    (forward_one, count),
-                    (forward_head(costs) if last else [], 1),
-                ]
-            )
-        )
-        backward.append(
-            block(
-                [
-                    (backward_head(costs) if last else [], 1),
-                    (backward_one, count),
-                    (backward_embedding(costs) if first else [], 1),
-                ]
-            )
-        )
+    forward = _blocks(stages, lambda part: forward_part(costs, part))
+    backward = _blocks(stages, lambda part: backward_part(costs, part), reverse=True)
     return Workload(
-        forward=tuple(forward),
-        backward=tuple(backward),
+        forward=forward,
+        backward=backward,
+        backward_input=_blocks(
+            stages, lambda part: backward_part(costs, part, weights=False), reverse=True
+        ),
+        backward_weight=_blocks(
+            stages, lambda part: backward_weight_part(costs, part), reverse=True
+        ),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
-        reduce_scatter=reduce_scatters(costs, stages, tuple(backward)),
-        tail=tail(costs, stages, tuple(forward)),
+        reduce_scatter=reduce_scatters(costs, stages, backward),
+        tail=tail(costs, stages, forward),
         group_size=layout.tp * layout.cp,
+    )
+
+
+def _blocks(
+    stages: Stages, segments_of: Callable[[Part], list[Segment]], *, reverse: bool = False
+) -> tuple[Block, ...]:
+    """The block of each stage, given the segments of each part."""
+    segments_of = ft.cache(segments_of)
+    order = reversed if reverse else iter
+    return tuple(
+        block((segments_of(part), count) for part, count in order(parts)) for parts in stages.parts
     )
