@@ -21,6 +21,8 @@ _COMMANDS = {
     "improve": "_improve",
     "target": "_target",
     "sweep": "_sweep",
+    "memory": "_memory",
+    "import": "_import",
     "fit": "_fit",
     "calibrate": "_calibrate",
     "score": "_score",

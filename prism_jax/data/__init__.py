@@ -29,6 +29,7 @@ from ._load import (
     load_device as load_device,
     load_job as load_job,
     load_model as load_model,
+    make_job as make_job,
 )
 from ._load_kernels import (
     load_kernels as load_kernels,
@@ -47,7 +48,7 @@ from ._profile import (
     load_profile as load_profile,
     save_profile as save_profile,
 )
-from ._read import read_toml as read_toml
+from ._read import read_text as read_text, read_toml as read_toml
 from ._save import check_job_path as check_job_path, save_job as save_job
-from ._variations import replace_variations as replace_variations
 from ._types import Count as Count
+from ._variations import replace_variations as replace_variations

@@ -91,7 +91,11 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     A `ValueError` of one sentence that names file and key, or the override.
     """
     path = find_file("jobs", name_or_path)
-    raw = read_toml(path, "job")
+    return make_job(read_toml(path, "job"), path, overrides)
+
+
+def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] = ()) -> Job:
+    """As `load_job`, of the table that a file at `path` has, or would have."""
     if isinstance(overrides, str):
         overrides = (overrides,)
     parsed = [parse_override(text) for text in overrides]

@@ -71,7 +71,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def check_model(model: Model, where: str) -> None:
-    """Raises a `ValueError` of one sentence where a model says too little, or two things at once."""
+    """Raises a `ValueError` of one sentence where a model contradicts itself."""
     if model.layers is None:
         if model.num_layers == 0:
             raise ValueError(f"{where}: the key `num_layers` is missing; add it, or `layers`.")

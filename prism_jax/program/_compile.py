@@ -96,7 +96,7 @@ def compile_program(
     """
     config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
     check_parts(model, layout, config, training, cluster)
-    order = _order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
+    order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
     workload = lower(model, layout, config, training, cluster, kernels, order.stage_to_rank)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
@@ -114,7 +114,8 @@ def compile_program(
     )
 
 
-def _order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
+def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
+    """The schedule that a job file describes."""
     return make_schedule(
         config.kind,
         num_ranks=layout.pp,

@@ -81,6 +81,30 @@ def parts_of_stages(model: Model, layers: Sequence[int]) -> tuple[Parts, ...]:
     return tuple(stages)
 
 
+class Recomputed(NamedTuple):
+    """Equal parts of a stage, and whether a backward computes all of them again."""
+
+    part: Part
+    count: int
+    again: bool
+
+
+def recomputed(parts: Parts, training: Training) -> tuple[Recomputed, ...]:
+    """Which parts of a stage are computed again: all layers of it, or its first ones."""
+    left = 0
+    if training.recompute == "full":
+        layers = sum(count for part, count in parts if part.is_layer)
+        left = min(layers, training.recompute_layers)
+        left = left if training.recompute_method == "block" else layers
+    found = []
+    for part, count in parts:
+        again = min(left, count) if part.is_layer else 0
+        left -= again
+        found += [Recomputed(part, again, True)] * (again > 0)
+        found += [Recomputed(part, count - again, False)] * (count > again or not again)
+    return tuple(found)
+
+
 def total_parameters(model: Model, parts: Parts) -> Parameters:
     """The parameters of a stage; a head that occurs again has no matrix of its own."""
     total = Parameters()

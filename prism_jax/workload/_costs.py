@@ -68,6 +68,10 @@ class Costs(msgspec.Struct, frozen=True):
         """The dtype of activations, and of what is not multiplied in fp8."""
         return "bf16" if self.training.dtype == "fp8" else self.training.dtype
 
+    def recomputes(self, name: str) -> bool:
+        """Whether a selective recompute has a module of this name."""
+        return self.training.recompute == "selective" and name in self.training.recompute_modules
+
     @property
     def activation_bytes(self) -> int:
         """Of a value that is kept for the backward."""

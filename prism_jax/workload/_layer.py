@@ -17,15 +17,16 @@ def forward_part(costs: Costs, part: Part) -> list[Segment]:
     return [*segments, segment(before)]
 
 
-def backward_part(costs: Costs, part: Part, *, weights: bool = True) -> list[Segment]:
-    """The segments of the backward of one layer, or end of the model, and microbatch, with what it
-    computes again. Without `weights`, of its phase backward-input.
+def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
+    """The segments of the backward of one layer, or end of the model, and microbatch; where it
+    computes all `again`, with its forward. Without `weights`, of its phase backward-input.
     """
-    again = part.is_layer and costs.training.recompute == "full"
     segments = forward_part(costs, part) if again else []
     before: list[Kernel] = []
     for module in reversed(part.modules):
         residual = [costs.residual_backward()] if part.is_layer else []
+        if part.is_layer and costs.recomputes("layernorm"):
+            residual.append(costs.norm())
         segments += module.backward(costs, [*before, *residual], weights=weights)
         before = [costs.norm(3)] if part.is_layer else []
     return [*segments, segment(before)]

@@ -4,7 +4,7 @@ import functools as ft
 from collections.abc import Callable, Sequence
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ._architecture import Part
+from ._architecture import Part, Parts, recomputed
 from ._block import Block, Segment, Workload
 from ._costs import Costs
 from ._layer import backward_part, backward_weight_part, forward_part
@@ -42,17 +42,14 @@ def lower(
     check_split(model, layout, schedule, training)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
-    forward = _blocks(stages, lambda part: forward_part(costs, part))
-    backward = _blocks(stages, lambda part: backward_part(costs, part), reverse=True)
+    reversed_parts = tuple(parts[::-1] for parts in stages.parts)
+    forward = _blocks(stages.parts, lambda part: forward_part(costs, part))
+    backward = _backward_blocks(costs, stages, weights=True)
     return Workload(
         forward=forward,
         backward=backward,
-        backward_input=_blocks(
-            stages, lambda part: backward_part(costs, part, weights=False), reverse=True
-        ),
-        backward_weight=_blocks(
-            stages, lambda part: backward_weight_part(costs, part), reverse=True
-        ),
+        backward_input=_backward_blocks(costs, stages, weights=False),
+        backward_weight=_blocks(reversed_parts, lambda part: backward_weight_part(costs, part)),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reduce_scatter=reduce_scatters(costs, stages, backward),
         tail=tail(costs, stages, forward),
@@ -60,12 +57,25 @@ def lower(
     )
 
 
+def _backward_blocks(costs: Costs, stages: Stages, *, weights: bool) -> tuple[Block, ...]:
+    """The backward of each stage, some of whose layers may be computed again."""
+
+    @ft.cache
+    def segments_of(part: Part, again: bool) -> list[Segment]:
+        return backward_part(costs, part, again=again, weights=weights)
+
+    return tuple(
+        block(
+            (segments_of(one.part, one.again), one.count)
+            for one in reversed(recomputed(parts, costs.training))
+        )
+        for parts in stages.parts
+    )
+
+
 def _blocks(
-    stages: Stages, segments_of: Callable[[Part], list[Segment]], *, reverse: bool = False
+    stages: Sequence[Parts], segments_of: Callable[[Part], list[Segment]]
 ) -> tuple[Block, ...]:
     """The block of each stage, given the segments of each part."""
     segments_of = ft.cache(segments_of)
-    order = reversed if reverse else iter
-    return tuple(
-        block((segments_of(part), count) for part, count in order(parts)) for parts in stages.parts
-    )
+    return tuple(block((segments_of(part), count) for part, count in parts) for parts in stages)

@@ -41,7 +41,7 @@ class Core(NamedTuple):
             return [costs.attention(*self, backward=True)]
         batch, queries, keys = self._shape(costs)
         dtype, scores = costs.base_dtype, batch * queries * keys
-        kernels = self.forward(costs) if costs.training.recompute == "selective" else []
+        kernels = self.forward(costs) if costs.recomputes("core_attn") else []
         kernels += [
             costs.gemm(keys, self.value_size, queries, dtype, batch),
             costs.gemm(queries, keys, self.value_size, dtype, batch),
@@ -56,6 +56,8 @@ class Core(NamedTuple):
     def activations(self, costs: Costs) -> dict[str, float]:
         """In bytes: the softmax and what dropout makes of it, or the fused kernel's statistics."""
         batch, queries, keys = self._shape(costs)
+        if costs.recomputes("core_attn"):
+            return {"core_attention": 0}
         if costs.training.attention == "flash":
             return {"core_attention": 4 * batch * queries}
         return {"core_attention": (5 if costs.model.dropout else 2) * batch * queries * keys}

@@ -74,7 +74,9 @@ class MLA(AbstractModule):
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         down, ups, out = self._linears(costs)
+        again = costs.recomputes("mla_up_proj")
         kernels = [
+            *([*(up.forward for up in ups), self._rotary(costs)] if again else []),
             *gradients(out, weights),
             *self._core(costs).backward(costs),
             self._rotary(costs),
@@ -94,17 +96,16 @@ class MLA(AbstractModule):
     def backward_weight(self, costs: Costs) -> list[Segment]:
         down, ups, out = self._linears(costs)
         kernels = [out.wgrad, *(up.wgrad for up in ups), down.wgrad]
-        return self._gather(costs, [])[:1] + [segment(kernels)]
+        return [*self._gather(costs, []), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         heads = self.num_heads // costs.layout.tp
         latents = 2 * costs.norm_tokens * self.latent_size  # Before and after their norms.
-        queries = costs.tokens * heads * 2 * self.query_size
-        values = costs.tokens * heads * 2 * self.value_head_size
+        up = costs.tokens * heads * (2 * self.query_size + self.value_head_size)
         size = costs.activation_bytes
         return {
             "attention": size * (latents + costs.tokens * heads * self.value_head_size),
-            "mla_up_proj": size * (queries + values - costs.tokens * heads * self.value_head_size),
+            "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,
             **self._core(costs).activations(costs),
         }
 

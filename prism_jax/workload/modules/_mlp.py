@@ -1,8 +1,7 @@
 import dataclasses
 from typing import Literal
 
-from ...data import Layout, Model, Training
-from ...data import Count
+from ...data import Count, Layout, Model, Training
 from .._block import Segment
 from .._costs import Costs, Linear
 from ._around import (
@@ -69,7 +68,10 @@ class MLP(AbstractModule):
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         up, down = self._linears(costs)
         tokens, ffn, width = self._shape(costs)
+        act = costs.move("elementwise", 2 * tokens * (width + ffn))
+        again = [up.forward, act] if costs.recomputes("mlp") else []
         kernels = [
+            *again,
             *cast_gradient(costs, tokens * costs.model.hidden_size),
             *gradients(down, weights),
             # Reads the gradient and the inputs of the activation, writes the inputs' gradient.
@@ -86,6 +88,8 @@ class MLP(AbstractModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, ffn, width = self._shape(costs)
+        if costs.recomputes("mlp"):
+            return {"mlp": 0}
         return {"mlp": costs.activation_bytes * tokens * (width + ffn)}
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:

@@ -92,7 +92,10 @@ class MoE(AbstractModule):
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
+        act = costs.move("elementwise", 2 * routed * (width + ffn))
+        again = [act] if costs.recomputes("moe_act") else []
         experts = [
+            *again,
             *cast_gradient(costs, routed * costs.model.hidden_size),
             *gradients(down, weights),
             costs.move("elementwise", 2 * routed * (ffn + 2 * width)),
@@ -100,7 +103,13 @@ class MoE(AbstractModule):
             *gradients(up, weights),
         ]
         last = [self._permute(costs), self._choose(costs), *gradients(router, weights)]
+        forward: list[Segment] = []
+        if costs.recomputes("moe"):
+            forward = self.forward(costs, [])
+        elif costs.recomputes("shared_experts"):
+            forward = [one for mlp in self.shared for one in mlp.forward(costs, [])]
         return [
+            *forward,
             *self._exchange(costs, [*before, self._permute(costs)], experts),
             segment(last),
             *(one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)),
@@ -112,14 +121,18 @@ class MoE(AbstractModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         routed, ffn, width = self._shape(costs)
-        parts = {
+        parts: dict[str, float] = {
             # In float32: the probabilities of all experts, and what the chosen ones scored.
             "router": 8 * costs.norm_tokens * self.num_experts,
-            "experts": costs.activation_bytes * routed * (costs.model.hidden_size + ffn),
-            "moe_act": costs.activation_bytes * routed * width,
+            "experts": costs.activation_bytes * routed * (costs.model.hidden_size + width),
         }
-        for mlp in self.shared:
-            parts["shared_experts"] = sum(mlp.activations(costs).values())
+        if costs.recomputes("moe"):
+            return {"experts": 0.0}
+        if not costs.recomputes("moe_act"):
+            parts["experts"] += costs.activation_bytes * routed * ffn
+        if not costs.recomputes("shared_experts"):
+            for mlp in self.shared:
+                parts["shared_experts"] = sum(mlp.activations(costs).values())
         return parts
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
