@@ -32,10 +32,12 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         arguments.file, arguments.gpus, cluster=arguments.cluster, overrides=arguments.overrides
     )
 
-    from ..program import check_memory
+    from ..program import check_memory, memory
     from ..workload import count_parameters
 
-    if not arguments.allow_oom:
+    if arguments.allow_oom:
+        memory(job)  # Raises where the layout does not fit the model.
+    else:
         check_memory(job)
     save_job(job, arguments.out)
     parameters = count_parameters(job.model)

@@ -1,5 +1,6 @@
 """From a `config.json` of Hugging Face to a job."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,21 @@ from ._problems import InexpressibleError, Reader
 
 
 Table = dict[str, Any]
+
+# Keys that are about experts, windows, latents and states, but for what routes tokens and weighs
+# losses; a job has none of these.
+_STRUCTURE = re.compile(
+    r"expert|moe|window|layer_types|lora|ssm|mamba|vision|audio|nextn|attn_layer"
+)
+_HARMLESS = {
+    "ep_size",
+    "max_window_layers",
+    "moe_layer_freq",
+    "norm_topk_prob",
+    "num_experts_per_token",
+    "routed_scaling_factor",
+    "use_sliding_window",
+}
 
 # As long as the model reads, but no longer than pre-training usually goes.
 _LONGEST = 8192
@@ -36,6 +52,7 @@ def from_hugging_face(config: dict[str, object], num_gpus: int, where: str) -> T
         raise InexpressibleError(where, [problem])
     model = _ARCHITECTURES[kind](read)
     longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))
+    read.problems += [f"`{key}`" for key in read.unread() if _changes(key, read.get(key))]
     if read.problems:
         raise InexpressibleError(where, read.problems)
     return {
@@ -44,6 +61,11 @@ def from_hugging_face(config: dict[str, object], num_gpus: int, where: str) -> T
         "schedule": {"kind": "1f1b", "num_microbatches": 1},
         "training": {"microbatch_size": 1, "sequence_length": min(longest, _LONGEST)},
     }
+
+
+def _changes(key: str, value: object) -> bool:
+    """Whether a key that nobody has read says that the model is another than those known here."""
+    return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
 
 
 def _decoder(read: Reader, **changes: Any) -> Table:
@@ -58,7 +80,9 @@ def _decoder(read: Reader, **changes: Any) -> Table:
         read.problems.append(
             f"`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
         )
-    bias = read.flag("attention_bias") or read.flag("mlp_bias")
+    bias = read.flag("mlp_bias")
+    if read.flag("attention_bias") != bias:
+        read.problems.append("`attention_bias` that is not that of the MLP")
     return {
         "hidden_size": hidden,
         "vocab_size": read.count("vocab_size"),
@@ -96,7 +120,7 @@ def _layers(*groups: tuple[int, str, str], **modules: Table) -> Table:
 def _llama(read: Reader) -> Table:
     count = read.count("num_hidden_layers")
     window = {}
-    if "sliding_window" in read and read.get("use_sliding_window", True):
+    if "sliding_window" in read:
         window["window"] = read.count("sliding_window")
     return _decoder(read) | _layers((count, "attention", "mlp"), attention=window, mlp={})
 
@@ -114,6 +138,7 @@ def _qwen3(read: Reader) -> Table:
 
 
 def _window_of_qwen(read: Reader) -> Table:
+    read.get("sliding_window")
     if read.flag("use_sliding_window"):
         read.problems.append("`use_sliding_window`, which has a window in some layers only")
     return {}
@@ -129,6 +154,7 @@ def _qwen_moe(read: Reader) -> Table:
     }
     if not is_third:
         moe["shared_ffn_size"] = read.count("shared_expert_intermediate_size")
+        moe["shared_gate"] = True
     if read.count("decoder_sparse_step", 1) != 1 or read.get("mlp_only_layers", []):
         read.problems.append("layers of experts at every other place (`decoder_sparse_step`)")
     attention = _window_of_qwen(read) | {"qk_norm" if is_third else "qkv_bias": True}

@@ -33,6 +33,7 @@ _IGNORED = re.compile(
     r"|mamba-(?!num|head|state)|spec$|is-hybrid|main-|exp-avg|store-param|use-precision-aware"
     r"|cross-entropy|transformer-impl|keep-|barrier|hierarchical|no-weight|lazy|s3|onnx|replication"
     r"|reuse-grad|mlp-chunks|cuda-graph|cp-comm|enable-cuda-graph|external-cuda|standalone"
+    r"|nproc|nnodes|node-rank|master|rdzv|max-restarts|local-addr"
     r"|accumulate-allreduce|use-fused|distribute-saved|bert-|ckpt-|dataloader|cyclic"
     r"|overlap-(param-gather-with|moe)|account-for(?!-)|max-seqlen|untie(?!-)|attention-output-gate(?!$)"
     r"|disable-(mamba|straggler|jit|vision)|no-(data|shared|query|one|scatter|use|disable))"

@@ -17,16 +17,19 @@ def parse_command(text: str) -> dict[str, object]:
     found: dict[str, object] = {}
     flag, values = "", []
     for word in [*words, "--"]:
-        if not word.startswith("--"):
-            # What comes before the first flag is the program, or a list of a shell: `ARGS=(`.
-            values.append(word.rstrip(")"))
-            continue
-        if flag:
-            values = [value for value in values if value and not re.match(r"\w+=\(?$", value)]
+        # A list of a shell, `ARGS=(...)`, ends here, and with it what its last flag is set to.
+        ends = word.count(")") > word.count("(")
+        word = word.rstrip(")") if ends else word
+        if word.startswith("--"):
+            if flag:
+                found[flag] = " ".join(values) if values else True
+            flag, equals, value = word.removeprefix("--").partition("=")
+            values = [value] if equals else []
+        elif word:
+            values.append(word)
+        if ends and flag:
             found[flag] = " ".join(values) if values else True
-        flag, equals, value = word.removeprefix("--").partition("=")
-        flag = flag.rstrip(")")
-        values = [value] if equals else []
+            flag, values = "", []
     if not found:
         raise ValueError("it has no flags such as `--num-layers 32`")
     return found

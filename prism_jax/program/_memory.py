@@ -7,11 +7,11 @@ import msgspec
 
 from ..data import Job
 from ..schedule import AbstractSchedule, parse_token
-from ..workload import StageMemory, memory_of_stages
+from ..workload import Sizes, StageMemory, add_sizes, memory_of_stages
 from ._compile import order_of
 
 
-# What libraries allocate for themselves: workspaces of cuBLAS and of fused kernels. In Megatron-LM's
+# What libraries allocate for themselves: workspaces of cuBLAS and fused kernels. In Megatron-LM's
 # golden values on A100 (its functional tests), what is allocated after a step is 0.06 to 0.07 GB
 # above parameters, gradients and optimizer.
 _LIBRARIES = 64 * 2**20
@@ -98,17 +98,17 @@ def memory(job: Job) -> Memory:
     static = [_static(job, one) for one in stages]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
-        found = Counter({"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(job)})
+        found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(job)}
         for stage, where in enumerate(order.stage_to_rank):
             if where == rank:
-                found.update(static[stage])
-        found.update(peak)
+                add_sizes(found, static[stage])
+        add_sizes(found, peak)
         held = {name: float(size) for name, size in found.items() if size}
         ranks.append(RankMemory(rank, sum(held.values()), held))
     return Memory(tuple(ranks), job.cluster.device.memory_bytes)
 
 
-def _static(job: Job, stage: StageMemory) -> Counter[str]:
+def _static(job: Job, stage: StageMemory) -> Sizes:
     """Parameters, gradients and optimizer of a stage."""
     layout, training = job.layout, job.training
     assert training is not None
@@ -120,11 +120,10 @@ def _static(job: Job, stage: StageMemory) -> Counter[str]:
     expert_replicas = stage_ranks // (layout.ep * layout.expert_tp) if training.zero else 1
     both = stage.dense + stage.experts
     sharded = stage.dense / replicas + stage.experts / expert_replicas
-    sizes = {"parameters": 2 * both, "gradients": gradient * both, "optimizer": state * sharded}
-    return Counter(sizes)  # pyright: ignore[reportArgumentType]
+    return {"parameters": 2 * both, "gradients": gradient * both, "optimizer": state * sharded}
 
 
-def _communication(job: Job) -> dict[str, float]:
+def _communication(job: Job) -> Sizes:
     """Buffers: the gathered input of a module, and what neighbours of a pipeline send and take."""
     layout, training, model = job.layout, job.training, job.model
     assert training is not None
@@ -137,12 +136,12 @@ def _communication(job: Job) -> dict[str, float]:
     return {"communication": gathered + sent}
 
 
-def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Counter[str]]:
+def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes]:
     """For each rank, its activations when there are most of them."""
     return [_peak(tokens, stages) for tokens in order.orders()]
 
 
-def _peak(tokens: Iterable[str], stages: Sequence[StageMemory]) -> Counter[str]:
+def _peak(tokens: Iterable[str], stages: Sequence[StageMemory]) -> Sizes:
     """Runs through the ops of a rank with what is between a forward and its backward."""
     live: Counter[int] = Counter()  # Microbatches in flight, for each stage.
     kept = [sum(stage.kept.values()) for stage in stages]
@@ -162,12 +161,10 @@ def _peak(tokens: Iterable[str], stages: Sequence[StageMemory]) -> Counter[str]:
             if letter in ("B", "W"):
                 live[stage] -= 1
                 now -= kept[stage]
-    found: Counter[str] = Counter()
     if at is None:
-        return found
+        return {}
     counts, stage, phase = at
+    found = dict(stages[stage].forward if phase == "F" else stages[stage].backward)
     for one, count in counts.items():
-        found.update({name: size * count for name, size in stages[one].kept.items()})  # pyright: ignore
-    on_top = stages[stage].forward if phase == "F" else stages[stage].backward
-    found.update(on_top)  # pyright: ignore[reportArgumentType]
+        add_sizes(found, stages[one].kept, count)
     return found

@@ -1,7 +1,6 @@
 """What one GPU holds of each stage, and keeps of a microbatch until its backward."""
 
 import functools as ft
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +8,16 @@ from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
 from ._split import Stages, check_split, deal, parameters_of_stage
+
+
+Sizes = dict[str, float]  # In bytes, by part.
+
+
+def add_sizes(total: Sizes, more: Mapping[str, float], times: float = 1) -> Sizes:
+    """Adds `times` what there is more to a total, in place, and returns it."""
+    for name, size in more.items():
+        total[name] = total.get(name, 0.0) + times * size
+    return total
 
 
 class StageMemory(NamedTuple):
@@ -59,8 +68,8 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     """The memory of a stage; nothing is priced."""
     layout, training = costs.layout, costs.training
     total = parameters_of_stage(costs.model, stages, stage)
-    kept: Counter[str] = Counter()
-    again: Counter[str] = Counter()
+    kept: Sizes = {}
+    again: Sizes = {}
     logits = gradients = 0.0
     each = training.recompute_layers if training.recompute_method == "uniform" else 1
     for one in recomputed(stages.parts[stage], training):
@@ -68,14 +77,13 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
         gradients = max(gradients, *_of_modules(costs, one.part))
         logits += parts.get("logits", 0.0) * one.count
         if not one.again:
-            kept += Counter({name: size * one.count for name, size in parts.items()})
+            add_sizes(kept, parts, one.count)
             continue
         # Of `each` layers only the input is kept; these are computed again all at once.
         states = costs.activation_bytes * costs.norm_tokens * costs.model.hidden_size
-        kept["checkpoints"] += states * -(-one.count // each)
-        layers = min(each, one.count)
-        whole = Counter({name: size * layers for name, size in parts.items()})
-        again = max(again, whole, key=lambda parts: sum(parts.values()))
+        add_sizes(kept, {"checkpoints": float(states)}, -(-one.count // each))
+        whole = add_sizes({}, parts, min(each, one.count))
+        again = max(again, whole, key=lambda sizes: sum(sizes.values()))
     # Besides the float32 logits, which are kept, there are those in 16 bits, as are their
     # gradients; all of these are gone when the gradients of the layers are computed.
     besides = logits * costs.activation_bytes / 4
@@ -89,17 +97,17 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     )
 
 
-def _kept(costs: Costs, part: Part) -> Counter[str]:
+def _kept(costs: Costs, part: Part) -> Sizes:
     """What a layer, or an end of the model, keeps of one microbatch."""
-    parts: Counter[str] = Counter()
+    parts: Sizes = {}
     states = costs.norm_tokens * costs.model.hidden_size
     for module in part.modules:
-        parts.update(module.activations(costs))  # pyright: ignore[reportArgumentType]
+        add_sizes(parts, module.activations(costs))
         if part.is_layer:
             # What a norm reads and, unless it runs again, writes.
             tensors = 1 if costs.recomputes("layernorm") else 2
-            parts["norm"] += tensors * costs.activation_bytes * states
-            parts["dropout"] += states if costs.model.dropout else 0
+            masks = states if costs.model.dropout else 0
+            add_sizes(parts, {"norm": tensors * costs.activation_bytes * states, "dropout": masks})
     return parts
 
 

@@ -25,6 +25,7 @@ class MoE(AbstractModule):
     - `expert_ffn_size`: the width between the matrices of an expert.
     - `num_shared_experts`: experts that every token goes to.
     - `shared_ffn_size`: the width of all these together; by default as of so many experts.
+    - `shared_gate`: whether what these make is scaled by a gate of its own.
     - `activation`: as of `MLP`.
     """
 
@@ -35,6 +36,7 @@ class MoE(AbstractModule):
     expert_ffn_size: Count
     num_shared_experts: int = 0
     shared_ffn_size: Count | None = None
+    shared_gate: bool = False
     activation: Activation = "swiglu"
 
     @property
@@ -66,7 +68,8 @@ class MoE(AbstractModule):
         hidden, ffn = model.hidden_size, self.expert_ffn_size
         up = gate_factor(self.activation) * ffn
         expert = hidden * (up + ffn) + (up + hidden if model.bias else 0)
-        total = Parameters(copied=hidden * self.num_experts, experts=self.num_experts * expert)
+        copied = hidden * (self.num_experts + self.shared_gate)
+        total = Parameters(copied=copied, experts=self.num_experts * expert)
         for mlp in self.shared:
             total = total.plus(mlp.parameters(model))
         return total
@@ -147,7 +150,9 @@ class MoE(AbstractModule):
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
         each = max(1, routed // local)
         return (
-            costs.linear(costs.norm_tokens, self.num_experts, hidden, costs.base_dtype),
+            costs.linear(
+                costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype
+            ),
             costs.grouped(each, width, hidden, local),
             costs.grouped(each, hidden, ffn, local),
         )
