@@ -72,13 +72,22 @@ from .program import (
 )
 from .replica import sample_replica_ends as sample_replica_ends
 from .schedule import (
+    ZBH1 as ZBH1,
+    ZBH2 as ZBH2,
+    ZBV as ZBV,
     AbstractSchedule as AbstractSchedule,
     CustomSchedule as CustomSchedule,
+    DualPipe as DualPipe,
+    DualPipeV as DualPipeV,
     GPipe as GPipe,
     InterleavedOneFOneB as InterleavedOneFOneB,
+    InterleavedZeroBubble as InterleavedZeroBubble,
     LoopedBFS as LoopedBFS,
     OneFOneB as OneFOneB,
     Timeline as Timeline,
     evaluate as evaluate,
+    load_schedule as load_schedule,
+    peak_in_flight as peak_in_flight,
+    save_schedule as save_schedule,
 )
 from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace

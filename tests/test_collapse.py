@@ -165,6 +165,18 @@ def test_moments_are_differentiable_down_to_the_gpu():
         assert gradient[i] == pytest.approx(float(difference), rel=1e-4)
 
 
+def test_a_group_of_thousands_has_finite_moments_and_derivatives():
+    def total(sigma, dtype=jnp.float32):
+        group, _ = gpu_factors(lognormal(sigma), jnp.asarray([8192], dtype), jnp.zeros(1, dtype))
+        group = jax.tree.map(lambda x: x[0], group)
+        moments = jnp.asarray([1.0, 1e-4, 1e-7], dtype)
+        return segment_maxima(*moments, group, jnp.asarray(8192, dtype)).sum()
+
+    value, slope = jax.value_and_grad(total)(jnp.asarray(0.005, jnp.float32))
+    assert np.isfinite(value)
+    assert slope > 0
+
+
 def test_a_segment_without_noise_has_the_derivative_of_one_with_little():
     group, number = _group(None, 8)
 

@@ -162,11 +162,19 @@ def test_the_exact_rule_takes_weighted_samples(sampling):
 
 
 @pytest.mark.slow
-def test_sensitivities_say_that_they_follow_the_vector_rule():
-    options: dict[str, Any] = {"num_samples": 1_600, "key": jax.random.key(0), "parts": []}
-    (note,) = sensitivity(_tied(), Mean(), **options).notes
-    assert "vector rule" in note
-    assert "% low" in note
+def test_figures_say_where_they_follow_a_vector_rule_that_is_low():
+    program = _tied()
+    options: dict[str, Any] = {"num_samples": 1_600, "key": jax.random.key(0)}
+    for found in (
+        sensitivity(program, Mean(), parts=[], **options),
+        prism.what_if(program, {"faster": prism.scale_kernel(program, "gemm", 0.9)}, **options),
+        prism.criticality(program, **options),
+        prism.improve(program, Mean(), {"gemm": 1.0}, 0.5, num_iterations=1, **options),
+        prism.target(program, Mean(), "gemm", 16.0, **options),
+    ):
+        (note,) = found.notes
+        assert "vector rule" in note
+        assert "% low" in note
     assert vector_rule_notes(prepare(rich_program(4), jax.random.key(0))) == ()
 
 

@@ -7,15 +7,23 @@ import numpy as np
 import pytest
 
 from prism_jax.schedule import (
+    ZBH1,
+    ZBH2,
+    ZBV,
     AbstractSchedule,
     CustomSchedule,
+    DualPipe,
+    DualPipeV,
     GPipe,
     InterleavedOneFOneB,
+    InterleavedZeroBubble,
     LoopedBFS,
     OneFOneB,
     evaluate,
+    load_schedule,
     make_schedule,
     op_graph,
+    save_schedule,
     schedules,
 )
 
@@ -27,6 +35,14 @@ all_schedules = [
     InterleavedOneFOneB(4, 8, 2),
     InterleavedOneFOneB(2, 6, 3, microbatch_group_size=3),
     LoopedBFS(2, 4, 2),
+    ZBH1(4, 6),
+    ZBH1(4, 2),
+    ZBH2(3, 7),
+    InterleavedZeroBubble(4, 8, 2),
+    ZBV(3, 6),
+    ZBV(3, 2),
+    DualPipe(4, 8),
+    DualPipeV(3, 7),
     CustomSchedule(
         [["0F0", "0F1", "0I0", "0W0", "0B1"], ["1F0", "1I0", "1W0", "1F1", "1B1"]],
         stage_to_rank=[0, 1],
@@ -78,8 +94,11 @@ def test_orders_round_trip(schedule):
     custom = CustomSchedule(schedule.orders(), schedule.stage_to_rank)
     assert custom.orders() == schedule.orders()
     assert custom == CustomSchedule(schedule.orders(), list(schedule.stage_to_rank))
-    for name in ("stage_to_rank", "num_ranks", "num_stages", "num_microbatches", "chain_starts"):
+    for name in ("stage_to_rank", "num_ranks", "num_stages", "chain_starts"):
         assert getattr(custom, name) == getattr(schedule, name)
+    # Each of several chains numbers its microbatches from zero.
+    each = schedule.num_microbatches / len(schedule.chain_starts)
+    assert custom.num_microbatches == each
     costs: dict[str, Any] = {
         "forward": 2,
         "backward_input": 3,
@@ -87,6 +106,37 @@ def test_orders_round_trip(schedule):
         "send_recv": 1,
     }
     assert evaluate(custom, **costs).makespan == evaluate(schedule, **costs).makespan
+
+
+@pytest.mark.parametrize("schedule", all_schedules, ids=repr)
+def test_files_round_trip(schedule, tmp_path):
+    path = tmp_path / "schedule.csv"
+    save_schedule(schedule, path)
+    read = load_schedule(path)
+    assert read == CustomSchedule(schedule.orders(), schedule.stage_to_rank)
+    assert read.chain_starts == schedule.chain_starts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "The orders hold no op"),
+        ("0F0,0X0\n", "Op 1 of rank 0 is '0X0', which is no token"),
+        ("0F0,2F0\n", "no rank runs stage 1, but there is a stage 2"),
+        ("0F0\n0B0\n", "`0B0` (stage 0, microbatch 0) on rank 1 is out of place"),
+        (f"0F0,{9_000 * 'x'}\n", f"is '{77 * 'x'}...', which is no token"),
+        ("0F0,0SEND_X0\n", "Op 1 of rank 0 is '0SEND_X0'"),
+        (f"0F0,{200_000 * 'x'}\n", "line 1: this is not valid CSV: field larger than"),
+    ],
+)
+def test_files_that_are_no_schedules(text, message, tmp_path):
+    path = tmp_path / "schedule.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load_schedule(path)
+    assert str(error.value).startswith(str(path))
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_schedule(tmp_path / "none.csv")
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -260,7 +310,7 @@ def test_registry():
     ("kind", "options", "message"),
     [
         ("1f1b", {"virtual_stages": 2}, "`1f1b` has no `virtual_stages`, but `virtual_stages=2`"),
-        ("gpipe", {"virtual_stages": 2}, "leave it out, or use `interleaved-1f1b` or `looped-bfs`"),
+        ("gpipe", {"virtual_stages": 2}, "leave it out, or use one of `dual"),
         ("looped-bfs", {"microbatch_group_size": 4}, "has no `microbatch_group_size`"),
         ("1f1b-interleaved", {}, "No schedule `1f1b-interleaved`; did you mean"),
         ("1f1b", {"num_microbatches": 0}, "`num_microbatches=0` must be a positive integer"),

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from .._progress import progress_bar
 from ..cluster import COLLECTIVES
-from ..engine import composed_steps, critical_paths
+from ..engine import composed_steps, critical_paths, vector_rule_notes
 from ..program import Program
 
 
@@ -34,6 +34,8 @@ class Criticality:
     - `num_steps`: how many steps were looked at.
     - `num_replicas_seen`: how many replica samples decide them, if each decided as many: what
         standard errors rest on.
+    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
+        follow, is low.
     """
 
     ops: dict[str, np.ndarray]
@@ -42,6 +44,7 @@ class Criticality:
     exposed_communication: Float[np.ndarray, " steps"]
     num_steps: int
     num_replicas_seen: float
+    notes: tuple[str, ...] = ()
 
     def table(self, of: str = "ops") -> Any:
         """A polars frame of the `ops`, `stages` or `ranks`, the likeliest first."""
@@ -134,6 +137,7 @@ def criticality(
         exposed_communication=np.concatenate(exposed),
         num_steps=number,
         num_replicas_seen=seen,
+        notes=vector_rule_notes(composed.run),
     )
 
 

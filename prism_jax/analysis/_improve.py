@@ -13,7 +13,7 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, composed_run, led, prepare, with_key
+from ..engine import check_program, composed_run, led, prepare, vector_rule_notes, with_key
 from ..program import Program
 from ._batches import NUM_BATCHES, Batched, batch_size, pooled
 from ._estimate import figure, figure_gradient, figure_of, figure_of_all, kept_of
@@ -34,6 +34,8 @@ class Improvement:
     - `path`: the figure with the budget spent evenly, with it spent on what gains most at first,
         and after each iteration from the better of these, all from the same steps.
     - `num_samples`: steps behind each figure.
+    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
+        follow, is low.
     """
 
     objective: str
@@ -45,6 +47,7 @@ class Improvement:
     gain: Estimate
     path: list[float]
     num_samples: int
+    notes: tuple[str, ...] = ()
 
     def table(self) -> Any:
         """A polars frame with a row for each part, what is taken away most first."""
@@ -134,6 +137,7 @@ def improve(
         gain=gain,
         path=path,
         num_samples=found.num_samples,
+        notes=vector_rule_notes(prepare(changed, of_report)),
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program
+from ..engine import check_program, prepare, vector_rule_notes
 from ..program import Program
 from ._batches import NUM_BATCHES, in_batches
 from ._estimate import figure, figure_gradient
@@ -33,6 +33,8 @@ class Target:
     - `reached`: the figure there, in the unit of the objective.
     - `as_it_is`, `without`: the figure with a factor of one, and of zero.
     - `num_samples`: steps behind each figure.
+    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
+        follow, is low.
     """
 
     factor: Estimate
@@ -40,6 +42,7 @@ class Target:
     as_it_is: float
     without: float
     num_samples: int
+    notes: tuple[str, ...] = ()
 
 
 def target(
@@ -118,4 +121,5 @@ def target(
     figure_there, slope = found.estimates()
     error = figure_there.standard_error / abs(slope.value) if slope.value else math.nan
     spread = Estimate(factor, error, figure_there.degrees)
-    return Target(spread, reached, as_it_is, without, num_samples)
+    notes = vector_rule_notes(prepare(changed, key))
+    return Target(spread, reached, as_it_is, without, num_samples, notes)

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import unknown_name
-from ..engine import Run, check_program, composed_run, led, prepare, with_key
+from ..engine import Run, check_program, composed_run, led, prepare, vector_rule_notes, with_key
 from ..law import QUANTILES
 from ..program import Program
 from ._batches import Batched, batch_size, pooled
@@ -63,11 +63,14 @@ class WhatIf:
         step as it is.
     - `changes`: for each scenario and figure the change of it.
     - `num_samples`.
+    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
+        follow, is low.
     """
 
     before: dict[str, Estimate]
     changes: dict[str, dict[str, Estimate]]
     num_samples: int
+    notes: tuple[str, ...] = ()
 
     def table(self) -> Any:
         """A polars frame with a row for each scenario and figure, with 95 % intervals."""
@@ -143,7 +146,8 @@ def what_if(
         name: named(found.through(lambda x, i=i: x[:, i] - x[:, 0]))
         for i, name in enumerate(scenarios, 1)
     }
-    return WhatIf(named(found.through(lambda x: x[:, 0])), changes, found.num_samples)
+    before = named(found.through(lambda x: x[:, 0]))
+    return WhatIf(before, changes, found.num_samples, vector_rule_notes(base))
 
 
 def _run(scenario: Scenario, base: Run, num_samples: int, key: PRNGKeyArray) -> Run:

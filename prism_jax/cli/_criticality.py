@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "exposed_communication": exposed,
         "num_steps": found.num_steps,
         "num_replicas_seen": found.num_replicas_seen,
+        "notes": list(found.notes),
     }
     lines = [f"{job.name}: {arguments.of} on the critical path", ""]
     lines.append("".join(f"{name:>16}" for name in table.columns))
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     shares = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in exposed.items())
     lines += ["", f"exposed communication, of a step: {shares}"]
     lines.append(f"{found.num_steps:,} steps, decided by {found.num_replicas_seen:,.0f} replicas")
-    return result, "\n".join(lines)
+    return result, "\n".join([*lines, *found.notes])
 
 
 def _band(text: str) -> tuple[float, float]:

@@ -1,7 +1,9 @@
 """`prism-jax fit`: a profile of a traced job."""
 
 import argparse
+import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,13 +11,20 @@ import msgspec
 from .._files import shown
 from ._arguments import add_steps_argument
 from ._devices import use_all_cores
+from ._trace import add_format_arguments, read_names
 
 
+_MOST_MOVES = 3
 HELP = "fit the latencies of a traced job and write them as a profile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="a table of ops (.parquet or .csv)")
+    parser.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="a table of ops (.parquet or .csv), or a folder with a profiler's file for each rank",
+    )
+    add_format_arguments(parser, "ops")
     parser.add_argument(
         "--job", required=True, metavar="JOB", help="a .toml file with the layout and the schedule"
     )
@@ -26,10 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .._misc import counted
     from ..data import load_job, save_profile
-    from ..trace import read_trace
 
-    job = load_job(arguments.job)
-    trace = read_trace(arguments.trace, job)
+    trace = _read(arguments, load_job(arguments.job))
+    job = trace.job
     chosen = trace[arguments.steps]
     if not len(chosen.steps):
         raise ValueError(
@@ -39,14 +47,19 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
         raise ValueError(f"{shown(arguments.out)}: this is a file; give a folder for the profile.")
 
-    from ..fitting import fit_profile
+    from ..fitting import fit_profile, ladder, shuffled_means
     from ..program import op_latencies, replay, step_graph
 
     use_all_cores()
     profile = fit_profile(chosen)
     save_profile(profile, arguments.out)
     step = step_graph(job, profile.outline)
-    again = replay(step, op_latencies(chosen, step))
+    latencies = op_latencies(chosen, step)
+    again, moved, rungs = (
+        replay(step, latencies),
+        shuffled_means(step, latencies),
+        ladder(chosen, profile),
+    )
     measured = chosen.step_times()
     result = {
         "profile": arguments.out,
@@ -56,6 +69,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "mean_step_time_s": float(measured.mean()),
         "components": [msgspec.to_builtins(c) for c in profile.fitted.components],
         "notes": list(profile.fitted.notes),
+        "moved_by_shuffling": moved,
+        "ladder": [dataclasses.asdict(rung) for rung in rungs],
     }
     lines = [
         f"{arguments.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
@@ -63,8 +78,43 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         *(_line(component) for component in profile.fitted.components),
         *(f"dropped: {what} ({number})" for what, number in trace.dropped.items()),
         *(f"note: {note}" for note in profile.fitted.notes),
+        "",
+        "steps with one part after the other drawn from its law:",
+        f"{'':<22} {'mean':>10} {'p95':>10}   by the part",
+        *_ladder_lines(rungs),
+        "",
+        "the mean moves by " + _moved(moved),
     ]
     return result, "\n".join(lines)
+
+
+def _read(arguments: argparse.Namespace, job):
+    from ..trace import read_profile_traces, read_trace
+
+    if arguments.format == "ops":
+        return read_trace(arguments.trace, job)
+    return read_profile_traces(
+        arguments.trace,
+        job,
+        arguments.format,
+        names=read_names(arguments),
+        time_unit=arguments.time_unit,
+    )
+
+
+def _ladder_lines(rungs) -> Iterator[str]:
+    before = rungs[0]
+    for rung in rungs:
+        change = f"{100 * (rung.mean_s / before.mean_s - 1):+.2f} %" if rung is not before else ""
+        yield f"{rung.name:<22} {rung.mean_s:>8.5g} s {rung.p95_s:>8.5g} s   {change}".rstrip()
+        before = rung
+
+
+def _moved(moved: dict[str, float]) -> str:
+    """The largest moves of the mean by shuffling a kind of op over the steps."""
+    largest = sorted(moved, key=lambda kind: -abs(moved[kind]))[:_MOST_MOVES]
+    listed = ", ".join(f"{100 * moved[kind]:+.2g} % (`{kind}`)" for kind in largest)
+    return f"{listed or 'nothing'}, each kind of op shuffled over the steps; more hides a wait"
 
 
 def _line(component) -> str:

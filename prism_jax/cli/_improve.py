@@ -56,4 +56,4 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     for name, share in sorted(found.removed.items(), key=lambda row: -row[1]):
         lines.append(f"{name:<24}{share:>12.3f}")
     lines += ["", f"{found.num_samples:,} steps for each figure, {len(found.path)} iterations"]
-    return {"job": job.name, **plain(found)}, "\n".join(lines)
+    return {"job": job.name, **plain(found)}, "\n".join([*lines, *found.notes])

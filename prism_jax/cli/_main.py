@@ -23,6 +23,7 @@ _COMMANDS = {
     "sweep": "_sweep",
     "memory": "_memory",
     "import": "_import",
+    "trace": "_trace",
     "fit": "_fit",
     "calibrate": "_calibrate",
     "score": "_score",

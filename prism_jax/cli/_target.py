@@ -38,4 +38,4 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"({found.num_samples:,} steps)"
     )
     about = {"job": job.name, "objective": repr(wanted), "unit": wanted.unit}
-    return {**about, "part": arguments.part, **plain(found)}, text
+    return {**about, "part": arguments.part, **plain(found)}, "\n".join([text, *found.notes])

@@ -119,4 +119,4 @@ def _text(name: str, found) -> str:
         for label, row in zip((scenario, "  from", "  to"), rows, strict=True):
             lines.append("".join([f"{label:<28}", *(f"{x:>+12.4g} s" for x in row)]))
     lines += ["", f"{found.num_samples:,} steps of each, with common random numbers"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *found.notes])

@@ -48,7 +48,7 @@ from ._profile import (
     load_profile as load_profile,
     save_profile as save_profile,
 )
-from ._read import read_text as read_text, read_toml as read_toml
+from ._read import convert as convert, read_text as read_text, read_toml as read_toml
 from ._save import check_job_path as check_job_path, save_job as save_job
 from ._types import Count as Count
 from ._variations import replace_variations as replace_variations

@@ -1,5 +1,6 @@
 """Profiles: what a trace tells of a job's latencies, as a folder of readable files."""
 
+import itertools as it
 import os
 import pathlib
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from ._types import Count, Label, Name, NonNegative
 from ._variations import read_variations, write_variations
 
 
+_SETS = "microbatches.csv"
+
+
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An op that workers run once in a step.
 
@@ -25,7 +29,8 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `scope`: who takes part in it: `self`, or all of the same `dp` (replicas of a stage), `pp`
         (stages of a replica) or `world` group that have the op.
     - `waits_for`: for each `[dp_rank][stage]`, whose earlier ops must have ended before the worker
-        launches it: a scope, or empty for a worker that has no such op.
+        launches it: a scope, which may also be `last` (the worker and the last stages of all
+        replicas, who share the loss), or empty for a worker that has no such op.
     """
 
     op: Name
@@ -41,12 +46,15 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The mean latency of a kind of op on one worker, in seconds."""
+    """The mean latency of a kind of op on one worker, in seconds; and, of compute, what it has of
+    the factor `f` of its microbatch's data: it takes `1 + loading (f - 1)` times its mean.
+    """
 
     kind: Name
     dp_rank: Annotated[int, msgspec.Meta(ge=0)]
     stage: Annotated[int, msgspec.Meta(ge=0)]
     mean_s: NonNegative
+    loading: NonNegative = 1.0
 
 
 class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +92,9 @@ class Profile(msgspec.Struct, frozen=True):
     - `means`: of each kind of op on each worker; what makes a worker slow for good is in them.
     - `variability`: around the means, as of `Kernels`.
     - `fitted`: to what.
+    - `sets`: of the factors of microbatches' data, where no law of `variability` has them: in each
+        row factors that were measured one after the other, of which a replica takes as many in a
+        step as it has microbatches; or rows of one, for microbatches that are independent.
     """
 
     name: str
@@ -93,11 +104,19 @@ class Profile(msgspec.Struct, frozen=True):
     means: tuple[WorkerMean, ...]
     variability: tuple[Variation, ...]
     fitted: Fitted
+    sets: tuple[tuple[float, ...], ...] = ()
 
     @property
     def job(self) -> Job:
         """The job, without model and cluster."""
         return Job(self.layout, self.schedule, name=self.name)
+
+
+class _FactorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of `microbatches.csv`: rows of one stretch follow one another."""
+
+    stretch: Annotated[int, msgspec.Meta(ge=0)]
+    factor: NonNegative
 
 
 class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +129,8 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
-    """Writes a profile: `profile.toml`, `means.csv` and `variability.csv`.
+    """Writes a profile: `profile.toml`, `means.csv`, `variability.csv`, and `microbatches.csv` where
+    there are sets.
 
     **Raises:**
 
@@ -131,7 +151,12 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
         profile.outline.after,
     )
     means = [msgspec.structs.astuple(mean) for mean in profile.means]
-    write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s"), means)
+    write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s", "loading"), means)
+    if profile.sets:
+        rows = [(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
+        write_csv(folder / _SETS, ("stretch", "factor"), rows)
+    else:
+        (folder / _SETS).unlink(missing_ok=True)
     write_variations(folder / "variability.csv", profile.variability)
     # Last, for without it the folder is no profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
@@ -168,7 +193,27 @@ def load_profile(
         tuple(read_csv(path / "means.csv", WorkerMean)),
         read_variations(path / "variability.csv", check_law),
         about.fitted,
+        _read_sets(path / _SETS, about.schedule.num_microbatches),
     )
+
+
+def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, ...], ...]:
+    """The factors of microbatches by stretch; none where there is no file."""
+    if not file.exists():
+        return ()
+    stretches = tuple(
+        tuple(row.factor for row in rows)
+        for _, rows in it.groupby(read_csv(file, _FactorRow), lambda row: row.stretch)
+    )
+    lengths = {len(stretch) for stretch in stretches}
+    if len(lengths) != 1 or not (lengths == {1} or min(lengths) >= num_microbatches):
+        raise ValueError(
+            f"{shown(file)}: its stretches have {sorted(lengths)[:3]} factors; give all the same "
+            f"number, one or at least num_microbatches = {num_microbatches}."
+        )
+    if not any(map(any, stretches)):
+        raise ValueError(f"{shown(file)}: all factors are zero; give some that are not.")
+    return stretches
 
 
 def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:

@@ -2,4 +2,6 @@ from ._agreement import agreement as agreement
 from ._calibrate import calibrate as calibrate
 from ._components import components as components
 from ._fit import fit_profile as fit_profile
+from ._ladder import Rung as Rung, ladder as ladder
 from ._observe import Observed as Observed, core_spread as core_spread, observe as observe
+from ._self_test import shuffled_means as shuffled_means

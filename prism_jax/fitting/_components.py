@@ -1,9 +1,10 @@
 """What makes the compute of a traced job vary, taken apart: GPUs, steps, microbatches, the rest.
 
     log latency = mean[stage, phase] + worker + step[t] + worker_step[worker, t]
-                  + microbatch[replica, m, t] + residual,          step[t] autoregressive
+                  + log(1 + loading[stage, phase] (f[replica, m, t] - 1)) + residual,
 
-Stalls are taken out first. What a worker's phases differ by, beside the worker, is a mean as well.
+where `step` is autoregressive and `f` is the factor of a microbatch's data. Stalls are taken out
+first. What a worker's phases differ by, beside the worker, is a mean as well.
 """
 
 import dataclasses
@@ -12,14 +13,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..data import Component
-from ._mean_squares import Logs, between_workers, noise_of_means, within
+from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
+from ._effects import DataMeans, data_means, log_mean, main_effects, step_effects, without_data
+from ._mean_squares import Logs, between_microbatches, between_workers, within
 from ._means import count, mean
 from ._robust import stalled
 from ._step_factor import of_steps
 from ._variance import ALIKE, Variance
 
 
-_SWEEPS = 30
+# Data are told from workers and steps by loadings, and loadings from what these leave.
+_ROUNDS = 3
 _NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual")
 
 
@@ -32,10 +36,12 @@ class Apart:
     - `components`: what they vary by, all but stalls.
     - `residual`: what is each latency's own, as a logarithm. All together have the variance of the
         component, though one phase may have more of it than the other.
+    - `data`: the factor of each microbatch, of the variance of its component, and the loadings.
     """
 
     components: tuple[Component, ...]
     residual: Logs
+    data: DataFactor
 
     def value(self, name: str) -> float:
         """A component's standard deviation; zero where it is not told."""
@@ -60,7 +66,7 @@ def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component,
 
     Each with a standard error, and `None` with the reason for what the data cannot tell.
     """
-    stalls = stalled(logs, (3, 4), ALIKE)
+    stalls = stalled(logs - np.log(data_of(logs).relative), (3, 4), ALIKE)
     apart = take_apart(np.where(stalls, np.nan, logs), steps)
     return (*apart.components, stall_rate(int(np.sum(stalls)), int(np.sum(~np.isnan(logs)))))
 
@@ -89,41 +95,159 @@ def take_apart(
     """
     if np.isnan(body).all():
         none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
-        return Apart(none, body)
-    body = body - mean(body, (0, 3, 4))
-    worker, step = _main_effects(body)
-    rest = body - worker - step
-    rest = rest - mean(rest, (3, 4))
-    residual, worker_step, microbatch = variances = within(rest)
-    noise = noise_of_means(body, (0, 1, 2, 3), variances).reshape(-1)
-    there = count(body, (0, 1, 2, 3)).reshape(-1) > 0
-    times = None if step_times is None else step_times[there]
+        return Apart(none, body, no_factor(body))
+    body = body - log_mean(body, (0, 3, 4))
+    apart = _first(body)
+    for _ in range(_ROUNDS):
+        apart = _again(body, apart)
+    loadings = apart.loadings
+    some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
+    times = None if step_times is None else step_times[some]
+    of_step, memory = of_steps(apart.step[some], apart.noise[some], steps[some], times)
+    there, rest = ~np.isnan(body), body - apart.worker - apart.kept * apart.step
+    data = _factor(rest, loadings)
+    (residual, worker_step), left = _inner(rest, data)
+    if loadings is None:
+        microbatch = between_microbatches(rest - mean(rest, (3, 4)), residual.known)
+        if residual.value is None:
+            microbatch = dataclasses.replace(microbatch, note="with what its op has")
+        elif microbatch.value is not None:
+            microbatch = dataclasses.replace(microbatch, value=0.0)
+    else:
+        noises = residual.known, worker_step.known
+        microbatch, data = _of_data(data, there, noises, apart.means.step)
     found = (
-        between_workers(body, step, variances),
-        *of_steps(step.reshape(-1)[there], noise[there], steps[there], times),
+        apart.rank.component("rank"),
+        of_step,
+        memory,
         worker_step.component("worker_step"),
         microbatch.component("microbatch"),
         residual.component("residual"),
     )
-    return Apart(found, _own(rest, residual, worker_step, microbatch))
+    return Apart(found, _own(left, data.slopes(there), residual, worker_step), data)
 
 
-def _main_effects(body: Logs) -> tuple[np.ndarray, np.ndarray]:
-    """Effects of workers, `(replicas, stages, 1, 1, 1)`, and of steps, by least squares."""
-    worker, step = np.zeros((1,) * 5), np.zeros((1,) * 5)
-    for _ in range(_SWEEPS if np.isnan(body).any() else 1):
-        worker = mean(body - step, (2, 3, 4))
-        step = mean(body - worker, (0, 1, 2, 3))
-    return worker, step
+@dataclasses.dataclass(frozen=True)
+class _Effects:
+    """What workers and steps have for good, and what tells it from data.
 
+    **Attributes:**
 
-def _own(rest: Logs, residual: Variance, worker_step: Variance, microbatch: Variance) -> Logs:
-    """What is left without the likely effects of microbatches and of a worker's step, all together
-    of the residual's variance. What has no variance has no effect.
+    - `loadings`: `None` where there is no factor of data.
+    - `worker`, `step`: `(replicas, stages, phases, 1, 1)` and `(steps,)`.
+    - `noise`: the variance of what `step` has by chance; `kept`, the share of it that is none.
+    - `residual`, `worker_step`, `rank`, `means`: variances.
     """
-    for variance, axes in ((microbatch, (1, 2)), (worker_step, (2, 3))):
-        noise = residual.known / np.maximum(count(rest, axes), 1)
-        likely = variance.known / np.maximum(variance.known + noise, ALIKE**2)
-        rest = rest - likely * mean(rest, axes)
-    square = float(np.nanmean(rest**2))
-    return rest * np.sqrt(residual.known / square) if square > ALIKE**2 else 0 * rest
+
+    loadings: Float[np.ndarray, "stages phases"] | None
+    worker: np.ndarray
+    step: np.ndarray
+    noise: np.ndarray
+    kept: float
+    residual: Variance
+    worker_step: Variance
+    rank: Variance
+    means: DataMeans
+
+
+def _first(body: Logs) -> _Effects:
+    """As if all that the ops of a worker or a step share were for good."""
+    worker, step = main_effects(body)
+    none, step = Variance(None), step.reshape(-1)
+    loadings = find_loadings(body - worker - step)
+    means = DataMeans(0.0, 0.0, np.zeros_like(step))
+    return _Effects(loadings, worker, step, 0 * step, 1.0, none, none, none, means)
+
+
+def _again(body: Logs, last: _Effects) -> _Effects:
+    """With loadings that are known, by which data are told from workers and steps."""
+    whole, _ = main_effects(body)
+    data = _factor(body - whole, last.loadings)
+    (residual, worker_step), _ = _inner(body - whole, data)
+    means = data_means(data, body)
+    loadings = np.ones(body.shape[1:3]) if last.loadings is None else last.loadings
+    rank = _rank(body, whole, loadings, residual.known, means.replica)
+    worker = without_data(whole, loadings, rank.known, means.replica)
+    step, noise = step_effects(
+        body - worker, loadings, residual.known, worker_step.known, means.step
+    )
+    # Of what is seen of steps, chance explains a part (Efron and Morris, 1973).
+    some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
+    seen = float(np.var(step[some], ddof=1)) if np.sum(some) > 1 else 0.0
+    kept = max(1 - float(np.mean(noise[some])) / seen, 0.0) if seen > 0 else 0.0
+    found = find_loadings(body - worker - kept * step)
+    return _Effects(found, worker, step, noise, kept, residual, worker_step, rank, means)
+
+
+def data_of(logs: Logs) -> DataFactor:
+    """A first look at the data of microbatches, before stalls are told from them."""
+    worker, step = main_effects(logs)
+    return _factor(logs - worker, find_loadings(logs - worker - step))
+
+
+def _factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"] | None) -> DataFactor:
+    return no_factor(logs) if loadings is None else find_factor(logs, loadings)
+
+
+def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
+    """The variances of the residual and of a worker's step, and what is left without the data."""
+    left = rest - np.log(data.relative)
+    left = left - mean(left, (3, 4)) - mean(left, (0, 1, 2, 3))
+    return within(left, data.slopes(~np.isnan(rest))), left
+
+
+def _rank(body: Logs, worker, loadings, noise: float, data: float) -> Variance:
+    """How much workers differ for good, from their effects by phase."""
+    number = count(body, (3, 4))
+    cells = np.sum(number, axis=2)[:, :, 0, 0]
+    of_worker = np.sum(worker * number, axis=2)[:, :, 0, 0] / np.maximum(cells, 1)
+    of_worker = np.where(cells > 0, of_worker, np.nan)
+    by_stage = mean(np.where(number[:1] > 0, loadings[None, :, :, None, None], np.nan), (2,))
+    own = noise * float(np.mean(1 / cells[cells > 0]))
+    return between_workers(of_worker, by_stage.reshape(-1), own, data)
+
+
+def _of_data(
+    data: DataFactor, there: np.ndarray, noises: tuple[float, float], by_step: np.ndarray
+) -> tuple[Variance, DataFactor]:
+    """The variance of the logarithm of the factor of a microbatch, and the factor with its spread:
+    without what the noises of ops and of a worker's step add to it.
+    """
+    seen = there.any(axis=(1, 2), keepdims=True)
+    values = data.factor[seen]
+    slopes = data.slopes(there)
+    square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
+    by_stage = np.sum(np.sum(slopes, axis=2, keepdims=True) ** 2, axis=(1, 2), keepdims=True)
+    noise = noises[0] * float(np.mean(1 / square[seen]))
+    noise += noises[1] * float(np.mean(by_stage[seen] / square[seen] ** 2))
+    # In a step and between steps, which have lost what they have in common to the steps' factor.
+    factor = np.where(seen, data.factor, np.nan)
+    inner = factor - mean(factor, (0, 3))
+    total = float(np.nanmean(inner**2) + np.mean(by_step[seen.any(axis=(0, 3)).reshape(-1)]))
+    own = max(total - noise, 0.0)
+    # As if each replica's step were one draw: what its microbatches share makes them fewer.
+    sums = np.nansum(inner**2 - np.nanmean(inner**2), axis=3)
+    error = float(np.sqrt(np.sum(sums**2))) / len(values)
+    factor = 1 + (data.factor / values.mean() - 1) * np.sqrt(own / max(total, 1e-300))
+    relative = own / values.mean() ** 2
+    variance = Variance(float(np.log1p(relative)), error / values.mean() ** 2 / (1 + relative))
+    return variance, _of_mean_one(data.loadings, factor, values.mean())
+
+
+def _of_mean_one(loadings: np.ndarray, factor: np.ndarray, middle: float) -> DataFactor:
+    """The same law of relative latencies around those at the mean factor, which was `middle`."""
+    return DataFactor(loadings * middle / (1 + loadings * (middle - 1)), factor)
+
+
+def _own(left: Logs, slopes: np.ndarray, residual: Variance, worker_step: Variance) -> Logs:
+    """What is left without the likely effects of a worker's step, all together of the residual's
+    variance. What has no variance has no effect.
+    """
+    # The data of a microbatch have taken from its ops as much as each goes with them.
+    taken = slopes**2 / np.maximum(np.sum(slopes**2, axis=(1, 2), keepdims=True), 1e-300)
+    left = left / np.sqrt(np.maximum(1 - taken, 0.1))
+    noise = residual.known / np.maximum(count(left, (2, 3)), 1)
+    likely = worker_step.known / np.maximum(worker_step.known + noise, ALIKE**2)
+    left = left - likely * mean(left, (2, 3))
+    square = float(np.nanmean(left**2))
+    return left * np.sqrt(residual.known / square) if square > ALIKE**2 else 0 * left

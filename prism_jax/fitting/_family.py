@@ -1,5 +1,8 @@
 """The family of laws that fits what is left of a kind of op."""
 
+import functools as ft
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Float
 
@@ -7,39 +10,57 @@ from ..analysis import crps
 from ._bisect import bisect
 
 
-# The simplest first: another must be better by a thousandth.
+# The simplest first: another must be better by this share.
+BETTER = 1e-3
 _FAMILIES = ("lognormal", "normal", "gamma", "shifted-lognormal", "weibull")
-_NUM_LEVELS = 201
+LEVELS = (np.arange(201) + 0.5) / 201
 _HALVINGS = 60
 
 
 def best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str, float]]:
     """The family that predicts the odd steps best from the even ones, and the reverse."""
-    halves = [ratios[:, ::2], ratios[:, 1::2]]
-    halves = [half[np.isfinite(half) & (half > 0)] for half in halves]
+    halves = halves_of(ratios)
     everything = np.concatenate(halves)
     if len(everything) < 4 or np.std(everything) < 1e-6 or min(map(len, halves)) < 2:
         return "constant", {}
-    levels = (np.arange(_NUM_LEVELS) + 0.5) / _NUM_LEVELS
     best: tuple[float, str, dict[str, float]] | None = None
     for family in _FAMILIES:
         found = _moments(family, everything)
         if found is None:
             continue
-        total = 0.0
-        for fitted, held in (halves, halves[::-1]):
-            parameters = _moments(family, fitted)
-            if parameters is None:
-                total = np.inf
-                break
-            quantiles = _quantiles(family, parameters, levels) * fitted.mean()
-            total += crps(quantiles, held[:: max(len(held) // 2000, 1)])
-        if best is None or total < best[0] * (1 - 1e-3):
+        total = held_score(halves, ft.partial(predicted, family))
+        if best is None or total < best[0] * (1 - BETTER):
             best = (total, family, found)
     return best[1:] if best else ("constant", {})
 
 
-def _quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:
+def halves_of(ratios: Float[np.ndarray, "ops steps"]) -> list[np.ndarray]:
+    """What is there of even and of odd steps."""
+    halves = [ratios[:, ::2], ratios[:, 1::2]]
+    return [half[np.isfinite(half) & (half > 0)] for half in halves]
+
+
+def held_score(
+    halves: list[np.ndarray], predict: Callable[[np.ndarray], np.ndarray | None]
+) -> float:
+    """How well each half is predicted from the other, twice the CRPS; `predict` gives quantiles at
+    `LEVELS`, or `None` where it cannot.
+    """
+    total = 0.0
+    for fitted, held in (halves, halves[::-1]):
+        quantiles = predict(fitted)
+        if quantiles is None:
+            return np.inf
+        total += crps(quantiles, held[:: max(len(held) // 2000, 1)])
+    return total
+
+
+def predicted(family: str, fitted: np.ndarray) -> np.ndarray | None:
+    parameters = _moments(family, fitted)
+    return parameters and family_quantiles(family, parameters, LEVELS) * fitted.mean()
+
+
+def family_quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:
     """Of a factor of mean one. As of `latency`, without compiling anything."""
     from scipy import stats
 

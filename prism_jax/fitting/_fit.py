@@ -6,8 +6,10 @@ from .._misc import counted
 from ..data import Fitted, Profile, WorkerMean
 from ..program import op_latencies, replay, step_graph
 from ..trace import COMPUTE, Trace, outline
-from ._components import stall_rate
-from ._laws import compute_apart, laws_of_components
+from ._components import Apart, stall_rate
+from ._data_law import law_of_data
+from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
+from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
 from ._widen import widen_step
 
@@ -65,31 +67,42 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
             f"replay is off by {100 * off:.3g} %, where {100 * _REPLAY_MOST:.0f} % are allowed; "
             "give the job that was traced and starts on one clock."
         )
-    stalls = take_out_stalls(step, latencies, step_times)
+    relative = relative_latencies(job, step, first_look(job, step, latencies))
+    stalls = take_out_stalls(step, latencies, step_times, relative)
+    apart = compute_apart(job, step, stalls.body, trace.steps, step_times)
+    relative = relative_latencies(job, step, apart.data)
     mean = np.empty(len(latencies))
     for ops in groups(step).values():
-        mean[ops] = np.nanmean(stalls.body[ops])
-    apart = compute_apart(job, step, stalls.body, trace.steps, step_times)
-    laws = laws_of_components(
-        job, step, stalls, mean, apart, source=f"{len(trace.steps)} traced steps"
-    )
+        mean[ops] = np.nanmean(stalls.body[ops] / relative[ops])
+    source = f"{len(trace.steps)} traced steps"
+    laws = laws_of_components(job, step, stalls, mean, apart, source)
     compute = np.isin(step.kind, COMPUTE)
     number = int(np.count_nonzero(np.isnan(stalls.body[compute])))
     rate = stall_rate(number, int(np.count_nonzero(latencies[compute] > 0)))
+    law, sets = law_of_data(apart, trace.steps, source)
     means = tuple(
-        WorkerMean(kind, *divmod(worker, job.layout.pp), float(mean[ops[0]]))
+        WorkerMean(kind, *divmod(worker, job.layout.pp), float(mean[ops[0]]), loading)
         for (kind, worker), ops in groups(step).items()
+        for loading in (_loading(apart, kind, worker % job.layout.pp),)
     )
-    notes = _notes(trace, off)
+    moved = shuffled_means(step, latencies)
+    notes = (*notes_of_waits(step, latencies, moved), *_notes(trace, off))
     fitted = Fitted(len(trace.steps), trace.dropped, notes, (*apart.components, rate))
-    profile = Profile(name or job.name, job.layout, job.schedule, shape, means, laws, fitted)
+    profile = Profile(
+        name or job.name, job.layout, job.schedule, shape, means, (*law, *laws), fitted, sets
+    )
     return widen_step(profile, step_times)
+
+
+def _loading(apart: Apart, kind: str, stage: int) -> float:
+    """What a kind of op of a stage has of the factor of its microbatch's data."""
+    return float(apart.data.loadings[stage, COMPUTE.index(kind)]) if kind in COMPUTE else 1.0
 
 
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:
     """What a reader should know, and what the trace cannot tell; `off` is the error of a replay."""
     steps, dp = len(trace.steps), trace.job.layout.dp
-    notes = []
+    notes = list(trace.notes)
     if off > _REPLAY_NOTED:
         notes.append(
             f"the replay is off by {100 * off:.2g} %: some ops do not start where the schedule says"

@@ -6,8 +6,10 @@ from jaxtyping import Float
 from ..data import Job, Variation
 from ..program import StepGraph
 from ..trace import COMPUTE
-from ._components import Apart, take_apart
+from ._components import Apart, data_of, take_apart
+from ._data_factor import DataFactor
 from ._family import best_family
+from ._mean_squares import Logs
 from ._stalls import Stalls
 
 
@@ -19,14 +21,34 @@ def compute_apart(
     step_times: Float[np.ndarray, " steps"],
 ) -> Apart:
     """Takes the latencies of compute apart; `nan` where one has stalled. See `take_apart`."""
-    ops, place = _places(job, step)
+    return take_apart(compute_logs(job, step, latencies), steps, step_times)
+
+
+def relative_latencies(
+    job: Job, step: StepGraph, data: DataFactor
+) -> Float[np.ndarray, "ops steps"]:
+    """What each op takes for its microbatch's data, over its mean: one for what is not compute."""
+    ops, place = places(job, step)
+    relative = np.ones((len(step.kind), data.factor.shape[-1]))
+    relative[ops] = data.relative[place]
+    return relative
+
+
+def first_look(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> DataFactor:
+    """The data of microbatches, where stalls are still among the latencies."""
+    return data_of(compute_logs(job, step, latencies))
+
+
+def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Logs:
+    """Logarithms of the latencies of compute."""
+    ops, place = places(job, step)
     shape = (job.layout.dp, job.layout.pp, len(COMPUTE), job.schedule.num_microbatches)
-    logs = np.full((*shape, len(steps)), np.nan)
+    logs = np.full((*shape, latencies.shape[1]), np.nan)
     logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
-    return take_apart(logs, steps, step_times)
+    return logs
 
 
-def _places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+def places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """The ops of compute, and where each is: replica, stage, phase, microbatch."""
     ops = np.flatnonzero(np.isin(step.kind, COMPUTE))
     worker = np.array([step.members[op][0] for op in ops])
@@ -54,11 +76,11 @@ def laws_of_components(
     """
     shared = [
         Variation("", name, "lognormal", {"sigma": apart.value(name)}, source)
-        for name in ("step", "worker_step", "microbatch")
+        for name in ("step", "worker_step")
         if apart.value(name)
     ]
     ratios = np.where(means > 0, stalls.body.T / np.where(means > 0, means, 1), np.nan).T
-    ops, place = _places(job, step)
+    ops, place = places(job, step)
     ratios[ops] = np.exp(apart.residual[place])
     kinds = np.array(step.kind)
     residuals = []

@@ -2,14 +2,11 @@
 McCulloch, "Variance Components", 1992, ch. 5).
 """
 
-import dataclasses
-
 import numpy as np
 from jaxtyping import Float
 
-from ..data import Component
 from ._means import count, mean
-from ._variance import Variance
+from ._variance import ALIKE, Variance
 
 
 # Equations of a larger condition number have no solution.
@@ -18,81 +15,84 @@ _SINGULAR = 1e8
 Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
 
 
-def within(rest: Logs) -> tuple[Variance, Variance, Variance]:
-    """The variances of the residual, of a worker in one step, and of microbatches, from what steps
-    and each worker's means of each phase leave.
+def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
+    """The variances of the residual and of a worker in one step, from what steps, each worker's
+    means of each phase and the data of microbatches leave.
+
+    **Arguments:**
+
+    - `rest`: without the means of workers and steps.
+    - `slopes`: how it goes with the data of its microbatch; what goes with them tells nothing here.
     """
-    steps = rest.shape[4]
-    of_microbatch = mean(rest, (1, 2))
-    number = count(rest, (1, 2))
-    # What the ops of one microbatch differ by: the residual and the worker's step.
-    within = rest - np.where(number > 1, of_microbatch, np.nan)
-    means = np.where(number > 0, of_microbatch, np.nan)
-    if np.isnan(within).all():
+    steps, number = rest.shape[4], count(rest, (1, 2))
+    there = ~np.isnan(rest) & (number > 1)
+    if not there.any():
         told = Variance(None, note="a microbatch has one op, from which it is not told")
-        both = dataclasses.replace(_of_microbatches(means, 0.0), note="with what its op has")
-        return told, told, both if both.value is not None else told
-    mine = count(within, (2,))
-    cells = count(within, (2, 3))
-    total = float(np.nanmean(within**2))
-    between = float(np.sum(mean(within, (2, 3)) ** 2) / max(np.sum(cells > 0), 1))
+        return told, told
+    # The unit vector of the data, and what is at right angles to it.
+    unit = np.where(there, slopes, 0)
+    unit = unit / np.maximum(np.sqrt(np.sum(unit**2, axis=(1, 2), keepdims=True)), 1e-300)
+    filled = np.where(there, rest, 0)
+    left = filled - unit * np.sum(unit * filled, axis=(1, 2), keepdims=True)
+    cells = np.sum(there, axis=(2, 3))
+    means = np.sum(left, axis=(2, 3)) / np.maximum(cells, 1)
+    total, ops = float(np.sum(left**2)), max(float(np.sum(there)), 1.0)
     op_df = max(float(np.sum(np.maximum(number - 1, 0))), 1.0)
     # Workers have lost their mean over the steps, and that of each phase.
-    phases = np.count_nonzero(count(rest, (3, 4))) - np.count_nonzero(count(rest, (2, 3, 4)))
-    total *= op_df / max(op_df - phases, 1.0)
+    phases = np.sum(there.any(axis=(3, 4))) - np.sum(there.any(axis=(2, 3, 4)))
+    total *= op_df / max(op_df - phases, 1.0) / ops
+    between = float(np.sum(means**2)) / max(np.sum(cells > 0), 1)
     if steps > 1:
         total, between = total + between / (steps - 1), between * steps / (steps - 1)
-    expected = _expected_squares(mine, np.where(number > 1, number, 0), cells)
+    expected = _expected_squares(there, unit, cells)
     if np.linalg.cond(expected) < _SINGULAR:
         worker_own, own = np.linalg.solve(expected, [between, total])
         df = max(float(np.sum(cells > 0)) * expected[0, 0] - rest.shape[0] * rest.shape[1], 1.0)
-        worker_step = Variance(worker_own, between / expected[0, 0] * np.sqrt(2 / df))
+        scatter = np.sqrt(2 / df) / expected[0, 0]
+        chance = max(own, 0.0) * expected[0, 1] * scatter
+        worker_step = Variance(worker_own, between * scatter, chance=chance)
     else:
         own = total / expected[1, 1]
         note = "what a worker has in one step is not told from what its replica or its op has"
         worker_step = Variance(None, note=note)
-    residual = Variance(own, own * np.sqrt(2 / op_df))
-    own = residual.known * float(np.mean(1 / number[number > 0]))
-    return residual, worker_step, _of_microbatches(means, own)
+    return Variance(own, own * np.sqrt(2 / op_df)), worker_step
 
 
-def _of_microbatches(means: np.ndarray, noise: float) -> Variance:
-    """The variance of microbatches, from their means over the ops of a replica in a step. They
-    share all else, but for noise.
+def between_microbatches(rest: Logs, noise: float) -> Variance:
+    """The variance of microbatches that are told by means over their ops in a replica and a step.
+    They share all else, but for `noise`, the variance of an op.
     """
+    ops, means = count(rest, (1, 2)), np.where(count(rest, (1, 2)) > 0, mean(rest, (1, 2)), np.nan)
     number = count(means, (3,))
     df = float(np.sum(np.maximum(number - 1, 0)))
     if df == 0:
         return Variance(None, note="one microbatch in a step")
     spread = np.where(number > 1, means - mean(means, (3,)), np.nan)
     square = float(np.nansum(spread**2)) / df
-    return Variance(square - noise, square * np.sqrt(2 / df))
+    own = noise * float(np.mean(1 / ops[ops > 0]))
+    return Variance(square - own, square * np.sqrt(2 / df), chance=own * np.sqrt(2 / df))
 
 
-def _expected_squares(
-    mine: np.ndarray, number: np.ndarray, cells: np.ndarray
-) -> Float[np.ndarray, "2 2"]:
+def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) -> np.ndarray:
     """The weights of the variances of a worker's step and of the residual, in the mean square of
-    workers and in that of ops, both about the means of their microbatches.
+    workers and in that of ops, both at right angles to the data of their microbatches.
 
     **Arguments:**
 
-    - `mine`: how many ops a stage has of each microbatch; `number`, all stages together.
-    - `cells`: how many a stage has of all microbatches.
+    - `there`: which ops are there; `unit`, the unit vector of the data of each microbatch.
+    - `cells`: `(replicas, stages, steps)`, how many ops a worker has in a step.
     """
-    some = np.maximum(number, 1)
-    share = mine / some
-    # What part the other stages (second axis: of whom, last: of which) have in a worker's means.
-    parts = np.einsum("dsfmt,dkfmt->dskt", mine, share)
-    parts = parts / np.maximum(cells[:, :, 0, 0, None, :], 1)
-    own = np.eye(parts.shape[1])[None, :, :, None]
-    there = np.maximum(np.sum(cells > 0), 1)
-    of_workers = np.sum(((own - parts) ** 2).sum(axis=2) * (cells[:, :, 0, 0] > 0)) / there
-    of_residual = np.sum(mine * (1 - share), axis=3, keepdims=True) / np.maximum(cells, 1) ** 2
-    ops = max(float(np.sum(number)), 1.0)
-    of_ops = np.sum(number * (1 - np.sum(share**2, axis=1, keepdims=True)) * (number > 0)) / ops
-    left = np.sum(np.maximum(number - 1, 0)) / ops
-    return np.array([[of_workers, np.sum(of_residual) / there], [of_ops, left]])
+    stages = unit.sum(axis=2)
+    # What part the other stages (second axis: of whom, third: of which) have in a worker's means.
+    parts = np.einsum("dsmt,dkmt->dskt", stages, stages) / np.maximum(cells, 1)[:, :, None]
+    kept = np.eye(parts.shape[1])[None, :, :, None] * (cells > 0)[:, :, None] - parts
+    workers, ops = np.maximum(np.sum(cells > 0), 1), max(float(np.sum(there)), 1.0)
+    own = np.einsum("dsst->dst", kept) / np.maximum(cells, 1)
+    of_ops = np.sum(there) - np.sum(stages**2)
+    left = np.sum(np.maximum(np.sum(there, axis=(1, 2)) - 1, 0))
+    return np.array(
+        [[np.sum(kept**2) / workers, np.sum(own) / workers], [of_ops / ops, left / ops]]
+    )
 
 
 def noise_of_means(
@@ -116,16 +116,44 @@ def noise_of_means(
     )
 
 
-def between_workers(body: Logs, step: np.ndarray, variances: tuple[Variance, ...]) -> Component:
-    """How much the workers of a stage differ for good."""
-    cells = count(body, (2, 3, 4))
-    worker = np.where(cells > 0, mean(body - step, (2, 3, 4)), np.nan)
-    number = count(worker, (0,))
+def between_workers(
+    worker: np.ndarray, loadings: np.ndarray, noise: float, data: float
+) -> Variance:
+    """How much the workers of a stage differ for good.
+
+    What replicas differ by along the loadings may be their data. So it counts by itself, and for
+    less where the data spread it.
+
+    **Arguments:**
+
+    - `worker`: `(replicas, stages)`, the logarithm of their means; `nan` where there is none.
+    - `loadings`: `(stages,)`, how these go with the data.
+    - `noise`: the variance of `worker` by ops; `data`, that of the data of a replica.
+    """
+    there = ~np.isnan(worker)
+    number = np.sum(there, axis=0)
     df = float(np.sum(np.maximum(number - 1, 0)))
     if df == 0:
-        return Component("rank", None, None, "one replica: workers of a stage cannot be compared")
-    deviations = np.where(number > 1, worker - mean(worker, (0,)), np.nan)
-    square = float(np.nansum(deviations**2)) / df
-    own = float(np.mean(noise_of_means(body, (2, 3, 4), variances)[cells > 0]))
-    note = f"from {int(np.sum(cells > 0))} workers" if df < 30 else ""
-    return Variance(square - own, square * np.sqrt(2 / df), note).component("rank")
+        return Variance(None, note="one replica: workers of a stage cannot be compared")
+    used = there & (number > 1)
+    centre = np.sum(np.where(there, worker, 0), axis=0) / np.maximum(number, 1)
+    rows = np.where(used, worker - centre, 0)
+    unit = np.where(used, loadings, 0)
+    length = np.maximum(np.sqrt(np.sum(unit**2, axis=1)), 1e-300)
+    along = np.sum(rows * unit, axis=1) / length
+    along_df = df / max(np.sum(used) / max(np.sum(used.any(axis=1)), 1), 1)
+    spread = data * float(np.sum(length**2) / max(np.sum(length > 0), 1))
+    squares = np.sum(along**2), np.sum(rows**2) - np.sum(along**2)
+    dfs = along_df, df - along_df
+    noises = noise + spread, noise
+    pairs = [(s / d, d, n) for s, d, n in zip(squares, dfs, noises, strict=True) if d > 0.5]
+    # A rough value first, for the weights.
+    rough = max(min(square - own for square, _, own in pairs), 0.0)
+    weights = np.array([d / (rough + own + ALIKE**2) ** 2 for _, d, own in pairs])
+    values = np.array([square - own for square, _, own in pairs])
+    value = float(np.sum(weights * values) / np.sum(weights))
+    error = float(
+        np.sqrt(2 / np.sum([d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]))
+    )
+    note = f"from {int(np.sum(there))} workers" if df < 30 else ""
+    return Variance(value, error, note)

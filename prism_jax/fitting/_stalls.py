@@ -44,8 +44,10 @@ def take_out_stalls(
     step: StepGraph,
     latencies: Float[np.ndarray, "ops steps"],
     step_times: Float[np.ndarray, " steps"],
+    relative: Float[np.ndarray, "ops steps"],
 ) -> Stalls:
-    """Takes stalls out of latencies.
+    """Takes stalls out of latencies: what is far longer than its worker's ops of a kind, but for the
+    data, by which it may be `relative` times as long.
 
     What a stall costs is seen by replaying the step without it. Ops of one kind that stall in the
     same step count as one stall: they delay it together. The rate is the posterior mean, for one
@@ -55,8 +57,9 @@ def take_out_stalls(
     usual = np.empty_like(latencies)
     seen = np.empty(latencies.shape, bool)
     for ops in groups(step).values():
-        usual[ops] = typical(latencies[ops], (0, 1))[0]
-        seen[ops] = stalled(latencies[ops], (0, 1), least)
+        alike = latencies[ops] / relative[ops]
+        usual[ops] = typical(alike, (0, 1))[0] * relative[ops]
+        seen[ops] = stalled(alike, (0, 1), least)
     body = latencies.copy()
     laws = []
     for kind in dict.fromkeys(step.kind):

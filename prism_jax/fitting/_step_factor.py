@@ -109,6 +109,8 @@ def _maximum_likelihood(
     def _variance(x: float) -> float:
         return scale * math.exp(min(max(x, -30.0), 30.0))
 
+    # The error of the variance, if there were none.
+    chance = float(np.sqrt(2 / np.sum(np.asarray(rows[1]) ** -2.0)))
     best = None
     pairs = int(np.sum(np.diff(steps) == 1))
     if pairs < _FEWEST_PAIRS:
@@ -116,18 +118,21 @@ def _maximum_likelihood(
     else:
         found = [minimize(objective, [x, 1.0], method="Nelder-Mead") for x in (0.0, -2.0)]
         best = min(found, key=lambda one: one.fun)
-        note = "" if likelihood(0.0, 0.0) - best.fun > _SEEN else "no factor of steps is seen"
+        seen = likelihood(0.0, 0.0) - best.fun > _SEEN
+        seen = seen and Variance(_variance(best.x[0]), chance=chance).known
+        note = "" if seen else "no factor of steps is seen"
     if best is None or note:
         # Steps that do not remember: of their variance the information is known.
         alone = minimize(lambda x: likelihood(_variance(x[0]), 0.0), [-1.0], method="Nelder-Mead")
         variance = _variance(alone.x[0]) if alone.fun < likelihood(0.0, 0.0) else 0.0
         total = variance + np.asarray(rows[1])
         error = float(np.sqrt(2 / np.sum(total**-2.0) * len(total) / (len(total) - 1)))
-        return Variance(variance, error), Component(name, None, None, note)
+        return Variance(variance, error, chance=chance), Component(name, None, None, note)
     variance, decay = _variance(best.x[0]), _decay(best.x[1])
     errors = _errors(lambda x, r: likelihood(variance * math.exp(x), r), decay)
     note = "too low in a trace of so few steps" if len(factor) * (1 - decay) < 20 else ""
-    return Variance(variance, variance * errors[0]), Component(name, decay, errors[1], note)
+    step = Variance(variance, variance * errors[0], chance=chance)
+    return step, Component(name, decay, errors[1], note)
 
 
 def minus_log_likelihood(

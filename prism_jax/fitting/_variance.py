@@ -9,20 +9,26 @@ from ..data import Component
 
 # Latencies whose logarithms differ by no more are alike: rounding.
 ALIKE = 1e-9
+_SEEN = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Variance:
-    """A variance with its standard error; `None` where it is not told, for the reason `note`."""
+    """A variance with its standard error; `None` where it is not told, for the reason `note`.
+    `chance` is the standard error that it would have if there were none: what is within three of
+    these counts as none.
+    """
 
     value: float | None
     error: float = 0.0
     note: str = ""
+    chance: float = 0.0
 
     @property
     def known(self) -> float:
-        """The variance, zero where it is not told or negative."""
-        return max(self.value or 0.0, 0.0)
+        """The variance, zero where it is not told or by chance."""
+        value = self.value or 0.0
+        return value if value > _SEEN * self.chance else 0.0
 
     def component(self, name: str) -> Component:
         """The standard deviation under a name, with its standard error."""

@@ -26,7 +26,9 @@ from ._program import (
     stall_rate as stall_rate,
 )
 from ._save import load_program as load_program, save_program as save_program
+from ._sets import Sets as Sets
 from ._step_graph import (
+    LAUNCH as LAUNCH,
     StepGraph as StepGraph,
     op_latencies as op_latencies,
     replay as replay,

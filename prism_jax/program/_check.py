@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from ..latency import check
 from ..schedule import OpGraph
 from ..workload import Block
+from ._sets import Sets
 from ._variability import Variability
 
 
@@ -39,7 +40,10 @@ def check_variability(variability: Variability) -> None:
     laws |= {f"stall of {kind}": stall.size for kind, stall in variability.stalls.items()}
     for name in ("rank", "step", "worker_step", "microbatch"):
         law = getattr(variability, name)
-        if law is not None:
+        if isinstance(law, Sets):
+            if problem := law.problem():
+                raise ValueError(f"The law of the {name} factor cannot be used: {problem}.")
+        elif law is not None:
             laws[f"{name} factor"] = law
     for name, law in laws.items():
         try:

@@ -188,12 +188,15 @@ def _kept(cdf, later_each, later, count) -> Float[Array, " nodes"]:
     apart = later_each - later[:, None]
     weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[None, :, None]
     covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
-    below = jnp.maximum(1 - later, 1e-6)  # Where no member ends so early, `cdf` is zero.
-    relative = covariance / (below[:, :, None] * below[:, None, :])
+    below = 1 - later
+    weight = cdf[:, :, None] * cdf[:, None, :]
+    matters = weight > 1e-20
+    product = jnp.where(matters, below[:, :, None] * below[:, None, :], 1)
+    relative = jnp.maximum(jnp.where(matters, covariance / product, 0), -0.5)
     # Without differences of what is nearly equal, for spreads of GPUs far below a segment's.
-    excess = jnp.expm1((count - 1) * jnp.log1p(jnp.maximum(relative, -0.5)))
+    excess = weight * jnp.expm1((count - 1) * jnp.log1p(relative))
     step = dtype.type(_COARSE * (_GRID[1] - _GRID[0]))
-    return jnp.maximum(step**2 * jnp.einsum("nx,nxy,ny->n", cdf, excess, cdf), 0)
+    return jnp.maximum(step**2 * jnp.sum(excess, axis=(1, 2)), 0)
 
 
 def _segment_alone(mean, variance, third, group: Group, count) -> Float[Array, "4 nodes"]:

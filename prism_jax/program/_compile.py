@@ -22,8 +22,9 @@ from ..schedule import (
     make_schedule,
     op_graph,
 )
-from ..workload import Block, Segment, Workload, lower
+from ..workload import Block, Segment, Workload
 from ._assemble import assemble
+from ._chains import lower_chains, number_microbatches
 from ._program import Program
 from ._variability import Variability, variability_of
 
@@ -97,11 +98,11 @@ def compile_program(
     config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
     check_parts(model, layout, config, training, cluster)
     order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
-    workload = lower(model, layout, config, training, cluster, kernels, order.stage_to_rank)
+    workload = lower_chains(model, layout, config, training, cluster, kernels, order)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
     return assemble(
-        graph,
+        number_microbatches(graph, order.chain_starts),
         blocks_of(graph, workload),
         variability=variability_of(kernels.variability) if variability is None else variability,
         reduce_scatter=workload.reduce_scatter,
@@ -132,15 +133,17 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
             f"{layout.pp}; change one of them."
         )
     stages, chains = schedule.num_stages, len(schedule.chain_starts)
-    if chains > 1 or stages % layout.pp != 0:
+    if schedule.chain_starts != tuple(range(0, stages, stages // chains)) or (
+        stages % (chains * layout.pp) != 0
+    ):
         raise ValueError(
             f"The schedule has {stages} stages in {chains} chains on {layout.pp} ranks; layers can "
-            "be dealt to one chain with equally many stages on each rank."
+            "be dealt to chains of one length with equally many stages on each rank."
         )
     return ScheduleConfig(
         kind=type(schedule).__name__,
         num_microbatches=schedule.num_microbatches,
-        virtual_stages=stages // layout.pp,
+        virtual_stages=stages // (chains * layout.pp),
         microbatch_group_size=schedule.microbatch_group_size,
     )
 

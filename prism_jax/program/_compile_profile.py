@@ -1,9 +1,14 @@
 """From a profile of a traced job to a program."""
 
+import dataclasses
+
+import jax.numpy as jnp
+
 from ..data import Profile
 from ..workload import Block, Kernel, Segment
 from ._assemble import assemble
 from ._program import Program
+from ._sets import Sets
 from ._step_graph import StepGraph, step_graph
 from ._variability import variability_of
 
@@ -33,7 +38,30 @@ def compile_profile(profile: Profile) -> Program:
         variability = variability_of(profile.variability)
     except ValueError as error:
         raise ValueError(f"Profile `{profile.name}`: {error}") from None
-    return assemble(step.graph, _blocks(profile, step), variability=variability)
+    if profile.sets:
+        length = min(len(profile.sets[0]), profile.schedule.num_microbatches)
+        sets = Sets(jnp.asarray(profile.sets, float), length)
+        variability = dataclasses.replace(variability, microbatch=sets)
+    return _with_loadings(
+        profile, assemble(step.graph, _blocks(profile, step), variability=variability)
+    )
+
+
+def _with_loadings(profile: Profile, program: Program) -> Program:
+    """The program with what each kernel has of the factor of its microbatch's data."""
+    loadings = {(m.kind, _size(m.dp_rank, m.stage)): m.loading for m in profile.means}
+    if all(loading == 1 for loading in loadings.values()):
+        return program
+    table = program.latencies
+    names = (
+        (table.kinds[kind], size) for kind, size in zip(table.kind.value, table.sizes, strict=True)
+    )
+    loading = jnp.asarray([loadings.get(name, 1.0) for name in names], table.mean.dtype)
+    return dataclasses.replace(program, latencies=dataclasses.replace(table, loading=loading))
+
+
+def _size(d: int, s: int) -> str:
+    return f"dp_rank {d} stage {s}"
 
 
 def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
@@ -51,7 +79,7 @@ def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
                     "add it to `means.csv`."
                 )
             mean = 0.0 if twin else means[kind, d, s]
-            kernel = Kernel(kind, f"dp_rank {d} stage {s}{' twin' * twin}", mean)
+            kernel = Kernel(kind, f"{_size(d, s)}{' twin' * twin}", mean)
             # What several workers do has no rank of its own, and no microbatch's data.
             alone = kind.endswith("-compute")
             segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
@@ -70,9 +98,9 @@ def _check(profile: Profile) -> None:
                 f"Profile `{profile.name}`: `waits_for` of `{call.op}` must have {dp} rows of {pp} "
                 "entries, one for each dp_rank and stage."
             )
-        unknown = sorted({*scopes, call.scope} - {"", "self", "dp", "pp", "world"})
+        unknown = sorted({*scopes, call.scope} - {"", "self", "dp", "pp", "last", "world"})
         if unknown:
             raise ValueError(
                 f"Profile `{profile.name}`: `{call.op}` has the scope `{unknown[0]}`; allowed are "
-                "`self`, `dp`, `pp` and `world`."
+                "`self`, `dp`, `pp`, `last` and `world`."
             )

@@ -1,5 +1,6 @@
 """The memory of each pipeline rank: what it holds, and the most that it keeps at once."""
 
+import itertools as it
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -92,9 +93,12 @@ def memory(job: Job) -> Memory:
     parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
     try:
         order = order_of(job.schedule, job.layout)
-        stages = memory_of_stages(*parts, order.stage_to_rank)
+        # Each chain of stages is the whole model.
+        ends = it.pairwise((*order.chain_starts, order.num_stages))
+        chains = [memory_of_stages(*parts, order.stage_to_rank[a:b]) for a, b in ends]
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
+    stages = [*it.chain(*chains)]
     static = [_static(job, one) for one in stages]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):

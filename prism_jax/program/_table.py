@@ -20,6 +20,9 @@ class LatencyTable(eqx.Module):
     - `mean`: in seconds.
     - `kinds`, `sizes`: the names: kernel `k` is `kinds[kind[k]]` at `sizes[k]`.
     - `on_network`: whether a kernel is subject to the network's regime.
+    - `loading`: of a kernel that is an op by itself, what it has of the factor `f` of its
+        microbatch's data: it takes `1 + loading (f - 1)` times as long, and never less than no
+        time. The kernels of other ops have all of it, as has every kernel where it is `None`.
     """
 
     mean: Float[Array, " kernels"]
@@ -27,6 +30,7 @@ class LatencyTable(eqx.Module):
     kind: FrozenArray = eqx.field(static=True)
     sizes: tuple[str, ...] = eqx.field(static=True)
     on_network: FrozenArray = eqx.field(static=True)
+    loading: Float[Array, " kernels"] | None = None
 
 
 def kernel_cumulants(

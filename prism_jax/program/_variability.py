@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from ..data import Variation
 from ..latency import AbstractLatency, Scaled, make_latency
+from ._sets import Sets
 
 
 class Network(eqx.Module):
@@ -58,7 +59,9 @@ class Variability(eqx.Module):
     - `worker_step`: the factor of one pipeline rank of one replica in one step on its compute,
         which the rank's GPUs share: it multiplies that of the slowest of them, and unlike it is
         drawn anew for each step. What follows the barrier of all ranks does not have it.
-    - `microbatch`: the factor of a microbatch's data on all that is computed for it.
+    - `microbatch`: the factor of a microbatch's data on all that is computed for it: a law of each
+        by itself, or sets of those of one replica's step. What an op has of it is its kernel's
+        `loading`.
     - `network`: the regime that all communication between nodes shares in a step.
     - `stalls`: for each kind of kernel that stalls, how.
     """
@@ -67,7 +70,7 @@ class Variability(eqx.Module):
     rank: AbstractLatency | None = None
     step: AbstractLatency | None = None
     worker_step: AbstractLatency | None = None
-    microbatch: AbstractLatency | None = None
+    microbatch: AbstractLatency | Sets | None = None
     network: Network | None = None
     stalls: dict[str, Stall] = eqx.field(default_factory=dict)
 

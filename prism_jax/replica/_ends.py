@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
@@ -119,6 +120,9 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     if plan.tables.microbatch is not None:
         law = replace(law, microbatch=_microbatches(plan, sampled, key))
         rows = replace(rows, microbatch=structure.graph.microbatch)
+        if plan.tables.loading is not None:
+            law = replace(law, loading=plan.tables.loading[structure.graph.row_class][:, None])
+            rows = replace(rows, loading=structure.graph.row)
     if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
         spread = replace(law.class_law, spread=plan.tables.spread_factor[:, None])
         law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)
@@ -153,17 +157,13 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
     regimes = jnp.broadcast_to(regimes, (number,))
 
     def of_rows(factor):
-        if factor is None:
-            return None
         factor = jnp.broadcast_to(factor, (len(factor), number))
         # Communication has no GPU: the last row.
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
         return factor[graph.row_rank]
 
-    slowest, worker_step, others = map(of_rows, drawn)
-    return class_laws(
-        plan, graph.row_class, graph.mixed, slowest, nodes, regimes, worker_step, others
-    )
+    shared = [None if x is None else of_rows(x) for x in (worker_step, others)]
+    return class_laws(plan, graph.row_class, graph.mixed, of_rows(slowest), nodes, regimes, *shared)
 
 
 def _noise(dtype, arguments, counter):
@@ -219,12 +219,31 @@ def _worker_steps(
 def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
     """The factor of each microbatch's data, and at last one, for what does not depend on it."""
     number = plan.structure.graph.num_microbatches
+    if plan.structure.graph.set_length:
+        return _sets(plan, sampled, key)
     z = normals(fold(key, Stream.MICROBATCHES), sampled.ids, counters(number), plan.dtype)
     if sampled.given is not None:
         z = _replaced(z, sampled.given[0].microbatches, sampled.given[1])
     ones = jnp.ones((1, len(sampled.ids)), plan.dtype)
     assert plan.tables.microbatch is not None
     return jnp.concatenate([look_up_one(plan.tables.microbatch, z), ones])
+
+
+def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
+    """As `_microbatches`, where those of one replica in one step are drawn together."""
+    factors, length = plan.tables.microbatch, plan.structure.graph.set_length
+    assert factors is not None
+    microbatch = np.arange(plan.structure.graph.num_microbatches)
+    places = factors.shape[1] - length + 1
+    words = fold(key, Stream.MICROBATCHES)
+    sets = counters(int(microbatch[-1]) // length + 1)
+    u = jax.vmap(lambda set_: uniforms(words, sampled.ids, set_[0], plan.dtype)[0])(sets)
+    most = factors.shape[0] * places - 1
+    drawn = jnp.minimum((u * (most + 1)).astype(jnp.int32), most)
+    first = drawn // places * factors.shape[1] + drawn % places
+    chosen = first[microbatch // length] + jnp.asarray(microbatch % length, jnp.int32)[:, None]
+    ones = jnp.ones((1, len(sampled.ids)), plan.dtype)
+    return jnp.concatenate([factors.reshape(-1)[chosen], ones])
 
 
 def _replaced(z, axis: Int[Array, " draws"], scores):

@@ -125,6 +125,7 @@ class OpLaw(AbstractOpLaw):
 
     - `class_law`: of its class, given the slowest GPU and the regime of the network.
     - `microbatch`: the factor of its microbatch's data.
+    - `loading`: what it has of that factor; `None`: all of it.
     - `factor`: of the program's adjustment.
     - `given`: its score, where that is given from outside, or `nan`.
     """
@@ -133,6 +134,7 @@ class OpLaw(AbstractOpLaw):
     microbatch: Shaped[Array, "..."] | None = None
     factor: Shaped[Array, "..."] | None = None
     given: Shaped[Array, "..."] | None = None
+    loading: Shaped[Array, "..."] | None = None
 
     def latency(self, op, z, common: Common):
         if self.given is not None:
@@ -144,7 +146,11 @@ class OpLaw(AbstractOpLaw):
         if self.factor is not None:
             seconds = seconds * self.factor
         if self.microbatch is not None:
-            seconds = seconds * self.microbatch
+            factor = self.microbatch
+            if self.loading is not None:
+                # As `1 + loading (f - 1)`, and to the last bit `f` where the loading is one.
+                factor = jnp.maximum(factor + (self.loading - 1) * (factor - 1), 0)
+            seconds = seconds * factor
         for pause in common.pauses:
             seconds = seconds + jnp.where(op == pause.op, pause.seconds, 0)
         return seconds

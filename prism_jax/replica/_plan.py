@@ -14,6 +14,7 @@ from ..latency import AbstractLatency, Constant, log_sigma
 from ..maxplus import bucket
 from ..program import (
     Program,
+    Sets,
     Stall,
     Variability,
     class_moments,
@@ -39,6 +40,7 @@ class Parameters(eqx.Module):
     """
 
     mean: Float[Array, " kernels"]
+    loading: Float[Array, " kernels"] | None
     variability: Variability
     latency_factor: Float[Array, " groups"] | None
     spread_factor: Float[Array, " groups"] | None
@@ -63,7 +65,9 @@ class Tables(eqx.Module):
     - `sigmas`: that law's shape, for each kind of kernel, where it is log-normal or constant.
     - `residuals`: tables of that shape where it is neither; `None` where no op needs one.
     - `gpu`: the table of the factor of one GPU, where kernels are drawn one by one.
-    - `slowest`, `tail_slowest`, `worker_step`, `microbatch`, `step`: tables of the shared factors.
+    - `slowest`, `tail_slowest`, `worker_step`, `microbatch`, `step`: tables of the shared factors,
+        of `microbatch` perhaps sets.
+    - `loading`: what each class has of the factor of its microbatch; `None`: all of it.
     - `stall_shares`: the share of each entry of `Stalls`; `stall_sizes` by kind.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
@@ -85,7 +89,8 @@ class Tables(eqx.Module):
     slowest: Table | None
     tail_slowest: Table | None
     worker_step: Table | None
-    microbatch: Table | None
+    microbatch: Table | Float[Array, "stretches factors"] | None
+    loading: Float[Array, " classes"] | None
     step: Table | None
     stall_shares: Float[Array, " stalls"] | None
     stall_sizes: Float[Array, "stall_kinds scores"] | None
@@ -127,6 +132,7 @@ def parameters_of(program: Program) -> Parameters:
     number = 0 if adjustment is None else bucket(len(adjustment.latency), 16)
     return Parameters(
         mean=_grown(table.mean, kernels_of(program), 0),
+        loading=None if table.loading is None else _grown(table.loading, kernels_of(program)),
         variability=dataclasses.replace(variability, residual=residual),
         latency_factor=adjustment and _grown(adjustment.latency, number),
         spread_factor=adjustment and _grown(adjustment.spread, number),
@@ -160,7 +166,11 @@ def gradient_of(program: Program, of_tables: Tables) -> Program:
         )
     return dataclasses.replace(
         whole,
-        latencies=dataclasses.replace(whole.latencies, mean=_cut(plan.mean, whole.latencies.mean)),
+        latencies=dataclasses.replace(
+            whole.latencies,
+            mean=_cut(plan.mean, whole.latencies.mean),
+            loading=None if plan.loading is None else _cut(plan.loading, whole.latencies.loading),
+        ),
         variability=dataclasses.replace(plan.variability, residual=residual),
         adjustment=adjustment,
     )
@@ -217,7 +227,8 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         slowest=slowest[0] if differ else None,
         tail_slowest=slowest[1] if differ else None,
         worker_step=_optional(variability.worker_step, dtype),
-        microbatch=_optional(variability.microbatch, dtype),
+        microbatch=_of_microbatches(variability.microbatch, dtype),
+        loading=_of_classes(parameters.loading, direct),
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
@@ -273,6 +284,16 @@ def _tabulate(law: AbstractLatency, dtype) -> Table:
 
 def _relative(law: AbstractLatency, dtype) -> Table:
     return _tabulate(law, dtype) / law.mean().astype(dtype)
+
+
+def _of_microbatches(law: AbstractLatency | Sets | None, dtype):
+    if isinstance(law, Sets):
+        return (law.factors / law.mean()).astype(dtype)
+    return _optional(law, dtype)
+
+
+def _of_classes(loading, direct) -> Float[Array, " classes"] | None:
+    return None if loading is None else jnp.where(direct >= 0, loading[direct], 1)
 
 
 def _optional(law: AbstractLatency | None, dtype) -> Table | None:

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from ..latency import log_sigma
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
-from ..program import KINDS, Collapse, Program
+from ..program import KINDS, Collapse, Program, Sets
 from ._sequences import Sequences, sequences_of
 from ._strata import Strata, strata_of
 
@@ -76,6 +76,7 @@ class Graph(eqx.Module):
     - `sequences`: for `resolution="kernel"`, else `None`.
     - `mixed`: which laws there are.
     - `num_microbatches`: how many factors of microbatches there is room for.
+    - `set_length`: how many of them are drawn together, where they are sets, else zero.
     """
 
     lanes: Lanes
@@ -88,6 +89,7 @@ class Graph(eqx.Module):
     sequences: Sequences | None
     mixed: Mixed
     num_microbatches: int = eqx.field(static=True)
+    set_length: int = eqx.field(static=True)
 
 
 class Structure(eqx.Module):
@@ -150,7 +152,7 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
     num_microbatches = bucket(program.num_microbatches, least_microbatches)
     depends = blocks.compute.value[rows.class_.value][ops.row.value]
     microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
-    adjustment = program.adjustment
+    adjustment, sets = program.adjustment, program.variability.microbatch
     return Graph(
         lanes=lanes,
         row=in_lanes(program.levels, ops.row.value, shape),
@@ -165,6 +167,7 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
         sequences=sequences_of(program) if program.resolution == "kernel" else None,
         mixed=_mixed(blocks.direct.value[rows.class_.value]),
         num_microbatches=num_microbatches,
+        set_length=sets.length if isinstance(sets, Sets) else 0,
     )
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 
 from ._base import AbstractSchedule, check_positive
+from ._turns import turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +41,11 @@ class InterleavedOneFOneB(AbstractSchedule):
     def orders(self) -> list[list[str]]:
         p, m, v = self.num_ranks, self.num_microbatches, self.virtual_stages
         group_size = p if self.microbatch_group_size is None else self.microbatch_group_size
-        turns = [
-            (c, i)
-            for group in range(0, m, group_size)
-            for c in range(v)
-            for i in range(group, min(group + group_size, m))
-        ]
+        order_of_turns = turns(m, v, group_size)
         orders = []
         for rank in range(p):
-            forwards = [f"{c * p + rank}F{i}" for c, i in turns]
-            backwards = [f"{(v - 1 - c) * p + rank}B{i}" for c, i in turns]
+            forwards = [f"{c * p + rank}F{i}" for c, i in order_of_turns]
+            backwards = [f"{(v - 1 - c) * p + rank}B{i}" for c, i in order_of_turns]
             warmup = min(m * v, 2 * (p - 1 - rank) + (v - 1) * group_size)
             order = forwards[:warmup]
             for forward, backward in zip(forwards[warmup:], backwards, strict=False):

@@ -43,10 +43,10 @@ def make_schedule(
     defaults = {"virtual_stages": 1, "microbatch_group_size": None}
     for name, default in defaults.items():
         if given[name] != default and name not in known[kind]:
-            others = " or ".join(f"`{other}`" for other in known if name in known[other])
+            others = ", ".join(f"`{other}`" for other in sorted(known) if name in known[other])
             raise ValueError(
                 f"The schedule `{kind}` has no `{name}`, but `{name}={given[name]!r}` is given; "
-                f"leave it out, or use {others}."
+                f"leave it out, or use one of {others}."
             )
     return schedules()[kind](**{name: given[name] for name in given if name in known[kind]})
 

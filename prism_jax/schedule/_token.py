@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._misc import quoted
+
 
 # A letter of a token, and the phase that it stands for.
 PHASES = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight"}
@@ -68,7 +70,8 @@ def parse_token(token: object, rank: int, position: int) -> Action:
         if pair := _PAIR.fullmatch(token):
             stage, microbatch, other_stage, other_microbatch = map(int, pair.groups())
             return Action(OVERLAPPED, stage, microbatch, other_stage, other_microbatch)
+    given = f"'{quoted(token)}'" if isinstance(token, str) else quoted(token)
     raise ValueError(
-        f"Op {position} of rank {rank} is {token!r}, which is no token; write the stage, one of "
+        f"Op {position} of rank {rank} is {given}, which is no token; write the stage, one of "
         "F, B, I and W, and the microbatch, as in `3F7`, or a pair as in `(0F3;7B1)OVERLAP_F_B`."
     )

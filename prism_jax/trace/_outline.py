@@ -11,16 +11,20 @@ from ._ops import COMPUTE, PIPELINED, SCOPES
 from ._trace import Trace
 
 
-# A gap before an op that is longer than this share of a step hides a wait.
-_LONG = 0.01
+# What ends later than an op starts, in more than this share of steps, is nothing it waits for: in
+# a few of them clocks and pauses may say otherwise.
+_EARLY, _TOLERANCE = 0.05, 1e-4
+# A group explains a wait where, without it, the gap before an op is longer by more than this share
+# of a step. Waits that are there in some steps only show in a high quantile.
+_LATE, _WAIT = 0.95, 1e-3
 
 
 def outline(trace: Trace) -> Outline:
     """Reads off a trace in which order once-in-a-step ops run, and what they wait for.
 
     Some waits are not traced, such as the reduction of the loss over replicas: a worker then has a
-    long gap before its next op. It is taken to wait for the group after whose last member's end
-    the gap is shortest.
+    long gap before its next op, in all steps or in some. It is taken to wait for the smallest group
+    after whose last member's end the gap is shortest, by a high quantile over the steps.
     """
     first = trace.start[COMPUTE[0]][..., 0]
     if "forward-recv" in trace.start:
@@ -46,16 +50,25 @@ def _calls(trace: Trace, ops: list[str], ends: np.ndarray) -> tuple[tuple[Call, 
         waits = np.where(np.isnan(start[0]), "", "self").astype("<U5")
         for place in np.argwhere(waits == "self"):
             gaps = {
-                scope: start[:, *place] - ends[:, *members].max(axis=1)
+                scope: (start[:, *place] - ends[:, *members].max(axis=1)) / step_time
                 for scope, members in groups(place, ends.shape[1:]).items()
             }
-            if gaps["self"].mean() < _LONG * step_time:
-                continue
-            possible = {s: g.mean() for s, g in gaps.items() if g.min() > -1e-4 * step_time}
-            waits[*place] = min(possible, key=lambda s: possible[s], default="self")
+            waits[*place] = _scope(gaps)
         ends = np.where(np.isnan(end), ends, end)
         calls.append(Call(op, SCOPES[op], tuple(tuple(row) for row in waits.tolist())))
     return tuple(calls), ends
+
+
+def _scope(gaps: dict[str, np.ndarray]) -> str:
+    """Whom a worker waits for, from the gap after each group's end in each step, as a share of a
+    step; groups from the smallest to the largest, of which the first is the worker itself.
+    """
+    chosen, shortest = "self", np.inf
+    for scope, gap in gaps.items():
+        early, late = np.quantile(gap, [_EARLY, _LATE])
+        if (scope == "self" or early > -_TOLERANCE) and late < shortest - _WAIT:
+            chosen, shortest = scope, late
+    return chosen
 
 
 def _precedence(trace: Trace, one: str, other: str) -> int:
@@ -65,13 +78,17 @@ def _precedence(trace: Trace, one: str, other: str) -> int:
 
 
 def groups(place, shape) -> dict[str, tuple]:
-    """For each scope, an index of the members of the group of a worker `(dp_rank, stage)`."""
+    """For each scope, an index of the members of the group of a worker `(dp_rank, stage)`: itself,
+    the replicas of its stage, the stages of its replica, itself and all last stages, who share the
+    loss, or everyone.
+    """
     d, s = (int(x) for x in place)
     dp, pp = np.indices(shape).reshape(2, -1)
     chosen = {
         "self": (dp == d) & (pp == s),
         "dp": pp == s,
         "pp": dp == d,
+        "last": (pp == shape[1] - 1) | ((dp == d) & (pp == s)),
         "world": np.ones(len(dp), bool),
     }
     return {scope: (dp[mine], pp[mine]) for scope, mine in chosen.items()}

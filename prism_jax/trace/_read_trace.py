@@ -55,9 +55,14 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     microbatch, or booleans), an op is unknown, a duration is negative or not finite, or a rank or
     microbatch does not fit the job.
     """
+    return trace_of_rows(scan(path), path, job)
+
+
+def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike, job: Job) -> Trace:
+    """As `read_trace`, of rows that are read already; `path` is for messages."""
     import polars as pl
 
-    rows = _typed(scan(path), path)
+    rows = _typed(frame, path)
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
     _check_job(job)

@@ -19,6 +19,7 @@ class Trace:
     - `start`, `end`: for each kind of op, `(steps, dp, pp, calls)`: a call for each microbatch, or
         one; `nan` where a worker has no such op.
     - `dropped`: what was left out, as reason and number.
+    - `notes`: what a reader of its fit should know.
     """
 
     job: Job
@@ -26,6 +27,7 @@ class Trace:
     start: dict[str, Float[np.ndarray, "steps dp pp calls"]]
     end: dict[str, Float[np.ndarray, "steps dp pp calls"]]
     dropped: dict[str, int]
+    notes: tuple[str, ...] = ()
 
     def step_times(self) -> Float[np.ndarray, " steps"]:
         """From the first start to the last end of each step, in seconds."""

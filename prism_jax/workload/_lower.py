@@ -42,14 +42,13 @@ def lower(
     check_split(model, layout, schedule, training)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
-    reversed_parts = tuple(parts[::-1] for parts in stages.parts)
     forward = _blocks(stages.parts, lambda part: forward_part(costs, part))
     backward = _backward_blocks(costs, stages, weights=True)
     return Workload(
         forward=forward,
         backward=backward,
         backward_input=_backward_blocks(costs, stages, weights=False),
-        backward_weight=_blocks(reversed_parts, lambda part: backward_weight_part(costs, part)),
+        backward_weight=_blocks(stages.parts, lambda part: backward_weight_part(costs, part)),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reduce_scatter=reduce_scatters(costs, stages, backward),
         tail=tail(costs, stages, forward),
@@ -67,7 +66,7 @@ def _backward_blocks(costs: Costs, stages: Stages, *, weights: bool) -> tuple[Bl
     return tuple(
         block(
             (segments_of(one.part, one.again), one.count)
-            for one in reversed(recomputed(parts, costs.training))
+            for one in recomputed(parts, costs.training)
         )
         for parts in stages.parts
     )

@@ -1,0 +1,173 @@
+"""One rank of a small training job under the PyTorch profiler, on CPUs with gloo.
+
+Documents of uneven length are packed into sequences of one length, and attention stays within a
+document: so compute is uneven, shapes are not. Needs the extra `torch`.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+
+RANKS = 4
+# Steps before those that are recorded: memory is allocated, and connections are made.
+WARM_UP = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnJob:
+    """What is trained.
+
+    **Attributes:**
+
+    - `kind`: `ddp`, `pp` (1F1B) or `fsdp`, of `RANKS` processes.
+    - `slow`: whether one rank sleeps in each forward.
+    - `uneven`: whether documents are shorter than sequences.
+    - `steps`: that are recorded.
+    """
+
+    kind: str
+    slow: bool
+    uneven: bool
+    steps: int
+    microbatches: int
+    tokens: int = 512
+    width: int = 64
+    layers: int = 2  # Of each stage of a pipeline, or of the model.
+    sleep_s: float = 0.02
+
+
+def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
+    """Lengths of the documents of a sequence; the same on all stages of a pipeline."""
+    if not job.uneven:
+        return [job.tokens]
+    data = 0 if job.kind == "pp" else rank
+    rng = np.random.default_rng((step, data, microbatch))
+    lengths: list[int] = []
+    while sum(lengths) < job.tokens:
+        drawn = int(32 * rng.uniform() ** (-1 / 1.2))
+        lengths.append(min(drawn, job.tokens - sum(lengths)))
+    return lengths
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x, lengths, sleep_s):
+        q, k, v = self.qkv(functional.layer_norm(x, x.shape[-1:])).chunk(3, -1)
+        parts = zip(*(y.split(lengths, 1) for y in (q, k, v)), strict=True)
+        mixed = torch.cat([(a @ b.transpose(1, 2)).softmax(-1) @ c for a, b, c in parts], 1)
+        if sleep_s:
+            time.sleep(sleep_s)
+        x = x + self.out(mixed)
+        return x + self.down(functional.gelu(self.up(functional.layer_norm(x, x.shape[-1:]))))
+
+
+class _Model(nn.Module):
+    def __init__(self, job: OwnJob, sleep_s: float):
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(job.width) for _ in range(job.layers))
+        self.lengths, self.sleep_s = [job.tokens], sleep_s
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x, self.lengths, self.sleep_s if i == 0 else 0.0)
+        return x
+
+
+def run_rank(rank: int, job: OwnJob, folder: str) -> None:
+    """Trains, and writes the rank's trace and when its steps started and ended."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    store = f"file://{pathlib.Path(folder).resolve()}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    model = _Model(job, job.sleep_s if job.slow and rank == 1 else 0.0)
+    step = {"ddp": _ddp, "fsdp": _fsdp, "pp": _pipeline}[job.kind](job, rank, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    times = []
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    schedule = torch.profiler.schedule(wait=0, warmup=WARM_UP, active=job.steps, repeat=1)
+    with torch.profiler.profile(activities=activities, schedule=schedule) as profiler:
+        for number in range(WARM_UP + job.steps):
+            dist.barrier()  # Steps are measured one by one.
+            start = time.perf_counter()
+            step(number)
+            optimizer.step()
+            times.append((start, time.perf_counter()))
+            optimizer.zero_grad()
+            if number < WARM_UP + job.steps - 1:
+                profiler.step()
+    profiler.export_chrome_trace(f"{folder}/rank{rank}.json.gz")
+    np.save(f"{folder}/times{rank}.npy", np.array(times[WARM_UP:]))
+    dist.destroy_process_group()
+
+
+def _ddp(job: OwnJob, rank: int, model: _Model):
+    replica = nn.parallel.DistributedDataParallel(model)
+
+    def step(number: int) -> None:
+        for m in range(job.microbatches):
+            model.lengths = documents(job, number, rank, m)
+            last = m == job.microbatches - 1
+            with contextlib.nullcontext() if last else replica.no_sync():
+                loss = replica(torch.ones(1, job.tokens, job.width)).square().mean()
+                loss.backward()
+
+    return step
+
+
+def _fsdp(job: OwnJob, rank: int, model: _Model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+    def step(number: int) -> None:
+        for m in range(job.microbatches):
+            model.lengths = documents(job, number, rank, m)
+            with torch.profiler.record_function("forward"):
+                loss = model(torch.ones(1, job.tokens, job.width)).square().mean()
+            loss.backward()
+
+    return step
+
+
+def _pipeline(job: OwnJob, rank: int, model: _Model):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    stage = PipelineStage(model, rank, RANKS, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, job.microbatches, loss_fn=lambda x, y: (x - y).square().mean())
+    forward, backward, now = stage.forward_one_chunk, stage.backward_one_chunk, [0]
+
+    # Named as the runtime of PyTorch's other schedules names them.
+    def named_forward(m, *args, **kwargs):
+        model.lengths = documents(job, now[0], rank, m)
+        with torch.profiler.record_function(f"PP:{rank}F{m}"):
+            return forward(m, *args, **kwargs)
+
+    def named_backward(m, *args, **kwargs):
+        with torch.profiler.record_function(f"PP:{rank}B{m}"):
+            return backward(m, *args, **kwargs)
+
+    stage.forward_one_chunk, stage.backward_one_chunk = named_forward, named_backward
+    batch = torch.ones(job.microbatches, job.tokens, job.width)
+
+    def step(number: int) -> None:
+        now[0] = number
+        args = (batch,) if rank == 0 else ()
+        schedule.step(*args, **({"target": batch} if rank == RANKS - 1 else {}))
+
+    return step

@@ -1,0 +1,115 @@
+"""Trains small models with PyTorch, traces every rank, fits half of the steps, predicts the rest.
+
+    python benchmarks/own_traces.py                  # a table in Markdown; --json for one object
+    python benchmarks/own_traces.py --only pp --keep FOLDER
+
+Four processes on CPUs: `ddp`, `pp` (1F1B of torch.distributed.pipelining) and `fsdp`, each with and
+without a rank that sleeps in every forward and with and without sequences of uneven documents.
+Needs the extra `torch`. What is measured is a step from the first rank's start to the last one's
+end; what is predicted comes from the traces alone. An error is predicted over measured, less one;
+behind each figure stands what it scatters by, for so few steps were measured.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+KINDS = ("ddp", "pp", "fsdp")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predictions of own training jobs.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--only", choices=KINDS, help="one of them")
+    parser.add_argument("--steps", type=int, default=80, help="recorded steps (80)")
+    parser.add_argument("--keep", type=pathlib.Path, help="a folder for the traces")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind in (arguments.only,) if arguments.only else KINDS:
+            for slow in (False, True):
+                for uneven in (False, True):
+                    name = kind + "-slow" * slow + "-uneven" * uneven
+                    folder = (arguments.keep or pathlib.Path(temporary)) / name
+                    record(folder, kind, slow, uneven, arguments.steps)
+                    rows.append({"job": name, **score_folder(folder)})
+                    if not arguments.json:
+                        print(line(rows[-1]), flush=True)
+    if arguments.json:
+        print(json.dumps({"own": rows}))
+
+
+def record(folder: pathlib.Path, kind: str, slow: bool, uneven: bool, steps: int) -> None:
+    """Trains a job and writes its traces, step times and job file."""
+    import torch.multiprocessing as mp
+
+    from benchmarks._own_jobs import RANKS, OwnJob, run_rank
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "store").unlink(missing_ok=True)
+    microbatches = {"ddp": 2, "pp": 8, "fsdp": 1}[kind]
+    job = OwnJob(kind, slow, uneven, steps, microbatches)
+    mp.start_processes(run_rank, (job, str(folder)), nprocs=RANKS, start_method="spawn")
+    times = np.array([np.load(folder / f"times{rank}.npy") for rank in range(RANKS)])
+    seconds = times[..., 1].max(axis=0) - times[..., 0].min(axis=0)
+    rows = "\n".join(f"{step},{x:.9f}" for step, x in enumerate(seconds))
+    (folder / "step_times.csv").write_text(f"step,step_time_s\n{rows}\n")
+    degree = "pp" if kind == "pp" else "dp"
+    (folder / "job.toml").write_text(
+        f'kind = "job"\nname = "{folder.name}"\n\n[layout]\n{degree} = {RANKS}\n\n[schedule]\n'
+        f'kind = "1f1b"\nnum_microbatches = {microbatches}\nblocking = false\n'
+    )
+
+
+def score_folder(folder: pathlib.Path) -> dict[str, Any]:
+    """Fits even steps of a recorded job and scores the odd ones."""
+    import jax
+
+    import prism_jax as prism
+    from benchmarks._own_jobs import WARM_UP
+    from prism_jax.program import op_latencies, replay, step_graph
+    from prism_jax.trace import outline, read_profile_traces, read_step_times
+
+    start = time.perf_counter()
+    trace = read_profile_traces(folder, prism.load_job(folder / "job.toml"))
+    read_s = time.perf_counter() - start
+    measured = read_step_times(folder / "step_times.csv")
+    measured = measured[trace.steps - WARM_UP]
+    step = step_graph(trace.job, outline(trace))
+    again = replay(step, op_latencies(trace, step))
+    profile = prism.fit_profile(trace[::2])
+    key = jax.random.key(0)
+    law = prism.simulate(prism.compile_profile(profile), num_samples=50_000, key=key)
+    found = prism.score(law, measured[1::2], key=key)
+    row: dict[str, Any] = {"steps": len(measured), "read_s": read_s}
+    row["mean_s"] = float(measured[1::2].mean())
+    row["traced"] = float(trace.step_times().mean() / measured.mean() - 1)
+    row["replay"] = float(np.max(np.abs(again / trace.step_times() - 1)))
+    row["notes"] = list(profile.fitted.notes)
+    return row | {k: [v, found.noise[k]] for k, v in found.values.items()}
+
+
+def line(row: dict[str, Any]) -> str:
+    """Of a table in Markdown."""
+    percent = [
+        f"{100 * row[k][0]:+.2f} % ({100 * row[k][1]:.2f})" for k in ("mean_error", "p95_error")
+    ]
+    ratio, ks = (f"{row[k][0]:.2f} ({row[k][1]:.2f})" for k in ("std_ratio", "ks_aligned"))
+    traced, again = f"{100 * row['traced']:+.2f} %", f"{100 * row['replay']:.2g} %"
+    cells = (row["job"], f"{1e3 * row['mean_s']:.1f} ms", traced, again, *percent, ratio, ks)
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()

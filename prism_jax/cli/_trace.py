@@ -1,0 +1,93 @@
+"""`prism-jax trace`: what is in a profiler's trace, and what it can and cannot tell."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from ._catalogue import table
+
+
+HELP = "say what is in a profiler's trace, and what it can and cannot tell"
+_MOST_KERNELS = 10
+_WIDEST = 70
+_FORMATS = ("kineto",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", help="a file, or a folder with one for each rank")
+    add_format_arguments(parser)
+
+
+def add_format_arguments(parser: argparse.ArgumentParser, default: str = "kineto") -> None:
+    """How to read what a profiler wrote."""
+    parser.add_argument(
+        "--format",
+        default=default,
+        metavar="FORMAT",
+        help=f"how it was recorded: {', '.join(dict.fromkeys([default, *_FORMATS]))} ({default})",
+    )
+    parser.add_argument(
+        "--names", metavar="NAMES", help="a .toml file that says what ranges stand for"
+    )
+    parser.add_argument(
+        "--time-unit",
+        choices=("s", "ms", "us", "ns"),
+        help="of the times in it, where it is not the format's",
+    )
+
+
+def read_names(arguments: argparse.Namespace):
+    """What ranges stand for, where a file says so."""
+    from ..trace import read_range_names
+
+    return read_range_names(arguments.names) if arguments.names else None
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..trace import contents, read_ranks
+
+    names = read_names(arguments)
+    ranks = read_ranks(arguments.trace, arguments.format, time_unit=arguments.time_unit)
+    found = contents(ranks, names)
+    result = {"trace": arguments.trace, **dataclasses.asdict(found)}
+    return result, "\n".join(_lines(arguments.trace, found))
+
+
+def _lines(path: str, found) -> list[str]:
+    world = len(found.ranks) + len(found.missing)
+    events = ", ".join(f"{n:,} {name}" for name, n in found.events.items())
+    ops = ", ".join(f"{n:,} {op}" for op, n in found.ops.items())
+    lines = [
+        f"{path}: {len(found.ranks)} of {world} ranks, {found.steps} steps of "
+        f"{found.step_time_s:.5g} s on average, {found.size / 1e6:,.1f} MB of text",
+        f"events: {events}",
+        f"ops: {ops or 'none that ranges name'}",
+    ]
+    if found.on_device:
+        lines.append(f"streams: {found.streams}; launches of CUDA graphs: {found.graph_launches}")
+    if found.clocks.matched:
+        ahead = ", ".join(f"{1e-3 * x:.1f}" for _, x in sorted(found.clocks.seen.items()))
+        lines.append(
+            f"clocks: ahead of the first by {ahead} us, by the ends of {found.clocks.matched} "
+            f"collectives, which scatter by {1e-3 * found.clocks.scatter_ns:.1f} us"
+        )
+    rows = [
+        (
+            _short(k.name),
+            k.calls,
+            f"{k.total_s:.4g}",
+            f"{1e6 * k.median_s:.4g}",
+            f"{100 * k.cv:.3g}",
+        )
+        for k in found.kernels[:_MOST_KERNELS]
+    ]
+    header = ("kernel", "calls", "total s", "median us", "CV %")
+    lines += ["", table(header, rows), ""] if rows else []
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"tells: {sentence}" for sentence in found.tells]
+    return lines + [f"does not tell: {sentence}" for sentence in found.does_not_tell]
+
+
+def _short(name: str) -> str:
+    """The start of a kernel's name, and its grid."""
+    return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 20]}...{name[-17:]}"

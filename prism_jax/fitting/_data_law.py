@@ -1,0 +1,105 @@
+"""The law of the factor of microbatches' data: of each by itself, or of those of a step together."""
+
+import functools as ft
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ..analysis import crps
+from ..data import Variation
+from ._components import Apart
+from ._family import BETTER, LEVELS, best_family, halves_of, held_score, predicted
+
+
+# A table of quantiles has so many values of the same probability, and sets so many factors at most.
+_QUANTILES = 1024
+_MOST_FACTORS = 2**17
+# What steps are divided into, to tell by how much a score scatters.
+_BLOCKS = 10
+# Differences are seen from so many standard errors on.
+_SEEN = 3.0
+
+Sets = tuple[tuple[float, ...], ...]
+
+
+def law_of_data(
+    apart: Apart, steps: Int[np.ndarray, " steps"], source: str
+) -> tuple[tuple[Variation, ...], Sets]:
+    """The law of the factor of a microbatch, or in its place sets of factors, see `Profile`.
+
+    - Microbatches of a replica's step are drawn together, as traced, where that predicts the sum of
+      those of held-out steps better than their mixture does, by one standard error of the CRPS.
+    - Else the family that predicts factors of held-out steps best, or a table of their quantiles.
+    """
+    sigma = apart.value("microbatch")
+    if not sigma:
+        return (), ()
+    factor = np.moveaxis(apart.data.factor[:, 0, 0], 1, 2)  # Replicas, steps, microbatches.
+    if _depend(factor):
+        return (), _stretches(factor, steps)
+    values = np.moveaxis(factor, 1, 2).reshape(-1, factor.shape[1])
+    halves = halves_of(values)
+    family, parameters = best_family(values)
+    if min(map(len, halves)) >= _QUANTILES // 2:
+        table = held_score(halves, lambda fitted: np.quantile(fitted, LEVELS))
+        if table < held_score(halves, ft.partial(predicted, family)) * (1 - BETTER):
+            return (), _table(values.reshape(-1))
+    if family in ("lognormal", "constant"):
+        family, parameters = "lognormal", {"sigma": sigma}
+    return (Variation("", "microbatch", family, parameters, source),), ()
+
+
+def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
+    """Whether sums over a replica's step are predicted better from such sums than from mixtures."""
+    if factor.shape[2] < 2 or factor.shape[0] * factor.shape[1] < 2 * _BLOCKS:
+        return False
+    rng, worse = np.random.default_rng(0), []
+    for fitted, held in ((factor[:, ::2], factor[:, 1::2]), (factor[:, 1::2], factor[:, ::2])):
+        mixed = rng.permutation(fitted.reshape(-1)).reshape(fitted.shape)
+        together, apart = (np.quantile(x.sum(axis=2), LEVELS) for x in (fitted, mixed))
+        blocks = np.array_split(held.sum(axis=2).T.reshape(-1), _BLOCKS)
+        worse += [crps(apart, block) - crps(together, block) for block in blocks]
+    return bool(np.mean(worse) > np.std(worse, ddof=1) / np.sqrt(len(worse)))
+
+
+def _stretches(
+    factor: Float[np.ndarray, "replicas steps microbatches"], steps: Int[np.ndarray, " steps"]
+) -> Sets:
+    """What was traced one after the other: of each step by itself, or of all steps of a replica,
+    where data go on from one step to the next as they do within a step.
+    """
+    replicas, number, microbatches = factor.shape
+    length = microbatches
+    if number > 1 and np.all(np.diff(steps) == 1) and _goes_on(factor):
+        most = max(_MOST_FACTORS // (replicas * microbatches), 1)
+        length *= number if number <= most else min(16, number)
+    rows = factor.reshape(replicas, -1)
+    rows = rows[:, : rows.shape[1] // length * length].reshape(-1, length)
+    rows = rows[:: -(-rows.size // _MOST_FACTORS)]
+    return tuple(tuple(np.round(row, 6).tolist()) for row in rows)
+
+
+def _goes_on(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
+    """Whether the halves of neighbouring steps go together as those of one step do, and microbatches
+    are alike wherever they are in a step.
+    """
+    number = factor.shape[2]
+    centred = factor - factor.mean()
+    first, last = (
+        centred[..., : number // 2].sum(axis=2),
+        centred[..., -(number // 2) :].sum(axis=2),
+    )
+    inside, across = first * last, last[:, :-1] * first[:, 1:]
+    error = np.sqrt(inside.var() / inside.size + across.var() / across.size)
+    places = factor.mean(axis=(0, 1)) - factor.mean()
+    off = np.sum(places**2) / (factor.var() / (factor.shape[0] * factor.shape[1]))
+    alike = off < number - 1 + _SEEN * np.sqrt(2 * (number - 1))
+    return bool(alike and abs(across.mean() - inside.mean()) < error)
+
+
+def _table(values: np.ndarray) -> Sets:
+    """Means of the values of equal shares, from the smallest to the largest."""
+    sums = np.concatenate([[0.0], np.cumsum(np.sort(values))])
+    ends = np.linspace(0, len(values), min(len(values), _QUANTILES) + 1)
+    means = np.diff(np.interp(ends, np.arange(len(sums)), sums)) / np.diff(ends)
+    return tuple((round(mean, 6),) for mean in means.tolist())

@@ -1,0 +1,113 @@
+"""What workers and steps have in common for good, told from the data that they happened to get."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from ._data_factor import DataFactor
+from ._mean_squares import Logs
+from ._means import count, mean
+
+
+_SWEEPS, _NEWTON = 30, 4
+
+
+def log_mean(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """The logarithm of the mean of what is there; zero where nothing is. The axes stay."""
+    means = mean(np.exp(logs), axes)
+    return np.log(np.where(means > 0, means, 1))
+
+
+def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
+    """Effects of workers by phase, `(replicas, stages, phases, 1, 1)`, and of steps."""
+    worker, step = np.zeros((1,) * 5), np.zeros((1,) * 5)
+    for _ in range(_SWEEPS if np.isnan(logs).any() else 1):
+        worker = log_mean(logs - step, (3, 4))
+        step = log_mean(logs - worker, (0, 1, 2, 3))
+    return worker, step
+
+
+@dataclasses.dataclass(frozen=True)
+class DataMeans:
+    """By how much the mean data of a replica in one step, of a replica and of a step vary by chance:
+    as much as replicas differ in one step. Variances.
+    """
+
+    cell: float
+    replica: float
+    step: Float[np.ndarray, " steps"]
+
+
+def data_means(data: DataFactor, logs: Logs) -> DataMeans:
+    """The variances of means of the data, with what makes those of one step alike."""
+    factor = np.where(count(logs, (1, 2)) > 0, data.factor, np.nan)
+    there = count(factor, (3,)) > 0
+    cells = np.where(there, mean(factor, (3,)), np.nan)
+    replicas, steps = np.sum(there.any(axis=4)), np.sum(there.any(axis=0))
+    if replicas > 1 and steps > 1:
+        centred = cells - mean(cells, (0,)) - mean(cells, (4,)) + mean(cells, (0, 4))
+        # In a share of their degrees of freedom.
+        cell = np.nansum(centred**2) / np.sum(there) * replicas * steps
+        cell /= (replicas - 1) * (steps - 1)
+    else:  # Nothing tells what microbatches of one step share.
+        number = np.maximum(count(factor, (3,)), 1)
+        inner = factor - mean(factor, (3,))
+        cell = np.nansum(inner**2) / max(np.sum(np.maximum(number - 1, 0)), 1) / np.mean(number)
+    of_replica = cell / max(np.sum(there) / max(replicas, 1), 1)
+    of_step = cell / np.maximum(np.sum(there, axis=(0, 1, 2, 3)), 1)
+    return DataMeans(float(cell), float(of_replica), of_step)
+
+
+def without_data(
+    worker: np.ndarray, loadings: np.ndarray, own: float, by_chance: float
+) -> np.ndarray:
+    """The effects of workers without what replicas differ by because of their data: of what goes
+    with the loadings, workers keep the share that their variance `own` has beside that of the data
+    (empirical Bayes; Efron and Morris, "Stein's estimation rule and its competitors", 1973).
+    """
+    if worker.shape[0] < 2 or by_chance <= 0:
+        return worker
+    weights = np.where(np.isnan(worker), 0, loadings[None, :, :, None, None])
+    square = np.maximum(np.sum(weights**2, axis=(1, 2), keepdims=True), 1e-300)
+    apart = worker - mean(worker, (0,))
+    along = (
+        np.sum(np.where(np.isnan(worker), 0, weights * apart), axis=(1, 2), keepdims=True) / square
+    )
+    # Phases of a worker have one effect.
+    stages = np.sum(np.sum(weights, axis=2, keepdims=True) ** 2, axis=(1, 2), keepdims=True)
+    variance = own * stages / square**2
+    data = along * by_chance / (variance + by_chance)
+    return worker - np.log(np.maximum(1 + weights * data, 0.1))
+
+
+def step_effects(
+    logs: Logs, loadings: np.ndarray, noise: float, worker_step: float, data: np.ndarray
+) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
+    """What all ops of a step have in common, and the variance of its noise, by generalised least
+    squares: what goes with the loadings may be the data of the step.
+
+    **Arguments:**
+
+    - `logs`: without the effects of workers.
+    - `noise`, `worker_step`: the variances of an op and of a worker in one step.
+    - `data`: `(steps,)`, the variance of the mean data of a step.
+    """
+    number = count(logs, (0, 3))[0, :, :, 0]
+    level = log_mean(logs, (0, 3))[0, :, :, 0]
+    # A worker's step is on all microbatches of its phases.
+    workers = np.sum((~np.isnan(logs)).any(axis=(2, 3)), axis=0)[:, None]
+    own = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
+    weight = np.where(number > 0, 1 / np.maximum(own, 1e-18), 0)
+    mine = np.zeros(level.shape[2])  # The data of the step, less one.
+    for _ in range(_NEWTON):
+        relative = np.maximum(1 + loadings[:, :, None] * mine, 0.1)
+        slope = loadings[:, :, None] / relative
+        line = level - np.log(relative) + slope * mine
+        ones, both, slopes = (np.sum(weight * slope**k, axis=(0, 1)) for k in range(3))
+        shrink = data / (1 + data * slopes)
+        precision = np.maximum(ones - shrink * both**2, 1e-300)
+        along = np.sum(weight * slope * line, axis=(0, 1))
+        found = (np.sum(weight * line, axis=(0, 1)) - shrink * both * along) / precision
+        mine = shrink * (along - both * found)
+    return found, 1 / precision

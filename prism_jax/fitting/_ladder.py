@@ -1,0 +1,153 @@
+"""Which law is to blame: steps of a trace replayed with measured ops, then with one part after the
+other drawn from its law.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ..data import Profile
+from ..program import StepGraph, op_latencies, replay, step_graph
+from ..trace import COMPUTE, Trace
+from ._data_factor import find_factor
+from ._family import family_quantiles
+from ._laws import compute_logs, places, relative_latencies
+from ._stalls import groups
+
+
+# So many steps are replayed for each rung, at least.
+_STEPS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """The steps of a trace with some parts drawn from their laws: this and those before it.
+
+    **Attributes:**
+
+    - `name`: of the part.
+    - `mean_s`, `p95_s`: of the steps, in seconds.
+    """
+
+    name: str
+    mean_s: float
+    p95_s: float
+
+
+def ladder(trace: Trace, profile: Profile) -> list[Rung]:
+    """Replays a trace from measured ops to what its profile draws, one part after the other.
+
+    **Arguments:**
+
+    - `trace`: what the profile was fitted to.
+    - `profile`: by `fit_profile`.
+
+    **Returns:**
+
+    Rungs; the first is of measured ops, the last of the whole profile, up to the noise of some
+    hundred steps.
+    """
+    step = step_graph(profile.job, profile.outline)
+    rungs = []
+    for name, latencies in _Parts(trace, profile, step).drawn_in_turn():
+        steps = replay(step, latencies)
+        rungs.append(Rung(name, float(steps.mean()), float(np.quantile(steps, 0.95))))
+    return rungs
+
+
+class _Parts:
+    """Latencies as a mean, what data make of it, and the rest, each `(ops, steps)`."""
+
+    def __init__(self, trace: Trace, profile: Profile, step: StepGraph):
+        self.profile, self.step = profile, step
+        self.rng = np.random.default_rng(0)
+        self.kinds = np.array(step.kind)
+        self.compute = np.isin(self.kinds, COMPUTE)
+        self.laws = {(v.kernel, v.component): v for v in profile.variability}
+        latencies = op_latencies(trace, step)
+        self.mean, loadings = _means(profile, step)
+        logs = compute_logs(profile.job, step, latencies / np.where(self.mean > 0, self.mean, 1))
+        self.relative = relative_latencies(profile.job, step, find_factor(logs, loadings))
+        whole = self.mean * self.relative
+        self.rest = np.where(whole > 0, latencies / np.where(whole > 0, whole, 1), 0)
+        self.loading = np.ones((len(self.kinds), 1))
+        ops, place = places(profile.job, step)
+        self.loading[ops, 0] = loadings[place[1:3]]
+        times = max(-(-_STEPS // latencies.shape[1]), 1)
+        self.relative, self.rest = (np.tile(x, times) for x in (self.relative, self.rest))
+
+    def drawn_in_turn(self) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
+        """What parts are called, and latencies with these drawn from their laws."""
+        yield "measured ops", self.mean * self.relative * self.rest
+        self._draw_residuals(~self.compute)
+        yield "what is not compute", self.mean * self.relative * self.rest
+        self.relative = np.where(self.compute[:, None], self._data(), 1)
+        yield "data of microbatches", self.mean * self.relative * self.rest
+        self._draw_residuals(self.compute)
+        yield "residuals of compute", self.mean * self.relative * self.rest
+        worker = np.array([members[0] for members in self.step.members])
+        factor = self._factor("worker_step", int(worker.max()) + 1)
+        self.rest = np.where(self.compute[:, None], self.rest * factor[worker], self.rest)
+        yield "a worker's step", self.mean * self.relative * self.rest
+        self.rest = self.rest * self._factor("step", 1)
+        yield "steps", self.mean * self.relative * self.rest
+        yield "stalls", self.mean * self.relative * self.rest + self._stalls()
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.rest.shape
+
+    def _draw_residuals(self, mine: np.ndarray) -> None:
+        for kind in dict.fromkeys(self.kinds[mine].tolist()):
+            ops, law = np.flatnonzero(self.kinds == kind), self.laws.get((kind, "residual"))
+            self.rest[ops] = 1.0 if law is None else self._drawn(law, (len(ops), self._shape[1]))
+        self.rest[np.array(self.step.twin)] = 0  # The other of the pair takes the time.
+
+    def _drawn(self, law, shape: tuple[int, int]) -> np.ndarray:
+        return family_quantiles(law.family, law.parameters, self.rng.uniform(size=shape))
+
+    def _factor(self, name: str, number: int) -> Float[np.ndarray, "number steps"]:
+        law = self.laws.get(("", name))
+        shape = (number, self._shape[1])
+        return np.ones(shape) if law is None else self._drawn(law, shape)
+
+    def _data(self) -> Float[np.ndarray, "ops steps"]:
+        """What ops take for data that are drawn."""
+        number = self.profile.schedule.num_microbatches
+        shape = (self.profile.layout.dp * number, self._shape[1])
+        factor = self._factor("microbatch", shape[0])
+        if self.profile.sets:
+            sets = np.array(self.profile.sets)
+            length = min(sets.shape[1], number)
+            microbatch = np.arange(shape[0])
+            drawn = (microbatch[-1] // length + 1, shape[1])
+            row = self.rng.integers(len(sets), size=drawn)[microbatch // length]
+            first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
+            factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
+        of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
+        return np.maximum(1 + self.loading * (of_op - 1), 0)
+
+    def _stalls(self) -> Float[np.ndarray, "ops steps"]:
+        seconds = np.zeros(self._shape)
+        for (kind, component), law in self.laws.items():
+            if component == "stall":
+                ops, p = np.flatnonzero(self.kinds == kind), law.parameters
+                shape = (len(ops), self._shape[1])
+                sizes = p["median_s"] * np.exp(p["sigma"] * self.rng.standard_normal(shape))
+                seconds[ops] = np.where(self.rng.uniform(size=shape) < p["rate"], sizes, 0)
+        return seconds
+
+
+def _means(
+    profile: Profile, step: StepGraph
+) -> tuple[Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]]:
+    """The mean of each op, and the loadings."""
+    pp = profile.layout.pp
+    means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
+    mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
+    for (kind, worker), ops in groups(step).items():
+        mean[ops] = means[kind, worker].mean_s
+    loadings = np.array([[means[kind, s].loading for kind in COMPUTE] for s in range(pp)])
+    return mean, loadings

@@ -1,0 +1,58 @@
+"""What a replay cannot show: waits that the graph lacks, which it takes for work."""
+
+import numpy as np
+from jaxtyping import Float
+
+from ..program import LAUNCH, StepGraph, replay
+from ..trace import COMPUTE
+
+
+# So many steps are replayed for each kind, at least.
+_STEPS = 200
+# A kind that moves the mean by more than the first is a reader's to know, and a launch that takes
+# more than the second.
+_MOVES = 0.005
+_LONG = 0.01
+
+
+def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> dict[str, float]:
+    """By how much the mean of replayed steps moves, relative to it, where the latencies of a kind
+    of op are those of other steps: for each kind that is not compute.
+
+    A replay gives back the steps of any graph, for an edge that is missing becomes latency of what
+    follows. Such a latency goes with the rest of its step, and the mean moves when it no longer does.
+    """
+    rng = np.random.default_rng(0)
+    times = max(-(-_STEPS // latencies.shape[1]), 1)
+    mean = float(np.mean(replay(step, latencies)))
+    kinds, moved = np.array(step.kind), {}
+    for kind in dict.fromkeys(step.kind):
+        mine = np.flatnonzero(kinds == kind)
+        if kind in COMPUTE or not np.ptp(latencies[mine]) > 0:
+            continue
+        means = []
+        for _ in range(times):
+            shuffled = latencies.copy()
+            # All workers of a kind together: what they share in a step is no wait.
+            shuffled[mine] = latencies[mine][:, rng.permutation(latencies.shape[1])]
+            means.append(np.mean(replay(step, shuffled)))
+        moved[kind] = float(np.mean(means)) / mean - 1
+    return moved
+
+
+def notes_of_waits(
+    step: StepGraph, latencies: Float[np.ndarray, "ops steps"], moved: dict[str, float]
+) -> tuple[str, ...]:
+    """What a reader should know of waits that may be missing; `moved` by `shuffled_means`."""
+    notes = [
+        f"`{kind}` shuffled over the steps moves their mean by {100 * by:+.2g} %: it has a wait that "
+        "the outline lacks"
+        for kind, by in moved.items()
+        if abs(by) > _MOVES
+    ]
+    mean, kinds = float(np.mean(replay(step, latencies))), np.array(step.kind)
+    for kind in dict.fromkeys(step.kind):
+        longest = float(latencies[kinds == kind].mean(axis=1).max()) / mean
+        if kind.startswith(LAUNCH) and longest > _LONG:
+            notes.append(f"`{kind}` takes up to {100 * longest:.2g} % of a step on average")
+    return tuple(notes)

@@ -1,0 +1,55 @@
+"""Schedules of several chains of stages, each of which is the whole model."""
+
+import dataclasses
+import itertools as it
+
+import msgspec
+import numpy as np
+
+from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
+from ..schedule import AbstractSchedule, OpGraph
+from ..workload import Workload, lower
+
+
+def lower_chains(
+    model: Model,
+    layout: Layout,
+    config: ScheduleConfig,
+    training: Training,
+    cluster: Cluster,
+    kernels: Kernels,
+    schedule: AbstractSchedule,
+) -> Workload:
+    """As `lower`, for a schedule that may have several chains, as DualPipe has.
+
+    A rank holds a copy of the parameters for each chain. The copies of a stage reduce their
+    gradients together, over all replicas, and share the optimizer's states.
+    """
+    ends = (*schedule.chain_starts, schedule.num_stages)
+    parts = [
+        (model, layout, config, training, cluster, kernels, schedule.stage_to_rank[start:end])
+        for start, end in it.pairwise(ends)
+    ]
+    chains = [lower(*part) for part in parts]
+    if len(chains) == 1:
+        return chains[0]
+    copies = msgspec.structs.replace(layout, dp=layout.dp * len(chains))
+    reduced = [lower(part[0], copies, *part[2:]) for part in parts]
+    phases = ("forward", "backward", "backward_input", "backward_weight")
+    return msgspec.structs.replace(
+        chains[0],
+        **{name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases},
+        send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
+        reduce_scatter=tuple(
+            tuple(it.chain(*blocks))
+            for blocks in zip(*(one.reduce_scatter for one in reduced), strict=True)
+        ),
+        tail=tuple(it.chain(*(one.tail for one in reduced))),
+    )
+
+
+def number_microbatches(graph: OpGraph, chain_starts: tuple[int, ...]) -> OpGraph:
+    """The graph with numbers of microbatches that differ from chain to chain, as their data do."""
+    chain = np.searchsorted(np.array(chain_starts), graph.stage, side="right") - 1
+    each = graph.microbatch.max(initial=0) + 1
+    return dataclasses.replace(graph, microbatch=graph.microbatch + chain * each)

@@ -1,0 +1,60 @@
+"""Factors of microbatches that were seen together, and are drawn together."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..latency import widen
+
+
+class Sets(eqx.Module):
+    """The factors of the data of microbatches, as stretches of what was measured: the microbatches
+    of a replica in one step take so many consecutive factors of one stretch, drawn anew for each
+    replica and step, each place with the same chance. So what comes together stays together.
+
+    Sets of one factor are a law of independent microbatches. Only the shape counts: the engine
+    divides by the mean.
+
+    **Attributes:**
+
+    - `factors`: a row for each stretch. A parameter, in which all is differentiable.
+    - `length`: how many are taken together, no more than a stretch has. Static.
+    """
+
+    factors: Float[Array, "stretches factors"]
+    length: int = eqx.field(static=True)
+
+    def __check_init__(self):
+        if self.factors.ndim != 2 or not 1 <= self.length <= self.factors.shape[1]:
+            raise ValueError(
+                f"`Sets` got factors of shape {self.factors.shape} and a length of {self.length}; "
+                "give a row for each stretch, none shorter than the length."
+            )
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The floating dtype of the factors."""
+        return self.factors.dtype
+
+    def mean(self) -> Float[Array, ""]:
+        """The mean factor of a microbatch that is drawn."""
+        number, last = self.factors.shape[1], self.factors.shape[1] - self.length
+        # How many places take each factor of a stretch.
+        taken = np.minimum(np.arange(number), last) - np.maximum(
+            np.arange(number) - self.length, -1
+        )
+        weights = jnp.asarray(taken / taken.sum(), self.dtype)
+        return jnp.mean(self.factors @ weights)
+
+    def problem(self) -> str:
+        """What is wrong with the values, for a message; empty where nothing is."""
+        factors = np.asarray(self.factors)
+        good = np.all(np.isfinite(factors) & (factors >= 0)) and np.any(factors > 0)
+        return "" if good else "its factors must be finite, at least 0, and not all 0"
+
+
+@widen.register(Sets)
+def _(law, factor):
+    middle = law.mean()
+    return Sets(middle + jnp.asarray(factor, law.dtype) * (law.factors - middle), law.length)

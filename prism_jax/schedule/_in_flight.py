@@ -1,0 +1,33 @@
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from ._base import AbstractSchedule
+from ._ops import parse_orders
+from ._parts import parts_of
+
+
+def peak_in_flight(
+    schedule: AbstractSchedule, *, until: Literal["I", "W"] = "W"
+) -> Int[np.ndarray, " ranks"]:
+    """The most microbatches of stages whose activations each rank holds at once.
+
+    **Arguments:**
+
+    - `schedule`: any schedule.
+    - `until`: which half of a split backward lets go of the activations of a stage and microbatch:
+        `"W"`, as the gradients of weights need them, or `"I"`. A whole backward does, and of an
+        overlapped pair its forward comes first.
+
+    **Returns:**
+
+    A count for each rank, in stages times microbatches.
+    """
+    if until not in ("I", "W"):
+        raise ValueError(f"`until={until!r}` is unknown; use 'I' or 'W'.")
+    ops = parse_orders(schedule.orders())
+    parts = parts_of(ops)
+    change = (parts.phase == "F") * 1 - ((parts.phase == "B") | (parts.phase == until))
+    held = [np.cumsum(change[parts.rank == rank]) for rank in range(len(ops.orders))]
+    return np.array([counts.max(initial=0) for counts in held])

@@ -1,0 +1,174 @@
+import dataclasses
+import functools as ft
+from collections.abc import Iterator, Sequence
+
+from ._base import AbstractSchedule, check_positive
+from ._custom import CustomSchedule
+from ._evaluate import evaluate
+from ._fill import Pipe, Rule, fill, parse_ops
+from ._in_flight import peak_in_flight
+from ._v_half import VHalf
+from ._v_min import VMin
+from ._v_shape import v_shape
+from ._zb_h1 import ZBH1
+from ._zb_h2 import ZBH2
+from ._zbv import ZBV
+
+
+Cost = float | tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ZBGreedy(AbstractSchedule):
+    """The best zero-bubble order that list scheduling finds for given costs and memory.
+
+    Handcrafted zero-bubble orders that fit into the memory are improved by moving ops forward into
+    bubbles, by several rules of what goes first. The order with the least makespan is taken and, of
+    several, that with the least time between the first and the last op of a rank. With two stages
+    on each rank, these are placed in a V.
+
+    Costs may be left out: then they are those of the program that it is compiled to, and else one
+    for each op, and no time for send_recvs.
+    """
+
+    kind = "zb-greedy"
+
+    num_ranks: int
+    num_microbatches: int
+    virtual_stages: int = 1
+    memory_limit: int | None = None
+    forward: Cost | None = None
+    backward_input: Cost | None = None
+    backward_weight: Cost | None = None
+    send_recv: float | None = None
+
+    def __post_init__(self):
+        check_positive(
+            num_ranks=self.num_ranks,
+            num_microbatches=self.num_microbatches,
+            virtual_stages=self.virtual_stages,
+        )
+        if self.virtual_stages > 2:
+            raise ValueError(
+                f"`virtual_stages={self.virtual_stages}` does not fit `{self.kind}`, which places "
+                "one or two stages on each rank; use 1 or 2."
+            )
+        if self.memory_limit is not None and not self.memory_limit >= self.virtual_stages:
+            raise ValueError(
+                f"`memory_limit={self.memory_limit}` is too small for a microbatch in "
+                f"{self.virtual_stages} stages; use {self.virtual_stages} or more."
+            )
+        for name in ("forward", "backward_input", "backward_weight"):
+            costs = getattr(self, name)
+            if isinstance(costs, tuple) and len(costs) != self.num_stages:
+                raise ValueError(
+                    f"`{name}` has {len(costs)} costs, but there are {self.num_stages} stages; "
+                    "give one for each."
+                )
+
+    @property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        one_way = tuple(range(self.num_ranks))
+        return one_way if self.virtual_stages == 1 else v_shape(self.num_ranks)
+
+    def with_costs(
+        self,
+        *,
+        forward: tuple[float, ...],
+        backward_input: tuple[float, ...],
+        backward_weight: tuple[float, ...],
+        send_recv: float,
+    ) -> "ZBGreedy":
+        costs = {
+            "forward": forward,
+            "backward_input": backward_input,
+            "backward_weight": backward_weight,
+            "send_recv": send_recv,
+        }
+        own = {name: getattr(self, name) for name in costs}
+        return dataclasses.replace(
+            self, **{name: costs[name] if own[name] is None else own[name] for name in costs}
+        )
+
+    def orders(self) -> list[list[str]]:
+        return [list(order) for order in _best(self)]
+
+
+ZBGreedy.__init__.__doc__ = """**Arguments:**
+
+- `num_ranks`: the number of pipeline ranks.
+- `num_microbatches`: the number of microbatches in a step.
+- `virtual_stages`: the number of stages on each rank, one or two.
+- `memory_limit`: the most microbatches of stages whose activations a rank may hold. Default
+    `num_ranks * virtual_stages`, which is that of the first rank in 1F1B.
+- `forward`, `backward_input`, `backward_weight`: the cost of an op: one number, or one for each
+    stage.
+- `send_recv`: the cost of sending a tensor to another rank.
+"""
+
+
+# Each of these is the best in some of the reference cases, and no other improves on all of them.
+_RULES = (
+    Rule(patience=(0.0, 0.5)),
+    Rule(weights_late="always"),
+    Rule(weights_late="always", patience=(0.5, 0.5)),
+    Rule(weights_late="always", patience=(1.0, 0.5)),
+)
+
+
+# Orders are asked for often, and dear.
+@ft.lru_cache(maxsize=16)
+def _best(schedule: ZBGreedy) -> tuple[tuple[str, ...], ...]:
+    places = schedule.stage_to_rank
+    limit = schedule.memory_limit or schedule.num_ranks * schedule.virtual_stages
+    costs = {
+        name: _by_stage(getattr(schedule, name), len(places))
+        for name in ("forward", "backward_input", "backward_weight")
+    }
+    of_phase = dict(zip("FIW", costs.values(), strict=True))
+    delay = schedule.send_recv or 0.0
+    pipe = Pipe(places, (0,), lambda phase, stage: of_phase[phase][stage], delay)
+    # Arrays over stages and microbatches.
+    tables = {name: [[cost] for cost in column] for name, column in costs.items()}
+    best = None
+    for base in _bases(schedule, limit):
+        ops, limits = parse_ops(base), [limit] * len(base)
+        filled = (fill(ops, pipe, limits, rule) for rule in _RULES)
+        for orders in (base, *filled):
+            found = CustomSchedule(orders, places)
+            timeline = evaluate(found, **tables, send_recv=delay)  # pyright: ignore[reportArgumentType]
+            ends = zip(timeline.start, timeline.end, strict=True)
+            score = timeline.makespan, max(float(end[-1] - start[0]) for start, end in ends)
+            if best is None or score < best[0]:
+                best = score, tuple(map(tuple, orders))
+    assert best is not None
+    return best[1]
+
+
+def _bases(schedule: ZBGreedy, limit: int) -> Iterator[list[list[str]]]:
+    """Orders that hold no more than the limit."""
+    p, m = schedule.num_ranks, schedule.num_microbatches
+    by_hand = (ZBH1, ZBH2) if schedule.virtual_stages == 1 else (ZBV, VHalf, VMin)
+    fitting = [one for one in (kind(p, m) for kind in by_hand) if peak_in_flight(one).max() <= limit]
+    yield from (one.orders() for one in fitting)
+    if schedule.virtual_stages == 1 or not fitting:
+        yield [_plain_order(schedule, limit, rank) for rank in range(p)]
+
+
+def _plain_order(schedule: ZBGreedy, limit: int, rank: int) -> list[str]:
+    """1F1B within the limit; with two stages, one microbatch at a time."""
+    p, m = schedule.num_ranks, schedule.num_microbatches
+    if schedule.virtual_stages == 2:
+        down, up = rank, 2 * p - 1 - rank
+        ops = f"{down}F", f"{up}F", f"{up}I", f"{up}W", f"{down}I", f"{down}W"
+        return [f"{op}{i}" for i in range(m) for op in ops]
+    warmup = min(p - 1 - rank, m, limit - 1)
+    order = [f"{rank}F{i}" for i in range(warmup)]
+    for i in range(m):
+        order += [f"{rank}F{warmup + i}"] * (warmup + i < m) + [f"{rank}I{i}", f"{rank}W{i}"]
+    return order
+
+
+def _by_stage(cost: Cost | None, num_stages: int) -> Sequence[float]:
+    return cost if isinstance(cost, tuple) else [1.0 if cost is None else cost] * num_stages
+

@@ -1,0 +1,45 @@
+import dataclasses
+
+from ._base import AbstractSchedule, check_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class ZBH2(AbstractSchedule):
+    """Zero bubble with twice the memory of 1F1B: more forwards in the warm-up fill it.
+
+    Rank `r` of `p` runs `2 (p - r) - 1` forwards first and puts off the weight gradients of its
+    first `2 r` microbatches. From its first op to its last, each rank is busy without a pause where
+    all ops take equally long; that shortens steps only where the optimizer of a rank does not wait
+    for all others. Handcrafted ZB-H2 of Qi et al., 2023.
+    """
+
+    kind = "zb-h2"
+
+    num_ranks: int
+    num_microbatches: int
+
+    def __post_init__(self):
+        check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
+
+    @property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        return tuple(range(self.num_ranks))
+
+    def orders(self) -> list[list[str]]:
+        p, m = self.num_ranks, self.num_microbatches
+        orders = []
+        for stage in range(p):
+            warmup, late = min(2 * (p - stage) - 1, m), 2 * stage
+            order = [f"{stage}F{i}" for i in range(warmup)]
+            for i in range(m):
+                order += [f"{stage}I{i}"] + [f"{stage}W{i - late}"] * (i >= late)
+                order += [f"{stage}F{warmup + i}"] * (warmup + i < m)
+            orders.append(order + [f"{stage}W{i}" for i in range(max(m - late, 0), m)])
+        return orders
+
+
+ZBH2.__init__.__doc__ = """**Arguments:**
+
+- `num_ranks`: the number of pipeline ranks, which is the number of stages.
+- `num_microbatches`: the number of microbatches in a step.
+"""

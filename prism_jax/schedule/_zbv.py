@@ -1,0 +1,64 @@
+import dataclasses
+
+from ._base import AbstractSchedule
+from ._v_shape import check_v_shape, v_shape
+
+
+@dataclasses.dataclass(frozen=True)
+class ZBV(AbstractSchedule):
+    """Zero bubble with two stages on each rank, placed in a V, within the memory of 1F1B.
+
+    Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so that the first and the last stage share
+    a rank. At most `2 p` microbatches of stages are held on any rank. It is made for at least
+    `2 p - 1` microbatches; with fewer, the ops of those that are missing are left out, as in
+    PyTorch, whose `ZBVZeroBubble` this equals.
+    """
+
+    kind = "zbv"
+
+    num_ranks: int
+    num_microbatches: int
+    virtual_stages: int = 2
+
+    def __post_init__(self):
+        check_v_shape(self.kind, self.num_ranks, self.num_microbatches, self.virtual_stages)
+
+    @property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        return v_shape(self.num_ranks)
+
+    def orders(self) -> list[list[str]]:
+        return [self._order(rank) for rank in range(self.num_ranks)]
+
+    def _order(self, rank: int) -> list[str]:
+        p, m = self.num_ranks, self.num_microbatches
+        most = max(m, 2 * p - 1)
+        stages = rank, 2 * p - 1 - rank
+        done = dict.fromkeys(((phase, c) for phase in "FIW" for c in (0, 1)), 0)
+        order: list[str] = []
+
+        def run(*ops: tuple[str, int]) -> None:
+            for phase, c in ops:
+                if done[phase, c] < m:
+                    order.append(f"{stages[c]}{phase}{done[phase, c]}")
+                done[phase, c] += 1
+
+        run(*[("F", 0)] * (2 * (p - rank) - 1))
+        run(*[("F", 1), ("F", 0)] * rank)
+        run(*[("F", 1), ("I", 1), ("W", 1)] * (p - rank))
+        while done["F", 1] < most:
+            run(*[("F", 0)] * (done["F", 0] < most))
+            run(("I", 0), ("W", 0), ("F", 1), ("I", 1), ("W", 1))
+        run(*[("I", 0), ("I", 1)] * rank)
+        run(*[("I", 0), ("W", 0)] * (p - rank))
+        for c in (1, 0):
+            run(*[("W", c)] * (most - done["W", c]))
+        return order
+
+
+ZBV.__init__.__doc__ = """**Arguments:**
+
+- `num_ranks`: the number of pipeline ranks.
+- `num_microbatches`: the number of microbatches in a step.
+- `virtual_stages`: the number of stages on each rank, which is two.
+"""

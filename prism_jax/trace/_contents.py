@@ -1,0 +1,190 @@
+"""What is in the traces of a job's ranks, and what they can and cannot tell."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .._misc import counted, quoted
+from ._clocks import Clocks, set_clocks
+from ._range_names import RangeNames, Reader
+from ._rank_ops import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, RankOps, rank_ops
+from ._spans import HOST_OP, KERNEL, LAUNCH, RankTrace, Spans
+
+
+_MOST_NAMES = 100  # Of kernels, of each rank.
+_FEWEST_STEPS = 4  # As many as a fit needs.
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelPool:
+    """The calls of one kernel, over all ranks.
+
+    **Attributes:**
+
+    - `name`: as the profiler writes it.
+    - `calls`, `total_s`, `median_s`: how many, and how long.
+    - `cv`: the standard deviation of what a call takes over its mean.
+    """
+
+    name: str
+    calls: int
+    total_s: float
+    median_s: float
+    cv: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What traces hold.
+
+    **Attributes:**
+
+    - `ranks`: those that are there; `missing` those of the world that are not.
+    - `size`: bytes of text, `events` by category.
+    - `steps`: how many, and `step_time_s` their mean on the first rank.
+    - `ops`: how many of each kind, on all ranks.
+    - `microbatches`: in a step of one rank; 0 where that is not known.
+    - `kernels`: those that took longest; `on_device` says whether they ran on one.
+    - `streams`: on which kernels ran, of one rank.
+    - `graph_launches`: launches of CUDA graphs.
+    - `clocks`: how far those of ranks are apart.
+    - `notes`, `tells`, `does_not_tell`: sentences.
+    """
+
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    size: int
+    events: dict[str, int]
+    steps: int
+    step_time_s: float
+    ops: dict[str, int]
+    microbatches: int
+    kernels: tuple[KernelPool, ...]
+    on_device: bool
+    streams: int
+    graph_launches: int
+    clocks: Clocks
+    notes: tuple[str, ...]
+    tells: tuple[str, ...]
+    does_not_tell: tuple[str, ...]
+
+
+def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Contents:
+    """Reads traces, one at a time, and says what is in them.
+
+    **Arguments:**
+
+    - `traces`: of the ranks of one job.
+    - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
+    """
+    reader = Reader(names)
+    found: list[RankOps] = []
+    events: collections.Counter[str] = collections.Counter()
+    durations: dict[str, list[np.ndarray]] = {}
+    size, world, streams, graphs, on_device, notes = 0, 0, 0, 0, False, []
+    for trace in traces:
+        spans, size = trace.spans, size + trace.size
+        events.update(trace.events)
+        world = max(world, trace.world_size or 0)
+        found.append(rank_ops(trace, trace.rank or 0, reader))
+        device = spans[spans.kind == KERNEL]
+        on_device |= bool(len(device))
+        streams = max(streams, len(np.unique(device.lane)))
+        graphs += _graph_launches(spans)
+        _gather(durations, device if len(device) else spans[spans.kind == HOST_OP])
+        notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
+    clocks = set_clocks(found)
+    ranks = tuple(sorted(ops.rank for ops in found))
+    missing = tuple(sorted(set(range(world)) - set(ranks)))
+    steps = min((len(ops.steps) for ops in found), default=0)
+    ops = collections.Counter(op.op for rank in found for op in rank.ops)
+    first = min(found, key=lambda ops: ops.rank)
+    lengths = first.steps[:, 2] - first.steps[:, 1]
+    partial = Contents(
+        ranks,
+        missing,
+        size,
+        dict(events),
+        steps,
+        1e-9 * float(lengths.mean()) if len(lengths) else 0.0,
+        dict(ops),
+        max((op.microbatch + 1 for op in first.ops if op.op == FORWARD_COMPUTE), default=0),
+        _pools(durations),
+        on_device,
+        streams,
+        graphs,
+        clocks,
+        tuple(notes),
+        (),
+        (),
+    )
+    tells, does_not_tell = _verdict(partial, found)
+    return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
+
+
+def _graph_launches(spans: Spans) -> int:
+    graph = np.array(["GraphLaunch" in name for name in spans.names] or [False])
+    return int(np.sum(graph[spans.name] & (spans.kind == LAUNCH)))
+
+
+def _gather(durations: dict[str, list[np.ndarray]], spans: Spans) -> None:
+    total = np.bincount(spans.name, weights=spans.end - spans.start, minlength=len(spans.names))
+    for i in np.argsort(-total)[:_MOST_NAMES].tolist():
+        if total[i] > 0:
+            mine = spans.name == i
+            durations.setdefault(spans.names[i], []).append((spans.end - spans.start)[mine])
+
+
+def _pools(durations: dict[str, list[np.ndarray]]) -> tuple[KernelPool, ...]:
+    pools = []
+    for name, parts in durations.items():
+        seconds = 1e-9 * np.concatenate(parts)
+        cv = float(seconds.std() / seconds.mean()) if seconds.mean() > 0 else 0.0
+        pool = KernelPool(name, len(seconds), float(seconds.sum()), float(np.median(seconds)), cv)
+        pools.append(pool)
+    return tuple(sorted(pools, key=lambda pool: -pool.total_s))
+
+
+def _verdict(c: Contents, found: Sequence[RankOps]) -> tuple[list[str], list[str]]:
+    """What the traces can and cannot tell."""
+    tells, not_told = [], []
+    if c.kernels:
+        where = "on the device" if c.on_device else "on the host, where no device was recorded"
+        tells.append(f"what each kernel takes {where}, and how that varies between calls")
+    if c.steps >= _FEWEST_STEPS:
+        tells.append(f"how {c.steps} steps differ")
+    else:
+        not_told.append(
+            f"how steps differ: it has {counted(c.steps, 'step')}, and a fit needs {_FEWEST_STEPS}"
+        )
+    training = c.ops.get(FORWARD_COMPUTE, 0) and c.ops.get(BACKWARD_COMPUTE, 0)
+    if training:
+        what = counted(c.microbatches, "microbatch").replace("microbatchs", "microbatches")
+        tells.append(f"the compute of {what} of a step on each rank")
+    else:
+        absent = [op for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE) if not c.ops.get(op)]
+        not_told.append(
+            f"the step of a training job: no range is `{'` or `'.join(absent)}`, so that this is "
+            "inference, or its names must be given with --names"
+        )
+    if training and not c.ops.get(OPTIMIZER):
+        not_told.append("when the optimizer runs: no range says so")
+    if len(c.ranks) == 1:
+        not_told.append("how ranks differ and what they wait for: it has one rank")
+    elif c.clocks.matched:
+        tells.append(
+            f"what {len(c.ranks)} ranks wait for: {c.clocks.matched} collectives were matched"
+        )
+    else:
+        not_told.append("how far the clocks of ranks are apart: they share no collective")
+    if c.missing:
+        shown = quoted(", ".join(map(str, c.missing)))
+        not_told.append(f"anything of {counted(len(c.missing), 'rank')} without a file: {shown}")
+    if c.graph_launches:
+        not_told.append(
+            f"what the host does for the kernels of {counted(c.graph_launches, 'launch')} of CUDA "
+            "graphs: each graph is launched at once"
+        )
+    return tells, not_told

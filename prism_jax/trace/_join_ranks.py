@@ -1,0 +1,221 @@
+"""From the ops of ranks to a table of ops: who is which worker, and what they exchange."""
+
+import dataclasses
+import itertools as it
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from .._misc import counted, quoted
+from ..data import Job, Layout
+from ._clocks import Clocks, set_clocks
+from ._ops import COMPUTE
+from ._rank_ops import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, RankOp, RankOps
+
+
+REDUCE = "grads-reduce-scatter"
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedOps:
+    """Ops of all workers, as rows of a table.
+
+    **Attributes:**
+
+    - `rows`: `dp_rank`, `stage`, `step`, `optype`, `seq_id`, `start_ts`, `duration`; in seconds.
+    - `job`: with as many replicas as are whole.
+    - `clocks`: of the ranks.
+    - `notes`: what a reader should know.
+    """
+
+    rows: list[tuple[int, int, int, str, int, float, float]]
+    job: Job
+    clocks: Clocks
+    notes: tuple[str, ...]
+
+
+def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str) -> JoinedOps:
+    """Joins the ops of ranks.
+
+    Of ranks that hold parts of the same layers, one is taken. Where a stage has none, its replica
+    is left out. What a microbatch's transfer took is seen from what came before and after it, and
+    so is a reduction: everyone's optimizer starts when it is done.
+
+    **Arguments:**
+
+    - `ranks`: of one job.
+    - `job`: its layout and schedule.
+    - `order`: of ranks, the innermost degree of parallelism first.
+    - `path`: for messages.
+
+    **Raises:**
+
+    `ValueError` where a rank is not one of the layout's, or no replica is whole.
+    """
+    clocks = set_clocks(ranks)
+    workers, notes = _workers(ranks, job.layout, order, path)
+    dp, pp = job.layout.dp, job.layout.pp
+    whole = [d for d in range(dp) if all((d, s) in workers for s in range(pp))]
+    absent = [(d, s) for d in range(dp) for s in range(pp) if (d, s) not in workers]
+    if not whole:
+        d, s = absent[0]
+        raise ValueError(
+            f"{path}: {counted(len(absent), 'worker')} of {dp * pp} have no trace, and no replica "
+            f"is whole; the first is replica {d}, stage {s}, {_ranks_of(d, s, job.layout, order)}; "
+            "add its trace, or give the layout that was traced."
+        )
+    if absent:
+        d, s = absent[0]
+        notes.append(
+            f"{counted(len(absent), 'worker')} of {dp * pp} have no trace, the first replica {d}, "
+            f"stage {s}, {_ranks_of(d, s, job.layout, order)}: {len(whole)} of {dp} replicas are "
+            "fitted"
+        )
+    if clocks.unknown:
+        shown = quoted(", ".join(map(str, clocks.unknown)))
+        notes.append(f"ranks {shown} share no collective with the first: their clocks are trusted")
+    layout = msgspec.structs.replace(job.layout, dp=len(whole))
+    job = msgspec.structs.replace(job, layout=layout, world_size=None)
+    tables = {
+        (i, s): _of_worker(workers[d, s], clocks, s) for i, d in enumerate(whole) for s in range(pp)
+    }
+    rows = _rows(tables, job)
+    return JoinedOps(rows, job, clocks, tuple(notes))
+
+
+def _workers(
+    ranks: Sequence[RankOps], layout: Layout, order: Sequence[str], path: str
+) -> tuple[dict[tuple[int, int], RankOps], list[str]]:
+    """The rank that stands for each replica and stage: the lowest."""
+    workers: dict[tuple[int, int], RankOps] = {}
+    others = 0
+    for ops in sorted(ranks, key=lambda r: r.rank):
+        if not 0 <= ops.rank < layout.world_size:
+            raise ValueError(
+                f"{path}: it has rank {ops.rank}, where the layout tp * cp * dp * pp has "
+                f"{layout.world_size} ranks; give the layout that was traced."
+            )
+        place = _place(ops.rank, layout, order)
+        others += (place["dp"], place["pp"]) in workers
+        workers.setdefault((place["dp"], place["pp"]), ops)
+    notes = [f"{others} ranks hold parts of the same layers as another and are not used"]
+    return workers, notes if others else []
+
+
+def _place(rank: int, layout: Layout, order: Sequence[str]) -> dict[str, int]:
+    place = {}
+    for degree in order:
+        rank, place[degree] = divmod(rank, getattr(layout, degree))
+    return place
+
+
+def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
+    numbers = range(layout.world_size)
+    places = ((rank, _place(rank, layout, order)) for rank in numbers)
+    found = [str(rank) for rank, p in places if p["dp"] == d and p["pp"] == s]
+    return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
+
+
+_Ops = dict[tuple[int, str, int], RankOp]  # By step, kind and microbatch.
+
+
+def _of_worker(ranks: RankOps, clocks: Clocks, stage: int) -> _Ops:
+    offset = clocks.offsets[ranks.rank]
+    return {
+        (op.step, op.op, op.microbatch): dataclasses.replace(
+            op, start=op.start + offset, end=op.end + offset, stage=stage
+        )
+        for op in ranks.ops
+    }
+
+
+def _rows(tables: dict[tuple[int, int], _Ops], job: Job) -> list:
+    found: dict[tuple[int, int, int, str, int], tuple[int, int]] = {}
+    origins = _origins(tables)
+    waits = job.schedule.blocking is not False
+    for (d, s), ops in tables.items():
+        for (step, kind, call), op in ops.items():
+            if step in origins:
+                found[d, s, step, kind, call] = max(op.start, origins[step]), op.end
+    for d in range(job.layout.dp):
+        for s in range(1, job.layout.pp):
+            seen = _transfers(tables[d, s - 1], tables[d, s], (d, s), origins, waits)
+            found = seen | found  # What was recorded stays.
+    if job.layout.dp > 1:
+        found |= _reductions(tables, origins)
+    return [
+        (d, s, step, kind, call, 1e-9 * (start - origins[step]), 1e-9 * (end - start))
+        for (d, s, step, kind, call), (start, end) in found.items()
+        if end >= start
+    ]
+
+
+def _origins(tables: dict[tuple[int, int], _Ops]) -> dict[int, int]:
+    """When each step starts: with the first op of a first stage. Others come early, and wait."""
+    origins: dict[int, int] = {}
+    for (_, s), ops in tables.items():
+        if s == 0:
+            for (step, _, _), op in ops.items():
+                origins[step] = min(origins.get(step, op.start), op.start)
+    return origins
+
+
+def _transfers(one: _Ops, other: _Ops, place, origins: dict[int, int], waits: bool) -> dict:
+    """Sends and receives between a stage and the next one.
+
+    Where the receiver was idle, its compute starts when the transfer has ended. Where it was not,
+    the transfer has ended before; when is not known, and it is taken to have lasted as long as
+    others do, except where exchanges block and end when both are ready.
+    """
+    d, s = place
+    found = {}
+    for phase, sender, receiver, at in (
+        ("forward", one, other, (s - 1, s)),
+        ("backward", other, one, (s, s - 1)),
+    ):
+        before = _ends_before(receiver)
+        kind = f"{phase}-compute"
+        pairs = [
+            (key, op, receiver[key])
+            for key, op in sender.items()
+            if key[1] == kind and key in receiver and key[0] in origins
+        ]
+        lags = [b.start - a.end for k, a, b in pairs if a.end >= before.get(k, a.end)]
+        typical = max(round(statistics.median(lags)), 0) if lags else 0
+        for key, sent, received in pairs:
+            step, _, call = key
+            end = max(received.start, sent.end)
+            ready = before.get(key, origins[step])
+            if sent.end < ready and not waits:
+                end = min(sent.end + typical, end)
+            start = max(origins[step], min(ready, end))
+            found[d, at[0], step, f"{phase}-send", call] = sent.end, end
+            found[d, at[1], step, f"{phase}-recv", call] = start, end
+    return found
+
+
+def _ends_before(ops: _Ops) -> dict[tuple[int, str, int], int]:
+    """When the op before each op of compute has ended, in its step."""
+    compute = sorted((op.start, key) for key, op in ops.items() if key[1] in COMPUTE)
+    ends: dict[tuple[int, str, int], int] = {}
+    for (_, before), (_, key) in it.pairwise(compute):
+        if before[0] == key[0]:
+            ends[key] = ops[before].end
+    return ends
+
+
+def _reductions(tables: dict[tuple[int, int], _Ops], origins: dict[int, int]) -> dict:
+    """From the last backward of a worker to its optimizer, where no range says it."""
+    found = {}
+    for (d, s), ops in tables.items():
+        last: dict[int, int] = {}
+        for (step, kind, _), op in ops.items():
+            if kind in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+                last[step] = max(last.get(step, op.end), op.end)
+        for step in last.keys() & origins.keys():
+            optimizer = ops.get((step, OPTIMIZER, 0))
+            if optimizer is not None and (step, REDUCE, 0) not in ops:
+                end = max(optimizer.start, last[step])
+                found[d, s, step, REDUCE, 0] = last[step], end
+    return found

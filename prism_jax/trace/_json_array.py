@@ -1,0 +1,262 @@
+"""Reading a JSON file whose array of events may be larger than memory."""
+
+import dataclasses
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import msgspec
+
+from .._files import check_file, shown
+from .._misc import quoted
+
+
+# No file is endless.
+_MOST_BYTES = 2**42
+# What is read at once: the objects that become of it take about ten times as much.
+_CHUNK = 2**22
+# Nothing before or after the events, and no event, is as large.
+_MOST_BESIDE = 2**26
+# Where one object of an array may end. Texts and inner arrays may have such places, too; but what
+# is cut there is no JSON.
+_BETWEEN = re.compile(rb"\}(?=\s*,\s*\{)")
+_LAST = 2**16  # The end of a piece, in which such a place is looked for first.
+# Written by some profilers, and no JSON.
+_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """What a file has beside its events.
+
+    **Attributes:**
+
+    - `beside`: the other keys of the object that holds the array, as far as they can be read.
+    - `size`: bytes of text, after decompression.
+    - `cut`: whether the file ends before its array does.
+    """
+
+    beside: dict[str, Any]
+    size: int
+    cut: bool
+
+
+def read_array(
+    path: str | os.PathLike, key: str, kind: Any, each: Callable[[list], None]
+) -> Document:
+    """Reads a JSON file, plain or gzip, that is an array of objects, or an object with one.
+
+    Text is decoded in pieces of some megabytes, so that memory does not grow with the file. A file
+    that ends early is read as far as it goes.
+
+    **Arguments:**
+
+    - `path`: the file; whether it is compressed is seen from its content.
+    - `key`: of the array in the object.
+    - `kind`: what to decode each of its objects to.
+    - `each`: is called with lists of objects, in the order of the file.
+
+    **Raises:**
+
+    `ValueError` for a file that cannot be read, is not JSON, has no such array, or objects that are
+    not of that kind.
+    """
+    text = _Text(path)
+    before = _up_to_array(text, key)
+    decoder = msgspec.json.Decoder(list[kind])
+    more = True
+    while more and not text.ended:
+        more = text.read()
+        while not text.ended and (objects := _whole_objects(text, decoder)):
+            each(objects)
+    cut = not text.ended
+    while text.read() and len(text.rest) < _MOST_BESIDE:
+        pass
+    after = {} if cut else _table(b"{" + text.rest.lstrip(b" \t\r\n,"))
+    return Document(before | after, text.size, cut)
+
+
+class _Text:
+    """The text of a file, of which `rest` is read and not yet decoded, after `number` events.
+    `ended` says whether the array has ended there.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = path
+        self.rest = b""
+        self.size = 0
+        self.number = 0
+        self.ended = False
+        self._chunks = _uncompressed(path)
+
+    def read(self) -> bool:
+        """Reads on. `False` at the end."""
+        chunk = next(self._chunks, b"")
+        self.rest += chunk
+        self.size += len(chunk)
+        return bool(chunk)
+
+
+def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
+    """Goes to the first object of the array, and gives what stands before it."""
+    opening = re.compile(rb'"%s"\s*:\s*\[' % re.escape(key.encode()))
+    while text.read() and len(text.rest) < _MOST_BESIDE:
+        start = text.rest.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if start[:1] == b"[":
+            text.rest = start[1:]
+            return {}
+        if start[:1] != b"{":
+            break
+        if found := opening.search(text.rest):
+            before = text.rest[: found.start()].rstrip(b" \t\r\n,") + b"}"
+            text.rest = text.rest[found.end() :]
+            return _table(before)
+    what = "it is no JSON trace with" if text.size else "it is empty, without"
+    raise ValueError(
+        f"{shown(text.path)}: {what} an array `{key}`; give one that a profiler has written."
+    )
+
+
+def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
+    """Takes the objects that are whole; `None` where more of the text is needed."""
+    try:
+        return _first_objects(text, decoder) or _last_objects(text, decoder)
+    except _MendedError:
+        return _whole_objects(text, decoder)
+    except _CutError:
+        if len(text.rest) > _MOST_BESIDE:
+            raise ValueError(
+                f"{shown(text.path)}: event {text.number} is larger than {_MOST_BESIDE // 2**20} "
+                "MiB; give a trace as it was recorded."
+            ) from None
+        return None
+
+
+def _first_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
+    """The objects up to one after which another begins."""
+    places = [m.end() for m in _BETWEEN.finditer(text.rest, max(len(text.rest) - _LAST, 0))]
+    places = places or [m.end() for m in _BETWEEN.finditer(text.rest)]
+    for place in reversed(places):
+        try:
+            objects = _decode(b"[" + text.rest[:place] + b"]", decoder, text)
+        except _CutError:
+            continue
+        except _EndError:
+            return None
+        text.rest = text.rest[place:].lstrip().removeprefix(b",")
+        return objects
+    return None
+
+
+def _last_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
+    """The objects up to the end of the array."""
+    piece = b"[" + text.rest
+    try:
+        objects, end = _decode(piece, decoder, text), len(piece)
+    except _EndError as error:
+        end = error.place
+        objects = _decode(piece[:end], decoder, text)
+    text.rest, text.ended = piece[end:], True
+    return objects
+
+
+class _CutError(Exception):
+    """The text ends within an object."""
+
+
+class _MendedError(Exception):
+    """The rest of the text is another now."""
+
+
+class _EndError(Exception):
+    """The array ends at `place`, and something else follows."""
+
+    def __init__(self, place: int):
+        self.place = place
+
+
+def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> list:
+    try:
+        objects = decoder.decode(piece)
+    except msgspec.ValidationError as error:
+        raise ValueError(_other_thing(text, str(error))) from None
+    except msgspec.DecodeError as error:
+        if "truncated" in str(error):
+            raise _CutError from None
+        found = re.search(r"(.*) \(byte (\d+)\)", str(error).removeprefix("JSON is malformed: "))
+        problem, place = (found[1], int(found[2])) if found else (str(error), 0)
+        if problem == "trailing characters":
+            raise _EndError(place - 1) from None  # It counts from one.
+        mended = _NOT_A_NUMBER.sub(rb"\1null", text.rest)
+        if mended == text.rest:
+            byte = text.size - len(text.rest) + max(place - 2, 0)
+            raise ValueError(
+                f"{shown(text.path)}: this is not valid JSON at byte {byte:,} ({quoted(problem)}); "
+                "record the trace again."
+            ) from None
+        text.rest = mended
+        raise _MendedError from None
+    except RecursionError:
+        raise ValueError(
+            f"{shown(text.path)}: event {text.number} or one after it nests too deeply; give a "
+            "trace as it was recorded."
+        ) from None
+    text.number += len(objects)
+    return objects
+
+
+def _other_thing(text: _Text, error: str) -> str:
+    problem, _, place = error.partition(" - at `$[")
+    index, _, key = place.rstrip("`").partition("]")
+    number = text.number + int(index) if index.isdigit() else text.number
+    what = f"`{quoted(key.lstrip('.'))}` of event {number}" if key else f"event {number}"
+    return (
+        f"{shown(text.path)}: {what} is no part of a trace "
+        f"({quoted(problem[0].lower() + problem[1:])}); give a trace as it was recorded."
+    )
+
+
+def _table(text: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(_NOT_A_NUMBER.sub(rb"\1null", text))
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _uncompressed(path: str | os.PathLike) -> Iterator[bytes]:
+    """The content in pieces; of a compressed file that is damaged, what stands before."""
+    try:
+        check_file(path, _MOST_BYTES)
+        with open(path, "rb") as file:
+            chunk = file.read(_CHUNK)
+            if chunk[:2] == b"\x1f\x8b":
+                yield from _inflated(file, chunk)
+                return
+            while chunk:
+                yield chunk
+                chunk = file.read(_CHUNK)
+    except FileNotFoundError:
+        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
+    except OSError as error:
+        raise ValueError(
+            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
+        ) from None
+
+
+def _inflated(file: BinaryIO, chunk: bytes) -> Iterator[bytes]:
+    """The content of a gzip file, which may have several members."""
+    inflate = zlib.decompressobj(wbits=31)
+    while chunk:
+        try:
+            text = inflate.decompress(chunk, _CHUNK)
+        except zlib.error:
+            return
+        if text:
+            yield text
+        chunk = inflate.unconsumed_tail
+        if inflate.eof:
+            chunk, inflate = inflate.unused_data, zlib.decompressobj(wbits=31)
+        chunk = chunk or file.read(_CHUNK)

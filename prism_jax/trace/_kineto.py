@@ -1,0 +1,188 @@
+"""Reading what the PyTorch profiler writes: Kineto's JSON, one file a rank."""
+
+import collections
+import os
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .._files import shown
+from .._misc import counted
+from ._collective_names import collective_of, collective_of_kernel
+from ._json_array import read_array
+from ._spans import (
+    BACKWARD,
+    HOST_OP,
+    KERNEL,
+    LAUNCH,
+    MESSAGE,
+    RANGE,
+    Message,
+    RankTrace,
+    SpanList,
+)
+
+
+# Units in nanoseconds. Chrome's format has microseconds.
+UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+# The median call of an operator or of the driver takes from half a microsecond to half a
+# millisecond; so a median that is a thousand times as long or as short is one of another unit.
+_LEAST_CALL_S, _FEWEST_CALLS = 5e-7, 100
+_CALLS = ("cpu_op", "cuda_runtime", "hip_runtime")
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
+_NODE = "autograd::engine::evaluate_function"
+
+
+class _Args(msgspec.Struct, gc=False):
+    stream: Any = None
+    correlation: Any = None
+    grid: Any = None
+    outer: Any = msgspec.field(name="External id", default=None)
+    outer_before_2023: Any = msgspec.field(name="external id", default=None)
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    members: Any = msgspec.field(name="Group size", default=None)
+    size: Any = msgspec.field(name="In msg nelems", default=None)
+    dtype: Any = None
+    sequence: Any = msgspec.field(name="Seq", default=None)
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str | int | float | None = ""
+    ts: float | None = None
+    dur: float | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    args: _Args | None = None
+
+
+def read_kineto(path: str | os.PathLike, *, time_unit: str | None = None) -> RankTrace:
+    """Reads a trace of the PyTorch profiler (`export_chrome_trace`), plain or gzip.
+
+    Memory grows with the ranges, kernels and calls in it, not with its text: about 50 bytes each.
+
+    **Arguments:**
+
+    - `path`: the file.
+    - `time_unit`: of `ts` and `dur`: `s`, `ms`, `us` or `ns`. By default microseconds, except where
+        the calls in the file would then be a thousand times longer or shorter than any are.
+
+    **Raises:**
+
+    `ValueError` for a file that cannot be read or is no such trace. One that ends early is read as
+    far as it goes, with a note.
+    """
+    reader = _Reader(path, time_unit)
+    found = read_array(path, "traceEvents", _Event, reader.add)
+    spans = reader.spans.spans()
+    base, own = found.beside.get("baseTimeNanoseconds"), found.beside.get("distributedInfo")
+    if isinstance(base, int):
+        spans = spans.moved(base)
+    own = own if isinstance(own, dict) else {}
+    notes = list(reader.notes)
+    if found.cut:
+        events = counted(sum(reader.events.values()), "event")
+        notes.append(f"the file ends early: {events} are there, of the rest nothing is known")
+    if not reader.events:
+        raise ValueError(f"{shown(path)}: it has no events; give a trace as it was recorded.")
+    rank, world_size = _whole(own.get("rank")), _whole(own.get("world_size"))
+    return RankTrace(
+        os.fspath(path),
+        rank if rank >= 0 else None,
+        world_size if world_size > 0 else None,
+        spans,
+        dict(reader.events),
+        found.size,
+        tuple(notes),
+    )
+
+
+class _Reader:
+    def __init__(self, path: str | os.PathLike, time_unit: str | None):
+        self.path = path
+        self.unit = UNITS[time_unit] if time_unit else 0
+        self.spans = SpanList()
+        self.events: collections.Counter[str] = collections.Counter()
+        self.notes: list[str] = []
+        self.sequences: dict[int, int] = {}  # Of collectives, by their call on the host.
+
+    def add(self, events: list[_Event]) -> None:
+        if not self.unit:
+            self.unit = UNITS[unit := _unit(events)]
+            if unit != "us":
+                self.notes.append(f"times are taken to be in {unit}, for calls take that long")
+        self.events.update(event.cat or "other" for event in events)
+        for event in events:
+            if event.ph == "X" and event.ts is not None and event.dur is not None:
+                self._add(event, event.cat)
+
+    def _add(self, event: _Event, category: str | None) -> None:
+        name, args = str(event.name), event.args or _NO_ARGS
+        link, message, sequence = -1, None, -1
+        if category in ("user_annotation", "cpu_op"):
+            if args.collective is not None:
+                kind, message, sequence = MESSAGE, _message(args), _whole(args.sequence)
+                self.sequences[_whole(args.outer)] = sequence
+            elif name.startswith("gloo:"):
+                kind, message = MESSAGE, Message(collective_of(name))
+            elif name.startswith(_NODE):
+                kind = BACKWARD
+            else:
+                kind = RANGE if category == "user_annotation" else HOST_OP
+        elif category in _DEVICE:
+            kind, link = KERNEL, _whole(args.correlation)
+            outer = args.outer if args.outer is not None else args.outer_before_2023
+            sequence = _whole(args.sequence)
+            if sequence < 0:
+                sequence = self.sequences.get(_whole(outer), -1)
+            if args.collective is not None:
+                message = _message(args)
+            elif category == "kernel" and (collective := collective_of_kernel(name)):
+                message = Message(collective)
+            if isinstance(args.grid, list):  # The same kernel at another size is another one.
+                name = f"{name} {'x'.join(map(str, args.grid[:3]))}"
+        elif category in _LAUNCHES and args.correlation is not None:
+            if not ("Launch" in name or "Memcpy" in name or "Memset" in name):
+                return
+            kind, link = LAUNCH, _whole(args.correlation)
+        else:
+            return
+        try:
+            start, lane = round(event.ts * self.unit), f"{event.pid}/{event.tid}"
+            end = start + max(round(event.dur * self.unit), 0)
+            self.spans.add(kind, start, end, name, lane, link, message, sequence)
+        except OverflowError:
+            raise ValueError(
+                f"{shown(self.path)}: `{name[:40]}` is at {event.ts:g}, which is beyond any clock; "
+                "give the unit of its times with --time-unit."
+            ) from None
+
+
+_NO_ARGS = _Args()
+
+
+def _message(args: _Args) -> Message:
+    members, size = max(_whole(args.members), 0), max(_whole(args.size), 0)
+    group = "" if args.group is None else str(args.group)
+    return Message(collective_of(str(args.collective)), group, members, size, str(args.dtype or ""))
+
+
+def _whole(value: object) -> int:
+    """A whole number of 64 bits, also from a text; -1 for anything else."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
+        return int(value)
+    return value if type(value) is int and abs(value) < 2**63 else -1
+
+
+def _unit(events: list[_Event]) -> str:
+    seconds = [e.dur for e in events if e.cat in _CALLS and e.dur is not None]
+    if len(seconds) < _FEWEST_CALLS:
+        return "us"
+    median = float(np.median(seconds))
+    possible = (u for u, ns in UNITS.items() if 1 <= median * ns * 1e-9 / _LEAST_CALL_S < 1000)
+    return next(possible, "us")

@@ -1,0 +1,206 @@
+"""The ops of one rank: what its named ranges stand for, on the clock of the device."""
+
+import dataclasses
+import itertools as it
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int
+
+from ._ops import TRANSFERS
+from ._range_names import BACKWARD_INPUT, BACKWARD_WEIGHT, Reader
+from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, RankTrace, Spans
+
+
+FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOp:
+    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 where names do not
+    say.
+    """
+
+    step: int
+    op: str
+    microbatch: int
+    stage: int
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOps:
+    """What is kept of one rank when its spans are let go.
+
+    **Attributes:**
+
+    - `rank`: its number.
+    - `steps`: `(steps, 3)`: number, start and end of each.
+    - `ops`: in the order of their starts.
+    - `collectives`: of each message with its sequence number, `(calls, 2)` starts and ends.
+    """
+
+    rank: int
+    steps: Int[np.ndarray, "steps 3"]
+    ops: tuple[RankOp, ...]
+    collectives: dict[tuple[Message, int], tuple[int, int]]
+
+
+def rank_ops(trace: RankTrace, rank: int, reader: Reader) -> RankOps:
+    """The ops of one rank.
+
+    The range of an op is on the host; the op lasts from the first to the last kernel that was
+    launched meanwhile, without collectives, for these wait. Where there is no device, operators of
+    the host take the place of kernels. A backward that nobody has named is what autograd runs after
+    each forward.
+
+    **Arguments:**
+
+    - `trace`: of one rank.
+    - `rank`: its number.
+    - `reader`: of names.
+    """
+    spans = trace.spans
+    ranges = _named(spans, reader)
+    steps = _steps(spans, reader, ranges)
+    device = spans.kind == KERNEL
+    every = _Kernels(spans, spans[device])
+    computing = _Kernels(spans, spans[device & (spans.message < 0)])
+    nodes = spans[spans.kind == BACKWARD]
+    ops = []
+    for number, start, end in steps.tolist():
+        mine = [r for r in ranges if start <= r.start < end]
+        if not any(r.op.startswith("backward") for r in mine):
+            mine += _unnamed_backwards(mine, nodes, number, end)
+        mine = [dataclasses.replace(_without_waits(r, nodes), step=number) for r in mine]
+        for r in _numbered(mine):
+            if r.op in TRANSFERS and not device.any():
+                continue  # The host only asks for it then.
+            op = (computing if r.op in _COMPUTING else every).of(r)
+            ops += [op] if op else []
+    return RankOps(rank, steps, tuple(ops), _collectives(spans))
+
+
+def _named(spans: Spans, reader: Reader) -> list[RankOp]:
+    """The outermost ranges of each kind, in the order of their starts."""
+    found = []
+    of_name = [reader.op(name) for name in spans.names]
+    known = np.array([named is not None for named in of_name] or [False])
+    chosen = spans[(spans.kind == RANGE) & known[spans.name]]
+    last: dict[str, int] = {}
+    for i in np.lexsort((-chosen.end, chosen.start)).tolist():
+        named = of_name[chosen.name[i]]
+        start, end = int(chosen.start[i]), int(chosen.end[i])
+        if named is None or end <= last.get(named.op, start):
+            continue
+        last[named.op] = end
+        for op in named.op.split("+"):
+            found.append(RankOp(-1, op, named.microbatch, named.stage, start, end))
+    return found
+
+
+def _steps(spans: Spans, reader: Reader, ranges: list[RankOp]) -> Int[np.ndarray, "steps 3"]:
+    """Number, start and end of each step: of ranges that say so, or up to the end of each
+    optimizer.
+    """
+    found = {}
+    numbers = [reader.step(name) for name in spans.names]
+    for i in np.flatnonzero(spans.kind == RANGE).tolist():
+        number = numbers[spans.name[i]]
+        if number is not None:
+            found.setdefault(number, (number, int(spans.start[i]), int(spans.end[i])))
+    if not found:
+        start = int(spans.start.min()) if len(spans) else 0
+        for number, r in enumerate(r for r in ranges if r.op == OPTIMIZER):
+            found[number] = (number, start, r.end)
+            start = r.end
+    return np.array(sorted(found.values()), np.int64).reshape(-1, 3)
+
+
+def _unnamed_backwards(
+    ranges: list[RankOp], nodes: Spans, number: int, step_end: int
+) -> Iterator[RankOp]:
+    """What autograd runs between a forward and what comes next."""
+    forwards = [r for r in ranges if r.op == FORWARD_COMPUTE]
+    for forward, following in it.pairwise([*forwards, None]):
+        until = following.start if following else step_end
+        inside = (nodes.start >= forward.end) & (nodes.start < until)
+        if inside.any():
+            start, end = int(nodes.start[inside].min()), int(nodes.end[inside].max())
+            stage, call = forward.stage, forward.microbatch
+            yield RankOp(number, BACKWARD_COMPUTE, call, stage, start, end)
+
+
+def _without_waits(r: RankOp, nodes: Spans) -> RankOp:
+    """A backward as far as autograd computes: what comes after waits for other replicas."""
+    if r.op != BACKWARD_COMPUTE:
+        return r
+    inside = (nodes.start >= r.start) & (nodes.end <= r.end)
+    if not inside.any():
+        return r
+    start, end = int(nodes.start[inside].min()), int(nodes.end[inside].max())
+    return dataclasses.replace(r, start=start, end=end)
+
+
+def _numbered(ranges: list[RankOp]) -> Iterator[RankOp]:
+    """With microbatches counted in the order of time where names do not say."""
+    seen: dict[str, int] = {}
+    for r in sorted(ranges, key=lambda r: r.start):
+        call = seen.get(r.op, 0)
+        seen[r.op] = call + 1
+        yield r if r.microbatch >= 0 else dataclasses.replace(r, microbatch=call)
+
+
+class _Kernels:
+    """Kernels in the order in which they were launched."""
+
+    def __init__(self, spans: Spans, device: Spans):
+        if len(device):
+            launches = spans[spans.kind == LAUNCH]
+            order = np.argsort(launches.link, kind="stable")
+            links = launches.link[order]
+            place = np.minimum(np.searchsorted(links, device.link), max(len(links) - 1, 0))
+            known = (links[place] == device.link) if len(links) else np.zeros(len(device), bool)
+            device = device[known]
+            launched = launches.start[order][place[known]] if len(links) else device.start
+        else:
+            computes = np.array([not n.startswith(_WAITING) for n in spans.names] or [False])
+            device = spans[(spans.kind == HOST_OP) & computes[spans.name]]
+            launched = device.start
+        order = np.argsort(launched, kind="stable")
+        self.launched = launched[order]
+        self.start, self.end = device.start[order], device.end[order]
+
+    def of(self, r: RankOp) -> RankOp | None:
+        """The op on the clock of the device; `None` where it launched nothing."""
+        if not len(self.launched):
+            return r
+        low, high = np.searchsorted(self.launched, [r.start, r.end]).tolist()
+        if low == high:
+            return None
+        start, end = int(self.start[low:high].min()), int(self.end[low:high].max())
+        return dataclasses.replace(r, start=start, end=end)
+
+
+# Ops of which the collectives are waits for others; any other op is a collective itself.
+_COMPUTING = (FORWARD_COMPUTE, BACKWARD_COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER)
+# Operators of the host that wait for others.
+_WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
+
+
+def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
+    """Collectives by what all their members know of them."""
+    found = {}
+    seen: dict[Message, int] = {}
+    mine = spans[(spans.kind == KERNEL) & (spans.message >= 0)]
+    if not len(mine):
+        mine = spans[spans.kind == MESSAGE]
+    for i in np.argsort(mine.start, kind="stable").tolist():
+        message = mine.messages[mine.message[i]]
+        number = seen.get(message, 0)
+        seen[message] = number + 1
+        sequence = int(mine.sequence[i])
+        key = (message, sequence if sequence >= 0 else number)
+        found[key] = (int(mine.start[i]), int(mine.end[i]))
+    return found

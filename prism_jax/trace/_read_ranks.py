@@ -1,0 +1,84 @@
+"""Reading traces of profilers as a trace of ops."""
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .._files import shown
+from .._misc import counted
+from ..data import Job
+from ._formats import read_ranks
+from ._join_ranks import JoinedOps, join_ranks
+from ._range_names import RangeNames, Reader
+from ._rank_ops import rank_ops
+from ._read_trace import COLUMNS, trace_of_rows
+from ._spans import RankTrace
+from ._trace import Trace
+
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def read_profile_traces(
+    path: str | os.PathLike,
+    job: Job,
+    format: str = "kineto",
+    *,
+    names: RangeNames | None = None,
+    time_unit: str | None = None,
+) -> Trace:
+    """Reads what a profiler recorded on the ranks of a job.
+
+    **Arguments:**
+
+    - `path`: a folder with a file for each rank, or one file.
+    - `job`: its layout and schedule must be those of the traced job.
+    - `format`: `kineto`, the JSON of the PyTorch profiler.
+    - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
+    - `time_unit`: of the times in the files, where it is not the format's.
+
+    **Returns:**
+
+    A [`Trace`][]. Where ranks are missing, its job has the replicas that are whole.
+
+    **Raises:**
+
+    As `read_trace`, and `ValueError` for a file that is no trace of that format.
+    """
+    joined = joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
+    trace = trace_of_rows(table_of(joined).lazy(), path, joined.job)
+    return dataclasses.replace(trace, notes=joined.notes)
+
+
+def joined_ops(
+    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: str | os.PathLike
+) -> JoinedOps:
+    """The ops of all ranks, each rank's spans let go when they are read."""
+    reader = Reader(names)
+    found, notes = [], []
+    for trace in ranks:
+        found.append(rank_ops(trace, trace.rank or 0, reader))
+        notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
+    for ops in found:
+        if not ops.ops:
+            raise ValueError(
+                f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')} and no op "
+                "that its ranges name; say with --names what they stand for, or record them with "
+                "`record_function`."
+            )
+    joined = join_ranks(found, job, reader.order, shown(path))
+    return JoinedOps(joined.rows, joined.job, joined.clocks, (*notes, *joined.notes))
+
+
+def table_of(joined: JoinedOps) -> "pl.DataFrame":
+    """As `read_trace` reads it from a file."""
+    import polars as pl
+
+    order = ("dp_rank", "stage", "step", "optype", "seq_id", "start_ts", "duration")
+    return pl.DataFrame(
+        sorted(joined.rows, key=lambda row: (row[2], row[0], row[1], row[5])),
+        schema={name: getattr(pl, COLUMNS[name]) for name in order},
+        orient="row",
+    )
