@@ -135,6 +135,19 @@ def test_replicas_share_the_optimizer():
     assert half["optimizer"] == 8 * half["parameters"]
 
 
+def test_copies_of_the_optimizer_are_as_many_as_instances():
+    options = ("layout.dp=8", "cluster=dgx-a100-512", "training.zero=1")
+    one, two = (
+        prism.memory(_job(*options, f"training.optimizer_instances={n}"))
+        .ranks[3]
+        .parts["optimizer"]
+        for n in (1, 2)
+    )
+    assert two == 2 * one
+    with pytest.raises(ValueError, match="optimizer_instances` = 3 does not divide"):
+        prism.memory(_job(*options, "training.optimizer_instances=3"))
+
+
 def test_experts_are_dealt_and_shared_by_their_own_degrees():
     options = ("model=mixtral-8x7b", "layout.tp=2", "layout.dp=8", "layout.pp=4")
     options += ("schedule.virtual_stages=1", "schedule.kind=1f1b", "training.zero=1")

@@ -126,6 +126,36 @@ def test_tokens_go_to_their_experts_and_back():
     assert groups == {"dp4", "edp2"}
 
 
+def test_scans_of_a_sequence_that_is_split():
+    """Each rank has the whole sequence for a part of the heads: equal work, two exchanges."""
+    model = msgspec.structs.replace(
+        _SMALL,
+        layers=(Layer(("mamba",), 3),),
+        num_layers=3,
+        modules={"mamba": {"mamba_num_heads": 32}},
+    )
+    (_, whole), (_, split) = (
+        _lowered(model, (f"layout.cp={cp}", f"layout.dp={4 // cp}")) for cp in (1, 2)
+    )
+    for phase in ("forward", "backward"):
+        assert _flop(getattr(whole, phase)) == 2 * _flop(getattr(split, phase))
+        assert _sent(getattr(split, phase))["all_to_all"] == 2 * 3
+        assert _sent(getattr(whole, phase))["all_to_all"] == 0
+
+
+def test_shards_are_reduced_over_their_copies():
+    options = ("training.zero=1", "training.overlap_grad_reduce=false", "layout.dp=4")
+    (_, one), (_, two) = (
+        _lowered(load_model("llama-3.1-8b"), (*options, f"training.optimizer_instances={n}"))
+        for n in (1, 2)
+    )
+    sizes = [[k.size.split()[:2] for k in kernels_of(w.reduce_scatter[0])] for w in (one, two)]
+    (whole, group), ((same, inner), (share, outer)) = sizes[0][0], sizes[1]
+    assert (group, inner, outer) == ("dp4", "dp2", "dp-peers2")
+    assert whole == same
+    assert int(share[:-1]) == pytest.approx(int(whole[:-1]) / 2, rel=1e-9)
+
+
 @pytest.mark.parametrize("overrides", [("layout.pp=2",), ("layout.pp=2", "layout.tp=2")])
 def test_unequal_layers_are_dealt_in_order(overrides):
     overrides = ("layout.tp=1", *overrides, "schedule.layers_per_stage=[2,6]")

@@ -197,8 +197,6 @@ def _layout(read: Reader, num_gpus: int) -> Table:
     if "num-experts" not in read:
         layout["ep"] = 1
         layout.pop("etp", None)
-    if read.count("num-distributed-optimizer-instances", 1) > 1:
-        read.problems.append("`num-distributed-optimizer-instances` of more than one")
     return layout
 
 
@@ -218,6 +216,7 @@ def _training(read: Reader, model: Table) -> Table:
         "sequence_length": read.count("seq-length", model["max_positions"]),
         "dtype": "fp8" if "fp8-format" in read or "fp8" in read else half,
         "zero": int(sharded),
+        "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
         "attention": "unfused" if unfused else "flash",
         "sequence_parallel": read.flag("sequence-parallel"),
         "tp_overlap": read.flag("tp-comm-overlap"),

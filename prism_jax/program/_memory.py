@@ -119,9 +119,11 @@ def _static(job: Job, stage: StageMemory) -> Sizes:
     gradient = 4 if training.gradient_dtype == "fp32" else 2
     # Adam reads float32 gradients; where they are reduced in another dtype it has a copy.
     state = 12 if gradient == 4 else 16
-    replicas = layout.dp * layout.cp if training.zero else 1
-    stage_ranks = layout.tp * layout.cp * layout.dp
-    expert_replicas = stage_ranks // (layout.ep * layout.expert_tp) if training.zero else 1
+    replicas = expert_replicas = 1
+    if training.zero:
+        instances, stage_ranks = training.optimizer_instances, layout.tp * layout.cp * layout.dp
+        replicas = layout.dp * layout.cp // instances
+        expert_replicas = stage_ranks // (layout.ep * layout.expert_tp) // instances
     both = stage.dense + stage.experts
     sharded = stage.dense / replicas + stage.experts / expert_replicas
     return {"parameters": 2 * both, "gradients": gradient * both, "optimizer": state * sharded}

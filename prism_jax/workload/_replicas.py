@@ -34,7 +34,9 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     largest = max(held, key=sum)
     shard = sum(largest)
     if training.zero:
-        shard = largest.dense / costs.dp.size + largest.experts / costs.edp.size
+        instances = training.optimizer_instances
+        shard = largest.dense / (costs.dp.size // instances)
+        shard += largest.experts / (costs.edp.size // instances)
     segments = [
         segment(
             [costs.move("optimizer", 4 * shard)],
@@ -49,7 +51,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
             parameters = getattr(largest, part)
             if parameters == 0:
                 continue
-            kernel = costs.collective("all_gather", 2 * parameters, group)
+            kernel = costs.collective("all_gather", 2 * parameters, _instance(costs, group)[0])
             if training.overlap_param_gather:
                 kernel = _hide(costs, kernel, stages, rank, forward, part)
             segments.append(segment([], kernel))
@@ -67,11 +69,17 @@ def _gradient_kernels(
         parameters = getattr(held, part)
         if parameters == 0:
             continue
-        kind = "reduce_scatter" if training.zero else "all_reduce"
-        kernel = costs.collective(kind, size * parameters, group)
+        if training.zero:
+            inner, outer = _instance(costs, group)
+            found = [costs.collective("reduce_scatter", size * parameters, inner)]
+            if outer.size > 1:
+                share = size * parameters / inner.size
+                found.append(costs.collective("all_reduce", share, outer))
+        else:
+            found = [costs.collective("all_reduce", size * parameters, group)]
         if training.overlap_grad_reduce:
-            kernel = _hide(costs, kernel, stages, rank, backward, part)
-        kernels.append(kernel)
+            found = [_hide(costs, kernel, stages, rank, backward, part) for kernel in found]
+        kernels += found
     if model.tied_embeddings and len(stages.ends) > 1 and rank in stages.ends:
         # The first and the last stage each have a copy of the embedding.
         apart = max(stages.ends) - min(stages.ends)
@@ -85,6 +93,14 @@ def _reduced(costs: Costs) -> list[tuple[str, Group]]:
     """The fields of `Held` with the group of each over which gradients are reduced, if any."""
     groups = (("dense", costs.dp), ("experts", costs.edp))
     return [(part, group) for part, group in groups if group.size > 1]
+
+
+def _instance(costs: Costs, group: Group) -> tuple[Group, Group]:
+    """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
+    instances = costs.training.optimizer_instances
+    size = group.size // instances
+    peers = Group(f"{group.name}-peers", instances, size * group.stride)
+    return Group(group.name, size, group.stride), peers
 
 
 def _sum(held: Iterable[Held]) -> Held:

@@ -97,6 +97,13 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
             f"`layout` has ep*etp = {layout.ep}*{layout.expert_tp}, which does not divide the "
             f"tp*cp*dp = {stage} ranks of a stage; use a divisor."
         )
+    instances, replicas = training.optimizer_instances, stage // layout.tp
+    experts = stage // (layout.ep * layout.expert_tp)
+    if replicas % instances != 0 or experts % instances != 0:
+        raise ValueError(
+            f"`training.optimizer_instances` = {instances} does not divide dp*cp = {replicas} and "
+            f"the {experts} replicas of experts; use a divisor of both."
+        )
     layers_of_stages(model, layout, schedule)
 
 

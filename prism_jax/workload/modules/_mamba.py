@@ -3,6 +3,7 @@ import dataclasses
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
+from .._parts import segment
 from ._around import (
     cast,
     cast_gradient,
@@ -21,7 +22,9 @@ class Mamba(AbstractModule):
     """A Mamba-2 mixer: a short convolution and a state-space scan between two matrices.
 
     The scan is priced as the products of its chunks (Dao and Gu 2024, arXiv:2405.21060, section 6):
-    within a chunk as of attention without a softmax, and into and out of the state.
+    within a chunk as of attention without a softmax, and into and out of the state. In a
+    context-parallel group each rank scans the whole sequence of its part of the heads: an
+    all_to_all before the convolution and one after the scan exchange the two, as in Megatron-LM.
 
     **Attributes:**
 
@@ -58,11 +61,12 @@ class Mamba(AbstractModule):
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(("tp", layout.tp), "mamba_num_heads", self.mamba_num_heads)
         check_divides(("tp", layout.tp), "num_groups", self.num_groups)
-        if layout.cp != 1:
-            raise ValueError(
-                f"`layout.cp` = {layout.cp}, but a Mamba mixer is described without context "
-                "parallelism only; use `cp = 1`."
-            )
+        for key in ("mamba_num_heads", "num_groups"):
+            if getattr(self, key) // layout.tp % layout.cp != 0:
+                raise ValueError(
+                    f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide "
+                    f"`model.{key}` = {getattr(self, key)}; use a divisor."
+                )
 
     def parameters(self, model: Model) -> Parameters:
         matrices = model.hidden_size * (self.input_width + self.inner_size)
@@ -72,33 +76,34 @@ class Mamba(AbstractModule):
 
     def forward(self, costs: Costs, before: list) -> list[Segment]:
         first, last = self._linears(costs)
-        kernels = [
-            *cast(costs, costs.tokens * costs.model.hidden_size),
-            first.forward,
-            self._move(costs, 2 * self.conv_width),
-            *self._scan(costs),
+        enter = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
+        scan = [self._move(costs, 2 * self.conv_width), *self._scan(costs)]
+        leave = [
             self._move(costs, 3 * self.inner_size),  # Gated and normed.
             *cast(costs, costs.tokens * self.inner_size // costs.layout.tp),
             last.forward,
         ]
+        segments, kernels = self._exchanged(costs, [enter, scan, leave])
         return [
             *open_module(costs, before, first.forward),
+            *segments,
             *close_module(costs, kernels, last.forward),
         ]
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         first, last = self._linears(costs)
-        kernels = [
+        enter = [
             *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
             *gradients(last, weights),
             self._move(costs, 6 * self.inner_size),
-            # Each product has two gradients; the states are made again.
-            *(3 * self._scan(costs)),
-            self._move(costs, 4 * self.conv_width),
-            *cast_gradient(costs, costs.tokens * self.input_width // costs.layout.tp),
         ]
+        # Each product has two gradients; the states are made again.
+        scan = [*(3 * self._scan(costs)), self._move(costs, 4 * self.conv_width)]
+        leave = cast_gradient(costs, costs.tokens * self.input_width // costs.layout.tp)
+        segments, kernels = self._exchanged(costs, [enter, scan, leave])
         return [
             *open_module(costs, before, last.dgrad),
+            *segments,
             *close_backward(costs, kernels, first, weights),
         ]
 
@@ -110,6 +115,18 @@ class Mamba(AbstractModule):
         width = (self.input_width + self.conv_width + 2 * self.inner_size) // costs.layout.tp
         return {"mamba": costs.activation_bytes * costs.tokens * width}
 
+    def _exchanged(
+        self, costs: Costs, parts: list[list[Kernel]]
+    ) -> tuple[list[Segment], list[Kernel]]:
+        """Kernels before, in and after the scan, with an all_to_all between each; the last ones are
+        left to be closed."""
+        if costs.layout.cp == 1:
+            return [], [kernel for part in parts for kernel in part]
+        widths = (self.input_width, self.inner_size)
+        values = [costs.tokens * width // costs.layout.tp for width in widths]
+        sent = [costs.collective("all_to_all", 2 * size, costs.cp) for size in values]
+        return [segment(part, one) for part, one in zip(parts, sent, strict=False)], parts[-1]
+
     def _linears(self, costs: Costs) -> tuple[Linear, Linear]:
         tp, hidden = costs.layout.tp, costs.model.hidden_size
         return (
@@ -118,9 +135,11 @@ class Mamba(AbstractModule):
         )
 
     def _scan(self, costs: Costs) -> list[Kernel]:
-        chunk = min(self.chunk_size, costs.tokens)
-        chunks = costs.tokens // chunk
-        heads, groups = self.mamba_num_heads // costs.layout.tp, self.num_groups // costs.layout.tp
+        layout, length = costs.layout, costs.training.sequence_length
+        chunk = min(self.chunk_size, length)
+        chunks = costs.training.microbatch_size * length // chunk
+        heads = self.mamba_num_heads // (layout.tp * layout.cp)
+        groups = self.num_groups // (layout.tp * layout.cp)
         state, size, dtype = self.state_size, self.mamba_head_size, costs.base_dtype
         return [
             costs.gemm(chunk, chunk, state, dtype, chunks * groups),
