@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from prism_jax import data
-from prism_jax.workload import check_split
+from prism_jax.workload import check_split, count_parameters
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -277,6 +277,6 @@ def _job(model, layout, schedule, training, cluster: str) -> data.Job:
 def _check_memory(model: data.Model, layout: data.Layout, machine: data.Cluster) -> None:
     """Refuses what only sharded parameters can have run: two bytes of each parameter and of its
     gradient alone are more than a device holds."""
-    held = 4 * model.num_parameters / (layout.tp * layout.pp)
+    held = 4 * count_parameters(model) / (layout.tp * layout.pp)
     if held > machine.device.memory_bytes:
         raise ValueError("parameters must have been sharded, for they do not fit")

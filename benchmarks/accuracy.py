@@ -3,9 +3,11 @@
     python benchmarks/accuracy.py            # tables in Markdown; --json for one JSON object
     python benchmarks/accuracy.py --only scales
     python benchmarks/accuracy.py --means    # the same as --only means
+    python benchmarks/accuracy.py --memory   # the same as --only memory
 
 - `traces`: `../shared/data/straggler_traces`; see `_traces.py`.
 - `means`: `../shared/data/published` and the systems of `../shared/data/mlperf`; see `_means.py`.
+- `memory`: `../shared/data/megatron_golden/memory.csv`; see `_memory.py`.
 - `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks what is further off than
   1.5 % of the median, 0.01 of p95/p50, a factor of 1.5 of the spread of the core, or, where that is
   more, what two runs of that system differ by.
@@ -21,6 +23,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 _FOLDERS = {"means": "published", "traces": "straggler_traces", "scales": "mlperf"}
+_FOLDERS["memory"] = "megatron_golden"
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
@@ -32,6 +35,9 @@ def main() -> None:
     parser.add_argument(
         "--means", dest="only", action="store_const", const="means", help="the same as --only means"
     )
+    parser.add_argument(
+        "--memory", dest="only", action="store_const", const="memory", help="as --only memory"
+    )
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
     for name, folder in _FOLDERS.items():
@@ -42,12 +48,18 @@ def main() -> None:
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     from benchmarks._means import mean_rows, mean_table
+    from benchmarks._memory import memory_rows, memory_table
     from benchmarks._scales import scale_rows, scale_table
     from benchmarks._traces import all_trace_rows, trace_table
 
     parts = {"means": (mean_rows, mean_table), "traces": (all_trace_rows, trace_table)}
     parts["scales"] = (scale_rows, scale_table)
     result = {}
+    if arguments.only in (None, "memory"):
+        rows, refused = memory_rows(arguments.data / _FOLDERS["memory"] / "memory.csv")
+        result["memory"] = {"rows": [row._asdict() for row in rows], "refused": refused}
+        if not arguments.json:
+            print(memory_table(rows, refused), end="\n\n", flush=True)
     for name, (rows_of, table) in parts.items():
         if arguments.only in (None, name):
             result[name] = list(rows_of(arguments.data / _FOLDERS[name]))

@@ -55,6 +55,7 @@ from .law import (
 )
 from .placement import Placement as Placement, place as place
 from .program import (
+    Memory as Memory,
     Network as Network,
     Op as Op,
     Program as Program,
@@ -66,6 +67,7 @@ from .program import (
     compile_program as compile_program,
     load_profile as load_profile,
     load_program as load_program,
+    memory as memory,
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends

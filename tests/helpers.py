@@ -1,6 +1,8 @@
 """Oracles, which use neither JAX nor the package's graphs, and small programs for tests."""
 
 import heapq
+import math
+from collections import Counter
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
 from prism_jax.program import Network, Stall, Variability, assemble
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
-from prism_jax.workload import Kernel, Segment, Workload, lower
+from prism_jax.workload import Block, Kernel, Segment, Workload, lower
 
 
 def event_loop_ends(predecessors, latencies) -> list[float]:
@@ -123,6 +125,33 @@ def lower_job(job: Job) -> Workload:
     ranks = tuple(range(job.layout.pp)) * job.schedule.virtual_stages
     parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
     return lower(*parts, ranks)  # pyright: ignore[reportArgumentType]
+
+
+def kernels_of(block: Block) -> Counter[Kernel]:
+    """How often each kernel of a block runs, collectives too."""
+    counts: Counter[Kernel] = Counter()
+    for segment, times in block:
+        for kernel, count in segment.kernels:
+            counts[kernel] += count * times
+        if segment.collective is not None:
+            counts[segment.collective] += times
+    return counts
+
+
+def kernel_flop(kernel: Kernel) -> float:
+    """The floating-point operations that a kernel of a workload executes, read from its name."""
+    if kernel.kind == "gemm":
+        return 2.0 * math.prod(int(part) for part in kernel.size.split()[1].split("x"))
+    if kernel.kind == "attention":
+        _, shape, phase = kernel.size.split()
+        products = 5 if phase == "backward" else 2
+        *sizes, head = shape.split("x")
+        key, _, value = head.partition("+")
+        head = (
+            int(key) * (products // 2 + products % 2) + int(value or key) * (products // 2)
+        ) / products
+        return products * head * math.prod(map(int, sizes))
+    return 0.0
 
 
 def lognormal(sigma: float) -> LogNormal:

@@ -21,6 +21,7 @@ from prism_jax.data import (
     load_source,
 )
 from prism_jax.latency import families
+from prism_jax.workload import count_parameters
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -93,13 +94,18 @@ def test_gb200_nodes_fill_nvlink_domains():
         ("llama-3.1-8b", 8.030261248, 1e-9),
         ("llama-3.1-70b", 70.553706496, 1e-9),
         ("llama-3.1-405b", 405.853388800, 1e-9),
+        ("mixtral-8x7b", 46.702792704, 1e-9),
+        ("mixtral-8x22b", 140.6, 1e-3),
+        ("deepseek-v3", 671.0, 1e-3),
+        ("qwen3-235b-a22b", 235.0, 1e-3),
+        ("nemotron-h-8b", 8.1, 1e-3),
         ("megatron-22b", 22.0, 0.02),
         ("megatron-530b", 529.6, 0.005),
         ("megatron-1t", 1008.0, 0.005),
     ],
 )
 def test_parameters_are_as_published(name, billions, tolerance):
-    assert load_model(name).num_parameters == pytest.approx(billions * 1e9, rel=tolerance)
+    assert count_parameters(load_model(name)) == pytest.approx(billions * 1e9, rel=tolerance)
 
 
 _MODELS = sorted(path.stem for path in (_ROOT / "jobs/models").glob("*.toml"))
@@ -205,7 +211,7 @@ def test_overrides():
     assert job.training is not None
     assert (job.training.dtype, job.training.recompute) == ("bf16", "full")
     assert job.model is not None
-    assert job.model.kv_heads == 8
+    assert job.model.num_kv_heads == 8
     assert job.schedule.blocking is True
     assert job.measured is not None
     assert job.measured.p99_s == 2.0

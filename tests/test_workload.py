@@ -1,18 +1,19 @@
 import math
 from collections import Counter
 
+import msgspec
 import pytest
 
-from prism_jax.data import Job, load_job
+from prism_jax.data import Job, Model, load_job
 from prism_jax.workload import (
     Block,
-    Kernel,
     Workload,
     block_mean,
+    count_parameters,
     layers_of_stages,
 )
 
-from .helpers import lower_job
+from .helpers import kernel_flop, kernels_of, lower_job
 
 
 _H100 = "gpt3-175b-h100-4096"
@@ -27,40 +28,24 @@ _LLAMA = (
 )
 
 
-def _kernels(block: Block) -> Counter[Kernel]:
-    """How often each kernel of a block runs, collectives too."""
-    counts: Counter[Kernel] = Counter()
-    for segment, times in block:
-        for kernel, count in segment.kernels:
-            counts[kernel] += count * times
-        if segment.collective is not None:
-            counts[segment.collective] += times
-    return counts
-
-
-def _kernel_flop(kernel: Kernel) -> float:
-    """The floating-point operations that a kernel of a workload executes, read from its name."""
-    if kernel.kind == "gemm":
-        return 2.0 * math.prod(int(part) for part in kernel.size.split()[1].split("x"))
-    if kernel.kind == "attention":
-        _, shape, phase = kernel.size.split()
-        products = 5 if phase == "backward" else 2
-        return float(products * math.prod(int(part) for part in shape.split("x")))
-    return 0.0
+def _layer_parameters(model: Model) -> int:
+    """The parameters of one layer: what one more makes."""
+    more = msgspec.structs.replace(model, num_layers=model.num_layers + 1)
+    return count_parameters(more) - count_parameters(model)
 
 
 def _flop(job: Job, workload: Workload) -> float:
     """The FLOPs of a replica's step."""
     total = 0.0
     for block in (*workload.forward, *workload.backward):
-        total += sum(_kernel_flop(kernel) * count for kernel, count in _kernels(block).items())
+        total += sum(kernel_flop(kernel) * count for kernel, count in kernels_of(block).items())
     return total * workload.group_size * job.schedule.num_microbatches
 
 
 def _collective_bytes(block: Block) -> Counter[str]:
     """Bytes of the tensor-parallel collectives of a block by kind, each the full tensor."""
     counts: Counter[str] = Counter()
-    for kernel, count in _kernels(block).items():
+    for kernel, count in kernels_of(block).items():
         if kernel.link is not None and " tp" in kernel.size:
             counts[kernel.kind] += count * int(kernel.size.split("B")[0])
     return counts
@@ -102,15 +87,20 @@ def test_flop_of_flash_attention_models(overrides):
     assert model is not None
     assert training is not None
     tokens = training.sequence_length * job.schedule.num_microbatches
-    parameters = model.num_layers * model.layer_matmul_parameters
-    parameters += model.vocab_size * model.hidden_size
+    bare = msgspec.structs.replace(model, bias=False)  # Matrices and norms.
+    norms = (2 * model.num_layers + 1) * model.hidden_size * (2 - (model.norm == "rmsnorm"))
+    parameters = count_parameters(bare) - norms
+    if model.position == "learned":
+        parameters -= model.max_positions * model.hidden_size
+    if not model.tied_embeddings:
+        parameters -= model.vocab_size * model.hidden_size
     # Two products forward, five backward (one is computed again), half of each masked.
-    attention = 7 * model.num_layers * model.num_heads * model.head_dim * training.sequence_length
+    attention = 7 * model.num_layers * model.hidden_size * training.sequence_length
     expected = tokens * (6 * parameters + attention)
     assert _flop(job, lower_job(job)) == pytest.approx(expected, rel=1e-12)
     if model.name == "llama-3.1-8b":
         # 6 N per token, without the embedding, which is looked up.
-        n = model.num_parameters - model.embedding_parameters
+        n = count_parameters(model) - model.vocab_size * model.hidden_size
         assert 6 * parameters == pytest.approx(6 * n, rel=1e-4)
 
 
@@ -140,7 +130,7 @@ def test_bytes_of_tensor_parallel_collectives():
 
 def test_shapes_of_the_gemms():
     workload = lower_job(load_job(_H100))
-    forward = {k.size: c for k, c in _kernels(workload.forward[40]).items() if k.kind == "gemm"}
+    forward = {k.size: c for k, c in kernels_of(workload.forward[40]).items() if k.kind == "gemm"}
     assert forward == {
         "fp8 2048x9216x12288": 1,
         "fp8 2048x12288x3072": 1,
@@ -148,7 +138,7 @@ def test_shapes_of_the_gemms():
     }
     backward = {
         k.size.removesuffix(" added"): c
-        for k, c in _kernels(workload.backward[40]).items()
+        for k, c in kernels_of(workload.backward[40]).items()
         if k.kind == "gemm"
     }
     assert backward == {
@@ -184,11 +174,11 @@ def test_stages_differ_at_the_ends_only():
     assert len(set(workload.forward[1:-1])) == 1
     assert len(set(workload.backward[1:-1])) == 1
     assert block_mean(workload.forward[-1]) > block_mean(workload.forward[1])
-    assert {k.kind for k in _kernels(workload.forward[0])} - {
-        k.kind for k in _kernels(workload.forward[1])
+    assert {k.kind for k in kernels_of(workload.forward[0])} - {
+        k.kind for k in kernels_of(workload.forward[1])
     } == {"embedding"}
-    assert {k.kind for k in _kernels(workload.forward[-1])} - {
-        k.kind for k in _kernels(workload.forward[1])
+    assert {k.kind for k in kernels_of(workload.forward[-1])} - {
+        k.kind for k in kernels_of(workload.forward[1])
     } == {"loss", "all_reduce"}
     assert workload.group_size == 4
 
@@ -214,10 +204,10 @@ def test_without_groups_nobody_waits():
 def test_context_parallel_gathers_keys_and_values():
     workload = lower_job(load_job(_H100, (*_LLAMA, "layout.cp=2")))
     layers = 32 // 8
-    found = {k.size: c for k, c in _kernels(workload.forward[3]).items() if " cp2 " in k.size}
+    found = {k.size: c for k, c in kernels_of(workload.forward[3]).items() if " cp2 " in k.size}
     # Keys and values, two bytes, the whole sequence, 8 / tp heads of 128.
     assert found == {f"{2 * 2 * 8192 * 4 * 128}B cp2 nvlink": layers}
-    back = [k for k in _kernels(workload.backward[3]) if " cp2 " in k.size]
+    back = [k for k in kernels_of(workload.backward[3]) if " cp2 " in k.size]
     assert [k.kind for k in back] == ["reduce_scatter"]
     assert workload.group_size == 4
 
@@ -266,15 +256,15 @@ def test_gradients_are_reduced_over_replicas_and_context():
     assert not rest
     assert segment.collective is not None
     assert segment.collective.kind == "reduce_scatter"
-    parameters = 12 * job.model.layer_parameters / 4
+    parameters = 12 * _layer_parameters(job.model) / 4
     assert segment.collective.size == f"{round(2 * parameters)}B dp128 infiniband"
     # The ends also add up the gradients of the embedding, of which each has a copy.
     for rank in (0, 7):
         kinds = [s.collective.kind for s, _ in workload.reduce_scatter[rank] if s.collective]
         assert kinds == ["reduce_scatter", "all_reduce"]
     zero = lower_job(load_job(_H100, ("training.zero=0",)))
-    assert {k.kind for k in _kernels(zero.reduce_scatter[3])} == {"all_reduce"}
-    assert "all_gather" not in {k.kind for k in _kernels(zero.tail)}
+    assert {k.kind for k in kernels_of(zero.reduce_scatter[3])} == {"all_reduce"}
+    assert "all_gather" not in {k.kind for k in kernels_of(zero.tail)}
 
 
 def test_one_replica_reduces_nothing():
@@ -286,8 +276,9 @@ def test_one_replica_reduces_nothing():
 def test_the_optimizer_moves_thirty_bytes_per_parameter():
     job = load_job(_H100)
     assert job.model is not None
-    found = [k for k in _kernels(lower_job(job).tail) if k.kind == "optimizer"]
-    first = 12 * job.model.layer_parameters + job.model.embedding_parameters
+    found = [k for k in kernels_of(lower_job(job).tail) if k.kind == "optimizer"]
+    first = 12 * _layer_parameters(job.model)
+    first += (job.model.vocab_size + job.model.max_positions) * job.model.hidden_size
     sizes = sorted(int(kernel.size[:-1]) for kernel in found)
     assert sizes[1] == pytest.approx(30 * first / 4 / 128, rel=1e-3)
     assert sizes[0] == pytest.approx(4 * first / 4 / 128, rel=1e-3)
@@ -305,7 +296,7 @@ def test_all_means_are_positive_and_named_apart():
         names: dict[tuple[str, str], float] = {}
         blocks = (*workload.forward, *workload.backward, *workload.reduce_scatter, workload.tail)
         for block in blocks:
-            for kernel, count in _kernels(block).items():
+            for kernel, count in kernels_of(block).items():
                 assert count > 0
                 assert math.isfinite(kernel.mean)
                 assert kernel.mean > 0
@@ -320,7 +311,7 @@ def test_each_kind_of_kernel_has_a_law_and_each_collective_a_link(name):
     workload = lower_job(job)
     links = {link.name for link in job.cluster.links}
     blocks = (*workload.forward, *workload.backward, *workload.reduce_scatter, workload.tail)
-    kernels = {kernel for block in blocks for kernel in _kernels(block)}
+    kernels = {kernel for block in blocks for kernel in kernels_of(block)}
     for kernel in (*kernels, *workload.send_recv.values()):
         assert job.kernels.find_variation("residual", kernel.kind) is not None
         collective = kernel.kind.startswith(("all_", "reduce_")) or kernel.kind == "send_recv"

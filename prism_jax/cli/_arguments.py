@@ -82,6 +82,9 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change the job, for example layout.dp=64; may be given again",
     )
+    parser.add_argument(
+        "--allow-oom", action="store_true", help="go on with a job that does not fit its devices"
+    )
 
 
 def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> tuple[str, float]:

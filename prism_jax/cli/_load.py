@@ -29,8 +29,11 @@ class Loaded:
     compile: Callable[[], Any]
 
 
-def load(name: str, overrides: list[str]) -> Loaded:
-    """Loads a shipped name, a `.toml` file, or the folder of a profile."""
+def load(name: str, overrides: list[str], allow_oom: bool = False) -> Loaded:
+    """Loads a shipped name, a `.toml` file, or the folder of a profile.
+
+    A job that needs more memory than its devices have is refused, unless `allow_oom`.
+    """
     if is_profile(name):
         if overrides:
             raise ValueError(
@@ -50,8 +53,10 @@ def load(name: str, overrides: list[str]) -> Loaded:
     job = load_job(name, overrides)
 
     def compile_job_():
-        from ..program import compile_job
+        from ..program import check_memory, compile_job
 
+        if not allow_oom:
+            check_memory(job)
         return compile_job(job)
 
     return Loaded(job.name, job.layout, job.schedule, job, compile_job_)

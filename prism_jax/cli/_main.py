@@ -21,6 +21,8 @@ _COMMANDS = {
     "improve": "_improve",
     "target": "_target",
     "sweep": "_sweep",
+    "memory": "_memory",
+    "import": "_import",
     "trace": "_trace",
     "fit": "_fit",
     "calibrate": "_calibrate",

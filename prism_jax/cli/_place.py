@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_factors
     from ._load import compiled, load
 
-    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+    job = load(
+        arguments.job, arguments.overrides, arguments.allow_oom
+    )  # Bad input fails before JAX starts.
     factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
     if arguments.out is not None:
         folder = os.path.dirname(arguments.out) or "."

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
     measured = read_step_times(arguments.against)[arguments.steps]
-    loaded = load(arguments.job, arguments.overrides)
+    loaded = load(arguments.job, arguments.overrides, arguments.allow_oom)
 
     from ..analysis import score
     from ..engine import simulate

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    job = load(arguments.job, arguments.overrides)  # Bad input fails before JAX starts.
+    job = load(
+        arguments.job, arguments.overrides, arguments.allow_oom
+    )  # Bad input fails before JAX starts.
 
     from ..engine import simulate
 

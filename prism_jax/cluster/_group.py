@@ -39,6 +39,22 @@ def dp_group(layout: Layout) -> Group:
     return Group("dp", layout.dp * layout.cp, layout.tp)
 
 
+def etp_group(layout: Layout) -> Group:
+    """The tensor-parallel group of experts."""
+    return Group("etp", layout.expert_tp, 1)
+
+
+def ep_group(layout: Layout) -> Group:
+    """The group over which experts are dealt; it may span several replicas."""
+    return Group("ep", layout.ep, layout.expert_tp)
+
+
+def edp_group(layout: Layout) -> Group:
+    """The group that reduces the gradients of experts: all ranks of a stage that have the same."""
+    stage = layout.tp * layout.cp * layout.dp
+    return Group("edp", stage // (layout.ep * layout.expert_tp), layout.ep * layout.expert_tp)
+
+
 def all_group(layout: Layout) -> Group:
     """All ranks."""
     return Group("all", layout.world_size, 1)

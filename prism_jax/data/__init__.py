@@ -31,13 +31,14 @@ from ._load import (
     load_device as load_device,
     load_job as load_job,
     load_model as load_model,
+    make_job as make_job,
 )
 from ._load_kernels import (
     load_kernels as load_kernels,
     load_source as load_source,
     load_variability as load_variability,
 )
-from ._model import Model as Model
+from ._model import Layer as Layer, Model as Model
 from ._priors import Prior as Prior, Priors as Priors, Worth as Worth, load_priors as load_priors
 from ._profile import (
     Call as Call,
@@ -52,4 +53,5 @@ from ._profile import (
 )
 from ._read import convert as convert, read_text as read_text, read_toml as read_toml
 from ._save import check_job_path as check_job_path, save_job as save_job
+from ._types import Count as Count
 from ._variations import replace_variations as replace_variations

@@ -5,7 +5,7 @@ import msgspec
 from .._misc import quoted
 from ._hardware import Cluster
 from ._job import Job, Layout, ScheduleConfig, Training
-from ._model import Model
+from ._model import Model, check_model
 
 
 # A graph of so many ops takes about a minute and some gigabytes to compile.
@@ -47,6 +47,8 @@ def check_job(job: Job, where: str) -> None:
             f"{where}: the key `{missing[0]}` is missing; a job with `{given[0]}` needs `model`, "
             "`cluster` and `training`."
         )
+    if job.model is not None:
+        check_model(job.model, f"{where}, `model`")
     if job.cluster is not None and job.training is not None:
         if layout.world_size > job.cluster.num_devices:
             raise ValueError(

@@ -1,6 +1,6 @@
 """Jobs: what is trained, how it is laid out, on what, and what was measured."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -11,14 +11,28 @@ from ._model import Model
 from ._types import Count, Label, Name, Positive, Text
 
 
+RecomputedModule: TypeAlias = Literal[
+    "core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"
+]
+
+
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The degrees of parallelism: tensor, pipeline, data, context and expert."""
+    """The degrees of parallelism: tensor, pipeline, data, context and expert.
+
+    The ranks of a stage, `tp * cp * dp`, are dealt anew for experts: `etp` is the tensor-parallel
+    degree of an expert, by default `tp`, and what `ep * etp` leaves are replicas of experts.
+    """
 
     tp: Count = 1
     pp: Count = 1
     dp: Count = 1
     cp: Count = 1
     ep: Count = 1
+    etp: Count | None = None
+
+    @property
+    def expert_tp(self) -> int:
+        return self.tp if self.etp is None else self.etp
 
     @property
     def world_size(self) -> int:
@@ -60,8 +74,15 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `microbatch_size`: sequences of a microbatch.
     - `sequence_length`: tokens of a sequence.
     - `dtype`: of the layers' matrix multiplications. Everything else of `fp8` is `bf16`.
-    - `recompute`: what the backward computes again: nothing, attention, or each whole layer.
+    - `recompute`: what the backward computes again: nothing, the modules of `recompute_modules`
+        (`selective`), or whole layers (`full`).
+    - `recompute_modules`: as in Megatron-LM: `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`,
+        `shared_experts`, `mla_up_proj`.
+    - `recompute_method`: of whole layers: `uniform` keeps the input of every `recompute_layers`
+        layers, `block` computes the first `recompute_layers` layers of each stage again.
     - `zero`: 1 shards the optimizer over the replicas, 0 does not.
+    - `optimizer_instances`: how many copies of the sharded optimizer there are: each is shared by as
+        many neighbouring replicas, and the copies reduce the gradients of their shards.
     - `attention`: one fused kernel, or its parts, as before FlashAttention.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
@@ -77,7 +98,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_length: Count
     dtype: Literal["bf16", "fp16", "fp8"] = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    recompute_layers: Count = 1
     zero: Literal[0, 1] = 1
+    optimizer_instances: Count = 1
     attention: Literal["flash", "unfused"] = "flash"
     sequence_parallel: bool = True
     tp_overlap: bool = False

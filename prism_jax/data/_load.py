@@ -15,7 +15,7 @@ from ._find import find_file, list_names
 from ._hardware import Cluster, Device
 from ._job import Job
 from ._load_kernels import load_kernels
-from ._model import Model
+from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
 from ._read import check_keys, convert, read_toml
 
@@ -47,7 +47,9 @@ def load_model(name: str | os.PathLike[str]) -> Model:
 
     A `ValueError` of one sentence that names file and key.
     """
-    return _load("jobs/models", "model", name, Model, None)[0]
+    model = _load("jobs/models", "model", name, Model, None)[0]
+    check_model(model, shown(name))
+    return model
 
 
 def load_device(name: str | os.PathLike[str]) -> Device:
@@ -89,7 +91,11 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     A `ValueError` of one sentence that names file and key, or the override.
     """
     path = find_file("jobs", name_or_path)
-    raw = read_toml(path, "job")
+    return make_job(read_toml(path, "job"), path, overrides)
+
+
+def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] = ()) -> Job:
+    """As `load_job`, of the table that a file at `path` has, or would have."""
     if isinstance(overrides, str):
         overrides = (overrides,)
     parsed = [parse_override(text) for text in overrides]

@@ -1,89 +1,91 @@
-"""Dense decoder models."""
+"""Models: a list of layers, each a list of modules."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ._types import Count, Label, Layers
+from ._types import Count, Label, Layers, Name
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dense decoder-only transformer, in the style of GPT or of Llama.
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Equal layers, one after the other.
 
     **Attributes:**
 
-    - `num_layers`, `hidden_size`, `num_heads`, `ffn_size`, `vocab_size`: its shape.
+    - `modules`: what one of them is made of, in order: names of `Model.modules`, or of kinds.
+    - `repeat`: how many there are.
+    """
+
+    modules: tuple[Name, ...]
+    repeat: Layers = 1
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A decoder-only model. In its short form, which gives no `layers`, it is a dense transformer
+    in the style of GPT or of Llama: `num_layers` of attention and MLP.
+
+    **Attributes:**
+
+    - `hidden_size`, `vocab_size`: its width and its words.
+    - `num_layers`: how many layers it has; the sum over `layers` where these are given.
+    - `layers`: which layers, in order.
+    - `modules`: the settings of each module of `layers`; `kind` is what it is, by default its name.
+        Keys of the model below hold for all modules that have them and do not set them.
+    - `num_heads`, `ffn_size`: of attention and MLP.
     - `num_kv_heads`: heads of keys and values; by default as many as queries.
     - `head_size`: by default `hidden_size / num_heads`.
-    - `activation`: of the MLP; `swiglu` has a gate, so three matrices instead of two.
-    - `position`: learned embeddings, for `max_positions` of them, or rotary.
+    - `activation`: of the MLP; `swiglu` and `geglu` have a gate, so three matrices instead of two.
+    - `position`: learned embeddings, for `max_positions` of them, or rotary, or none.
     - `norm`: layer norm has a bias, RMS norm has none.
     - `bias`: whether linear layers have one.
     - `tied_embeddings`: whether the head shares the embedding's matrix.
     - `dropout`: whether hidden states and attention are dropped out.
+    - `num_mtp_layers`: further layers, like the last one, that predict the words after the next.
     - `name`, `source`: what it is called, and where the numbers are from.
     """
 
-    num_layers: Layers
     hidden_size: Count
-    num_heads: Count
-    ffn_size: Count
     vocab_size: Count
+    num_layers: Layers = 0
+    num_heads: Count | None = None
+    ffn_size: Count | None = None
     num_kv_heads: Count | None = None
     head_size: Count | None = None
-    activation: Literal["gelu", "swiglu"] = "gelu"
-    position: Literal["learned", "rotary"] = "learned"
+    layers: tuple[Layer, ...] | None = None
+    modules: dict[Name, dict[str, Any]] | None = None
+    activation: Literal["gelu", "squared_relu", "swiglu", "geglu"] = "gelu"
+    position: Literal["learned", "rotary", "none"] = "learned"
     max_positions: Count = 2048
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     tied_embeddings: bool = True
     dropout: bool = False
+    num_mtp_layers: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     name: Label = ""
     source: str = ""
 
-    @property
-    def kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+    def __post_init__(self):
+        if self.layers and not self.num_layers:
+            count = sum(layer.repeat for layer in self.layers)
+            msgspec.structs.force_setattr(self, "num_layers", count)
 
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
 
-    @property
-    def gate_factor(self) -> int:
-        """Matrices that read the MLP's input: two with a gate."""
-        return 2 if self.activation == "swiglu" else 1
-
-    @property
-    def layer_matmul_parameters(self) -> int:
-        """Parameters of one layer that are multiplied with every token."""
-        h = self.hidden_size
-        attention = 2 * h * (self.num_heads + self.kv_heads) * self.head_dim
-        return attention + (self.gate_factor + 1) * h * self.ffn_size
-
-    @property
-    def norm_parameters(self) -> int:
-        """Parameters of one norm."""
-        return self.hidden_size * (2 if self.norm == "layernorm" else 1)
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer."""
-        biases = (self.num_heads + 2 * self.kv_heads) * self.head_dim + self.hidden_size
-        biases += self.gate_factor * self.ffn_size + self.hidden_size
-        return (
-            self.layer_matmul_parameters + 2 * self.norm_parameters + (biases if self.bias else 0)
+def check_model(model: Model, where: str) -> None:
+    """Raises a `ValueError` of one sentence where a model contradicts itself."""
+    if model.layers is None:
+        if model.num_layers == 0:
+            raise ValueError(f"{where}: the key `num_layers` is missing; add it, or `layers`.")
+        if model.modules:
+            raise ValueError(
+                f"{where}: `modules` are those of `layers`, which is missing; add it, or use the "
+                "short form without either."
+            )
+        return
+    count = sum(layer.repeat for layer in model.layers)
+    if count != model.num_layers:
+        raise ValueError(
+            f"{where}: `num_layers` is {model.num_layers}, but `layers` has {count}; leave "
+            "`num_layers` out."
         )
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Parameters of the embeddings of words and, where they are learned, positions."""
-        positions = self.max_positions if self.position == "learned" else 0
-        return (self.vocab_size + positions) * self.hidden_size
-
-    @property
-    def num_parameters(self) -> int:
-        """All parameters; a tied head counts once."""
-        head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        layers = self.num_layers * self.layer_parameters
-        return self.embedding_parameters + layers + self.norm_parameters + head
+    if not all(layer.modules for layer in model.layers):
+        raise ValueError(f"{where}: `layers` has one without `modules`; name one at least.")

@@ -128,7 +128,7 @@ def compile_program(
 
 
 def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
-    """The schedule that a job file names."""
+    """The schedule that a job file describes."""
     return make_schedule(
         config.kind,
         num_ranks=layout.pp,

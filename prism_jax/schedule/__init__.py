@@ -15,7 +15,11 @@ from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB
 from ._registry import make_schedule as make_schedule, schedules as schedules
 from ._replay import replay as replay
-from ._token import OVERLAPPED as OVERLAPPED, SEND_RECV as SEND_RECV
+from ._token import (
+    OVERLAPPED as OVERLAPPED,
+    SEND_RECV as SEND_RECV,
+    parse_token as parse_token,
+)
 from ._v_half import VHalf as VHalf
 from ._v_min import VMin as VMin
 from ._zb_greedy import ZBGreedy as ZBGreedy

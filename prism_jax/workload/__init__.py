@@ -1,3 +1,4 @@
+from ._architecture import count_parameters as count_parameters
 from ._block import (
     Block as Block,
     Kernel as Kernel,
@@ -5,5 +6,11 @@ from ._block import (
     Workload as Workload,
 )
 from ._lower import lower as lower
+from ._memory import (
+    Sizes as Sizes,
+    StageMemory as StageMemory,
+    add_sizes as add_sizes,
+    memory_of_stages as memory_of_stages,
+)
 from ._parts import block_mean as block_mean
 from ._split import check_split as check_split, layers_of_stages as layers_of_stages

@@ -44,7 +44,7 @@ class Workload(msgspec.Struct, frozen=True):
     **Attributes:**
 
     - `forward`, `backward`: the block of one microbatch, for each (global virtual) stage.
-    - `backward_input`, `backward_weight`: those of the two halves of a split backward.
+    - `backward_input`, `backward_weight`: the two parts of a backward that is split.
     - `send_recv`: for each pair (from rank, to rank) of neighbouring pipeline ranks, its kernel.
     - `reduce_scatter`: for each pipeline rank, the part of the gradients' reduction over the
         replicas that nothing hides; an empty block where there is none.

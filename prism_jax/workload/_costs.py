@@ -9,6 +9,9 @@ from ..cluster import (
     compute_latency,
     cp_group,
     dp_group,
+    edp_group,
+    ep_group,
+    etp_group,
     find_send_link,
     send_recv_latency,
     tp_group,
@@ -18,6 +21,19 @@ from ._block import Kernel
 
 
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """The kernels of a matrix of the model.
+
+    **Attributes:**
+
+    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input and that of itself.
+    """
+
+    forward: Kernel
+    dgrad: Kernel
+    wgrad: Kernel
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -53,6 +69,15 @@ class Costs(msgspec.Struct, frozen=True):
         """The dtype of activations, and of what is not multiplied in fp8."""
         return "bf16" if self.training.dtype == "fp8" else self.training.dtype
 
+    def recomputes(self, name: str) -> bool:
+        """Whether a selective recompute has a module of this name."""
+        return self.training.recompute == "selective" and name in self.training.recompute_modules
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of a value that is kept for the backward."""
+        return _DTYPE_BYTES[self.base_dtype]
+
     @property
     def tp(self) -> Group:
         return tp_group(self.layout)
@@ -64,6 +89,32 @@ class Costs(msgspec.Struct, frozen=True):
     @property
     def dp(self) -> Group:
         return dp_group(self.layout)
+
+    @property
+    def ep(self) -> Group:
+        return ep_group(self.layout)
+
+    @property
+    def etp(self) -> Group:
+        return etp_group(self.layout)
+
+    @property
+    def edp(self) -> Group:
+        return edp_group(self.layout)
+
+    def norm(self, passes: int = 2) -> Kernel:
+        """A norm of the hidden states: forward it reads and writes, backward it reads two."""
+        return self.move("norm", 2 * passes * self.norm_tokens * self.model.hidden_size)
+
+    def residual(self) -> Kernel:
+        # Reads two, writes one; a mask of one byte where there is dropout.
+        bytes_per_value = 7 if self.model.dropout else 6
+        return self.move("elementwise", bytes_per_value * self.norm_tokens * self.model.hidden_size)
+
+    def residual_backward(self) -> Kernel:
+        # The sum of two gradients; dropout reads its mask and writes a gradient of its own.
+        bytes_per_value = 6 + (5 if self.model.dropout else 0)
+        return self.move("elementwise", bytes_per_value * self.norm_tokens * self.model.hidden_size)
 
     def gemm(self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1) -> Kernel:
         """`batch` products of an `(m, k)` with a `(k, n)` matrix; the result has two bytes."""
@@ -78,19 +129,50 @@ class Costs(msgspec.Struct, frozen=True):
         kernel = self._gemm(m, n, k, dtype, 1, num_bytes)
         return msgspec.structs.replace(kernel, size=f"{kernel.size} added")
 
-    def attention(self, backward: bool) -> Kernel:
+    def linear(self, tokens: int, outputs: int, inputs: int, dtype: str | None = None) -> "Linear":
+        """A matrix of the model: of `inputs` values of each token it makes `outputs`."""
+        return Linear(
+            self.gemm(tokens, outputs, inputs, dtype),
+            self.gemm(tokens, inputs, outputs, dtype),
+            self.weight_gemm(inputs, outputs, tokens, dtype),
+        )
+
+    def grouped(self, tokens: int, outputs: int, inputs: int, groups: int) -> "Linear":
+        """As `linear`, for as many matrices, each with `tokens` of its own."""
+        dtype = self.training.dtype
+        wgrad = self.gemm(inputs, outputs, tokens, dtype, groups)
+        return Linear(
+            self.gemm(tokens, outputs, inputs, dtype, groups),
+            self.gemm(tokens, inputs, outputs, dtype, groups),
+            msgspec.structs.replace(wgrad, size=f"{wgrad.size} added"),
+        )
+
+    def attention(
+        self,
+        heads: int,
+        kv_heads: int,
+        key_size: int,
+        value_size: int,
+        window: int | None,
+        *,
+        backward: bool,
+    ) -> Kernel:
         """Fused causal attention. Of a context-parallel group, each rank has an equal share."""
-        model, training, layout = self.model, self.training, self.layout
-        heads, kv_heads = model.num_heads // layout.tp, model.kv_heads // layout.tp
+        training, layout = self.training, self.layout
         queries, keys = training.sequence_length // layout.cp, training.sequence_length
         phase = "backward" if backward else "forward"
         batch = training.microbatch_size
-        size = f"{self.base_dtype} {batch}x{heads}x{queries}x{keys}x{model.head_dim}"
+        sizes = f"{key_size}" if key_size == value_size else f"{key_size}+{value_size}"
+        size = f"{self.base_dtype} {batch}x{heads}x{queries}x{keys}x{sizes}"
         # Two products forward, five backward; a causal mask leaves half of each.
-        products = 5 if backward else 2
-        flop = products * batch * heads * queries * keys * model.head_dim
-        tensors = (2 * heads * queries + 2 * kv_heads * keys) * batch
-        num_bytes = (2 if backward else 1) * 2 * tensors * model.head_dim
+        products = 3 * key_size + 2 * value_size if backward else key_size + value_size
+        flop = batch * heads * queries * keys * products
+        if window is not None and window < keys:
+            size += f" window{window}"
+            flop *= (2 - window / keys) * window / keys
+        tensors = heads * queries * (key_size + value_size)
+        tensors += kv_heads * keys * (key_size + value_size)
+        num_bytes = (2 if backward else 1) * 2 * tensors * batch
         kind = "attention_backward" if backward else "attention"
         found = self.kernels.find_efficiency(kind, self.base_dtype)
         mean = compute_latency(

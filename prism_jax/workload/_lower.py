@@ -1,26 +1,18 @@
 """From a job to the kernels of its step."""
 
-from collections.abc import Sequence
+import functools as ft
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
+from ._architecture import Part, Parts, recomputed
 from ._block import Block, Segment, Workload
 from ._costs import Costs
-from ._ends import (
-    backward_embedding,
-    backward_head,
-    backward_weight_head,
-    forward_embedding,
-    forward_head,
-)
-from ._layer import backward_layer, backward_weight_layer, forward_layer
+from ._layer import backward_part, backward_weight_part, forward_part
 from ._parts import block
 from ._replicas import reduce_scatters, tail
-from ._split import check_split, deal, pairs_of_ranks
-
-
-Part = list[Segment]
+from ._split import Stages, check_split, deal, pairs_of_ranks
 
 
 def lower(
@@ -54,26 +46,39 @@ def lower(
     kernels = msgspec.structs.replace(kernels, compute=waited * kernels.compute)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
-    last = len(stages.layers) - 1
-
-    def blocks(*parts: Part) -> tuple[Block, ...]:
-        """What stages run: of the first stage alone, of each layer, and of the last stage alone."""
-        times = [(int(stage == 0), n, int(stage == last)) for stage, n in enumerate(stages.layers)]
-        return tuple(block(zip(parts, counts, strict=True)) for counts in times)
-
-    forward = blocks(forward_embedding(costs), forward_layer(costs), forward_head(costs))
-    embedding = backward_embedding(costs)
-    backward = blocks(embedding, backward_layer(costs), backward_head(costs))
-    inputs = backward_layer(costs, weights=False), backward_head(costs, weights=False)
-    weights = backward_weight_layer(costs), backward_weight_head(costs)
+    forward = _blocks(stages.parts, lambda part: forward_part(costs, part))
+    backward = _backward_blocks(costs, stages, weights=True)
     return Workload(
         forward=forward,
         backward=backward,
-        backward_input=blocks([], *inputs),
-        # Nothing comes before the embedding, so that its gradients are those of weights.
-        backward_weight=blocks(embedding, *weights),
+        backward_input=_backward_blocks(costs, stages, weights=False),
+        backward_weight=_blocks(stages.parts, lambda part: backward_weight_part(costs, part)),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reduce_scatter=reduce_scatters(costs, stages, backward),
         tail=tail(costs, stages, forward),
         group_size=layout.tp * layout.cp,
     )
+
+
+def _backward_blocks(costs: Costs, stages: Stages, *, weights: bool) -> tuple[Block, ...]:
+    """The backward of each stage, some of whose layers may be computed again."""
+
+    @ft.cache
+    def segments_of(part: Part, again: bool) -> list[Segment]:
+        return backward_part(costs, part, again=again, weights=weights)
+
+    return tuple(
+        block(
+            (segments_of(one.part, one.again), one.count)
+            for one in recomputed(parts, costs.training)
+        )
+        for parts in stages.parts
+    )
+
+
+def _blocks(
+    stages: Sequence[Parts], segments_of: Callable[[Part], list[Segment]]
+) -> tuple[Block, ...]:
+    """The block of each stage, given the segments of each part."""
+    segments_of = ft.cache(segments_of)
+    return tuple(block((segments_of(part), count) for part, count in parts) for parts in stages)

@@ -1,12 +1,14 @@
 """What follows the pipeline: gradients are reduced, parameters updated and gathered."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ..cluster import Group, all_group
 from ._block import Block, Kernel
 from ._costs import Costs
 from ._parts import block, block_mean, segment
-from ._split import Stages, parameters_of_rank
+from ._split import Held, Stages, parameters_of_rank
 
 
 _GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -28,9 +30,13 @@ def reduce_scatters(costs: Costs, stages: Stages, backward: tuple[Block, ...]) -
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
     layout, training = costs.layout, costs.training
-    held = [sum(parameters_of_rank(costs.model, layout, stages, r)) for r in range(layout.pp)]
-    largest = max(held)
-    shard = largest / costs.dp.size if training.zero else largest
+    held = [_sum(parameters_of_rank(costs.model, layout, stages, r)) for r in range(layout.pp)]
+    largest = max(held, key=sum)
+    shard = sum(largest)
+    if training.zero:
+        instances = training.optimizer_instances
+        shard = largest.dense / (costs.dp.size // instances)
+        shard += largest.experts / (costs.edp.size // instances)
     segments = [
         segment(
             [costs.move("optimizer", 4 * shard)],
@@ -41,12 +47,16 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     ]
     if costs.kernels.constant_s:
         segments.append(segment([costs.host()]))
-    if training.zero and costs.dp.size > 1:
+    if training.zero:
         rank = held.index(largest)
-        kernel = costs.collective("all_gather", 2 * largest, costs.dp)
-        if training.overlap_param_gather:
-            kernel = _hide(costs, kernel, stages, rank, forward)
-        segments.append(segment([], kernel))
+        for part, group in _reduced(costs):
+            parameters = getattr(largest, part)
+            if parameters == 0:
+                continue
+            kernel = costs.collective("all_gather", 2 * parameters, _instance(costs, group)[0])
+            if training.overlap_param_gather:
+                kernel = _hide(costs, kernel, stages, rank, forward, part)
+            segments.append(segment([], kernel))
     return block([(segments, 1)])
 
 
@@ -56,15 +66,22 @@ def _gradient_kernels(
     layout, model, training = costs.layout, costs.model, costs.training
     size = _GRADIENT_BYTES[training.gradient_dtype]
     kernels = []
-    if costs.dp.size > 1:
-        parameters = sum(parameters_of_rank(model, layout, stages, rank))
+    held = _sum(parameters_of_rank(model, layout, stages, rank))
+    for part, group in _reduced(costs):
+        parameters = getattr(held, part)
         if parameters == 0:
-            return []
-        kind = "reduce_scatter" if training.zero else "all_reduce"
-        kernel = costs.collective(kind, size * parameters, costs.dp)
+            continue
+        if training.zero:
+            inner, outer = _instance(costs, group)
+            found = [costs.collective("reduce_scatter", size * parameters, inner)]
+            if outer.size > 1:
+                share = size * parameters / inner.size
+                found.append(costs.collective("all_reduce", share, outer))
+        else:
+            found = [costs.collective("all_reduce", size * parameters, group)]
         if training.overlap_grad_reduce:
-            kernel = _hide(costs, kernel, stages, rank, backward)
-        kernels.append(kernel)
+            found = [_hide(costs, kernel, stages, rank, backward, part) for kernel in found]
+        kernels += found
     if model.tied_embeddings and len(stages.ends) > 1 and rank in stages.ends:
         # The first and the last stage each have a copy of the embedding.
         apart = max(stages.ends) - min(stages.ends)
@@ -74,8 +91,26 @@ def _gradient_kernels(
     return kernels
 
 
+def _reduced(costs: Costs) -> list[tuple[str, Group]]:
+    """The fields of `Held` with the group of each over which gradients are reduced, if any."""
+    groups = (("dense", costs.dp), ("experts", costs.edp))
+    return [(part, group) for part, group in groups if group.size > 1]
+
+
+def _instance(costs: Costs, group: Group) -> tuple[Group, Group]:
+    """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
+    instances = costs.training.optimizer_instances
+    size = group.size // instances
+    peers = Group(f"{group.name}-peers", instances, size * group.stride)
+    return Group(group.name, size, group.stride), peers
+
+
+def _sum(held: Iterable[Held]) -> Held:
+    return Held(*(sum(column) for column in zip(*held, strict=True)))
+
+
 def _hide(
-    costs: Costs, kernel: Kernel, stages: Stages, rank: int, blocks: tuple[Block, ...]
+    costs: Costs, kernel: Kernel, stages: Stages, rank: int, blocks: tuple[Block, ...], field: str
 ) -> Kernel:
     """What is left of a data-parallel collective that runs stage by stage beside the pipeline.
 
@@ -83,7 +118,8 @@ def _hide(
     has, on a rank with several stages, as long as the microbatches of one round take in the others.
     Of the part at the very end (or start), one layer's worth cannot be hidden.
     """
-    parameters = parameters_of_rank(costs.model, costs.layout, stages, rank)
+    held = parameters_of_rank(costs.model, costs.layout, stages, rank)
+    parameters = [getattr(one, field) for one in held]
     total = sum(parameters)
     if total == 0:
         return kernel

@@ -2,10 +2,13 @@
 
 import itertools as it
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ..data import Layout, Model, ScheduleConfig, Training
+from ._architecture import Parts, check_modules, parts_of_stages, total_parameters
+from .modules import Parameters
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -13,12 +16,14 @@ class Stages(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `layers`: of each global virtual stage.
+    - `layers`: how many each global virtual stage has.
+    - `parts`: what each stage runs.
     - `rank`: of each stage.
     - `group`: how many microbatches a rank runs through one of its stages before the next.
     """
 
     layers: tuple[int, ...]
+    parts: tuple[Parts, ...]
     rank: tuple[int, ...]
     group: int
 
@@ -36,7 +41,8 @@ def deal(
 ) -> Stages:
     """Deals the layers. See `layers_of_stages`."""
     group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
-    return Stages(layers_of_stages(model, layout, schedule), tuple(stage_to_rank), group)
+    layers = layers_of_stages(model, layout, schedule)
+    return Stages(layers, parts_of_stages(model, layers), tuple(stage_to_rank), group)
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
@@ -77,28 +83,7 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
 
 def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training: Training) -> None:
     """Raises a `ValueError` of one sentence where a layout does not fit a model."""
-    if layout.ep != 1:
-        raise ValueError(
-            f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
-        )
-    if model.head_size is None and model.hidden_size % model.num_heads != 0:
-        raise ValueError(
-            f"`model.num_heads` = {model.num_heads} does not divide `model.hidden_size` = "
-            f"{model.hidden_size}; give `model.head_size`."
-        )
-    for key in ("num_heads", "kv_heads", "ffn_size"):
-        value = getattr(model, key)
-        if value % layout.tp != 0:
-            name = "num_kv_heads" if key == "kv_heads" else key
-            raise ValueError(
-                f"`layout.tp` = {layout.tp} does not divide `model.{name}` = {value}; use a "
-                "divisor."
-            )
-    if model.num_heads % model.kv_heads != 0:
-        raise ValueError(
-            f"`model.num_kv_heads` = {model.kv_heads} does not divide `model.num_heads` = "
-            f"{model.num_heads}; use a divisor."
-        )
+    check_modules(model, layout, training)
     parts = layout.cp * (layout.tp if training.sequence_parallel else 1)
     if training.sequence_length % parts != 0:
         degrees = "tp*cp" if training.sequence_parallel else "cp"
@@ -106,26 +91,49 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
             f"`training.sequence_length` = {training.sequence_length} is not divisible by "
             f"{degrees} = {parts}; use a multiple of it."
         )
+    stage = layout.tp * layout.cp * layout.dp
+    if stage % (layout.ep * layout.expert_tp) != 0:
+        raise ValueError(
+            f"`layout` has ep*etp = {layout.ep}*{layout.expert_tp}, which does not divide the "
+            f"tp*cp*dp = {stage} ranks of a stage; use a divisor."
+        )
+    instances, replicas = training.optimizer_instances, stage // layout.tp
+    experts = stage // (layout.ep * layout.expert_tp)
+    if replicas % instances != 0 or experts % instances != 0:
+        raise ValueError(
+            f"`training.optimizer_instances` = {instances} does not divide dp*cp = {replicas} and "
+            f"the {experts} replicas of experts; use a divisor of both."
+        )
     layers_of_stages(model, layout, schedule)
 
 
-def parameters_of_rank(
-    model: Model, layout: Layout, stages: Stages, rank: int
-) -> tuple[float, ...]:
-    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages."""
-    last = len(stages.layers) - 1
-    parameters = []
+class Held(NamedTuple):
+    """How many parameters one GPU holds: of experts, and all others."""
+
+    dense: float
+    experts: float
+
+
+def parameters_of_rank(model: Model, layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
+    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages.
+
+    What each rank of a tensor-parallel group has a copy of (norms, some biases) is taken as split.
+    """
+    held = []
     for stage in stages.of_rank(rank):
-        count = stages.layers[stage] * model.layer_parameters
-        if stage == 0:
-            count += model.embedding_parameters
-        if stage == last:
-            count += model.norm_parameters
-            # A tied head on another rank has a copy of the embedding.
-            if not model.tied_embeddings or len(stages.ends) > 1:
-                count += model.vocab_size * model.hidden_size
-        parameters.append(count / layout.tp)
-    return tuple(parameters)
+        total = parameters_of_stage(model, stages, stage)
+        experts = total.experts / (layout.ep * layout.expert_tp)
+        held.append(Held((total.split + total.copied) / layout.tp, experts))
+    return tuple(held)
+
+
+def parameters_of_stage(model: Model, stages: Stages, stage: int) -> Parameters:
+    """The parameters of a stage, with its copy of the embedding where the head is tied to it."""
+    total = total_parameters(model, stages.parts[stage])
+    is_last = stage == len(stages.layers) - 1
+    if is_last and model.tied_embeddings and len(stages.ends) > 1:
+        total = total.plus(Parameters(model.vocab_size * model.hidden_size))
+    return total
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,51 @@
+"""`prism-jax import`: a job out of a foreign configuration."""
+
+import argparse
+from typing import Any
+
+from ._arguments import add_set_argument, count
+
+
+HELP = "make a job of a Hugging Face config.json or of the arguments of Megatron-LM"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a .json of Hugging Face; or Megatron's arguments: a .yaml with MODEL_ARGS, or a "
+        "command line as .sh or .txt",
+    )
+    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="of the job")
+    parser.add_argument("--cluster", metavar="NAME", help="a shipped cluster, or a .toml file")
+    parser.add_argument("--out", required=True, metavar="JOB.toml", help="the job to write")
+    add_set_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .._files import shown
+    from ..data import check_job_path, save_job
+    from ..importers import import_job
+
+    check_job_path(arguments.out)
+    job = import_job(
+        arguments.file, arguments.gpus, cluster=arguments.cluster, overrides=arguments.overrides
+    )
+
+    from ..program import check_memory, memory
+    from ..workload import count_parameters
+
+    if arguments.allow_oom:
+        memory(job)  # Raises where the layout does not fit the model.
+    else:
+        check_memory(job)
+    save_job(job, arguments.out)
+    parameters = count_parameters(job.model)
+    layout = job.layout
+    text = (
+        f"{shown(arguments.out)}: {parameters / 1e9:.1f} billion parameters on "
+        f"{layout.world_size} GPUs (tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp} "
+        f"ep{layout.ep})"
+    )
+    result = {"out": arguments.out, "parameters": parameters, "world_size": layout.world_size}
+    return result, text

@@ -1,0 +1,40 @@
+"""`prism-jax memory`: what the GPUs of each pipeline rank hold."""
+
+import argparse
+from typing import Any
+
+from ._arguments import add_set_argument
+from ._catalogue import table
+
+
+HELP = "the memory of each pipeline rank when it is fullest, by part"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`), or a .toml file"
+    )
+    add_set_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import load_job
+
+    job = load_job(arguments.job, arguments.overrides)
+
+    from ..program import memory
+
+    found = memory(job)
+    listed = [{"rank": r.rank, "bytes": r.bytes, "parts": r.parts} for r in found.ranks]
+    names = list(dict.fromkeys(name for rank in found.ranks for name in rank.parts))
+    header = ("rank", "GB", *names)
+    rows = [
+        (r.rank, f"{r.bytes / 1e9:.2f}", *(f"{r.parts.get(n, 0) / 1e9:.2f}" for n in names))
+        for r in found.ranks
+    ]
+    device = job.cluster.device.name if job.cluster else ""
+    fits = f"fits {device}, which has {found.device_bytes / 1e9:.1f} GB"
+    text = f"{table(header, rows)}\n\n{job.name} {'' if found.fits else 'does not '}{fits}."
+    text = text.replace("does not fits", "does not fit")
+    result = {"ranks": listed, "device_bytes": found.device_bytes, "fits": found.fits}
+    return result, text

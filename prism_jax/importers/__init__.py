@@ -1,0 +1,2 @@
+from ._job import import_job as import_job
+from ._megatron import from_megatron as from_megatron

@@ -1,0 +1,252 @@
+"""From a `config.json` of Hugging Face to a job."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from .._misc import quoted
+from ._problems import InexpressibleError, Reader
+
+
+Table = dict[str, Any]
+
+# Keys that are about experts, windows, latents and states, but for what routes tokens and weighs
+# losses; a job has none of these.
+_STRUCTURE = re.compile(
+    r"expert|moe|window|layer_types|lora|ssm|mamba|vision|audio|nextn|attn_layer"
+)
+_HARMLESS = {
+    "ep_size",
+    "max_window_layers",
+    "moe_layer_freq",
+    "norm_topk_prob",
+    "num_experts_per_token",
+    "routed_scaling_factor",
+    "use_sliding_window",
+}
+
+# As long as the model reads, but no longer than pre-training usually goes.
+_LONGEST = 8192
+
+
+def from_hugging_face(config: dict[str, object], num_gpus: int, where: str) -> Table:
+    """The tables `model`, `layout`, `schedule` and `training` of a job; a configuration says
+    nothing but the model, so the rest is plain: replicas, one microbatch of one sequence, bfloat16.
+
+    **Arguments:**
+
+    - `config`: the table of the file.
+    - `num_gpus`: of the job.
+    - `where`: what it is from, for messages.
+
+    **Raises:**
+
+    `InexpressibleError` for an architecture that is not known, and for sizes that are missing or
+    contradict each other.
+    """
+    read = Reader(config)
+    kind = read.text("model_type")
+    if kind not in _ARCHITECTURES:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        problem = f"`model_type` {quoted(kind) or 'is missing'}, of which only {known} are known"
+        raise InexpressibleError(where, [problem])
+    model = _ARCHITECTURES[kind](read)
+    longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))
+    read.problems += [f"`{key}`" for key in read.unread() if _changes(key, read.get(key))]
+    if read.problems:
+        raise InexpressibleError(where, read.problems)
+    return {
+        "model": model,
+        "layout": {"dp": num_gpus},
+        "schedule": {"kind": "1f1b", "num_microbatches": 1},
+        "training": {"microbatch_size": 1, "sequence_length": min(longest, _LONGEST)},
+    }
+
+
+def _changes(key: str, value: object) -> bool:
+    """Whether a key that nobody has read says that the model is another than those known here."""
+    return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
+
+
+def _decoder(read: Reader, **changes: Any) -> Table:
+    """What Llama and all that came after it say of their shape."""
+    hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
+    if "head_dim" not in read and hidden % heads != 0:
+        read.problems.append(
+            f"`num_attention_heads` {heads} does not divide `hidden_size` {hidden}"
+        )
+    kv_heads = read.count("num_key_value_heads", heads)
+    if heads % kv_heads != 0:
+        read.problems.append(
+            f"`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
+        )
+    bias = read.flag("mlp_bias")
+    if read.flag("attention_bias") != bias:
+        read.problems.append("`attention_bias` that is not that of the MLP")
+    return {
+        "hidden_size": hidden,
+        "vocab_size": read.count("vocab_size"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_size": read.count("head_dim", max(1, hidden // heads)),
+        "ffn_size": read.count("intermediate_size"),
+        "activation": _activation(read),
+        "position": "rotary",
+        "norm": "rmsnorm",
+        "bias": bias,
+        "tied_embeddings": read.flag("tie_word_embeddings"),
+    } | changes
+
+
+def _activation(read: Reader, gated: bool = True) -> str:
+    name = (
+        read.text("hidden_act")
+        or read.text("hidden_activation")
+        or read.text("activation_function", "silu" if gated else "gelu_new")
+    )
+    gates = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+    plain = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "relu2": "squared_relu"}
+    known = gates if gated else plain
+    if name not in known:
+        read.problems.append(f"`hidden_act` {quoted(name)}")
+    return known.get(name, "gelu")
+
+
+def _layers(*groups: tuple[int, str, str], **modules: Table) -> Table:
+    layers = [{"repeat": n, "modules": [first, second]} for n, first, second in groups if n]
+    return {"layers": layers, "modules": modules}
+
+
+def _llama(read: Reader) -> Table:
+    count = read.count("num_hidden_layers")
+    window = {}
+    if "sliding_window" in read:
+        window["window"] = read.count("sliding_window")
+    return _decoder(read) | _layers((count, "attention", "mlp"), attention=window, mlp={})
+
+
+def _qwen2(read: Reader) -> Table:
+    attention = _window_of_qwen(read) | {"qkv_bias": True}
+    layers = _layers((read.count("num_hidden_layers"), "attention", "mlp"), attention=attention)
+    return _decoder(read, bias=False) | layers
+
+
+def _qwen3(read: Reader) -> Table:
+    attention = _window_of_qwen(read) | {"qk_norm": True}
+    layers = _layers((read.count("num_hidden_layers"), "attention", "mlp"), attention=attention)
+    return _decoder(read) | layers
+
+
+def _window_of_qwen(read: Reader) -> Table:
+    read.get("sliding_window")
+    if read.flag("use_sliding_window"):
+        read.problems.append("`use_sliding_window`, which has a window in some layers only")
+    return {}
+
+
+def _qwen_moe(read: Reader) -> Table:
+    is_third = read.text("model_type") == "qwen3_moe"
+    count = read.count("num_hidden_layers")
+    moe = {
+        "num_experts": read.count("num_experts"),
+        "top_k": read.count("num_experts_per_tok"),
+        "expert_ffn_size": read.count("moe_intermediate_size"),
+    }
+    if not is_third:
+        moe["shared_ffn_size"] = read.count("shared_expert_intermediate_size")
+        moe["shared_gate"] = True
+    if read.count("decoder_sparse_step", 1) != 1 or read.get("mlp_only_layers", []):
+        read.problems.append("layers of experts at every other place (`decoder_sparse_step`)")
+    attention = _window_of_qwen(read) | {"qk_norm" if is_third else "qkv_bias": True}
+    layers = _layers((count, "attention", "moe"), attention=attention, moe=moe)
+    return _decoder(read, bias=False) | layers
+
+
+def _mixtral(read: Reader) -> Table:
+    attention = {"window": read.count("sliding_window")} if "sliding_window" in read else {}
+    moe = {
+        "num_experts": read.count("num_local_experts"),
+        "top_k": read.count("num_experts_per_tok"),
+        "expert_ffn_size": read.count("intermediate_size"),
+    }
+    count = read.count("num_hidden_layers")
+    return _decoder(read) | _layers((count, "attention", "moe"), attention=attention, moe=moe)
+
+
+def _deepseek(read: Reader) -> Table:
+    mla = {
+        "kv_lora_rank": read.count("kv_lora_rank"),
+        "qk_head_size": read.count("qk_nope_head_dim"),
+        "qk_rope_head_size": read.count("qk_rope_head_dim"),
+        "value_head_size": read.count("v_head_dim"),
+    }
+    if "q_lora_rank" in read:
+        mla["q_lora_rank"] = read.count("q_lora_rank")
+    moe = {
+        "num_experts": read.count("n_routed_experts"),
+        "top_k": read.count("num_experts_per_tok"),
+        "expert_ffn_size": read.count("moe_intermediate_size"),
+        "num_shared_experts": read.count("n_shared_experts", 0, least=0),
+    }
+    count = read.count("num_hidden_layers")
+    dense = min(count, read.count("first_k_dense_replace", 0, least=0))
+    if read.count("moe_layer_freq", 1) != 1:
+        read.problems.append("layers of experts at every other place (`moe_layer_freq`)")
+    groups = (dense, "mla", "mlp"), (count - dense, "mla", "moe")
+    model = _decoder(read) | _layers(*groups, mla=mla, moe=moe)
+    further = read.count("num_nextn_predict_layers", 0, least=0)
+    return model | ({"num_mtp_layers": further} if further else {})
+
+
+def _gemma(read: Reader) -> Table:
+    table = _decoder(read, tied_embeddings=bool(read.get("tie_word_embeddings", True)))
+    return table | _layers((read.count("num_hidden_layers"), "attention", "mlp"))
+
+
+def _gpt2(read: Reader) -> Table:
+    hidden = read.count("n_embd")
+    return {
+        "hidden_size": hidden,
+        "vocab_size": read.count("vocab_size"),
+        "num_layers": read.count("n_layer"),
+        "num_heads": read.count("n_head"),
+        "ffn_size": read.count("n_inner", 4 * hidden),
+        "activation": _activation(read, gated=False),
+        "max_positions": read.count("n_positions", 1024),
+        "tied_embeddings": bool(read.get("tie_word_embeddings", True)),
+        "dropout": _any_dropout(read, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    }
+
+
+def _gpt_neox(read: Reader) -> Table:
+    return {
+        "hidden_size": read.count("hidden_size"),
+        "vocab_size": read.count("vocab_size"),
+        "num_layers": read.count("num_hidden_layers"),
+        "num_heads": read.count("num_attention_heads"),
+        "ffn_size": read.count("intermediate_size"),
+        "activation": _activation(read, gated=False),
+        "position": "rotary",
+        "tied_embeddings": read.flag("tie_word_embeddings"),
+        "dropout": _any_dropout(read, "hidden_dropout", "attention_dropout"),
+    }
+
+
+def _any_dropout(read: Reader, *keys: str) -> bool:
+    return any(isinstance(rate := read.get(key), int | float) and rate > 0 for key in keys)
+
+
+_ARCHITECTURES: dict[str, Callable[[Reader], Table]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen2_moe": _qwen_moe,
+    "qwen3_moe": _qwen_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gemma": _gemma,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+}

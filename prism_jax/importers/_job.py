@@ -1,0 +1,105 @@
+"""A job out of a foreign configuration."""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .._files import shown
+from .._misc import quoted
+from ..data import Job, list_clusters, load_cluster, make_job, read_text
+from ._hugging_face import from_hugging_face
+from ._megatron import from_megatron
+from ._read_megatron import parse_command, parse_model_config
+
+
+# Configurations are a few kilobytes.
+_MOST = 2**20
+_Parse = Callable[[str], dict[str, Any]]
+_KINDS: dict[str, tuple[_Parse, Callable[[dict[str, Any], int, str], dict[str, Any]]]] = {
+    ".json": (json.loads, from_hugging_face),
+    ".yaml": (parse_model_config, from_megatron),
+    ".yml": (parse_model_config, from_megatron),
+    ".sh": (parse_command, from_megatron),
+    ".txt": (parse_command, from_megatron),
+}
+
+
+def import_job(
+    path: str | os.PathLike,
+    num_gpus: int,
+    *,
+    cluster: str | None = None,
+    overrides: Iterable[str] = (),
+) -> Job:
+    """Makes a job of a configuration of Hugging Face or of the arguments of Megatron-LM.
+
+    **Arguments:**
+
+    - `path`: a `config.json`; or Megatron's arguments, as a `.yaml` with `MODEL_ARGS` or as the
+        text of a command, `.sh` or `.txt`.
+    - `num_gpus`: how many GPUs the job has. Those that no other degree takes are replicas.
+    - `cluster`: the name of a shipped cluster, or the path of one; by default the smallest shipped
+        one of H100 that is large enough.
+    - `overrides`: as of `load_job`. `layout.dp` follows the other degrees unless it is among them.
+
+    **Returns:**
+
+    The job.
+
+    **Raises:**
+
+    `ValueError` of one sentence for what cannot be read, and with all that cannot be expressed.
+    """
+    where = shown(path)
+    suffix = pathlib.Path(path).suffix.lower()
+    if suffix not in _KINDS:
+        raise ValueError(
+            f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
+            "`.sh` or `.txt`."
+        )
+    parse, convert = _KINDS[suffix]
+    text = read_text(path, _MOST)
+    try:
+        table = parse(text)
+    except (ValueError, RecursionError) as error:
+        problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
+        raise ValueError(f"{where}: it cannot be read: {problem}; give another file.") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}: this is no table of keys; give the configuration of a model.")
+    overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    raw = convert(table, num_gpus, where)
+    raw["cluster"] = cluster or _large_enough(num_gpus)
+    raw["model"]["source"] = raw["source"] = f"imported from {pathlib.Path(path).name}"
+    raw["name"] = quoted(pathlib.Path(path).stem)
+    if not any(text.replace(" ", "").startswith("layout.dp=") for text in overrides):
+        overrides = (*overrides, *_replicas(raw, num_gpus, overrides, where))
+    return make_job(raw, pathlib.Path(path), overrides)
+
+
+def _replicas(
+    raw: dict[str, Any], num_gpus: int, overrides: tuple[str, ...], where: str
+) -> tuple[str, ...]:
+    """The override that gives what GPUs are left to replicas."""
+    layout = make_job(
+        raw | {"layout": raw["layout"] | {"dp": 1}}, pathlib.Path("."), overrides
+    ).layout
+    if num_gpus % layout.world_size != 0:
+        raise ValueError(
+            f"{where}: tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp} does not divide {num_gpus} "
+            "GPUs; use a divisor."
+        )
+    return (f"layout.dp={num_gpus // layout.world_size}",)
+
+
+def _large_enough(num_gpus: int) -> str:
+    found = [load_cluster(name) for name in list_clusters() if name.startswith("dgx-h100")]
+    enough = [cluster for cluster in found if cluster.num_devices >= num_gpus]
+    if not enough:
+        most = max(cluster.num_devices for cluster in found)
+        raise ValueError(
+            f"{num_gpus} GPUs are more than the {most} of the largest shipped cluster of H100; "
+            "give one with `--cluster`."
+        )
+    return min(enough, key=lambda cluster: cluster.num_devices).name

@@ -1,0 +1,246 @@
+"""From the arguments of Megatron-LM to a job."""
+
+import itertools as it
+from typing import Any
+
+from ._megatron_flags import REFUSED, is_ignored
+from ._megatron_schedule import schedule_of
+from ._pipeline_layout import repeated
+from ._problems import InexpressibleError, Reader
+
+
+Table = dict[str, Any]
+
+# Vocabularies that are known by the name of their file.
+_WORDS = (
+    ("nemotron_2_256k", 256_000),
+    ("multiMixV8.gpt4o_nc_sd.500000.128k", 131_072),
+    ("vocab.json", 50_257),  # GPT-2's.
+)
+_SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def from_megatron(arguments: dict[str, object], num_gpus: int, where: str) -> Table:
+    """The tables `model`, `layout`, `schedule` and `training` of a job.
+
+    **Arguments:**
+
+    - `arguments`: each flag without its dashes, with what it is set to.
+    - `num_gpus`: of the job.
+    - `where`: what the arguments are from, for messages.
+
+    **Raises:**
+
+    `InexpressibleError` with everything that a job cannot say, unknown flags among it.
+    """
+    table = {key.lstrip("-").replace("_", "-"): value for key, value in arguments.items()}
+    read = Reader(table)
+    model = _model(read)
+    layout = _layout(read, num_gpus)
+    training = _training(read, model)
+    schedule = schedule_of(read, model, layout, training)
+    for key in read.unread():
+        if key in REFUSED:
+            read.problems.append(f"`{key}` ({REFUSED[key]})")
+        elif not is_ignored(key):
+            read.problems.append(f"`{key}`, a flag that is not known here")
+    if str(read.get("vocab-file", "")).startswith(("bert", "vocab.txt")):
+        read.problems.append("a vocabulary of WordPiece (a bidirectional model)")
+    if read.problems:
+        raise InexpressibleError(where, read.problems)
+    return {"model": model, "layout": layout, "schedule": schedule, "training": training}
+
+
+def _model(read: Reader) -> Table:
+    hidden = read.count("hidden-size")
+    swiglu, heads = read.flag("swiglu"), read.count("num-attention-heads")
+    ffn = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+    activation = "squared_relu" if read.flag("squared-relu") else "swiglu" if swiglu else "gelu"
+    groups = read.count("num-query-groups", heads)
+    dropout = (float(read.text(f"{what}-dropout", "0.1")) for what in ("hidden", "attention"))
+    model = {
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": groups if read.flag("group-query-attention") else heads,
+        "head_size": read.count("kv-channels", max(1, hidden // heads)),
+        "ffn_size": read.count("ffn-hidden-size", ffn),
+        "vocab_size": _vocabulary(read),
+        "activation": activation,
+        "position": _position(read),
+        "max_positions": read.count("max-position-embeddings"),
+        "norm": "rmsnorm" if read.text("normalization") == "RMSNorm" else "layernorm",
+        "bias": not read.flag("disable-bias-linear"),
+        "tied_embeddings": not read.flag("untie-embeddings-and-output-weights"),
+        "dropout": any(list(dropout)),
+    }
+    modules: Table = {"attention": {"kind": "attention"}}
+    modules["attention"]["qk_norm"] = read.flag("qk-layernorm")
+    modules["attention"]["qkv_bias"] = read.flag("add-qkv-bias")
+    attention = "attention"
+    if read.flag("multi-latent-attention"):
+        attention = "mla"
+        modules["mla"] = _mla(read)
+    if "num-experts" in read:
+        modules["moe"] = _moe(read, model)
+    layers, mtp = _layers(read, attention)
+    names = {name for layer in layers for name in layer["modules"]}
+    if "mamba" in names:
+        modules["mamba"] = _mamba(read, hidden)
+    if "moe" in names and "moe" not in modules:
+        read.problems.append("layers of experts without `num-experts`")
+    if mtp:
+        model["num_mtp_layers"] = mtp
+    kept = {name: modules[name] for name in sorted(names) if name in modules}
+    return {**model, "layers": layers, "modules": kept}
+
+
+def _position(read: Reader) -> str:
+    named = read.text("position-embedding-type", "learned_absolute")
+    if read.flag("use-rotary-position-embeddings"):
+        named = "rope"
+    known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+    if named not in known:
+        read.problems.append(f"`position-embedding-type` {named}")
+    return known.get(named, "none")
+
+
+def _vocabulary(read: Reader) -> int:
+    """Padded as Megatron-LM does, to a multiple for each tensor-parallel rank."""
+    multiple = read.count("make-vocab-size-divisible-by", 128)
+    multiple *= read.count("tensor-model-parallel-size", 1)
+    names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
+    known = [size for name, size in _WORDS if name in names]
+    size = read.count("padded-vocab-size", 0, least=0) or read.count("vocab-size", 0, least=0)
+    if not size and not known:
+        read.problems.append("a vocabulary of a size that is not said; give `--vocab-size`")
+    return -(-(size or (known or [1])[0]) // multiple) * multiple
+
+
+def _mla(read: Reader) -> Table:
+    table = {"kv_lora_rank": read.count("kv-lora-rank", 32)}
+    if "q-lora-rank" in read:
+        table["q_lora_rank"] = read.count("q-lora-rank")
+    table["qk_head_size"] = read.count("qk-head-dim", 128)
+    table["qk_rope_head_size"] = read.count("qk-pos-emb-head-dim", 64)
+    table["value_head_size"] = read.count("v-head-dim", 128)
+    return table
+
+
+def _moe(read: Reader, model: Table) -> Table:
+    table = {
+        "num_experts": read.count("num-experts"),
+        "top_k": read.count("moe-router-topk", 2),
+        "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
+    }
+    shared = read.count("moe-shared-expert-intermediate-size", 0, least=0)
+    return {**table, "shared_ffn_size": shared} if shared else table
+
+
+def _mamba(read: Reader, hidden: int) -> Table:
+    size = read.count("mamba-head-dim", 64)
+    return {
+        "mamba_num_heads": read.count("mamba-num-heads", max(1, 2 * hidden // size)),
+        "mamba_head_size": size,
+        "state_size": read.count("mamba-state-dim", 128),
+        "num_groups": read.count("mamba-num-groups", 8),
+    }
+
+
+def _layers(read: Reader, attention: str) -> tuple[list[Table], int]:
+    """The layers, equal neighbours as one, and how many predict further words."""
+    mtp = read.count("mtp-num-layers", 0, least=0)
+    if read.flag("mtp-use-repeated-layer"):
+        read.problems.append("`mtp-use-repeated-layer` (a layer that is used several times)")
+    pattern = read.text("hybrid-layer-pattern") or read.text("hybrid-override-pattern")
+    if pattern:
+        main, *further = pattern.split("/")
+        unknown = set(main) - {*_SYMBOLS, "|"}
+        if unknown:
+            read.problems.append(f"`hybrid-layer-pattern` with {' '.join(sorted(unknown))}")
+        if further:
+            read.problems.append("further layers of multi-token prediction in a hybrid pattern")
+        names = [(_SYMBOLS[symbol],) for symbol in main if symbol in _SYMBOLS]
+        read.get("num-layers")
+    else:
+        count = read.count("num-layers")
+        names = [(attention, what) for what in _feed_forwards(read, count)]
+    runs = [(list(name), len([*group])) for name, group in it.groupby(names)]
+    return [{"modules": name, "repeat": count} for name, count in runs], mtp
+
+
+def _feed_forwards(read: Reader, count: int) -> list[str]:
+    if "num-experts" not in read:
+        return ["mlp"] * count
+    given = read.text("moe-layer-freq", "1")
+    if given.isdigit() and int(given) > 0:
+        return ["mlp" if i % int(given) else "moe" for i in range(count)]
+    try:
+        found = repeated(given)
+    except ValueError as error:
+        read.problems.append(f"`moe-layer-freq` of {error}")
+        found = [1] * count
+    if len(found) != count:
+        read.problems.append(f"`moe-layer-freq` for {len(found)} layers of {count}")
+    return ["moe" if one else "mlp" for one in found]
+
+
+def _layout(read: Reader, num_gpus: int) -> Table:
+    tp = read.count("tensor-model-parallel-size", 1)
+    pp = read.count("pipeline-model-parallel-size", 1)
+    cp = read.count("context-parallel-size", 1)
+    layout = {"tp": tp, "pp": pp, "cp": cp, "ep": read.count("expert-model-parallel-size", 1)}
+    if "expert-tensor-parallel-size" in read:
+        layout["etp"] = read.count("expert-tensor-parallel-size")
+    if num_gpus % (tp * pp * cp) != 0:
+        read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
+    layout["dp"] = max(1, num_gpus // (tp * pp * cp))
+    if "num-experts" not in read:
+        layout["ep"] = 1
+        layout.pop("etp", None)
+    return layout
+
+
+def _training(read: Reader, model: Table) -> Table:
+    half = "fp16" if read.flag("fp16") else "bf16"
+    if not (read.flag("bf16") or half == "fp16"):
+        read.problems.append("training in float32 (neither `bf16` nor `fp16`)")
+    if read.text("optimizer", "adam") != "adam":
+        read.problems.append(f"`optimizer` {read.text('optimizer')}")
+    backend, local = read.text("attention-backend", "auto"), read.text("transformer-impl")
+    unfused = backend in ("unfused", "local") or (local == "local" and backend == "auto")
+    if read.flag("use-flash-attn"):
+        unfused = False
+    sharded = read.flag("use-distributed-optimizer")
+    training: Table = {
+        "microbatch_size": read.count("micro-batch-size"),
+        "sequence_length": read.count("seq-length", model["max_positions"]),
+        "dtype": "fp8" if "fp8-format" in read or "fp8" in read else half,
+        "zero": int(sharded),
+        "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
+        "attention": "unfused" if unfused else "flash",
+        "sequence_parallel": read.flag("sequence-parallel"),
+        "tp_overlap": read.flag("tp-comm-overlap"),
+        "overlap_grad_reduce": read.flag("overlap-grad-reduce"),
+        "overlap_param_gather": read.flag("overlap-param-gather"),
+        "gradient_dtype": half if half == "fp16" or read.flag("grad-reduce-in-bf16") else "fp32",
+    }
+    read.get("fp8-format")
+    read.get("fp8")
+    return {**training, **_recompute(read)}
+
+
+def _recompute(read: Reader) -> Table:
+    granularity = read.text("recompute-granularity", "none")
+    if read.flag("recompute-activations"):
+        granularity = "selective"
+    found: Table = {"recompute": granularity}
+    if granularity not in ("none", "selective", "full"):
+        read.problems.append(f"`recompute-granularity` {granularity}")
+        found = {}
+    modules = read.text("recompute-modules", "core_attn").strip("[]").replace(",", " ").split()
+    method, number = read.text("recompute-method", "uniform"), read.count("recompute-num-layers", 1)
+    if granularity == "selective":
+        found["recompute_modules"] = modules
+    if granularity == "full":
+        found |= {"recompute_method": method, "recompute_layers": number}
+    return found

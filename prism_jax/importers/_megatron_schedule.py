@@ -1,0 +1,87 @@
+"""The schedule that arguments of Megatron-LM describe, and how layers are dealt to its stages."""
+
+from typing import Any
+
+from ._pipeline_layout import layers_of_layout
+from ._problems import Reader
+
+
+Table = dict[str, Any]
+
+
+def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> Table:
+    """The kind, and how the layers are dealt to its stages."""
+    replicas = layout["dp"] * training["microbatch_size"]
+    batch = read.count("global-batch-size", replicas)
+    if batch % replicas != 0:
+        read.problems.append(
+            f"`global-batch-size` {batch}, which dp*micro-batch-size = {replicas} does not divide"
+        )
+    pp, count = layout["pp"], sum(layer["repeat"] for layer in model["layers"])
+    dealt = _dealt(read, pp, count)
+    virtual = len(dealt) // pp if dealt else _virtual_stages(read, pp, count)
+    schedule: Table = {
+        "kind": "interleaved-1f1b" if virtual > 1 else "1f1b",
+        "num_microbatches": max(1, batch // replicas),
+        "virtual_stages": virtual,
+    }
+    group = read.count("microbatch-group-size-per-virtual-pipeline-stage", 0, least=0)
+    if group and virtual > 1:
+        schedule["microbatch_group_size"] = group
+    if dealt and len(set(dealt)) > 1:
+        schedule["layers_per_stage"] = dealt
+    for end, key in (("embedding", "embedding"), ("loss", "head")):
+        if read.flag(f"account-for-{end}-in-pipeline-split"):
+            schedule[f"{key}_counts_as_layer"] = True
+    return schedule
+
+
+def _virtual_stages(read: Reader, pp: int, count: int) -> int:
+    each = read.count("num-layers-per-virtual-pipeline-stage", 0, least=0)
+    if each:
+        ends = sum(
+            read.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")
+        )
+        return max(1, (count + ends) // (pp * each))
+    return read.count("num-virtual-stages-per-pipeline-rank", 1)
+
+
+def _dealt(read: Reader, pp: int, count: int) -> list[int]:
+    """How many layers each stage has, where the arguments say so."""
+    text, pattern = read.text("pipeline-model-parallel-layout"), read.text("hybrid-layer-pattern")
+    main = pattern.partition("/")[0]
+    found: list[int] = []
+    if text:
+        try:
+            found = layers_of_layout(text)
+        except ValueError as error:
+            read.problems.append(f"`pipeline-model-parallel-layout` of {error}")
+    elif "|" in main:
+        found = [len(stage) for stage in main.split("|")]
+    first = read.count("decoder-first-pipeline-num-layers", 0, least=0)
+    last = read.count("decoder-last-pipeline-num-layers", 0, least=0)
+    if first or last:
+        found = _uneven(read, pp, count, first, last)
+    if found and (len(found) % pp or sum(found) != count):
+        read.problems.append(
+            f"{len(found)} stages with {sum(found)} layers, of {count} on {pp} ranks"
+        )
+        return []
+    return found
+
+
+def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[int]:
+    """Of the first and last rank as given, of those between them equally many."""
+    virtual = _virtual_stages(read, pp, count)
+    if "num-layers-per-virtual-pipeline-stage" in read:
+        virtual = (
+            1 if not first else max(1, first // read.count("num-layers-per-virtual-pipeline-stage"))
+        )
+    between = pp - bool(first) - bool(last)
+    rest = count - first - last
+    each = rest // between if between else 0
+    ranks = [first or each, *[each] * (pp - 2), last or each]
+    if pp < 2 or rest != each * between or any(rank % virtual for rank in ranks):
+        read.problems.append("uneven stages that do not divide")
+        return []
+    return [rank // virtual for rank in ranks] * virtual

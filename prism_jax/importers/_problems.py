@@ -1,0 +1,79 @@
+"""What of a foreign configuration a job cannot say."""
+
+from collections.abc import Iterable
+
+from .._misc import quoted
+
+
+class InexpressibleError(ValueError):
+    """Raised with all that a configuration says and a job cannot.
+
+    **Attributes:**
+
+    - `problems`: one clause for each.
+    """
+
+    def __init__(self, where: str, problems: Iterable[str]):
+        self.problems = tuple(dict.fromkeys(problems))
+        listed = "; ".join(quoted(problem, 300) for problem in self.problems)
+        super().__init__(f"{where}: this cannot be expressed as a job: {listed}.")
+
+
+class Reader:
+    """A table that is read key by key, so that what nobody reads can be named.
+
+    **Attributes:**
+
+    - `problems`: what has been found wrong so far.
+    """
+
+    def __init__(self, table: dict[str, object]):
+        self._table = table
+        self._seen: set[str] = set()
+        self.problems: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return self._table.get(key) is not None
+
+    def get(self, key: str, default: object = None) -> object:
+        """What the table says of `key`; `None` counts as nothing."""
+        self._seen.add(key)
+        value = self._table.get(key)
+        return default if value is None else value
+
+    def flag(self, key: str) -> bool:
+        """Whether a switch is on."""
+        value = self.get(key, False)
+        if isinstance(value, str):
+            value = value.lower() in ("true", "yes", "1", "")
+        return bool(value)
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`; where there is none and no default, a problem."""
+        value = self.get(key, default)
+        number = _whole(value)
+        if number is None or number < least:
+            said = "is missing" if value is None else f"is {quoted(value)}"
+            self.problems.append(f"`{key}` {said}, but must be a whole number from {least}")
+            return max(1, least)
+        return number
+
+    def text(self, key: str, default: str = "") -> str:
+        return str(self.get(key, default))
+
+    def unread(self) -> list[str]:
+        """Keys that nothing has asked for."""
+        return [key for key in self._table if key not in self._seen]
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, int | float) and abs(value) < 2**53 and value == int(value):
+        return int(value)
+    return None

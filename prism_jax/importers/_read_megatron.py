@@ -1,0 +1,70 @@
+"""Megatron's arguments as they are written: the words of a command, or a `model_config.yaml`."""
+
+import re
+import shlex
+
+
+def parse_command(text: str) -> dict[str, object]:
+    """The flags of a command line, each with its words, or `True` where it has none.
+
+    **Raises:**
+
+    A `ValueError` of one clause where it cannot be split.
+    """
+    text = re.sub(r"\\\r?\n", " ", text)
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    words = shlex.split("\n".join(lines), comments=True)
+    found: dict[str, object] = {}
+    flag, values = "", []
+    for word in [*words, "--"]:
+        # A list of a shell, `ARGS=(...)`, ends here, and with it what its last flag is set to.
+        ends = word.count(")") > word.count("(")
+        word = word.rstrip(")") if ends else word
+        if word.startswith("--"):
+            if flag:
+                found[flag] = " ".join(values) if values else True
+            flag, equals, value = word.removeprefix("--").partition("=")
+            values = [value] if equals else []
+        elif word:
+            values.append(word)
+        if ends and flag:
+            found[flag] = " ".join(values) if values else True
+            flag, values = "", []
+    if not found:
+        raise ValueError("it has no flags such as `--num-layers 32`")
+    return found
+
+
+def parse_model_config(text: str) -> dict[str, object]:
+    """The flags under `MODEL_ARGS`, or of the whole file where it has no such section.
+
+    These files are plain: one flag a line, `--num-layers: 32`. Anything deeper is no flag.
+
+    **Raises:**
+
+    A `ValueError` of one clause that names the line.
+    """
+    found: dict[str, object] = {}
+    section, has_section = "", re.search(r"(?m)^MODEL_ARGS:\s*$", text) is not None
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = re.sub(r"(^|\s)#.*$", "", line).rstrip()
+        if not bare or bare == "---":
+            continue
+        match = re.fullmatch(r"(\s*)(-{0,2}[A-Za-z][\w.-]*):(?:\s+(.*))?", bare)
+        if has_section and not bare.startswith(" "):
+            section = match[2] if match else ""
+            continue
+        if has_section and section != "MODEL_ARGS":
+            continue
+        if not match:
+            raise ValueError(f"line {number} is no flag with its value, as in `--num-layers: 32`")
+        value = (match[3] or "").strip()
+        quoted = re.fullmatch(r"([\"'])(.*)\1", value)
+        value = quoted[2] if quoted else value
+        if quoted or value.lower() not in ("true", "false", "null", "~"):
+            found[match[2].lstrip("-")] = value
+        else:
+            found[match[2].lstrip("-")] = {"true": True, "false": False}.get(value.lower())
+    if not found:
+        raise ValueError("it has no flags under `MODEL_ARGS`")
+    return found

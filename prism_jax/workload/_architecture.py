@@ -1,0 +1,140 @@
+"""A model as the modules of its layers, and of its two ends."""
+
+import functools as ft
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..data import Layout, Model, Training
+from .modules import (
+    AbstractModule,
+    Embedding,
+    Head,
+    Parameters,
+    Projection,
+    make_module,
+    norm_parameters,
+)
+
+
+class Part(NamedTuple):
+    """A layer, or an end of the model.
+
+    **Attributes:**
+
+    - `modules`: in order.
+    - `is_layer`: whether a norm is before each module and a residual after it.
+    """
+
+    modules: tuple[AbstractModule, ...]
+    is_layer: bool = True
+
+    def parameters(self, model: Model) -> Parameters:
+        """With the norms."""
+        total = Parameters()
+        for module in self.modules:
+            total = total.plus(module.parameters(model))
+        norms = len(self.modules) * norm_parameters(model) if self.is_layer else 0
+        return total.plus(Parameters(copied=norms))
+
+
+Parts = tuple[tuple[Part, int], ...]  # Each part with how often it occurs, in order.
+
+_EMBEDDING = Part((Embedding(),), is_layer=False)
+_HEAD = Part((Head(),), is_layer=False)
+_PROJECTION = Part((Projection(),), is_layer=False)
+
+
+def layers_of(model: Model) -> tuple[Part, ...]:
+    """All layers of a model, in order.
+
+    **Raises:**
+
+    A `ValueError` of one sentence where a module of it is not known or lacks a key.
+    """
+    make = ft.cache(ft.partial(make_module, model))
+    if model.layers is None:
+        return (Part((make("attention"), make("mlp"))),) * model.num_layers
+    found: list[Part] = []
+    for layer in model.layers:
+        found += [Part(tuple(map(make, layer.modules)))] * layer.repeat
+    return tuple(found)
+
+
+def parts_of_stages(model: Model, layers: Sequence[int]) -> tuple[Parts, ...]:
+    """What each stage runs, where the stages have so many layers; the ends are on the outer ones.
+
+    Equal layers of a stage become one, with how many they are.
+    """
+    every = layers_of(model)
+    stages: list[Parts] = []
+    begin = 0
+    for stage, count in enumerate(layers):
+        parts = [*Counter(every[begin : begin + count]).items()]
+        begin += count
+        if stage == 0:
+            parts.insert(0, (_EMBEDDING, 1))
+        if stage == len(layers) - 1:
+            parts.append((_HEAD, 1))
+            parts += [(_PROJECTION, 1), (every[-1], 1), (_HEAD, 1)] * model.num_mtp_layers
+        stages.append(tuple(parts))
+    return tuple(stages)
+
+
+class Recomputed(NamedTuple):
+    """Equal parts of a stage, and whether a backward computes all of them again."""
+
+    part: Part
+    count: int
+    again: bool
+
+
+def recomputed(parts: Parts, training: Training) -> tuple[Recomputed, ...]:
+    """Which parts of a stage are computed again: all layers of it, or its first ones."""
+    left = 0
+    if training.recompute == "full":
+        layers = sum(count for part, count in parts if part.is_layer)
+        left = min(layers, training.recompute_layers)
+        left = left if training.recompute_method == "block" else layers
+    found = []
+    for part, count in parts:
+        again = min(left, count) if part.is_layer else 0
+        left -= again
+        found += [Recomputed(part, again, True)] * (again > 0)
+        found += [Recomputed(part, count - again, False)] * (count > again or not again)
+    return tuple(found)
+
+
+def total_parameters(model: Model, parts: Parts) -> Parameters:
+    """The parameters of a stage; a head that occurs again has no matrix of its own."""
+    total = Parameters()
+    heads = 0
+    for part, count in parts:
+        again = part is _HEAD and heads > 0
+        heads += part is _HEAD
+        added = Parameters(copied=norm_parameters(model)) if again else part.parameters(model)
+        total = total.plus(added, count)
+    return total
+
+
+def count_parameters(model: Model) -> int:
+    """All parameters of a model; a tied head counts once, further layers that predict do not count.
+
+    **Raises:**
+
+    A `ValueError` of one sentence where a module of it is not known or lacks a key.
+    """
+    layers = Counter(layers_of(model)).items()
+    parts = ((_EMBEDDING, 1), *layers, (_HEAD, 1))
+    return total_parameters(model, parts).total
+
+
+def check_modules(model: Model, layout: Layout, training: Training) -> None:
+    """Raises a `ValueError` of one sentence where a layout does not fit a module of a model."""
+    modules = dict.fromkeys(module for part in layers_of(model) for module in part.modules)
+    if layout.ep != 1 and not any(module.parameters(model).experts for module in modules):
+        raise ValueError(
+            f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
+        )
+    for module in modules:
+        module.check(model, layout, training)

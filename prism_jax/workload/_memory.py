@@ -1,0 +1,117 @@
+"""What one GPU holds of each stage, and keeps of a microbatch until its backward."""
+
+import functools as ft
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
+from ._architecture import Part, recomputed
+from ._costs import Costs
+from ._split import Stages, check_split, deal, parameters_of_stage
+
+
+Sizes = dict[str, float]  # In bytes, by part.
+
+
+def add_sizes(total: Sizes, more: Mapping[str, float], times: float = 1) -> Sizes:
+    """Adds `times` what there is more to a total, in place, and returns it."""
+    for name, size in more.items():
+        total[name] = total.get(name, 0.0) + times * size
+    return total
+
+
+class StageMemory(NamedTuple):
+    """The memory of one stage on one GPU, in bytes by part; parameters are counted.
+
+    **Attributes:**
+
+    - `dense`, `experts`: how many parameters it holds.
+    - `kept`: what stays of each microbatch from its forward to its backward.
+    - `forward`: what its forward needs on top, at its end.
+    - `backward`: what its backward needs on top of what is kept of all microbatches.
+    """
+
+    dense: float
+    experts: float
+    kept: Mapping[str, float]
+    forward: Mapping[str, float]
+    backward: Mapping[str, float]
+
+
+def memory_of_stages(
+    model: Model,
+    layout: Layout,
+    schedule: ScheduleConfig,
+    training: Training,
+    cluster: Cluster,
+    kernels: Kernels,
+    stage_to_rank: Sequence[int],
+) -> tuple[StageMemory, ...]:
+    """The memory of each global virtual stage; the arguments are those of `lower`.
+
+    **Raises:**
+
+    A `ValueError` where the layout does not fit the model.
+    """
+    check_split(model, layout, schedule, training)
+    costs = Costs(model, layout, training, cluster, kernels)
+    stages = deal(model, layout, schedule, stage_to_rank)
+    equal = ft.cache(lambda parts, first: _stage_memory(costs, stages, first))
+    found: dict[tuple, int] = {}
+    return tuple(
+        equal(parts, found.setdefault((parts, stage == len(stages.parts) - 1), stage))
+        for stage, parts in enumerate(stages.parts)
+    )
+
+
+def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
+    """The memory of a stage; nothing is priced."""
+    layout, training = costs.layout, costs.training
+    total = parameters_of_stage(costs.model, stages, stage)
+    kept: Sizes = {}
+    again: Sizes = {}
+    logits = gradients = 0.0
+    each = training.recompute_layers if training.recompute_method == "uniform" else 1
+    for one in recomputed(stages.parts[stage], training):
+        parts = _kept(costs, one.part)
+        gradients = max(gradients, *_of_modules(costs, one.part))
+        logits += parts.get("logits", 0.0) * one.count
+        if not one.again:
+            add_sizes(kept, parts, one.count)
+            continue
+        # Of `each` layers only the input is kept; these are computed again all at once.
+        states = costs.activation_bytes * costs.norm_tokens * costs.model.hidden_size
+        add_sizes(kept, {"checkpoints": float(states)}, -(-one.count // each))
+        whole = add_sizes({}, parts, min(each, one.count))
+        again = max(again, whole, key=lambda sizes: sum(sizes.values()))
+    # Besides the float32 logits, which are kept, there are those in 16 bits, as are their
+    # gradients; all of these are gone when the gradients of the layers are computed.
+    besides = logits * costs.activation_bytes / 4
+    beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
+    return StageMemory(
+        dense=total.split / layout.tp + total.copied,
+        experts=total.experts / (layout.ep * layout.expert_tp),
+        kept=kept,
+        forward={"logits": besides},
+        backward={"workspace": beyond} if beyond else {"logits": besides},
+    )
+
+
+def _kept(costs: Costs, part: Part) -> Sizes:
+    """What a layer, or an end of the model, keeps of one microbatch."""
+    parts: Sizes = {}
+    states = costs.norm_tokens * costs.model.hidden_size
+    for module in part.modules:
+        add_sizes(parts, module.activations(costs))
+        if part.is_layer:
+            # What a norm reads and, unless it runs again, writes.
+            tensors = 1 if costs.recomputes("layernorm") else 2
+            masks = states if costs.model.dropout else 0
+            add_sizes(parts, {"norm": tensors * costs.activation_bytes * states, "dropout": masks})
+    return parts
+
+
+def _of_modules(costs: Costs, part: Part) -> list[float]:
+    """What each module of a layer keeps: its gradients are about as large."""
+    modules = part.modules if part.is_layer else ()
+    return [0.0, *(sum(module.activations(costs).values()) for module in modules)]

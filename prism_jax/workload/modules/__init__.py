@@ -1,0 +1,10 @@
+from ._attention import Attention as Attention
+from ._base import AbstractModule as AbstractModule, Parameters as Parameters
+from ._embedding import Embedding as Embedding
+from ._head import Head as Head, norm_parameters as norm_parameters
+from ._mamba import Mamba as Mamba
+from ._mla import MLA as MLA
+from ._mlp import MLP as MLP
+from ._moe import MoE as MoE
+from ._projection import Projection as Projection
+from ._registry import make_module as make_module, modules as modules

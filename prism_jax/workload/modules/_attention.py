@@ -1,0 +1,154 @@
+import dataclasses
+
+from ...data import Count, Layout, Model, Training
+from .._block import Kernel, Segment
+from .._costs import Costs, Linear
+from .._parts import segment
+from ._around import (
+    cast,
+    cast_gradient,
+    check_divides,
+    close_backward,
+    close_module,
+    gradients,
+    open_module,
+    weight_gradients,
+)
+from ._base import AbstractModule, Parameters
+from ._core import Core
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention(AbstractModule):
+    """Causal self-attention, of many heads or of grouped queries.
+
+    **Attributes:**
+
+    - `num_heads`: of the queries.
+    - `num_kv_heads`: of keys and values; by default as many.
+    - `head_size`: by default the hidden size over `num_heads`.
+    - `window`: how many keys a query sees, itself included; by default all before it.
+    - `qkv_bias`: whether the first matrix has a bias even where the model has none.
+    - `qk_norm`: whether each head's queries and keys are normed.
+    """
+
+    kind = "attention"
+
+    num_heads: Count
+    num_kv_heads: Count | None = None
+    head_size: Count | None = None
+    window: Count | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    def head_dim(self, model: Model) -> int:
+        return model.hidden_size // self.num_heads if self.head_size is None else self.head_size
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        if self.head_size is None and model.hidden_size % self.num_heads != 0:
+            raise ValueError(
+                f"`model.num_heads` = {self.num_heads} does not divide `model.hidden_size` = "
+                f"{model.hidden_size}; give `model.head_size`."
+            )
+        check_divides(("tp", layout.tp), "num_heads", self.num_heads)
+        check_divides(("tp", layout.tp), "num_kv_heads", self.kv_heads)
+        if self.num_heads % self.kv_heads != 0:
+            raise ValueError(
+                f"`model.num_kv_heads` = {self.kv_heads} does not divide `model.num_heads` = "
+                f"{self.num_heads}; use a divisor."
+            )
+
+    def parameters(self, model: Model) -> Parameters:
+        dim = self.head_dim(model)
+        qkv = (self.num_heads + 2 * self.kv_heads) * dim
+        split = model.hidden_size * (qkv + self.num_heads * dim)
+        copied = 2 * dim if self.qk_norm else 0
+        if model.bias or self.qkv_bias:
+            split += qkv
+        return Parameters(split, copied + (model.hidden_size if model.bias else 0))
+
+    def forward(self, costs: Costs, before: list) -> list[Segment]:
+        tokens, width, _ = self._shape(costs)
+        qkv, out = self._linears(costs)
+        first = [
+            *cast(costs, tokens * costs.model.hidden_size),
+            qkv.forward,
+            *self._norms(costs, 2),
+            *self._rotary(costs),
+        ]
+        last = [*self._core(costs).forward(costs), *cast(costs, tokens * width), out.forward]
+        if costs.layout.cp > 1:
+            gather = costs.collective("all_gather", self._kv_bytes(costs), costs.cp)
+            rest = [segment(first, gather), *close_module(costs, last, out.forward)]
+        else:
+            rest = close_module(costs, first + last, out.forward)
+        return [*open_module(costs, before, qkv.forward), *rest]
+
+    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+        tokens, _, qkv_width = self._shape(costs)
+        qkv, out = self._linears(costs)
+        kernels = [
+            *cast_gradient(costs, tokens * costs.model.hidden_size),
+            *gradients(out, weights),
+            *self._core(costs).backward(costs),
+        ]
+        inputs = [
+            *self._rotary(costs),
+            *self._norms(costs, 3),
+            *cast_gradient(costs, tokens * qkv_width),
+        ]
+        segments = open_module(costs, before, out.dgrad)
+        if costs.layout.cp > 1:
+            scatter = costs.collective("reduce_scatter", self._kv_bytes(costs), costs.cp)
+            segments.append(segment(kernels, scatter))
+            kernels = []
+        return [*segments, *close_backward(costs, kernels + inputs, qkv, weights)]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        return weight_gradients(costs, *self._linears(costs))
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        tokens, width, qkv = self._shape(costs)
+        normed = qkv - (qkv - width) // 2 if self.qk_norm else 0
+        return {
+            "attention": costs.activation_bytes * tokens * (qkv + normed + width),
+            **self._core(costs).activations(costs),
+        }
+
+    def _shape(self, costs: Costs) -> tuple[int, int, int]:
+        """Tokens, width of the values and width of queries, keys and values of one rank."""
+        dim, tp = self.head_dim(costs.model), costs.layout.tp
+        qkv = (self.num_heads + 2 * self.kv_heads) * dim // tp
+        return costs.tokens, self.num_heads * dim // tp, qkv
+
+    def _linears(self, costs: Costs) -> tuple[Linear, Linear]:
+        tokens, width, qkv = self._shape(costs)
+        hidden = costs.model.hidden_size
+        return costs.linear(tokens, qkv, hidden), costs.linear(tokens, hidden, width)
+
+    def _core(self, costs: Costs) -> Core:
+        tp, dim = costs.layout.tp, self.head_dim(costs.model)
+        return Core(self.num_heads // tp, self.kv_heads // tp, dim, dim, self.window)
+
+    def _kv_bytes(self, costs: Costs) -> int:
+        """Keys and values of the whole sequence, for the heads of one rank."""
+        layout = costs.layout
+        width = self.kv_heads * self.head_dim(costs.model)
+        return 2 * 2 * costs.tokens * layout.cp * width // layout.tp
+
+    def _rotary(self, costs: Costs) -> list[Kernel]:
+        if costs.model.position != "rotary":
+            return []
+        return [costs.move("elementwise", 2 * 2 * costs.tokens * self._qk_width(costs))]
+
+    def _norms(self, costs: Costs, passes: int) -> list[Kernel]:
+        if not self.qk_norm:
+            return []
+        return [costs.move("norm", 2 * passes * costs.tokens * self._qk_width(costs))]
+
+    def _qk_width(self, costs: Costs) -> int:
+        return (self.num_heads + self.kv_heads) * self.head_dim(costs.model) // costs.layout.tp

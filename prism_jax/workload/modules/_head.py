@@ -1,0 +1,82 @@
+import dataclasses
+
+from ...data import Layout, Model, Training
+from .._block import Segment
+from .._costs import Costs
+from .._parts import segment
+from ._base import AbstractModule, Parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Head(AbstractModule):
+    """The last norm, the logits and the cross entropy over the split vocabulary."""
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        """Any number of words can be split: they are padded."""
+
+    def parameters(self, model: Model) -> Parameters:
+        """With the last norm; a head that shares the embedding's matrix has none of its own."""
+        words = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+        return Parameters(words, norm_parameters(model))
+
+    def forward(self, costs: Costs, before: list) -> list[Segment]:
+        tokens, hidden, vocabulary = self._shape(costs)
+        norm = [*before, costs.norm()]
+        logits = [costs.gemm(tokens, vocabulary, hidden, costs.base_dtype)]
+        # In float32: converted, its maximum found and taken off, its exponential summed.
+        loss = costs.move("loss", 20 * tokens * vocabulary)
+        if costs.layout.tp == 1:
+            return [segment([*norm, *logits, loss])]
+        small = costs.collective("all_reduce", 4 * tokens, costs.tp)
+        closing = [segment(logits, small), segment([loss], small), segment([], small)]
+        if not costs.splits_sequence:
+            return [segment(norm), *closing]
+        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.tp)
+        return [segment(norm, gather), *closing]
+
+    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+        tokens, hidden, vocabulary = self._shape(costs)
+        loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
+        dgrad = costs.gemm(tokens, hidden, vocabulary, costs.base_dtype)
+        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
+        both = [dgrad, wgrad] if weights else [dgrad]
+        norm = segment([costs.norm(3)])
+        if costs.layout.tp == 1:
+            return [segment([*loss, *both]), norm]
+        num_bytes = 2 * tokens * hidden
+        if not costs.splits_sequence:
+            reduce = costs.collective("all_reduce", num_bytes, costs.tp)
+            left = costs.overlapped(reduce, wgrad) if weights else reduce
+            return [segment([*loss, *both], left), norm]
+        scatter = costs.collective("reduce_scatter", num_bytes, costs.tp)
+        if not weights:
+            return [segment([*loss, dgrad], scatter), norm]
+        gather = costs.collective("all_gather", num_bytes, costs.tp)
+        return [
+            segment([*loss, dgrad], costs.overlapped(gather, dgrad)),
+            segment([wgrad], costs.overlapped(scatter, wgrad)),
+            norm,
+        ]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        tokens, hidden, vocabulary = self._shape(costs)
+        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
+        if not costs.splits_sequence:
+            return [segment([wgrad])]
+        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.tp)
+        return [segment([], gather), segment([wgrad])]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        """The input of the norm, what the head reads, and the softmax of the logits in float32."""
+        tokens, hidden, vocabulary = self._shape(costs)
+        states = 2 * costs.activation_bytes * costs.norm_tokens * hidden
+        return {"head": states, "logits": 4 * tokens * vocabulary}
+
+    def _shape(self, costs: Costs) -> tuple[int, int, int]:
+        vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
+        return costs.tokens, costs.model.hidden_size, vocabulary
+
+
+def norm_parameters(model: Model) -> int:
+    """Parameters of one norm of the hidden states."""
+    return model.hidden_size * (2 if model.norm == "layernorm" else 1)

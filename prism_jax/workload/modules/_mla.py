@@ -1,0 +1,147 @@
+import dataclasses
+
+from ...data import Count, Layout, Model, Training
+from .._block import Kernel, Segment
+from .._costs import Costs, Linear
+from .._parts import segment
+from ._around import check_divides, close_module, gradients
+from ._base import AbstractModule, Parameters
+from ._core import Core
+
+
+@dataclasses.dataclass(frozen=True)
+class MLA(AbstractModule):
+    """Multi-head latent attention: queries, keys and values come from narrow latents.
+
+    Every rank of a tensor-parallel group makes the latents of its tokens; these are gathered, and
+    each rank makes the heads that it has.
+
+    **Attributes:**
+
+    - `num_heads`: of queries, keys and values.
+    - `kv_lora_rank`: the width of the latent of keys and values.
+    - `q_lora_rank`: the width of the latent of queries; by default they have none.
+    - `qk_head_size`, `qk_rope_head_size`: of a head's queries and keys, without and with a
+        rotation; that part of the keys is shared by all heads.
+    - `value_head_size`: of a head's values.
+    """
+
+    kind = "mla"
+
+    num_heads: Count
+    kv_lora_rank: Count
+    q_lora_rank: Count | None = None
+    qk_head_size: Count = 128
+    qk_rope_head_size: Count = 64
+    value_head_size: Count = 128
+
+    @property
+    def query_size(self) -> int:
+        return self.qk_head_size + self.qk_rope_head_size
+
+    @property
+    def latent_size(self) -> int:
+        """Of all latents of a token."""
+        return (self.q_lora_rank or 0) + self.kv_lora_rank + self.qk_rope_head_size
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        check_divides(("tp", layout.tp), "num_heads", self.num_heads)
+        if layout.cp != 1:
+            raise ValueError(
+                f"`layout.cp` = {layout.cp}, but latent attention is described without context "
+                "parallelism only; use `cp = 1`."
+            )
+
+    def parameters(self, model: Model) -> Parameters:
+        hidden, heads = model.hidden_size, self.num_heads
+        queries = (self.q_lora_rank or hidden) * heads * self.query_size
+        keys = self.kv_lora_rank * heads * (self.qk_head_size + self.value_head_size)
+        split = queries + keys + heads * self.value_head_size * hidden
+        # The latents, each with a norm.
+        copied = hidden * self.latent_size + (self.q_lora_rank or 0) + self.kv_lora_rank
+        return Parameters(split, copied)
+
+    def forward(self, costs: Costs, before: list) -> list[Segment]:
+        down, ups, out = self._linears(costs)
+        first = [*before, down.forward, self._latent_norms(costs, 2)]
+        last = [
+            *(up.forward for up in ups),
+            self._rotary(costs),
+            *self._core(costs).forward(costs),
+            out.forward,
+        ]
+        return [*self._gather(costs, first), *close_module(costs, last, out.forward)]
+
+    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+        down, ups, out = self._linears(costs)
+        again = costs.recomputes("mla_up_proj")
+        kernels = [
+            *([*(up.forward for up in ups), self._rotary(costs)] if again else []),
+            *gradients(out, weights),
+            *self._core(costs).backward(costs),
+            self._rotary(costs),
+            *(kernel for up in ups for kernel in gradients(up, weights)),
+        ]
+        last = [self._latent_norms(costs, 3), *gradients(down, weights)]
+        if costs.layout.tp == 1:
+            return [segment([*before, *kernels, *last])]
+        kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
+        reduce = costs.collective(kind, self._latent_bytes(costs), costs.tp)
+        if not costs.splits_sequence:
+            return [segment([*before, *kernels], reduce), segment(last)]
+        hidden = 2 * costs.tokens * costs.model.hidden_size
+        gather = costs.collective("all_gather", hidden, costs.tp)
+        return [segment(before, gather), segment(kernels, reduce), segment(last)]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        down, ups, out = self._linears(costs)
+        kernels = [out.wgrad, *(up.wgrad for up in ups), down.wgrad]
+        return [*self._gather(costs, []), segment(kernels)]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        heads = self.num_heads // costs.layout.tp
+        latents = 2 * costs.norm_tokens * self.latent_size  # Before and after their norms.
+        up = costs.tokens * heads * (2 * self.query_size + self.value_head_size)
+        size = costs.activation_bytes
+        return {
+            "attention": size * (latents + costs.tokens * heads * self.value_head_size),
+            "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,
+            **self._core(costs).activations(costs),
+        }
+
+    def _linears(self, costs: Costs) -> tuple[Linear, tuple[Linear, ...], Linear]:
+        """To the latents, from them to the heads, and from the heads to the hidden states."""
+        hidden, tokens = costs.model.hidden_size, costs.tokens
+        heads = self.num_heads // costs.layout.tp
+        queries = costs.linear(tokens, heads * self.query_size, self.q_lora_rank or hidden)
+        size = self.qk_head_size + self.value_head_size
+        keys = costs.linear(tokens, heads * size, self.kv_lora_rank)
+        return (
+            costs.linear(costs.norm_tokens, self.latent_size, hidden),
+            (queries, keys),
+            costs.linear(tokens, hidden, heads * self.value_head_size),
+        )
+
+    def _core(self, costs: Costs) -> Core:
+        heads = self.num_heads // costs.layout.tp
+        return Core(heads, heads, self.query_size, self.value_head_size)
+
+    def _latent_bytes(self, costs: Costs) -> int:
+        # Queries without a latent read the hidden states themselves.
+        width = self.latent_size + (0 if self.q_lora_rank else costs.model.hidden_size)
+        return 2 * costs.tokens * width
+
+    def _gather(self, costs: Costs, kernels: list[Kernel]) -> list[Segment]:
+        if not costs.splits_sequence:
+            return [segment(kernels)]
+        gather = costs.collective("all_gather", self._latent_bytes(costs), costs.tp)
+        return [segment(kernels, gather)]
+
+    def _latent_norms(self, costs: Costs, passes: int) -> Kernel:
+        return costs.move("norm", 2 * passes * costs.norm_tokens * self.latent_size)
+
+    def _rotary(self, costs: Costs) -> Kernel:
+        heads = self.num_heads // costs.layout.tp
+        # The keys of all heads are put together with the part that they share.
+        values = heads * (2 * self.query_size + self.value_head_size)
+        return costs.move("elementwise", 2 * 2 * costs.tokens * values)

@@ -1,0 +1,182 @@
+import dataclasses
+
+from ...data import Count, Layout, Model, Training
+from .._block import Kernel, Segment
+from .._costs import Costs, Linear
+from .._parts import segment
+from ._around import cast, cast_gradient, gradients
+from ._base import AbstractModule, Parameters
+from ._mlp import MLP, Activation, gate_factor
+
+
+@dataclasses.dataclass(frozen=True)
+class MoE(AbstractModule):
+    """A mixture of experts: each token goes to its best few of many MLPs, which are dealt to the
+    ranks of the expert-parallel group, and to the shared ones. All experts get equally many tokens.
+
+    A rank routes the tokens that sequence parallelism left it and sends them to the ranks of their
+    experts (all_to_all), which multiply them group by group and send them back. Where experts are
+    split (`layout.etp`), each group gathers its tokens first and scatters the sums.
+
+    **Attributes:**
+
+    - `num_experts`: of a layer.
+    - `top_k`: how many a token goes to.
+    - `expert_ffn_size`: the width between the matrices of an expert.
+    - `num_shared_experts`: experts that every token goes to.
+    - `shared_ffn_size`: the width of all these together; by default as of so many experts.
+    - `shared_gate`: whether what these make is scaled by a gate of its own.
+    - `activation`: as of `MLP`.
+    """
+
+    kind = "moe"
+
+    num_experts: Count
+    top_k: Count
+    expert_ffn_size: Count
+    num_shared_experts: int = 0
+    shared_ffn_size: Count | None = None
+    shared_gate: bool = False
+    activation: Activation = "swiglu"
+
+    @property
+    def shared(self) -> tuple[MLP, ...]:
+        """The shared experts as one MLP, if there are any."""
+        size = self.shared_ffn_size or self.num_shared_experts * self.expert_ffn_size
+        return (MLP(size, self.activation),) if size else ()
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        if self.top_k > self.num_experts:
+            raise ValueError(
+                f"`top_k` = {self.top_k} is more than `num_experts` = {self.num_experts}; use at "
+                "most as many."
+            )
+        if self.num_experts % layout.ep != 0:
+            raise ValueError(
+                f"`layout.ep` = {layout.ep} does not divide `num_experts` = {self.num_experts}; "
+                "use a divisor."
+            )
+        if self.expert_ffn_size % layout.expert_tp != 0:
+            raise ValueError(
+                f"`layout.etp` = {layout.expert_tp} does not divide `expert_ffn_size` = "
+                f"{self.expert_ffn_size}; use a divisor."
+            )
+        for mlp in self.shared:
+            mlp.check(model, layout, training)
+
+    def parameters(self, model: Model) -> Parameters:
+        hidden, ffn = model.hidden_size, self.expert_ffn_size
+        up = gate_factor(self.activation) * ffn
+        expert = hidden * (up + ffn) + (up + hidden if model.bias else 0)
+        copied = hidden * (self.num_experts + self.shared_gate)
+        total = Parameters(copied=copied, experts=self.num_experts * expert)
+        for mlp in self.shared:
+            total = total.plus(mlp.parameters(model))
+        return total
+
+    def forward(self, costs: Costs, before: list) -> list[Segment]:
+        router, up, down = self._linears(costs)
+        routed, ffn, width = self._shape(costs)
+        hidden = costs.model.hidden_size
+        experts = [
+            *cast(costs, routed * hidden),
+            up.forward,
+            costs.move("elementwise", 2 * routed * (width + ffn)),
+            *cast(costs, routed * ffn),
+            down.forward,
+        ]
+        route = [*before, router.forward, self._choose(costs), self._permute(costs)]
+        return [
+            *(one for mlp in self.shared for one in mlp.forward(costs, [])),
+            *self._exchange(costs, route, experts),
+            segment([self._permute(costs)]),
+        ]
+
+    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+        router, up, down = self._linears(costs)
+        routed, ffn, width = self._shape(costs)
+        act = costs.move("elementwise", 2 * routed * (width + ffn))
+        again = [act] if costs.recomputes("moe_act") else []
+        experts = [
+            *again,
+            *cast_gradient(costs, routed * costs.model.hidden_size),
+            *gradients(down, weights),
+            costs.move("elementwise", 2 * routed * (ffn + 2 * width)),
+            *cast_gradient(costs, routed * width),
+            *gradients(up, weights),
+        ]
+        last = [self._permute(costs), self._choose(costs), *gradients(router, weights)]
+        forward: list[Segment] = []
+        if costs.recomputes("moe"):
+            forward = self.forward(costs, [])
+        elif costs.recomputes("shared_experts"):
+            forward = [one for mlp in self.shared for one in mlp.forward(costs, [])]
+        return [
+            *forward,
+            *self._exchange(costs, [*before, self._permute(costs)], experts),
+            segment(last),
+            *(one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)),
+        ]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
+        return [segment([linear.wgrad for linear in self._linears(costs)]), *shared]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        routed, ffn, width = self._shape(costs)
+        parts: dict[str, float] = {
+            # In float32: the probabilities of all experts, and what the chosen ones scored.
+            "router": 8 * costs.norm_tokens * self.num_experts,
+            "experts": costs.activation_bytes * routed * (costs.model.hidden_size + width),
+        }
+        if costs.recomputes("moe"):
+            return {"experts": 0.0}
+        if not costs.recomputes("moe_act"):
+            parts["experts"] += costs.activation_bytes * routed * ffn
+        if not costs.recomputes("shared_experts"):
+            for mlp in self.shared:
+                parts["shared_experts"] = sum(mlp.activations(costs).values())
+        return parts
+
+    def _shape(self, costs: Costs) -> tuple[int, int, int]:
+        """Tokens that come to the experts of a rank, and their widths after and before the gate."""
+        etp = costs.layout.expert_tp
+        ffn = self.expert_ffn_size // etp
+        return self.top_k * costs.norm_tokens * etp, ffn, gate_factor(self.activation) * ffn
+
+    def _linears(self, costs: Costs) -> tuple[Linear, Linear, Linear]:
+        """Of the router and of the experts of one rank."""
+        routed, ffn, width = self._shape(costs)
+        hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
+        each = max(1, routed // local)
+        return (
+            costs.linear(
+                costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype
+            ),
+            costs.grouped(each, width, hidden, local),
+            costs.grouped(each, hidden, ffn, local),
+        )
+
+    def _exchange(self, costs: Costs, first: list[Kernel], experts: list[Kernel]) -> list[Segment]:
+        """To the experts, through them and back."""
+        num_bytes = 2 * self.top_k * costs.norm_tokens * costs.model.hidden_size
+        send = costs.collective("all_to_all", num_bytes, costs.ep) if costs.ep.size > 1 else None
+        sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
+        if costs.etp.size == 1:
+            return [segment(first, send), segment([*sort, *experts, *sort], send)]
+        gathered = num_bytes * costs.etp.size
+        gather = costs.collective("all_gather", gathered, costs.etp)
+        scatter = costs.collective("reduce_scatter", gathered, costs.etp)
+        back = [] if send is None else [segment(sort, send)]
+        if send is None:
+            return [segment(first, gather), segment(experts, scatter)]
+        return [segment(first, send), segment(sort, gather), segment(experts, scatter), *back]
+
+    def _permute(self, costs: Costs) -> Kernel:
+        """Reads the tokens of a rank once and writes them `top_k` times, or the other way round."""
+        num_bytes = 2 * (1 + self.top_k) * costs.norm_tokens * costs.model.hidden_size
+        return costs.move("elementwise", num_bytes)
+
+    def _choose(self, costs: Costs) -> Kernel:
+        """The softmax and the best of it, in float32: three passes."""
+        return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)

@@ -1,0 +1,48 @@
+import dataclasses
+
+from ...data import Layout, Model, Training
+from .._block import Segment
+from .._costs import Costs, Linear
+from ._around import close_backward, close_module, open_module, weight_gradients
+from ._base import AbstractModule, Parameters
+from ._head import norm_parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection(AbstractModule):
+    """What a further layer of multi-token prediction reads: the hidden states and the next words,
+    each normed, side by side, are brought back to the hidden size.
+    """
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        """Its matrix is split where the hidden size is."""
+
+    def parameters(self, model: Model) -> Parameters:
+        return Parameters(2 * model.hidden_size**2, copied=2 * norm_parameters(model))
+
+    def forward(self, costs: Costs, before: list) -> list[Segment]:
+        linear = self._linear(costs)
+        norms = [*before, costs.norm(), costs.norm()]
+        return [
+            *open_module(costs, norms, linear.forward),
+            *close_module(costs, [linear.forward], linear.forward),
+        ]
+
+    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+        linear = self._linear(costs)
+        return [
+            *open_module(costs, before, linear.dgrad),
+            *close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights),
+        ]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        return weight_gradients(costs, self._linear(costs))
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        # Inputs and outputs of both norms.
+        values = 4 * costs.norm_tokens * costs.model.hidden_size
+        return {"projection": costs.activation_bytes * values}
+
+    def _linear(self, costs: Costs) -> Linear:
+        hidden = costs.model.hidden_size
+        return costs.linear(costs.tokens, hidden, 2 * hidden // costs.layout.tp)

@@ -1,0 +1,308 @@
+"""Foreign configurations: what they say is in the job, and what a job cannot say is named."""
+
+import json
+
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.data import load_job
+from prism_jax.importers import from_megatron, import_job
+from prism_jax.importers._megatron_schedule import layers_of_layout
+from prism_jax.importers._pipeline_layout import repeated
+from prism_jax.importers._read_megatron import parse_command, parse_model_config
+from prism_jax.workload import count_parameters
+
+
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_DEEPSEEK = {
+    "hidden_act": "silu",
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "moe_layer_freq": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+# The keys of the published files that say the shape, and how many parameters the published weights
+# have (the tensors' total in each model's index on Hugging Face).
+_PUBLISHED = {
+    "llama-3.1-8b": (_LLAMA, 8_030_261_248),
+    "mistral-7b": (
+        _LLAMA | {"model_type": "mistral", "vocab_size": 32000, "sliding_window": 4096},
+        7_241_732_096,
+    ),
+    "mixtral-8x7b": (
+        _LLAMA | _EXPERTS | {"model_type": "mixtral", "vocab_size": 32000, "sliding_window": None},
+        46_702_792_704,
+    ),
+    "qwen2-7b": (
+        _LLAMA
+        | {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944}
+        | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+        | {"vocab_size": 152064, "sliding_window": 131072, "use_sliding_window": False},
+        7_615_616_512,
+    ),
+    "qwen3-8b": (
+        _LLAMA
+        | {"model_type": "qwen3", "intermediate_size": 12288, "num_hidden_layers": 36}
+        | {"vocab_size": 151936, "head_dim": 128, "attention_bias": False},
+        8_190_735_360,
+    ),
+    "qwen3-235b-a22b": (
+        _LLAMA
+        | {"model_type": "qwen3_moe", "num_hidden_layers": 94, "num_attention_heads": 64}
+        | {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128}
+        | {"num_experts_per_tok": 8, "moe_intermediate_size": 1536, "decoder_sparse_step": 1},
+        235_093_634_560,
+    ),
+    "qwen1.5-moe-a2.7b": (
+        _LLAMA
+        | {"model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632}
+        | {"num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16}
+        | {"vocab_size": 151936, "num_experts": 60, "num_experts_per_tok": 4}
+        | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        14_315_784_192,
+    ),
+    "deepseek-v2": (
+        _DEEPSEEK
+        | {"model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288}
+        | {"moe_intermediate_size": 1536, "num_hidden_layers": 60, "n_routed_experts": 160}
+        | {"n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
+        | {"vocab_size": 102400, "max_position_embeddings": 163840},
+        235_741_434_880,
+    ),
+    "deepseek-v3": (
+        _DEEPSEEK
+        | {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432}
+        | {"moe_intermediate_size": 2048, "num_hidden_layers": 61, "n_routed_experts": 256}
+        | {"n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3}
+        | {"vocab_size": 129280, "max_position_embeddings": 163840, "num_nextn_predict_layers": 1},
+        671_026_404_352,
+    ),
+    "gpt2": (
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+        | {"n_positions": 1024, "activation_function": "gelu_new", "resid_pdrop": 0.1},
+        124_439_808,
+    ),
+    "gpt-neox-20b": (
+        {"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44}
+        | {"num_attention_heads": 64, "intermediate_size": 24576, "vocab_size": 50432}
+        | {"max_position_embeddings": 2048, "hidden_act": "gelu_fast"},
+        20_554_567_680,
+    ),
+    "gemma-7b": (
+        {"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28, "head_dim": 256}
+        | {"num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 24576}
+        | {"vocab_size": 256000, "max_position_embeddings": 8192, "hidden_act": "gelu"},
+        8_537_680_896,
+    ),
+}
+
+
+def _file(tmp_path, config, name="config.json"):
+    path = tmp_path / name
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("name", _PUBLISHED)
+def test_models_of_hugging_face_have_their_parameters(name, tmp_path):
+    config, parameters = _PUBLISHED[name]
+    job = import_job(_file(tmp_path, config), 64, overrides=("layout.tp=4",))
+    assert job.model is not None
+    assert count_parameters(job.model) == parameters
+    assert (job.layout.tp, job.layout.dp) == (4, 16)
+
+
+def test_an_imported_job_is_a_file_that_can_be_read(tmp_path, capsys):
+    config, out = _file(tmp_path, _PUBLISHED["mixtral-8x7b"][0]), tmp_path / "mixtral.toml"
+    options = ["--set", "layout.pp=4", "--set", "layout.ep=8", "--set", "layout.etp=1"]
+    options += ["--set", "training.sequence_length=2048"]
+    words = ["import", str(config), "--gpus", "64", "--out", str(out), "--json"]
+    assert main([*words, *options, "--set", "schedule.num_microbatches=8"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["parameters"] == 46_702_792_704
+    job = load_job(out)
+    assert (job.layout.pp, job.layout.ep, job.layout.dp, job.layout.world_size) == (4, 8, 16, 64)
+    assert main(["memory", str(out), "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
+    for rank in ranks:
+        assert rank["bytes"] == pytest.approx(sum(rank["parts"].values()))
+
+
+_COMMAND = r"""#!/bin/bash
+# A job of 32 GPUs.
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 \
+    --ffn-hidden-size=14336
+    --num-attention-heads 32 --group-query-attention --num-query-groups 8
+    --swiglu --normalization RMSNorm --disable-bias-linear
+    --position-embedding-type rope --max-position-embeddings 8192
+    --untie-embeddings-and-output-weights --vocab-size 128256
+    --attention-dropout 0.0 --hidden-dropout 0.0
+)
+torchrun --nproc_per_node 8 pretrain_gpt.py --seq-length 8192 --micro-batch-size 1 \
+    --global-batch-size 64 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
+    --num-layers-per-virtual-pipeline-stage 4 --sequence-parallel --bf16 \
+    --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --lr 3e-4
+"""
+
+
+def test_a_command_of_megatron(tmp_path):
+    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32)
+    assert job.model is not None
+    assert job.training is not None
+    # 128256 words are padded to a multiple of 128 * 4, in the embedding and in the head.
+    assert count_parameters(job.model) == 8_030_261_248 + 2 * 256 * 4096
+    layout, schedule, training = job.layout, job.schedule, job.training
+    assert (layout.tp, layout.pp, layout.dp, layout.cp) == (4, 2, 4, 1)
+    assert (schedule.kind, schedule.virtual_stages) == ("interleaved-1f1b", 4)
+    assert schedule.num_microbatches == 16
+    assert (training.sequence_length, training.zero, training.dtype) == (8192, 1, "bf16")
+    assert training.sequence_parallel
+    assert not job.model.dropout
+
+
+def test_a_file_says_what_a_command_says():
+    flags = parse_command("--num-layers 4 --swiglu --lr 1e-4 --hidden-size=64")
+    text = """
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  --num-layers: 4  # A comment.
+  --swiglu: true
+  --lr: "1e-4"
+  --hidden-size: 64
+TEST_TYPE: regular
+"""
+    assert parse_model_config(text) == flags
+
+
+_SMALL = {
+    "num-layers": 12,
+    "hidden-size": 512,
+    "num-attention-heads": 8,
+    "micro-batch-size": 4,
+    "global-batch-size": 32,
+    "seq-length": 1024,
+    "max-position-embeddings": 1024,
+    "vocab-size": 50257,
+    "bf16": True,
+}
+
+
+def test_stages_of_a_layout():
+    assert layers_of_layout("Et*7|t*7mL") == [7, 7]
+    assert layers_of_layout("Et|(tt|)*6mL") == [1, *[2] * 6, 0]
+    assert repeated("([0]*3+[1]*11)") == [0] * 3 + [1] * 11
+    uneven = {"pipeline-model-parallel-size": 4, "decoder-first-pipeline-num-layers": 2}
+    more = _SMALL | uneven | {"decoder-last-pipeline-num-layers": 2}
+    raw = from_megatron(more, 8, "here")
+    assert raw["schedule"]["layers_per_stage"] == [2, 4, 4, 2]
+
+
+def test_patterns_of_layers():
+    pattern = {"hybrid-layer-pattern": "M-M*|E-M*", "pipeline-model-parallel-size": 2}
+    raw = from_megatron(_SMALL | pattern | {"num-experts": 8}, 8, "here")
+    kinds = [
+        name for layer in raw["model"]["layers"] for name in layer["modules"] * layer["repeat"]
+    ]
+    assert kinds == ["mamba", "mlp", "mamba", "attention", "moe", "mlp", "mamba", "attention"]
+    frequency = {"num-experts": 8, "moe-layer-freq": "([0]*2+[1]*10)", "moe-router-topk": 2}
+    raw = from_megatron(_SMALL | frequency, 8, "here")
+    assert [layer["repeat"] for layer in raw["model"]["layers"]] == [2, 10]
+    assert raw["model"]["vocab_size"] == 50304
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (_LLAMA | {"model_type": "rwkv"}, ["`model_type` rwkv", "llama"]),
+        ({"hidden_size": 64}, ["`model_type` is missing"]),
+        (_LLAMA | {"num_attention_heads": 33}, ["`num_attention_heads` 33", "`hidden_size` 4096"]),
+        (_LLAMA | {"num_key_value_heads": 5}, ["`num_key_value_heads` 5"]),
+        (_LLAMA | {"hidden_size": None}, ["`hidden_size` is missing"]),
+        (_LLAMA | {"vocab_size": "many"}, ["`vocab_size` is many"]),
+        (_LLAMA | {"num_hidden_layers": 10**12}, ["num_layers", "repeat"]),
+        (_LLAMA | {"num_local_experts": 8}, ["`num_local_experts`"]),
+        (_LLAMA | {"hidden_act": "sine"}, ["`hidden_act` sine"]),
+        (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": 9}, ["`top_k` = 9"]),
+        ("[1, 2]", ["no table"]),
+        ("{", ["cannot be read"]),
+        ("[" * 100_000, ["cannot be read"]),
+    ],
+)
+def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, capsys):
+    path = _file(tmp_path, config)
+    out = tmp_path / "job.toml"
+    assert main(["import", str(path), "--gpus", "8", "--out", str(out), "--allow-oom"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert any(part in said.err for part in parts)
+    assert parts[0] in said.err or len(parts) == 2
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"new-flag": 3, "another": True}, ["`new-flag`", "`another`", "not known here"]),
+        ({"encoder-num-layers": 12}, ["an encoder"]),
+        ({"bf16": False}, ["float32"]),
+        ({"optimizer": "muon"}, ["`optimizer` muon"]),
+        ({"vocab-size": None}, ["give `--vocab-size`"]),
+        ({"global-batch-size": 33}, ["`global-batch-size` 33"]),
+        ({"tensor-model-parallel-size": 3}, ["3*1*1"]),
+        ({"hidden-size": "wide"}, ["`hidden-size` is wide"]),
+        ({"moe-layer-freq": "os.system('x')", "num-experts": 8}, ["`moe-layer-freq`"]),
+        ({"moe-layer-freq": "[1]*3", "num-experts": 8}, ["3 layers of 12"]),
+        ({"pipeline-model-parallel-layout": "tE|L"}, ["ends"]),
+        ({"hybrid-layer-pattern": "MX"}, ["with X"]),
+    ],
+)
+def test_arguments_that_cannot_be_expressed_are_named(change, parts):
+    with pytest.raises(ValueError, match="here: this cannot be expressed") as raised:
+        from_megatron(_SMALL | change, 8, "here")
+    assert "\n" not in str(raised.value)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "part"),
+    [
+        ("echo", "job.sh", "no flags"),
+        ("--a 'b", "job.sh", "cannot be read"),
+        ("MODEL_ARGS:\n  - --x\n", "job.yaml", "line 2"),
+        ("", "job.yaml", "no flags"),
+        ("x", "job.xml", "give a `.json`"),
+    ],
+)
+def test_files_that_are_no_arguments(text, name, part, tmp_path):
+    with pytest.raises(ValueError, match=r"job\.") as raised:
+        import_job(_file(tmp_path, text, name), 8)
+    assert part in str(raised.value)
+
+
+def test_gpus_that_do_not_divide(tmp_path):
+    with pytest.raises(ValueError, match=r"3\*1\*1 does not divide 8 GPUs"):
+        import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=3",))
+    with pytest.raises(ValueError, match="give one with `--cluster`"):
+        import_job(_file(tmp_path, _LLAMA), 10**6)

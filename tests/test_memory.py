@@ -1,0 +1,251 @@
+"""The memory of ranks: published figures, closed forms, and jobs that do not fit."""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.data import list_jobs, load_job
+from prism_jax.program._fits import check_memory, fixes
+from prism_jax.program._memory import _peak
+from prism_jax.workload import StageMemory
+
+
+_GIB = 2**30
+_LAYERS = ("attention", "core_attention", "norm", "dropout", "mlp")
+_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+# Korthikanti et al. 2022 (arXiv:2205.05198), figure 1, as reproduced to all digits from its
+# equations 2, 4 and 5, and the 18 bytes of each of 12 L h^2 parameters: model, pipeline ranks,
+# virtual stages, sequences of a microbatch; GiB of parameters, of activations without sequence
+# parallelism or recompute, and with sequence parallelism and selective recompute.
+_KORTHIKANTI = [
+    ("megatron-22b", 1, 1, 4, 45.5625, 59.25, 9.5625),
+    ("gpt3-175b", 8, 3, 1, 45.5625, 66.84375, 12.3515625),
+    ("megatron-530b", 35, 3, 1, 31.640625, 114.0234375, 23.076171875),
+    ("megatron-1t", 64, 1, 1, 32.958984375, 131.25, 26.5625),
+]
+
+
+def _korthikanti(name, pp, virtual, size, *more):
+    kind = "interleaved-1f1b" if virtual > 1 else "1f1b"
+    overrides = (
+        f"model={name}",
+        "model.bias=false",
+        "cluster=dgx-a100-3072",
+        f"layout.pp={pp}",
+        f"schedule.kind={kind}",
+        f"schedule.num_microbatches={4 * pp}",
+        f"schedule.virtual_stages={virtual}",
+        f"training.microbatch_size={size}",
+        "training.gradient_dtype=fp32",
+    )
+    return prism.memory(load_job("megatron-22b-a100-8", (*overrides, *more))).ranks[0].parts
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "virtual", "size", "held", "none", "selective"), _KORTHIKANTI
+)
+def test_korthikanti_to_every_digit(name, pp, virtual, size, held, none, selective):
+    shape = (name, pp, virtual, size)
+
+    def activations(*overrides):
+        parts = _korthikanti(*shape, *overrides)
+        return sum(parts.get(part, 0.0) for part in _LAYERS) / _GIB
+
+    plain = ("training.sequence_parallel=false", "training.recompute=none")
+    assert activations(*plain) == none
+    assert activations("training.recompute=selective") == selective
+    # The paper counts neither norms nor embeddings, so: what as many layers more make.
+    model = prism.load_model(name)
+    more = f"model.num_layers={2 * model.num_layers}"
+    once, twice = (_korthikanti(*shape, *add) for add in ((), (more,)))
+    names = ("parameters", "gradients", "optimizer")
+    added = sum(twice[part] - once[part] for part in names)
+    norms = 18 * 2 * 2 * model.hidden_size * model.num_layers / pp
+    assert (added - norms) / _GIB == held
+
+
+def _job(*overrides):
+    return load_job("megatron-175b-a100-64", overrides)
+
+
+def _in_flight(memory, rank):
+    """How many layers' activations a rank holds, by its masks: two for each layer."""
+    return memory.ranks[rank].parts["dropout"] / (2 * 2048 * 12288 / 8)
+
+
+@pytest.mark.parametrize("microbatches", [8, 64])
+def test_microbatches_in_flight_are_those_of_the_schedule(microbatches):
+    count = f"schedule.num_microbatches={microbatches}"
+    plain = (count, "schedule.virtual_stages=1")
+    one = prism.memory(_job("schedule.kind=1f1b", *plain))
+    every = prism.memory(_job("schedule.kind=gpipe", *plain))
+    woven = prism.memory(_job(count))
+    for rank in range(8):
+        assert _in_flight(one, rank) == 12 * min(8 - rank, microbatches)
+        assert _in_flight(every, rank) == 12 * microbatches
+        chunks = min(2 * (7 - rank) + 2 * 8 + 1, 3 * microbatches)
+        assert _in_flight(woven, rank) == 4 * chunks
+
+
+def test_what_is_computed_again_is_not_kept():
+    """Of each layer, or of every few of them, the input; of the others of a stage, all."""
+    one = ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.recompute=full")
+    states = 2 * 2048 * 12288 / 8  # Sequence parallelism splits them.
+    whole = prism.memory(_job(*one)).ranks[1].parts
+    assert whole["checkpoints"] == 7 * 12 * states
+    assert "mlp" not in whole
+    groups = prism.memory(_job(*one, "training.recompute_layers=4")).ranks[1].parts
+    assert groups["checkpoints"] == 7 * 3 * states
+    # Three layers more at once: 17 states of all kinds each, and the scores of unfused attention.
+    layer = 17 * states + 5 * (96 // 8) * 2048**2
+    assert groups["workspace"] - whole["workspace"] == pytest.approx(3 * layer, rel=1e-12)
+    block = (*one, "training.recompute_method=block", "training.recompute_layers=5")
+    some = prism.memory(_job(*block)).ranks[1].parts
+    assert some["checkpoints"] == 7 * 5 * states
+    assert some["dropout"] == 7 * 7 * 2 * states / 2
+
+
+@pytest.mark.parametrize("module", ["core_attn", "layernorm", "mlp"])
+def test_modules_that_are_computed_again(module):
+    job = _job("training.recompute=none")
+    less = _job("training.recompute=selective", f"training.recompute_modules=['{module}']")
+    before, after = prism.memory(job).ranks[0].parts, prism.memory(less).ranks[0].parts
+    name = {"core_attn": "core_attention", "layernorm": "norm"}.get(module, module)
+    assert after.get(name, 0.0) == (before[name] / 2 if module == "layernorm" else 0)
+    assert all(after[part] == before[part] for part in _LAYERS if part != name)
+
+
+def test_replicas_share_the_optimizer():
+    options = ("layout.dp=8", "cluster=dgx-a100-512", "training.gradient_dtype=fp32")
+    whole = prism.memory(_job(*options)).ranks[3].parts
+    shared = prism.memory(_job(*options, "training.zero=1")).ranks[3].parts
+    assert whole["optimizer"] == 8 * shared["optimizer"] == 6 * whole["parameters"]
+    assert whole["gradients"] == shared["gradients"] == 2 * whole["parameters"]
+    half = prism.memory(_job(*options[:2], "training.gradient_dtype=bf16")).ranks[3].parts
+    assert half["gradients"] == half["parameters"]
+    assert half["optimizer"] == 8 * half["parameters"]
+
+
+def test_copies_of_the_optimizer_are_as_many_as_instances():
+    options = ("layout.dp=8", "cluster=dgx-a100-512", "training.zero=1")
+    one, two = (
+        prism.memory(_job(*options, f"training.optimizer_instances={n}"))
+        .ranks[3]
+        .parts["optimizer"]
+        for n in (1, 2)
+    )
+    assert two == 2 * one
+    with pytest.raises(ValueError, match="optimizer_instances` = 3 does not divide"):
+        prism.memory(_job(*options, "training.optimizer_instances=3"))
+
+
+def test_experts_are_dealt_and_shared_by_their_own_degrees():
+    options = ("model=mixtral-8x7b", "layout.tp=2", "layout.dp=8", "layout.pp=4")
+    options += ("schedule.virtual_stages=1", "schedule.kind=1f1b", "training.zero=1")
+    options += ("training.gradient_dtype=fp32",)
+    experts = 8 * 8 * 3 * 4096 * 14336
+    dense = 8 * (2 * 4096 * 40 * 128) / 2 + 8 * (8 * 4096 + 2 * 4096)
+    for ep, etp in ((1, 2), (4, 2), (8, 1), (2, 1)):
+        job = _job(*options, f"layout.ep={ep}", f"layout.etp={etp}")
+        parts = prism.memory(job).ranks[1].parts
+        assert parts["parameters"] == 2 * (dense + experts / (ep * etp))
+        sharded = dense / 8 + experts / (ep * etp) / (16 // (ep * etp))
+        assert parts["optimizer"] == pytest.approx(12 * sharded, rel=1e-12)
+
+
+def test_logits_are_on_the_last_rank_only():
+    memory = prism.memory(_job())
+    logits = 6 * 2048 * 51200 / 8  # Float32, and the 16 bits that they came in.
+    assert [rank.parts.get("logits", 0.0) for rank in memory.ranks] == [0.0] * 7 + [logits]
+
+
+def test_a_split_backward_keeps_until_its_weights():
+    stages = [StageMemory(0.0, 0.0, {"x": 1.0}, {}, {"workspace": 0.25})]
+    whole = ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]
+    assert _peak(whole, stages) == {"x": 2.0, "workspace": 0.25}
+    split = ["0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0W1", "0I2", "0W2"]
+    assert _peak(split, stages)["x"] == 3.0
+
+
+@pytest.mark.parametrize("name", list_jobs())
+def test_shipped_jobs_fit(name):
+    job = load_job(name)
+    memory = prism.memory(job)
+    assert len(memory.ranks) == job.layout.pp
+    assert memory.fits
+    check_memory(job)
+    for rank in memory.ranks:
+        assert rank.bytes == pytest.approx(sum(rank.parts.values()))
+        assert min(rank.parts.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("megatron-175b-a100-64", ("training.recompute=none",)),
+        ("gpt3-175b-h100-4096", ("training.microbatch_size=4",)),
+        ("gpt3-175b-h100-4096", ("layout.tp=1", "layout.dp=512")),
+        ("megatron-22b-a100-8", ("layout.tp=1", "layout.dp=8")),
+    ],
+)
+def test_the_named_changes_make_a_job_fit(name, overrides, capsys):
+    job = load_job(name, overrides)
+    assert not prism.memory(job).fits
+    with pytest.raises(ValueError, match=r"needs [\d.]+ GB on pipeline rank \d+") as raised:
+        check_memory(job)
+    assert "--allow-oom" in str(raised.value)
+    found = fixes(job)
+    assert 1 <= len(found) <= 3
+    for change in found:
+        texts = tuple(f"{k}={str(v).lower()}" for k, v in change.items())
+        changed = load_job(name, (*overrides, *texts))
+        assert prism.memory(changed).fits
+        assert all(text in str(raised.value) for text in texts)
+    words = [word for text in overrides for word in ("--set", text)]
+    assert main(["simulate", name, *words, "--samples", "8"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_job_that_does_not_fit_goes_on_where_allowed(capsys):
+    words = ["megatron-22b-a100-8", "--set", "training.microbatch_size=32", "--allow-oom"]
+    assert main(["simulate", *words, "--samples", "1024", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"]["mean"] > 0
+    assert main(["memory", *words[:-1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+    assert main(["memory", *words[:-1]]) == 0
+    assert "does not fit a100-80g-sxm" in capsys.readouterr().out
+
+
+def test_a_job_without_a_model_has_no_memory():
+    job = msgspec.structs.replace(_job(), model=None)
+    with pytest.raises(ValueError, match="add `model`"):
+        prism.memory(job)
+    check_memory(job)
+
+
+@pytest.mark.skipif(
+    not _DATA.is_dir() and os.environ.get("CI") != "true",
+    reason="measurements are not beside the checkout",
+)
+def test_peaks_that_megatron_recorded():
+    """The last rank's allocator at its fullest, for the arguments that can be expressed."""
+    from benchmarks._memory import memory_rows
+
+    rows, refused = memory_rows(_DATA / "megatron_golden" / "memory.csv")
+    errors = [abs(row.error) for row in rows]
+    assert len(rows) > 0.7 * (len(rows) + len(refused))
+    assert statistics.median(errors) <= 0.08
+    assert sum(error <= 0.20 for error in errors) >= 0.9 * len(errors)
+    assert all(reason for _, reason in refused)
+    assert all(math.isfinite(error) for error in errors)

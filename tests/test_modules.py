@@ -1,0 +1,357 @@
+"""The modules of layers: what they compute, hold and send; one that is not the package's own."""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.cluster import compute_latency
+from prism_jax.data import Layer, Model, ScheduleConfig, load_job, load_model
+from prism_jax.workload import Block, Workload, count_parameters, lower
+from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
+from prism_jax.workload.modules._around import close_backward, close_module, open_module
+
+from .helpers import kernel_flop, kernels_of, lower_job
+
+
+_SMALL = Model(
+    hidden_size=1024,
+    vocab_size=32000,
+    num_heads=8,
+    num_kv_heads=2,
+    ffn_size=4096,
+    activation="swiglu",
+    position="rotary",
+    norm="rmsnorm",
+    bias=False,
+    tied_embeddings=False,
+    layers=(
+        Layer(("attention", "mlp"), 2),
+        Layer(("mla", "moe"), 3),
+        Layer(("mamba", "mlp"), 3),
+    ),
+    modules={
+        "mla": {"q_lora_rank": 256, "kv_lora_rank": 128},
+        "moe": {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512, "num_shared_experts": 1},
+        "mamba": {"mamba_num_heads": 32},
+    },
+)
+
+
+def _lowered(model: Model, overrides=(), **changes: Any) -> tuple[Any, Workload]:
+    """The megatron-22b job with another model."""
+    job = load_job("megatron-22b-a100-8", ("training.attention=flash", "layout.tp=2", *overrides))
+    job = msgspec.structs.replace(job, model=model, **changes)
+    return job, lower_job(job)
+
+
+def _flop(blocks: tuple[Block, ...]) -> float:
+    """Of matrix multiplications and attention, on one GPU."""
+    found = (kernels_of(block).items() for block in blocks)
+    return sum(kernel_flop(kernel) * count for one in found for kernel, count in one)
+
+
+def _sent(blocks: tuple[Block, ...]) -> Counter:
+    """How often each collective runs."""
+    found = Counter()
+    for block in blocks:
+        for kernel, count in kernels_of(block).items():
+            if kernel.link is not None:
+                found[kernel.kind] += count
+    return found
+
+
+_LAYOUTS = [
+    (),
+    ("training.sequence_parallel=false",),
+    ("layout.tp=1",),
+    ("layout.tp=2", "layout.dp=4", "layout.ep=4", "layout.etp=1"),
+    ("layout.tp=2", "layout.dp=4", "layout.ep=2", "layout.etp=2"),
+    ("layout.tp=2", "layout.pp=4"),
+]
+
+
+@pytest.mark.parametrize("overrides", _LAYOUTS)
+def test_a_backward_is_its_two_parts(overrides):
+    _, work = _lowered(_SMALL, overrides)
+    parts = (*work.backward_input, *work.backward_weight)
+    assert _flop(parts) == pytest.approx(_flop(work.backward), rel=1e-12)
+    assert _flop(work.backward_weight) > 0.2 * _flop(work.backward)
+    whole, split = _sent(work.backward), _sent(parts)
+    # Inputs are gathered once more for the weights; nothing else is sent twice.
+    assert all(split[kind] == whole[kind] for kind in ("all_reduce", "reduce_scatter"))
+    assert split["all_to_all"] == whole["all_to_all"]
+
+
+@pytest.mark.parametrize("overrides", _LAYOUTS)
+def test_matrices_run_once_forward_and_twice_backward(overrides):
+    """Six times the parameters that work on a token, and what attention and scans add."""
+    job, work = _lowered(_SMALL, overrides)
+    tokens = job.training.microbatch_size * job.training.sequence_length
+    h, layout = 1024, job.layout
+    attention = h * 128 * (8 + 2 * 2) + h * h
+    mla = h * (256 + 128 + 64) + 256 * 8 * 192 + 128 * 8 * 256 + h * 8 * 128
+    inner = 32 * 64
+    mamba = h * (2 * inner + 2 * 8 * 128 + 32) + inner * h
+    mlp, expert = 3 * h * 4096, 3 * h * 512
+    moe = 8 * h + (2 + 1) * expert
+    matrices = 2 * (attention + mlp) + 3 * (mla + moe) + 3 * (mamba + mlp) + h * 32000
+    seq, batch = job.training.sequence_length, job.training.microbatch_size
+    core = batch * 8 * seq**2 * (2 * (128 + 128) + 3 * (192 + 128))
+    core_back = batch * 8 * seq**2 * (2 * 5 * 128 + 3 * (3 * 192 + 2 * 128))
+    scan = 3 * 2 * tokens * (8 * 128 * 128 + 32 * (128 * 64 + 2 * 128 * 64))
+    # Not split by tp: the latents without sequence parallelism, and the router.
+    copied = 3 * (h * (256 + 128 + 64) + 8 * h)
+    again = 0 if job.training.sequence_parallel else (layout.tp - 1) * copied
+    if not job.training.sequence_parallel:
+        again += (layout.tp - 1) * 3 * 2 * expert  # Each rank routes all tokens.
+    forward = 2 * tokens * (matrices + again) + core + scan
+    backward = 4 * tokens * (matrices + again) + core_back + 3 * scan
+    assert layout.tp * _flop(work.forward) == pytest.approx(forward, rel=1e-6)
+    assert layout.tp * _flop(work.backward) == pytest.approx(backward, rel=1e-6)
+
+
+def test_tokens_go_to_their_experts_and_back():
+    job, work = _lowered(_SMALL, _LAYOUTS[3])
+    training, layout = job.training, job.layout
+    tokens = training.microbatch_size * training.sequence_length // layout.tp
+    found = [k for k in kernels_of(work.forward[0]) if k.kind == "all_to_all"]
+    assert [k.size.split()[:2] for k in found] == [[f"{2 * 2 * tokens * 1024}B", "ep4"]]
+    assert _sent(work.forward)["all_to_all"] == _sent(work.backward)["all_to_all"] == 2 * 3
+    # Gradients of experts are reduced over the two replicas of each, all others over four.
+    groups = {k.size.split()[1] for k in kernels_of(work.reduce_scatter[0])}
+    assert groups == {"dp4", "edp2"}
+
+
+def test_scans_of_a_sequence_that_is_split():
+    """Each rank has the whole sequence for a part of the heads: equal work, two exchanges."""
+    model = msgspec.structs.replace(
+        _SMALL,
+        layers=(Layer(("mamba",), 3),),
+        num_layers=3,
+        modules={"mamba": {"mamba_num_heads": 32}},
+    )
+    (_, whole), (_, split) = (
+        _lowered(model, (f"layout.cp={cp}", f"layout.dp={4 // cp}")) for cp in (1, 2)
+    )
+    for phase in ("forward", "backward"):
+        assert _flop(getattr(whole, phase)) == 2 * _flop(getattr(split, phase))
+        assert _sent(getattr(split, phase))["all_to_all"] == 2 * 3
+        assert _sent(getattr(whole, phase))["all_to_all"] == 0
+
+
+def test_shards_are_reduced_over_their_copies():
+    options = ("training.zero=1", "training.overlap_grad_reduce=false", "layout.dp=4")
+    (_, one), (_, two) = (
+        _lowered(load_model("llama-3.1-8b"), (*options, f"training.optimizer_instances={n}"))
+        for n in (1, 2)
+    )
+    sizes = [[k.size.split()[:2] for k in kernels_of(w.reduce_scatter[0])] for w in (one, two)]
+    (whole, group), ((same, inner), (share, outer)) = sizes[0][0], sizes[1]
+    assert (group, inner, outer) == ("dp4", "dp2", "dp-peers2")
+    assert whole == same
+    assert int(share[:-1]) == pytest.approx(int(whole[:-1]) / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("overrides", [("layout.pp=2",), ("layout.pp=2", "layout.tp=2")])
+def test_unequal_layers_are_dealt_in_order(overrides):
+    overrides = ("layout.tp=1", *overrides, "schedule.layers_per_stage=[2,6]")
+    _, work = _lowered(_SMALL, overrides)
+    _, alone = _lowered(_SMALL, (*overrides[:1], *overrides[2:-1]))
+    total: Counter = Counter()
+    for block in work.forward:
+        total += kernels_of(block)
+    assert total == kernels_of(alone.forward[0])
+    assert "all_to_all" not in _sent(work.forward)
+    first, last = (kernels_of(block) for block in work.forward)
+    assert {k.kind for k in first} != {k.kind for k in last}
+    assert _flop(work.forward[:1]) < 0.5 * _flop(work.forward[1:])
+
+
+def test_one_more_layer_predicts_the_word_after_next():
+    more = msgspec.structs.replace(_SMALL, num_mtp_layers=1)
+    assert count_parameters(more) == count_parameters(_SMALL)
+    (before, work) = (_lowered(model, ("layout.tp=1",))[1] for model in (_SMALL, more))
+    tokens, h = 4 * 2048, 1024
+    mamba = h * (2 * 2048 + 2 * 8 * 128 + 32) + 2048 * h
+    matrices = 2 * h * h + mamba + 3 * h * 4096 + h * 32000
+    scan = 2 * tokens * (8 * 128 * 128 + 32 * 3 * 128 * 64)
+    added = _flop(work.forward) - _flop(before.forward)
+    assert added == pytest.approx(2 * tokens * matrices + scan, rel=1e-9)
+
+
+def test_the_short_form_is_a_list_of_layers():
+    short = load_model("llama-3.1-8b")
+    long = msgspec.structs.replace(short, layers=(Layer(("attention", "mlp"), 32),))
+    assert count_parameters(long) == count_parameters(short)
+    overrides = ("layout.tp=2", "layout.pp=4")
+    assert _lowered(short, overrides)[1] == _lowered(long, overrides)[1]
+
+
+def test_a_window_leaves_what_it_covers():
+    window = msgspec.structs.replace(
+        _SMALL,
+        layers=(Layer(("attention",)),),
+        num_layers=1,
+        modules={"attention": {"window": 512}},
+    )
+    whole = msgspec.structs.replace(window, modules=None)
+    options = ("training.sequence_length=4096", "layout.tp=1")
+    job, _ = _lowered(window, options)
+    # Pairs of query and key: a triangle, and the band after the window is full.
+    pairs = [(window, 512**2 / 2 + (4096 - 512) * 512), (whole, 4096**2 / 2)]
+    for model, count in pairs:
+        found = kernels_of(_lowered(model, options)[1].forward[0])
+        (kernel,) = (k for k in found if k.kind == "attention")
+        flop = 4 * 8 * count * 2 * 2 * 128  # Sequences, heads, products, multiply and add.
+        dtype = job.training.dtype
+        mean = compute_latency("attention", dtype, flop, 0, job.cluster.device, job.kernels)
+        assert kernel.mean == pytest.approx(mean, rel=1e-12)
+        assert kernel.size.endswith("window512 forward") == (model is window)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution(AbstractModule):
+    """A causal convolution over the sequence, as a matrix multiplication of its taps."""
+
+    kind = "toy-convolution"
+
+    taps: int
+
+    def check(self, model, layout, training):
+        if self.taps > training.sequence_length:
+            raise ValueError(f"`taps` = {self.taps} is more than the sequence has.")
+
+    def parameters(self, model):
+        return Parameters(self.taps * model.hidden_size**2)
+
+    def _linear(self, costs):
+        hidden = costs.model.hidden_size
+        return costs.linear(costs.tokens, hidden // costs.layout.tp, self.taps * hidden)
+
+    def forward(self, costs, before):
+        linear = self._linear(costs)
+        closed = close_module(costs, [linear.forward], linear.forward)
+        return [*open_module(costs, before, linear.forward), *closed]
+
+    def backward(self, costs, before, *, weights=True):
+        linear = self._linear(costs)
+        closed = close_backward(costs, [], linear, weights)
+        return [*open_module(costs, before, linear.dgrad), *closed]
+
+    def backward_weight(self, costs):
+        from prism_jax.workload._parts import segment
+
+        return [segment([self._linear(costs).wgrad])]
+
+    def activations(self, costs):
+        return {"toy-convolution": 0.0}
+
+
+_TOY = """
+kind = "model"
+hidden_size = 1024
+vocab_size = 32000
+num_heads = 8
+ffn_size = 4096
+[[layers]]
+repeat = 4
+modules = ["attention", "short", "mlp"]
+[modules.short]
+kind = "toy-convolution"
+taps = 4
+"""
+
+
+def test_a_module_from_outside(tmp_path):
+    """One class is enough: it is found by its kind, dealt, priced, counted, and simulated."""
+    path = tmp_path / "toy.toml"
+    path.write_text(_TOY)
+    model = load_model(path)
+    assert make_module(model, "short") == Convolution(4)
+    without = msgspec.structs.replace(model, layers=(Layer(("attention", "mlp"), 4),))
+    taps = 4 * 1024**2 + 2 * 1024  # With its norm.
+    assert count_parameters(model) - count_parameters(without) == 4 * taps
+    (job, work), (_, less) = (_lowered(m, ("layout.tp=2",)) for m in (model, without))
+    tokens = job.training.microbatch_size * job.training.sequence_length
+    for phase, passes in (("forward", 2), ("backward", 4)):
+        added = 2 * (_flop(getattr(work, phase)) - _flop(getattr(less, phase)))
+        assert added == pytest.approx(passes * tokens * 4 * 4 * 1024**2, rel=1e-12)
+    program = prism.compile_job(job)
+    assert program.num_ops == 2
+
+
+def test_a_schedule_that_splits_backwards_runs_a_model():
+    """On one rank, a backward in two parts is as long as its parts."""
+    job, work = _lowered(_SMALL, ("layout.tp=1",))
+    schedule = prism.CustomSchedule([["0F0", "0I0", "0W0"]], [0])
+    parts = (job.model, job.layout, schedule, job.cluster)
+    options = {"training": job.training, "kernels": job.kernels}
+    program = prism.compile_program(*parts, **options)
+    assert program.num_ops == 3
+    config = ScheduleConfig(kind="1f1b", num_microbatches=1)
+    ranks = (job.training, job.cluster, job.kernels, (0,))
+    assert lower(job.model, job.layout, config, *ranks) == work
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "parts"),
+    [
+        ({"layers": (Layer(("atention",)),)}, (), ["`atention`", "`attention`"]),
+        (
+            {"modules": {"moe": {"num_expert": 8}}},
+            (),
+            ["`model.modules.moe.num_expert`", "num_experts"],
+        ),
+        ({"modules": {"moe": {}}}, (), ["missing", "`moe`"]),
+        (
+            {"modules": {"moe": {"num_experts": 0, "top_k": 2, "expert_ffn_size": 512}}},
+            (),
+            ["model.modules.moe", ">= 1"],
+        ),
+        ({"num_heads": None}, (), ["`model.num_heads`", "missing"]),
+        ({}, ("layout.dp=3", "layout.ep=3"), ["`layout.ep` = 3", "`num_experts` = 8"]),
+        ({}, ("layout.dp=1", "layout.ep=8"), ["ep*etp = 8*2", "tp*cp*dp = 2"]),
+        ({}, ("layout.cp=2",), ["`layout.cp` = 2", "latent attention"]),
+        ({}, ("layout.etp=1024", "layout.dp=512"), ["`layout.etp`", "`expert_ffn_size` = 512"]),
+    ],
+)
+def test_models_that_cannot_be_are_refused(change, overrides, parts):
+    overrides = ("cluster.num_nodes=10000", "layout.tp=2", *overrides)
+    if "modules" in change:
+        change = {"modules": {**(_SMALL.modules or {}), **change["modules"]}}
+    if "layers" in change:
+        change["num_layers"] = 1
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        _lowered(msgspec.structs.replace(_SMALL, **change), overrides)
+    message = str(raised.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("num_layers = 3\n[[layers]]\nrepeat = 2\nmodules = ['mlp']", "`num_layers` is 3"),
+        ("[[layers]]\nrepeat = 2\nmodules = []", "without `modules`"),
+        ("num_layers = 3\n[modules.mlp]\nffn_size = 3", "`layers`, which is missing"),
+        ("", "`num_layers` is missing"),
+        ("[[layers]]\nrepeats = 2\nmodules = ['mlp']", "layers[0].repeat"),
+    ],
+)
+def test_files_that_contradict_themselves(tmp_path, text, part):
+    path = tmp_path / "model.toml"
+    path.write_text(f"kind = 'model'\nhidden_size = 64\nvocab_size = 10\n{text}\n")
+    with pytest.raises(ValueError, match=r"model\.toml") as raised:
+        load_model(path)
+    assert part in str(raised.value)
+
+
+def test_every_module_says_what_it_is():
+    for kind, cls in modules().items():
+        assert cls.kind == kind
+        assert cls.__doc__
