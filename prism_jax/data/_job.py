@@ -81,8 +81,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `recompute_method`: of whole layers: `uniform` keeps the input of every `recompute_layers`
         layers, `block` computes the first `recompute_layers` layers of each stage again.
     - `zero`: 1 shards the optimizer over the replicas, 0 does not.
-    - `optimizer_instances`: how many copies of the sharded optimizer there are: each is shared by as
-        many neighbouring replicas, and the copies reduce the gradients of their shards.
+    - `optimizer_instances`: how many copies of the sharded optimizer there are: each is shared by
+        as many neighbouring replicas, and the copies reduce the gradients of their shards.
     - `attention`: one fused kernel, or its parts, as before FlashAttention.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
