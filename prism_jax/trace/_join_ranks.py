@@ -175,7 +175,7 @@ def _transfers(one: _Ops, other: _Ops, place, origins: dict[int, int], waits: bo
 
     Where the receiver was idle, its compute starts when the transfer has ended. Where it was not,
     the transfer has ended before; when is not known, and it is taken to have lasted as long as
-    others do, except where exchanges block and end when both are ready.
+    others do, except where exchanges block and end when both are ready, as the first one does.
     """
     d, s = place
     found = {}
@@ -196,7 +196,7 @@ def _transfers(one: _Ops, other: _Ops, place, origins: dict[int, int], waits: bo
             step, _, call = key
             end = max(received.start, sent.end)
             ready = before.get(key, _begin(receiver, step, origins[step]))
-            if sent.end < ready and not waits:
+            if key in before and sent.end < ready and not waits:
                 end = min(sent.end + typical, end)
             start = max(origins[step], min(ready, end))
             found[d, at[0], step, f"{phase}-send", call] = sent.end, end
