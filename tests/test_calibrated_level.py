@@ -101,6 +101,7 @@ def test_several_scales_tell_the_level():
     assert level.prior == ()
 
 
+@pytest.mark.slow
 def test_errors_of_the_level_are_what_it_scatters_by():
     """The covariance is that of medians with independent errors, each moved in turn."""
     jobs, noise = [_job(*scale) for scale in _SCALES], 1e-4
@@ -170,6 +171,7 @@ def _csv(path, median, seed=0):
 _CHANGES = ("layout.dp=8", "schedule.num_microbatches=8", "schedule.virtual_stages=1")
 
 
+@pytest.mark.slow
 def test_the_command_takes_several_scales(tmp_path, capsys):
     import json
 
