@@ -5,6 +5,7 @@ import math
 import sys
 from typing import Any
 
+from .._files import shown
 from ._arguments import add_job_arguments, count
 
 
@@ -43,6 +44,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     job = load(
         arguments.job, arguments.overrides, arguments.allow_oom
     )  # Bad input fails before JAX starts.
+    if arguments.epistemic and job.job is None:
+        raise ValueError(
+            f"{shown(arguments.job)}: this is a profile, whose fit does not say how well its level "
+            "is known; leave `--epistemic` out, or give a job."
+        )
 
     from ..engine import simulate
 
@@ -68,11 +74,6 @@ def _epistemic(job, law) -> dict[str, Any]:
     from ..fitting import epistemic
     from ..law import QUANTILES
 
-    if job.job is None:
-        raise ValueError(
-            f"{job.name}: this is a profile, whose fit does not say how well its level is known; "
-            "leave `--epistemic` out, or give a job."
-        )
     found = epistemic(job.job, law)
     return {
         "level_std": found.level,

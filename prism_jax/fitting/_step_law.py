@@ -67,7 +67,10 @@ def laws_of_systems(priors: Priors, number: int) -> list[StepLaw]:
     between = width / np.sqrt(excess.observations)
     excesses = excess.value * sigma * np.exp(between * rng.standard_normal(number))
     columns = (sigma, np.minimum(shares, 1), excesses)
-    return [StepLaw(*map(float, row), width) for row in zip(*columns, strict=True)]
+    return [
+        StepLaw(float(body), float(share), float(excess), width)
+        for body, share, excess in zip(*columns, strict=True)
+    ]
 
 
 def step_law_of(kernels: Kernels) -> StepLaw:
