@@ -51,6 +51,8 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
         scatter = np.sqrt(2 / df) / expected[0, 0]
         chance = max(own, 0.0) * expected[0, 1] * scatter
         worker_step = Variance(worker_own, between * scatter, chance=chance)
+        if worker_step.by_chance:
+            worker_step = Variance(min(worker_own, 0.0), between * scatter)
     else:
         own = total / expected[1, 1]
         note = "what a worker has in one step is not told from what its replica or its op has"

@@ -119,7 +119,7 @@ def _maximum_likelihood(
         found = [minimize(objective, [x, 1.0], method="Nelder-Mead") for x in (0.0, -2.0)]
         best = min(found, key=lambda one: one.fun)
         seen = likelihood(0.0, 0.0) - best.fun > _SEEN
-        seen = seen and Variance(_variance(best.x[0]), chance=chance).known
+        seen = seen and not Variance(_variance(best.x[0]), chance=chance).by_chance
         note = "" if seen else "no factor of steps is seen"
     if best is None or note:
         # Steps that do not remember: of their variance the information is known.

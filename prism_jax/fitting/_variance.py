@@ -15,8 +15,7 @@ _SEEN = 3.0
 @dataclasses.dataclass(frozen=True)
 class Variance:
     """A variance with its standard error; `None` where it is not told, for the reason `note`.
-    `chance` is the standard error that it would have if there were none: what is within three of
-    these counts as none.
+    `chance` is the standard error that it would have if there were none.
     """
 
     value: float | None
@@ -26,9 +25,13 @@ class Variance:
 
     @property
     def known(self) -> float:
-        """The variance, zero where it is not told or by chance."""
-        value = self.value or 0.0
-        return value if value > _SEEN * self.chance else 0.0
+        """The variance, zero where it is not told or negative."""
+        return max(self.value or 0.0, 0.0)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether it is within three standard errors of none."""
+        return bool(self.known <= _SEEN * self.chance)
 
     def component(self, name: str) -> Component:
         """The standard deviation under a name, with its standard error."""
@@ -39,4 +42,6 @@ class Variance:
         deviation = float(np.sqrt(self.known))
         # Near zero the deviation is known to the root of what its square is.
         error = self.error / (2 * max(deviation, np.sqrt(self.error)))
+        if self.by_chance:  # It is within three standard errors of none, as its square is.
+            error = max(error, deviation / _SEEN)
         return Component(name, deviation, float(error), self.note)

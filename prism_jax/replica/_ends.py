@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..maxplus import Latencies, propagate
 from ..program import Program
-from ..random import KeyData, Stream, counters, fold, key_data, normals
+from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
 from ._class_laws import class_laws
 from ._kernels import MemberCommon, MemberLaw, member_factors
 from ._op_law import ClassLaw, Common, OpLaw, look_up_one
