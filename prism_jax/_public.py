@@ -86,6 +86,7 @@ from .schedule import (
     InterleavedZeroBubble as InterleavedZeroBubble,
     LoopedBFS as LoopedBFS,
     OneFOneB as OneFOneB,
+    Repeated as Repeated,
     Timeline as Timeline,
     VHalf as VHalf,
     VMin as VMin,

@@ -336,6 +336,14 @@ def test_registry():
     assert interleaved == InterleavedOneFOneB(2, 4, 3, 4)
     bfs = make_schedule("looped-bfs", num_ranks=2, num_microbatches=4, virtual_stages=3)
     assert bfs == LoopedBFS(2, 4, 3)
+    greedy = make_schedule("zb-greedy", num_ranks=2, num_microbatches=4, memory_limit=3)
+    assert greedy == ZBGreedy(2, 4, memory_limit=3)
+    costs = {"forward": (1.0, 3.0), "backward_input": (2.0, 2.0), "backward_weight": (1.0, 1.0)}
+    own = ZBGreedy(2, 4, memory_limit=3, backward_weight=5.0)
+    assert own.with_costs(**costs, send_recv=0.5) == dataclasses.replace(
+        own, **(costs | {"backward_weight": 5.0, "send_recv": 0.5})
+    )
+    assert ZBH1(2, 4).with_costs(**costs, send_recv=0.5) == ZBH1(2, 4)
     assert all(issubclass(cls, AbstractSchedule) for cls in schedules().values())
 
 

@@ -1,5 +1,8 @@
 """Makespans and peaks of activations in closed form."""
 
+import itertools as it
+from typing import Any
+
 import pytest
 
 from prism_jax.schedule import (
@@ -7,6 +10,7 @@ from prism_jax.schedule import (
     ZBH2,
     ZBV,
     Chimera,
+    CustomSchedule,
     DualPipe,
     DualPipeV,
     GPipe,
@@ -15,6 +19,7 @@ from prism_jax.schedule import (
     InterleavedZeroBubble,
     LoopedBFS,
     OneFOneB,
+    Repeated,
     VHalf,
     VMin,
     ZBGreedy,
@@ -66,7 +71,7 @@ def test_send_recvs(p):
         for c in (1, 2):
             for m in (p, 2 * p, 4 * p):
                 base = (m + p - 1) * (f + b)
-                costs = {"forward": f, "backward": b, "send_recv": c}
+                costs: dict[str, Any] = {"forward": f, "backward": b, "send_recv": c}
                 exposed = 2 * c * ((p - 1) * m // p + p - 2)
                 assert evaluate(OneFOneB(p, m), **costs).makespan == base + exposed
                 exposed = c * (2 * m + 2 * p - 5) if p > 2 else c * (m + 1)
@@ -126,10 +131,25 @@ def test_overlapped_pairs(p, cost):
         assert makespan(DualPipe(2 * p, m), cost) == m * (f + b) + late
 
 
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_steps_without_a_barrier(p):
+    """Each rank goes on at once: with ZB-H2 and equal costs nothing is left of the bubbles."""
+    m = 2 * p + 1
+    for steps in (1, 2, 4):
+        assert makespan(Repeated(ZBH2(p, m), steps), (1, 1, 1)) == 3 * m * steps + p - 1
+    for schedule in (OneFOneB(p, m), ZBH1(p, m), ZBV(p, m), DualPipeV(p, m)):
+        for cost in COSTS[:3]:
+            ends = [makespan(Repeated(schedule, steps), cost) for steps in (1, 2, 3, 4)]
+            later = [after - before for before, after in it.pairwise(ends)]
+            assert max(spans(schedule, cost)) <= max(later) <= ends[0]
+    both = Repeated(DualPipe(2, 4), 2)
+    assert both.orders() == CustomSchedule(both.orders(), both.stage_to_rank).orders()
+
+
 @pytest.mark.parametrize("p", [2, 4, 6])
 def test_chimera(p):
     """In one unit of microbatches, all but `p - 2` forwards and as many backwards are hidden."""
-    costs = {"forward": 1, "backward": 2}
+    costs: dict[str, Any] = {"forward": 1, "backward": 2}
     one = Chimera(p, p)
     assert evaluate(one, **costs).makespan == 3 * p + 2 * (p - 2)
     assert peak_in_flight(one).tolist() == [
@@ -144,7 +164,7 @@ def test_chimera(p):
 @pytest.mark.parametrize("p", [2, 4])
 def test_hanayo(p):
     """More waves, smaller bubbles, at the same activations in whole stages."""
-    costs = {"forward": 1, "backward": 2}
+    costs: dict[str, Any] = {"forward": 1, "backward": 2}
     for m in (p, 2 * p + 1):
         makespans = []
         for waves in (1, 2, 3):
@@ -171,7 +191,12 @@ def test_v_blocks(p):
 @pytest.mark.parametrize("virtual_stages", [1, 2])
 def test_greedy_takes_less_time_with_more_memory(virtual_stages):
     """And no more of it than it is given."""
-    costs = {"forward": 5.0, "backward_input": 6.0, "backward_weight": 4.0, "send_recv": 1.0}
+    costs: dict[str, Any] = {
+        "forward": 5.0,
+        "backward_input": 6.0,
+        "backward_weight": 4.0,
+        "send_recv": 1.0,
+    }
     found = []
     for limit in (2, 4, 8, 16):
         schedule = ZBGreedy(4, 8, virtual_stages, limit, **costs)
@@ -184,7 +209,11 @@ def test_greedy_takes_less_time_with_more_memory(virtual_stages):
     assert found[-1] < 0.7 * found[0]
     # Made for its costs: of each stage, and with a last one that has the head, too.
     forward = (*[1.0] * (4 * virtual_stages - 1), 3.0)
-    tables = {"forward": [[cost] for cost in forward], "backward_input": 1, "backward_weight": 1}
+    tables: dict[str, Any] = {
+        "forward": [[cost] for cost in forward],
+        "backward_input": 1,
+        "backward_weight": 1,
+    }
     orders = [ZBGreedy(4, 8, virtual_stages, forward=given) for given in (forward, None)]
     made, other = (evaluate(schedule, **tables).makespan for schedule in orders)
     assert made <= other

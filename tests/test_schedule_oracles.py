@@ -246,7 +246,7 @@ def heuristics(shared):
     return json.loads((shared / "oracles" / "zero_bubble_schedules.json").read_text())["cases"]
 
 
-def _costs(case):
+def _costs(case) -> dict[str, Any]:
     names = {"forward": "F", "backward_input": "I", "backward_weight": "W", "send_recv": "delay"}
     return {name: float(case["cost"][key]) for name, key in names.items()}
 

@@ -14,6 +14,7 @@ from ._interleaved_zero_bubble import InterleavedZeroBubble as InterleavedZeroBu
 from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB
 from ._registry import make_schedule as make_schedule, schedules as schedules
+from ._repeated import Repeated as Repeated
 from ._replay import replay as replay
 from ._token import (
     OVERLAPPED as OVERLAPPED,

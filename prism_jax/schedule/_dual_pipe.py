@@ -45,9 +45,9 @@ class DualPipe(AbstractSchedule):
         p, half = self.num_ranks, self.num_microbatches // 2
         orders = []
         for rank in range(p):
-            stages = rank, 2 * p - 1 - rank
-            near = stages if rank < p // 2 else stages[::-1]
-            orders.append(dual_pipe_order(p // 2, min(rank, p - 1 - rank), half, near))
+            first, second = rank, 2 * p - 1 - rank
+            near_and_far = (first, second) if rank < p // 2 else (second, first)
+            orders.append(dual_pipe_order(p // 2, min(rank, p - 1 - rank), half, near_and_far))
         return orders
 
 

@@ -9,7 +9,9 @@ def v_shape(num_ranks: int) -> tuple[int, ...]:
     return ranks + ranks[::-1]
 
 
-def check_v_shape(name: str, num_ranks: int, num_microbatches: int, virtual_stages: int) -> None:
+def check_v_shape(
+    name: str | None, num_ranks: int, num_microbatches: int, virtual_stages: int
+) -> None:
     """Raises a `ValueError` for sizes that are not positive, and for other than two stages."""
     check_positive(num_ranks=num_ranks, num_microbatches=num_microbatches)
     if virtual_stages != 2:

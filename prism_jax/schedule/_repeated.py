@@ -1,0 +1,61 @@
+import dataclasses
+
+from ._base import AbstractSchedule, check_positive
+from ._ops import action, parse_orders
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated(AbstractSchedule):
+    """Several steps of a schedule without a barrier between them.
+
+    By default, a step ends when all ranks have agreed on the norm of the gradients. Where each rank
+    goes on at once, and takes its update back if the norm turns out too large (post-validation, Qi
+    et al., 2023), a rank that ends early starts its next step early. What `num_steps` steps take
+    beyond one fewer is then the time of a step. Optimizers and reductions are not between the
+    steps: a program has them once, at its end.
+    """
+
+    schedule: AbstractSchedule
+    num_steps: int
+
+    def __post_init__(self):
+        check_positive(num_steps=self.num_steps)
+
+    @property
+    def num_ranks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.num_ranks
+
+    @property
+    def num_microbatches(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.num_microbatches * self.num_steps
+
+    @property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        return self.schedule.stage_to_rank
+
+    @property
+    def chain_starts(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.chain_starts
+
+    def orders(self) -> list[list[str]]:
+        ops = parse_orders(self.schedule.orders())
+        each = self.schedule.num_microbatches // len(self.chain_starts)
+        actions = [[action(ops, op) for op in order] for order in ops.orders]
+        return [
+            [
+                one._replace(
+                    microbatch=one.microbatch + each * step,
+                    other_microbatch=one.other_microbatch + each * step,
+                ).token
+                for step in range(self.num_steps)
+                for one in order
+            ]
+            for order in actions
+        ]
+
+
+Repeated.__init__.__doc__ = """**Arguments:**
+
+- `schedule`: of one step.
+- `num_steps`: how many there are.
+"""
