@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn import functional
 
 
-RANKS = 4
 # Steps before those that are recorded: memory is allocated, and connections are made.
 WARM_UP = 4
 
@@ -27,21 +26,22 @@ class OwnJob:
 
     **Attributes:**
 
-    - `kind`: `ddp`, `pp` (1F1B) or `fsdp`, of `RANKS` processes.
+    - `kind`: `ddp`, `pp` (1F1B) or `fsdp`, of so many `ranks`, each a process.
     - `slow`: whether one rank sleeps in each forward.
     - `uneven`: whether documents are shorter than sequences.
     - `steps`: that are recorded.
     """
 
     kind: str
+    ranks: int
     slow: bool
     uneven: bool
     steps: int
     microbatches: int
-    tokens: int = 512
+    tokens: int = 256
     width: int = 64
-    layers: int = 2  # Of each stage of a pipeline, or of the model.
-    sleep_s: float = 0.02
+    layers: int = 1  # Of each stage of a pipeline, or of the model.
+    sleep_s: float = 0.01
 
 
 def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
@@ -52,7 +52,7 @@ def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
     rng = np.random.default_rng((step, data, microbatch))
     lengths: list[int] = []
     while sum(lengths) < job.tokens:
-        drawn = int(32 * rng.uniform() ** (-1 / 1.2))
+        drawn = int(48 * rng.uniform() ** (-1 / 1.2))
         lengths.append(min(drawn, job.tokens - sum(lengths)))
     return lengths
 
@@ -90,7 +90,7 @@ def run_rank(rank: int, job: OwnJob, folder: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     store = f"file://{pathlib.Path(folder).resolve()}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job.ranks)
     model = _Model(job, job.sleep_s if job.slow and rank == 1 else 0.0)
     step = {"ddp": _ddp, "fsdp": _fsdp, "pp": _pipeline}[job.kind](job, rank, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -101,13 +101,14 @@ def run_rank(rank: int, job: OwnJob, folder: str) -> None:
         for number in range(WARM_UP + job.steps):
             dist.barrier()  # Steps are measured one by one.
             start = time.perf_counter()
-            step(number)
-            optimizer.step()
+            with torch.profiler.record_function(f"step {number}"):
+                step(number)
+                optimizer.step()
             times.append((start, time.perf_counter()))
             optimizer.zero_grad()
             if number < WARM_UP + job.steps - 1:
                 profiler.step()
-    profiler.export_chrome_trace(f"{folder}/rank{rank}.json.gz")
+    profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
     np.save(f"{folder}/times{rank}.npy", np.array(times[WARM_UP:]))
     dist.destroy_process_group()
 
@@ -130,7 +131,7 @@ def _fsdp(job: OwnJob, rank: int, model: _Model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (RANKS,))
+    mesh = init_device_mesh("cpu", (job.ranks,))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -148,7 +149,7 @@ def _fsdp(job: OwnJob, rank: int, model: _Model):
 def _pipeline(job: OwnJob, rank: int, model: _Model):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    stage = PipelineStage(model, rank, RANKS, torch.device("cpu"))
+    stage = PipelineStage(model, rank, job.ranks, torch.device("cpu"))
     schedule = Schedule1F1B(stage, job.microbatches, loss_fn=lambda x, y: (x - y).square().mean())
     forward, backward, now = stage.forward_one_chunk, stage.backward_one_chunk, [0]
 
@@ -168,6 +169,6 @@ def _pipeline(job: OwnJob, rank: int, model: _Model):
     def step(number: int) -> None:
         now[0] = number
         args = (batch,) if rank == 0 else ()
-        schedule.step(*args, **({"target": batch} if rank == RANKS - 1 else {}))
+        schedule.step(*args, **({"target": batch} if rank == job.ranks - 1 else {}))
 
     return step

@@ -52,7 +52,7 @@ def _family_rows(systems, steps, noise) -> Iterator[dict[str, Any]]:
 
     smallest = systems[0]
     jobs = [prism.load_job("gpt3-175b-h100-4096", overrides(system)) for system in systems]
-    measured = [_runs(system, steps) for system in systems]
+    measured = [runs_of(system, steps) for system in systems]
     start = time.perf_counter()
     name = f"{smallest['system']}, MLPerf Training logs"
     key = jax.random.key(0)
@@ -153,7 +153,7 @@ def overrides(system: dict[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in changes.items()]
 
 
-def _runs(system: dict[str, Any], steps) -> list[np.ndarray]:
+def runs_of(system: dict[str, Any], steps) -> list[np.ndarray]:
     import polars as pl
 
     bench = "gpt3" if "gpt3" in system["family"].lower() else "llama31"

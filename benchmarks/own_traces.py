@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predictions of own training jobs.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", choices=KINDS, help="one of them")
+    parser.add_argument("--ranks", type=int, default=4, help="processes of a job (4)")
     parser.add_argument("--steps", type=int, default=80, help="recorded steps (80)")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for the traces")
     arguments = parser.parse_args()
@@ -42,7 +43,8 @@ def main() -> None:
                 for uneven in (False, True):
                     name = kind + "-slow" * slow + "-uneven" * uneven
                     folder = (arguments.keep or pathlib.Path(temporary)) / name
-                    record(folder, kind, slow, uneven, arguments.steps)
+                    if not (folder / "step_times.csv").exists():
+                        record(folder, kind, slow, uneven, arguments.steps, arguments.ranks)
                     rows.append({"job": name, **score_folder(folder)})
                     if not arguments.json:
                         print(line(rows[-1]), flush=True)
@@ -50,24 +52,27 @@ def main() -> None:
         print(json.dumps({"own": rows}))
 
 
-def record(folder: pathlib.Path, kind: str, slow: bool, uneven: bool, steps: int) -> None:
+def record(
+    folder: pathlib.Path, kind: str, slow: bool, uneven: bool, steps: int, ranks: int = 4
+) -> None:
     """Trains a job and writes its traces, step times and job file."""
     import torch.multiprocessing as mp
 
-    from benchmarks._own_jobs import RANKS, OwnJob, run_rank
+    from benchmarks._own_jobs import OwnJob, run_rank
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "store").unlink(missing_ok=True)
-    microbatches = {"ddp": 2, "pp": 8, "fsdp": 1}[kind]
-    job = OwnJob(kind, slow, uneven, steps, microbatches)
-    mp.start_processes(run_rank, (job, str(folder)), nprocs=RANKS, start_method="spawn")
-    times = np.array([np.load(folder / f"times{rank}.npy") for rank in range(RANKS)])
+    microbatches = {"ddp": 2, "pp": 4, "fsdp": 1}[kind]
+    job = OwnJob(kind, ranks, slow, uneven, steps, microbatches)
+    mp.start_processes(run_rank, (job, str(folder)), nprocs=ranks, start_method="spawn")
+    times = np.array([np.load(folder / f"times{rank}.npy") for rank in range(ranks)])
     seconds = times[..., 1].max(axis=0) - times[..., 0].min(axis=0)
     rows = "\n".join(f"{step},{x:.9f}" for step, x in enumerate(seconds))
     (folder / "step_times.csv").write_text(f"step,step_time_s\n{rows}\n")
+    (folder / "names.toml").write_text('kind = "ranges"\nstep = "step (?P<step>[0-9]+)"\n')
     degree = "pp" if kind == "pp" else "dp"
     (folder / "job.toml").write_text(
-        f'kind = "job"\nname = "{folder.name}"\n\n[layout]\n{degree} = {RANKS}\n\n[schedule]\n'
+        f'kind = "job"\nname = "{folder.name}"\n\n[layout]\n{degree} = {ranks}\n\n[schedule]\n'
         f'kind = "1f1b"\nnum_microbatches = {microbatches}\nblocking = false\n'
     )
 
@@ -79,10 +84,11 @@ def score_folder(folder: pathlib.Path) -> dict[str, Any]:
     import prism_jax as prism
     from benchmarks._own_jobs import WARM_UP
     from prism_jax.program import op_latencies, replay, step_graph
-    from prism_jax.trace import outline, read_profile_traces, read_step_times
+    from prism_jax.trace import outline, read_profile_traces, read_range_names, read_step_times
 
     start = time.perf_counter()
-    trace = read_profile_traces(folder, prism.load_job(folder / "job.toml"))
+    job, names = prism.load_job(folder / "job.toml"), read_range_names(folder / "names.toml")
+    trace = read_profile_traces(folder, job, names=names)
     read_s = time.perf_counter() - start
     measured = read_step_times(folder / "step_times.csv")
     measured = measured[trace.steps - WARM_UP]

@@ -1,8 +1,10 @@
 """How much memory it takes to read a large trace.
 
     python benchmarks/reading.py             # 10^8 rows, 1.5 GB on disk; --json for one JSON object
+    python benchmarks/reading.py --kineto 1  # 1 GB of JSON of the PyTorch profiler
 
-A trace of 64 workers is made in a temporary folder and read by a process of its own.
+A trace is made in a temporary folder and read by a process of its own: a table of 64 workers, or
+what the profiler wrote of one.
 """
 
 import argparse
@@ -28,18 +30,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Memory of reading a large trace.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=float, default=1e8)
+    parser.add_argument("--kineto", type=float, metavar="GB", help="so much JSON of a profiler")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(read(arguments.child)))
+        of_profiler = arguments.child.endswith(".json")
+        print(json.dumps((read_kineto if of_profiler else read)(arguments.child)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "trace.parquet"
-        rows = write(path, arguments.rows)
+        if arguments.kineto:
+            from benchmarks._large_kineto import write_kineto
+
+            path = pathlib.Path(folder) / "rank0.json"
+            size = {"gb": write_kineto(path, 1e9 * arguments.kineto) / 1e9}
+            text = "{gb:.2f} GB of JSON: peak memory {peak_gib:.2f} GiB, {s_per_gb:.0f} s per GB"
+        else:
+            path = pathlib.Path(folder) / "trace.parquet"
+            size = {"rows": write(path, arguments.rows)}
+            text = "{rows:,} rows: peak memory {peak_gib:.2f} GiB, {read_s:.0f} s"
         words = [sys.executable, __file__, "--child", str(path)]
         child = subprocess.run(words, check=True, capture_output=True, text=True)
-    result = {"rows": rows, **json.loads(child.stdout)}
-    text = "{rows:,} rows: peak memory {peak_gib:.2f} GiB, {read_s:.0f} s"
+    result = size | json.loads(child.stdout)
+    if arguments.kineto:
+        result["s_per_gb"] = result["read_s"] / result["gb"]
     print(json.dumps(result) if arguments.json else text.format(**result))
 
 
@@ -77,6 +90,18 @@ def read(path: str) -> dict[str, float]:
     read_s = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {"peak_gib": peak, "read_s": read_s}
+
+
+def read_kineto(path: str) -> dict[str, float]:
+    from prism_jax.data import Job, Layout, ScheduleConfig
+    from prism_jax.trace import read_profile_traces
+
+    schedule = ScheduleConfig(kind="1f1b", num_microbatches=8)
+    start = time.perf_counter()
+    trace = read_profile_traces(path, Job(Layout(), schedule, name="large"))
+    read_s = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"peak_gib": peak, "read_s": read_s, "steps": len(trace.steps)}
 
 
 if __name__ == "__main__":

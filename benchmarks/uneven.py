@@ -3,12 +3,12 @@
     python benchmarks/uneven.py                       # a table in Markdown; --json for one object
     python benchmarks/uneven.py --seeds 5 6 --steps 100 --make "--dp 8 --microbatches 24"
 
-`../shared/data/straggler_traces/make_uneven_trace.py` makes traces: documents of heavy-tailed length
-packed into sequences, quadratic attention, a reduction of the loss that no row shows. A profile is
-fitted to 300 steps and scored on 10,000 others of the same job, and fitted to 48 and scored on
-these. In brackets stands what a figure scatters by, for so few steps were fitted: the standard error
-of the same figure of the steps themselves. A component is said with its distance from the truth in
-standard errors.
+`../shared/data/straggler_traces/make_uneven_trace.py` makes traces: documents of heavy-tailed
+length packed into sequences, quadratic attention, a reduction of the loss that no row shows. A
+profile is fitted to 300 steps and scored on 10,000 others of the same job, and fitted to 48 and
+scored on these. In brackets stands what a figure scatters by, for so few steps were fitted: the
+standard error of the same figure of the steps themselves; and behind a component its distance from
+the truth, in its standard errors.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def uneven_table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         percent = [f"{100 * v:+.2f} % ({100 * n:.2f})" for v, n in (row["mean"], row["p95"])]
         ratio = "{:.3f} ({:.3f})".format(*row["std_ratio"])
-        parts = ["{:.4f} ({:+.1f})".format(c[0], c[2]) for c in row["components"].values()]
+        parts = [f"{c[0]:.4f} ({c[2]:+.1f})" for c in row["components"].values()]
         against = f"{row['law']:,} others" if row["law"] else "themselves"
         cells = (str(row["seed"]), str(row["steps"]), against, *percent, ratio, *parts)
         lines.append("| " + " | ".join(cells) + " |")

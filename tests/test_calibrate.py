@@ -6,13 +6,23 @@ import jax
 import msgspec
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
+from prism_jax import latency
 from prism_jax.analysis import CRPS, crps
 from prism_jax.cli import main
-from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, save_job
+from prism_jax.data import (
+    Calibrated,
+    Variation,
+    apply_calibrated,
+    load_job,
+    load_priors,
+    save_job,
+)
 from prism_jax.engine import composed_steps, simulate
-from prism_jax.fitting import agreement, calibrate, observe
+from prism_jax.fitting import agreement, calibrate, core_spread, observe
 from prism_jax.fitting._calibrated_job import without_calibration
+from prism_jax.fitting._step_law import StepLaw, law_of_outliers, spread_of
 from prism_jax.program import compile_job, variability_of
 
 
@@ -25,15 +35,10 @@ _STEP = 0.004
 
 
 def _true(overrides):
-    """A job whose GPUs are 7 % slower than its kernels say, with wilder collectives."""
+    """A job whose GPUs are 7 % slower than its kernels say, and whose steps vary by their own."""
     job = load_job(_NAME, overrides)
     assert job.kernels is not None
-    laws = [
-        msgspec.structs.replace(v, parameters={"sigma": 0.15})
-        for v in job.kernels.variability
-        if v.component == "residual" and v.kernel in ("all_gather", "reduce_scatter")
-    ]
-    laws += [v for v in job.kernels.variability if v.component in ("rank", "network")]
+    laws = [v for v in job.kernels.variability if v.component in ("rank", "network")]
     laws.append(Variation("", "step", "constant", {}))
     return _with(job, Calibrated(source="made up", compute=1.07, variability=tuple(laws)))
 
@@ -59,18 +64,25 @@ def _runs(job, *, number=1000, runs=3, seed=0):
     return [part * np.exp(_STEP * _autoregressive(rng, number)) for part in parts]
 
 
+def _nothing_else():
+    """Priors that know that compute alone makes the level."""
+    shipped = load_priors()
+    zero = {
+        name: msgspec.structs.replace(getattr(shipped, name), mean=0.0, deviation=1e-6)
+        for name in ("network", "constant_s", "growth")
+    }
+    return msgspec.structs.replace(shipped, **zero)
+
+
 @pytest.fixture(scope="module")
 def calibrated():
-    runs = _runs(_true(_EIGHT))
-    return calibrate(
-        load_job(_NAME, _EIGHT), runs, source="a test", key=jax.random.key(0), num_samples=4096
-    )
+    runs, job = _runs(_true(_EIGHT)), load_job(_NAME, _EIGHT)
+    options = {"key": jax.random.key(0), "num_samples": 4096}
+    return calibrate(job, runs, source="a test", priors=_nothing_else(), **options)
 
 
 def test_level_and_spread_are_found(calibrated):
     assert calibrated.calibrated.compute == pytest.approx(1.07, rel=0.005)
-    sigma = calibrated.kernels.find_variation("step").parameters["sigma"]
-    assert sigma == pytest.approx(_STEP, rel=0.2)  # 3,000 steps tell as much as 160 would alone.
     steps = np.concatenate(_runs(_true(_EIGHT), seed=1))
     law = simulate(compile_job(calibrated), num_samples=20_000, key=jax.random.key(1))
     assert law.std == pytest.approx(np.std(steps), rel=0.2)
@@ -95,7 +107,8 @@ def test_a_calibrated_job_is_read_as_it_was_written(calibrated, tmp_path):
     assert kernels is not None
     assert kernels.compute == calibrated.calibrated.compute
     (step,) = [v for v in kernels.variability if v.component == "step"]
-    assert step.parameters == {"sigma": 0.5}
+    assert step.parameters["sigma"] == 0.5
+    assert step.family == "lognormal-outliers"
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
@@ -267,6 +280,47 @@ def test_what_another_wrote_is_kept(tmp_path, capsys):
     assert out.read_text() == "kind = 'job'  # mine\n"
     assert main(["calibrate", _ONE_NODE, "--to", times, "--out", f"{times}/a.toml"]) == 2
     assert "nothing can be written there" in capsys.readouterr().err
+
+
+def test_the_printed_agreement_is_that_of_the_job(calibrated):
+    """Though the factor of a step is put to it on the host."""
+    figures = agreement(calibrated, _runs(_true(_EIGHT)), num_samples=16384)
+    law = simulate(compile_job(calibrated), num_samples=50_000, key=jax.random.key(3))
+    p50 = law.quantile(0.5)
+    assert figures["p50_s"][0] == pytest.approx(p50, rel=3e-4)
+    assert figures["p95 / p50"][0] == pytest.approx(law.quantile(0.95) / p50, abs=5e-4)
+    steps = np.asarray(law.quantile((np.arange(4000) + 0.5) / 4000))
+    assert figures["core_spread"][0] == pytest.approx(core_spread(steps), rel=0.05)
+
+
+def test_a_short_run_leans_on_other_systems():
+    """Of ten times as many steps, what these say counts as much more; with none they are all."""
+    rng, priors = np.random.default_rng(8), load_priors()
+    shares, spreads = [], []
+    for number in (20, 200, 20_000):
+        steps = 3.0 * np.exp(0.01 * rng.standard_normal(number))
+        steps[: number // 10] *= 1.3
+        observed = observe([steps])
+        spreads.append(spread_of(observed, priors))
+        shares.append(law_of_outliers([observed], spreads[-1], priors).share)
+    assert spreads == sorted(spreads)
+    assert priors.step_spread.value < spreads[0] < 0.01
+    assert spreads[-1] == pytest.approx(0.01, rel=0.02)
+    assert priors.outlier_share.value < shares[0] < shares[1] < shares[2]
+    assert shares[-1] == pytest.approx(0.1, rel=0.01)
+
+
+def test_the_factors_of_a_step_are_those_of_its_law():
+    """The law that a file holds, and the factors that the host takes for it."""
+    law = StepLaw(0.003, 0.04, 0.05, 0.5)
+    variation = law.variation("a test")
+    family = latency.make_latency(variation.family, variation.parameters)
+    factors = np.sort(law.factors(20_000))
+    assert factors.mean() == pytest.approx(1.0, rel=1e-12)
+    levels = np.array([0.05, 0.5, 0.9, 0.97, 0.99])
+    exact = family.from_normal(ndtri(levels)) / family.mean()
+    assert np.quantile(factors, levels) == pytest.approx(np.asarray(exact), rel=2e-4)
+    assert np.var(factors) == pytest.approx(float(family.variance() / family.mean() ** 2), rel=0.02)
 
 
 def test_a_stall_of_constant_size_is_a_stall():

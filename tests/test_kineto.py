@@ -1,14 +1,24 @@
 import gzip
 import itertools as it
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
-from prism_jax.fitting import fit_profile
-from prism_jax.trace import read_profile_traces, read_trace
+from prism_jax.cli import main
+from prism_jax.trace import (
+    RangeNames,
+    RangeRule,
+    _json_array,
+    contents,
+    read_profile_traces,
+    read_ranks,
+    read_trace,
+)
+from prism_jax.trace._json_array import read_array
 
-from .test_trace import _job, _made_trace, _plain, _rows
+from .test_trace import _job, _made_trace, _plain
 
 
 _LETTER = {"forward-compute": "F", "backward-compute": "B"}
@@ -41,7 +51,7 @@ def _events(trace, d, s, *, graph=False, unit=1e6):
 
     for t, step in enumerate(trace.steps.tolist()):
         origin = 100.0 + 50.0 * t
-        add("user_annotation", f"ProfilerStep#{step}", origin - 0.01, origin + 40, 77)
+        add("user_annotation", f"ProfilerStep#{step}", origin - 1e-4, origin + 40, 77)
         loss = {"Collective name": "allreduce", "Process Group Name": "all", "Seq": step}
         add("kernel", "ncclDevKernel_AllReduce", origin + 29, origin + 30, 21, **loss)
         for op, start in trace.start.items():
@@ -90,32 +100,179 @@ def _write(folder, trace, *, skew=0.0, only=None, **options):
     return folder
 
 
-def _same(one, other, rel=1e-4):
-    assert [(m.kind, m.dp_rank, m.stage) for m in one.means] == [
-        (m.kind, m.dp_rank, m.stage) for m in other.means
-    ]
-    np.testing.assert_allclose(
-        [m.mean_s for m in one.means], [m.mean_s for m in other.means], rtol=rel, atol=2e-8
-    )
-    found = {(v.kernel, v.component, v.family): v.parameters for v in one.variability}
-    for v in other.variability:  # Nanoseconds, to which times are rounded, may have one, too.
-        assert found[v.kernel, v.component, v.family] == pytest.approx(v.parameters, rel=rel)
-
-
 @pytest.fixture(scope="module")
 def made():
     return _made_trace(_job(), 12, _plain)
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_kineto_trace_and_its_op_table_have_the_same_profile(tmp_path, made, graph):
-    """Though the clocks of ranks are 1.5 ms apart."""
-    _rows(made).write_parquet(tmp_path / "t.parquet")
-    table = read_trace(tmp_path / "t.parquet", made.job)
-    folder = _write(tmp_path / "k", made, skew=1.5e-3, graph=graph)
-    trace = read_profile_traces(folder, made.job)
-    assert trace.steps.tolist() == table.steps.tolist()
+def test_ops_are_found_on_clocks_that_are_apart(tmp_path, made, graph):
+    """By 1.5 ms a rank; with CUDA graphs, of which all kernels have one launch."""
+    trace = read_profile_traces(_write(tmp_path / "k", made, skew=1.5e-3, graph=graph), made.job)
+    assert trace.steps.tolist() == made.steps.tolist()
     assert not trace.dropped
     assert not trace.notes
-    np.testing.assert_allclose(trace.step_times(), table.step_times(), atol=1e-8)
-    _same(fit_profile(trace), fit_profile(table))
+    assert {*trace.end} == {*made.end, "load-data"}
+    # Each step began 0.1 ms before its first op.
+    for op, end in made.end.items():
+        np.testing.assert_allclose(trace.end[op] - 1e-4, end, atol=2e-8)
+    starts = trace.start["forward-compute"] - 1e-4
+    np.testing.assert_allclose(starts, made.start["forward-compute"], atol=2e-8)
+
+
+def test_the_op_table_of_a_trace_is_the_same_trace(tmp_path, made, capsys):
+    folder, job = _write(tmp_path / "k", made), tmp_path / "job.toml"
+    job.write_text(
+        'kind = "job"\n[layout]\ndp = 2\npp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
+    )
+    table = tmp_path / "ops.parquet"
+    words = ["trace", str(folder), "--job", str(job), "--ops", str(table), "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ranks"] == [0, 1, 2, 3]
+    assert found["steps"] == 12
+    assert found["microbatches"] == 4
+    assert found["clocks"]["matched"] == 12 * 3
+    one, other = read_profile_traces(folder, made.job), read_trace(table, made.job)
+    assert {*one.start} == {*other.start}
+    for op in one.start:
+        np.testing.assert_array_equal(one.start[op], other.start[op])
+        np.testing.assert_array_equal(one.end[op], other.end[op])
+
+
+def test_a_replica_with_a_missing_rank_is_left_out(tmp_path, made):
+    folder = _write(tmp_path / "k", made, only=[0, 1, 2])
+    trace = read_profile_traces(folder, made.job)
+    assert trace.job.layout.dp == 1
+    assert "replica 1, stage 1, rank 3: 1 of 2 replicas are fitted" in trace.notes[0]
+    np.testing.assert_allclose(
+        trace.end["forward-compute"][:, 0] - 1e-4, made.end["forward-compute"][:, 0], atol=2e-8
+    )
+    (folder / "rank2.json").unlink()
+    with pytest.raises(
+        ValueError, match="no replica is whole; the first is replica 0, stage 1, rank 2"
+    ):
+        read_profile_traces(folder, made.job)
+
+
+def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path, made):
+    folder = _write(tmp_path / "k", made)
+    for path in folder.iterdir():  # Plain and compressed.
+        path.write_bytes(path.read_bytes()[: 2 * path.stat().st_size // 3])
+    trace = read_profile_traces(folder, made.job)
+    assert 4 <= len(trace.steps) < 12
+    assert trace.steps.tolist() == list(range(len(trace.steps)))
+    assert [note for note in trace.notes if note.startswith("rank 0: the file ends early")]
+    number = len(trace.steps)
+    np.testing.assert_allclose(
+        trace.end["optimizer"] - 1e-4, made.end["optimizer"][:number], atol=2e-8
+    )
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "ns"])
+@pytest.mark.parametrize("given", [False, True])
+def test_other_units_of_time(tmp_path, made, unit, given):
+    """Calls of a microsecond say which it is."""
+    per_second = {"s": 1.0, "ms": 1e3, "ns": 1e9}[unit]
+    folder = _write(tmp_path / "k", made, only=[0], unit=per_second)
+    (trace,) = read_ranks(folder, time_unit=unit if given else None)
+    again = contents([trace])
+    assert again.step_time_s == pytest.approx(40.0001, rel=1e-9)
+    assert bool(trace.notes) is not given
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty"),
+        (b"\x00\x01", "no JSON trace"),
+        (b'{"a": 1}', "no JSON trace"),
+        (b'{"traceEvents": []}', "it has no events"),
+        (b'{"traceEvents": [1]}', "event 0 is no part of a trace"),
+        (b'{"traceEvents": [{"ts": "x"}]}', "`ts` of event 0"),
+        (b'{"traceEvents": [{"ts": 1}{"ts": 2}]}', "not valid JSON at byte 26"),
+        (b'{"traceEvents": [{"ph": "X", "ts": 1e300, "dur": 1, "cat": "kernel"}]}', "any clock"),
+        (b'{"traceEvents": [{"a": ' + 5000 * b"[", "nests too deeply"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence(tmp_path, capsys, content, message):
+    path = tmp_path / "rank0.json"
+    path.write_bytes(content)
+    assert main(["trace", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_bad_folders_and_names_are_refused(tmp_path, capsys):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text('[{"ph": "X"}]')
+    assert main(["trace", str(tmp_path)]) == 2
+    assert "name it `rank<number>.json`" in capsys.readouterr().err
+    (tmp_path / "b.json").rename(tmp_path / "rank0.json")
+    (tmp_path / "a.json").rename(tmp_path / "rank00.json")
+    assert main(["trace", str(tmp_path)]) == 2
+    assert "of rank 0, and so is" in capsys.readouterr().err
+    names = tmp_path / "names.toml"
+    for text, message in (
+        ('kind = "ranges"\n[[ops]]\nrange = "("\nop = "optimizer"', "no regular expression"),
+        ('kind = "ranges"\n[[ops]]\nrange = "a"\nop = "optimiser"', "did you mean"),
+        ('kind = "ranges"\nstep = "a"', "has the groups none"),
+        ('kind = "ranges"\norder = ["tp"]', "`order` is"),
+    ):
+        names.write_text(text)
+        assert main(["trace", str(tmp_path / "rank0.json"), "--names", str(names)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_names_of_ranges_may_be_given(tmp_path):
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "ts": ts, "dur": 10}
+        for name, ts in (("it 3", 0), ("fw 1 of 2", 1), ("it 4", 10), ("fw 0 of 2", 11))
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps(events))
+    rule = RangeRule(r"fw (?P<microbatch>\d+) of \d+", "forward-compute")
+    found = contents(read_ranks(tmp_path), RangeNames((rule,), r"it (?P<step>\d+)"))
+    assert found.ops == {"forward-compute": 2, "load-data": 2}
+    assert found.steps == 2
+    assert found.microbatches == 2
+
+
+def test_a_trace_of_inference_says_what_it_cannot_tell(shared, capsys):
+    path = shared / "data/kineto/h100_inference.json.gz"
+    assert main(["trace", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["events"]["kernel"] == 1465
+    assert any("inference" in sentence for sentence in found["does_not_tell"])
+    assert any("one rank" in sentence for sentence in found["does_not_tell"])
+    (gemm,) = [k for k in found["kernels"] if k["name"].endswith(" 132x1x1")]
+    assert gemm["cv"] == pytest.approx(0.014, abs=0.001)  # As the data's source says.
+
+
+def test_an_array_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch):
+    """And cut at any byte, as far as it goes."""
+    events = [
+        {"name": "a},{b", "args": {"x": [{"y": 1}, {"z": 2}]}, "n": i + 0.25} for i in range(9)
+    ]
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(_json_array, "_CHUNK", 64)
+    monkeypatch.setattr(_json_array, "_LAST", 50)
+    for document in ({"h": 1, "traceEvents": events, "t": [{"a": 1}, {"b": 2}]}, events):
+        text = json.dumps(document, indent=1).encode()
+        for number in (*range(40, len(text), 7), len(text)):
+            for content in (text[:number], gzip.compress(text[:number])):
+                path.write_bytes(content)
+                found = []
+                read = read_array(path, "traceEvents", dict[str, Any], found.extend)
+                assert found == events[: len(found)]
+                assert read.cut or len(found) == len(events)
+        assert not read.cut
+        assert read.beside == {"h": 1, "t": [{"a": 1}, {"b": 2}]} or document is events
+
+
+def test_what_is_no_number_is_none(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"traceEvents": [{"a": nan, "b": 1}, {"a": -inf}, {"a": 2}], "t": NaN}')
+    found = []
+    read_array(path, "traceEvents", dict[str, Any], found.extend)
+    assert found == [{"a": None, "b": 1}, {"a": None}, {"a": 2}]

@@ -489,6 +489,9 @@ def test_registry():
         "skewness": 0.2,
         "slow_weight": 0.01,
         "slow_factor": 2.0,
+        "outlier_share": 0.01,
+        "outlier_excess": 0.1,
+        "outlier_sigma": 0.5,
     }
     for family, one in pl.families().items():
         latency = pl.make_latency(family, {name: parameters[name] for name in one.parameters})

@@ -11,18 +11,24 @@ from prism_jax.schedule import (
     ZBH2,
     ZBV,
     AbstractSchedule,
+    Chimera,
     CustomSchedule,
     DualPipe,
     DualPipeV,
     GPipe,
+    Hanayo,
     InterleavedOneFOneB,
     InterleavedZeroBubble,
     LoopedBFS,
     OneFOneB,
+    VHalf,
+    VMin,
+    ZBGreedy,
     evaluate,
     load_schedule,
     make_schedule,
     op_graph,
+    peak_in_flight,
     save_schedule,
     schedules,
 )
@@ -43,6 +49,12 @@ all_schedules = [
     ZBV(3, 2),
     DualPipe(4, 8),
     DualPipeV(3, 7),
+    VHalf(3, 7),
+    VMin(4, 8),
+    ZBGreedy(3, 5, memory_limit=2),
+    ZBGreedy(2, 5, 2, backward_input=(1.0, 2.0, 1.0, 2.0)),
+    Hanayo(2, 5, 4),
+    Chimera(4, 6),
     CustomSchedule(
         [["0F0", "0F1", "0I0", "0W0", "0B1"], ["1F0", "1I0", "1W0", "1F1", "1B1"]],
         stage_to_rank=[0, 1],
@@ -288,6 +300,27 @@ def test_counts_are_positive(bad):
     ]:
         with pytest.raises(ValueError, match=f"`{match}={bad}` must be a positive integer; use 1"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ZBV(2, 4, 1), "`virtual_stages=1` does not fit `zbv`, which has two stages"),
+        (lambda: VHalf(2, 4, 3), "`virtual_stages=3` does not fit `v-half`"),
+        (lambda: Hanayo(2, 4, 3), "`virtual_stages=3` does not fit `hanayo`, which has two"),
+        (lambda: DualPipeV(2, 3), "`num_microbatches=3` is too few for `dual-pipe-v` on 2 ranks"),
+        (lambda: DualPipe(3, 6), "`dual-pipe` has `num_ranks=3` and `num_microbatches=6`; use"),
+        (lambda: DualPipe(4, 6), "`num_microbatches=6` is too few for `dual-pipe` on 4 ranks"),
+        (lambda: Chimera(2, 3), "`chimera` has `num_ranks=2` and `num_microbatches=3`; use even"),
+        (lambda: ZBGreedy(2, 4, 3), "`virtual_stages=3` does not fit `zb-greedy`"),
+        (lambda: ZBGreedy(2, 4, 2, 1), "`memory_limit=1` is too small for a microbatch in 2"),
+        (lambda: ZBGreedy(2, 4, forward=(1.0,)), "`forward` has 1 costs, but there are 2 stages"),
+        (lambda: peak_in_flight(ZBV(2, 4), until="B"), "`until='B'` is unknown; use 'I' or 'W'"),
+    ],
+)
+def test_sizes_that_do_not_fit(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
 
 
 def test_registry():

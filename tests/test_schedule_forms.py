@@ -6,13 +6,18 @@ from prism_jax.schedule import (
     ZBH1,
     ZBH2,
     ZBV,
+    Chimera,
     DualPipe,
     DualPipeV,
     GPipe,
+    Hanayo,
     InterleavedOneFOneB,
     InterleavedZeroBubble,
     LoopedBFS,
     OneFOneB,
+    VHalf,
+    VMin,
+    ZBGreedy,
     evaluate,
     peak_in_flight,
 )
@@ -119,6 +124,70 @@ def test_overlapped_pairs(p, cost):
         assert makespan(DualPipeV(p, m), cost) == 2 * m * (f + b) + late
     for m in (4 * p, 6 * p):
         assert makespan(DualPipe(2 * p, m), cost) == m * (f + b) + late
+
+
+@pytest.mark.parametrize("p", [2, 4, 6])
+def test_chimera(p):
+    """In one unit of microbatches, all but `p - 2` forwards and as many backwards are hidden."""
+    costs = {"forward": 1, "backward": 2}
+    one = Chimera(p, p)
+    assert evaluate(one, **costs).makespan == 3 * p + 2 * (p - 2)
+    assert peak_in_flight(one).tolist() == [
+        min(p // 2, p - r) + min(p // 2, r + 1) for r in range(p)
+    ]
+    units = Chimera(p, 3 * p + 2)
+    assert peak_in_flight(units).tolist() == peak_in_flight(one).tolist()
+    alone = evaluate(Chimera(p, 2), **costs).makespan + 3 * evaluate(one, **costs).makespan
+    assert evaluate(units, **costs).makespan <= alone
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_hanayo(p):
+    """More waves, smaller bubbles, at the same activations in whole stages."""
+    costs = {"forward": 1, "backward": 2}
+    for m in (p, 2 * p + 1):
+        makespans = []
+        for waves in (1, 2, 3):
+            schedule = Hanayo(p, m, 2 * waves)
+            makespans.append(evaluate(schedule, **costs).makespan / (2 * waves))
+            assert peak_in_flight(schedule).max() <= 2 * waves * p
+        assert makespans == sorted(makespans, reverse=True)
+        assert 3 * m < makespans[-1]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7])
+def test_v_blocks(p):
+    """Peaks as stated; bubbles at most a half and two thirds of those of 1F1B at equal costs."""
+    bubble = 6 * (p - 1)
+    for m in (1, p, 3 * p):
+        half, least = VHalf(p, m), VMin(p, m)
+        assert peak_in_flight(half).max() <= p + 2 + p % 2
+        assert peak_in_flight(least).max() <= 2 * (p + 2) // 3 + 2
+        if m > p:
+            assert makespan(half, (1, 1, 1)) <= 6 * m + bubble / 2
+            assert makespan(least, (1, 1, 1)) <= 6 * m + bubble * 2 / 3 + 2
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_greedy_takes_less_time_with_more_memory(virtual_stages):
+    """And no more of it than it is given."""
+    costs = {"forward": 5.0, "backward_input": 6.0, "backward_weight": 4.0, "send_recv": 1.0}
+    found = []
+    for limit in (2, 4, 8, 16):
+        schedule = ZBGreedy(4, 8, virtual_stages, limit, **costs)
+        assert peak_in_flight(schedule).max() <= limit
+        found.append(evaluate(schedule, **costs).makespan)
+        if limit == 8 * virtual_stages:
+            by_hand = ZBH2(4, 8) if virtual_stages == 1 else ZBV(4, 8)
+            assert found[-1] <= evaluate(by_hand, **costs).makespan
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.7 * found[0]
+    # Made for its costs: of each stage, and with a last one that has the head, too.
+    forward = (*[1.0] * (4 * virtual_stages - 1), 3.0)
+    tables = {"forward": [[cost] for cost in forward], "backward_input": 1, "backward_weight": 1}
+    orders = [ZBGreedy(4, 8, virtual_stages, forward=given) for given in (forward, None)]
+    made, other = (evaluate(schedule, **tables).makespan for schedule in orders)
+    assert made <= other
 
 
 @pytest.mark.parametrize("p", [2, 4, 6])

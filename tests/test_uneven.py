@@ -1,4 +1,4 @@
-"""Jobs of uneven sequences: what ops have of their microbatch's data, and waits that no row shows."""
+"""Jobs of uneven sequences: what ops have of their microbatch's data, and waits that no row has."""
 
 import dataclasses
 

@@ -12,16 +12,39 @@ from ._devices import use_all_cores
 HELP = "calibrate a job to the step times of a run, to predict other scales with it"
 
 
+_LEVEL = {
+    "compute": "compute takes this many times as long",
+    "network": "collectives between nodes take this many times as long",
+    "constant_s": "seconds that a step takes besides",
+    "growth": "compute takes (replicas)^this times as long",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`) or a .toml file"
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="a shipped job (`prism-jax jobs`) or a .toml file; may be left out where each --to "
+        "has a --job",
     )
     parser.add_argument(
         "--to",
         required=True,
+        action="append",
         metavar="STEP_TIMES",
         help="measured step times in their order: a .csv or .parquet file with a column "
-        "`step_time_s`, and `run` where there are several",
+        "`step_time_s`, and `run` where there are several; may be given again, with the --job that "
+        "was measured",
+    )
+    parser.add_argument(
+        "--job",
+        dest="jobs",
+        action="append",
+        default=[],
+        metavar="JOB",
+        help="the job of one --to, in their order: the same software and machine at another scale "
+        "or in another layout; the first is written",
     )
     parser.add_argument("--out", required=True, metavar="JOB2", help="the .toml file to write")
     add_seed_argument(parser)
@@ -33,12 +56,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..data import check_job_path, is_profile, load_job, save_job
     from ..trace import read_runs
 
-    if is_profile(arguments.job):
-        raise ValueError(
-            f"{shown(arguments.job)}: this is a profile, which is fitted already; give a job."
-        )
-    job = load_job(arguments.job, arguments.overrides)
-    runs = read_runs(arguments.to)
+    names = _jobs(arguments)
+    for name in names:
+        if is_profile(name):
+            raise ValueError(
+                f"{shown(name)}: this is a profile, which is fitted already; give a job."
+            )
+    jobs = [load_job(name, arguments.overrides) for name in names]
+    all_runs = [read_runs(path) for path in arguments.to]
     check_job_path(arguments.out)
     if os.path.exists(arguments.out) and not _is_calibrated(arguments.out):
         raise ValueError(
@@ -52,38 +77,80 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import tell_notes, wants_progress
 
     use_all_cores()
+    files = ", ".join(os.path.basename(path) for path in arguments.to)
     job = calibrate(
-        job,
-        runs,
-        source=f"calibrated to {os.path.basename(arguments.to)}",
+        jobs[0],
+        all_runs[0],
+        source=f"calibrated to {files}",
         key=jax.random.key(arguments.seed),
+        others=list(zip(jobs[1:], all_runs[1:], strict=True)),
         progress=wants_progress(arguments),
     )
     save_job(job, arguments.out)
     tell_notes([job])
-    assert job.calibrated is not None
-    rows = [
-        {"kernel": v.kernel, "component": v.component, "family": v.family, **v.parameters}
-        for v in job.calibrated.variability
-    ]
-    number = sum(map(len, runs))
-    figures = agreement(job, runs)
     result = {
         "job": arguments.out,
-        "num_steps": number,
-        "num_runs": len(runs),
-        "compute": job.calibrated.compute,
-        "variability": rows,
-        "agreement": figures,
+        "num_steps": sum(len(run) for runs in all_runs for run in runs),
+        "num_runs": sum(map(len, all_runs)),
+        **_calibrated(job),
+        "agreement": agreement(job, all_runs[0]),
     }
-    lines = [f"{arguments.out}: calibrated to {number:,} steps of {len(runs)} run(s)", ""]
-    lines.append(f"compute takes {job.calibrated.compute:.4g} times as long")
-    for v in job.calibrated.variability:
-        parameters = ", ".join(f"{name} {value:.3g}" for name, value in v.parameters.items())
-        lines.append(f"{v.kernel or 'all':<15} {v.component:<11} {v.family:<18} {parameters}")
+    return result, _text(result)
+
+
+def _jobs(arguments: argparse.Namespace) -> list[str]:
+    """The job of each file of step times."""
+    names = [*([] if arguments.job is None else [arguments.job]), *arguments.jobs]
+    if len(names) != len(arguments.to):
+        raise ValueError(
+            f"There are {len(names)} jobs for {len(arguments.to)} files of step times; give each "
+            "--to one --job, or the first the JOB."
+        )
+    return names
+
+
+def _calibrated(job: Any) -> dict[str, Any]:
+    """What was calibrated, as numbers."""
+    from ..data import LEVEL
+
+    found = job.calibrated
+    errors = [found.uncertainty.covariance[i][i] ** 0.5 for i in range(len(LEVEL))]
+    # Of the two factors, what is known is the logarithm.
+    level = {name: getattr(found, name) for name in LEVEL}
+    errors = [e * level[n] if n in LEVEL[:2] else e for n, e in zip(LEVEL, errors, strict=True)]
+    rows = [
+        {"kernel": v.kernel, "component": v.component, "family": v.family, **v.parameters}
+        for v in found.variability
+    ]
+    return {
+        **level,
+        "standard_errors": dict(zip(LEVEL, errors, strict=True)),
+        "prior": list(found.uncertainty.prior),
+        "variability": rows,
+    }
+
+
+def _text(result: dict[str, Any]) -> str:
+    out, number, runs = result["job"], result["num_steps"], result["num_runs"]
+    lines = [f"{out}: calibrated to {number:,} steps of {runs} run(s)", ""]
+    for name, what in _LEVEL.items():
+        error = result["standard_errors"][name]
+        prior = " (prior)" if name in result["prior"] else ""
+        lines.append(f"{name:<12}{result[name]:>9.4g} +- {error:<8.2g} {what}{prior}")
+    if result["prior"]:
+        lines.append(
+            "(prior): of other systems, for these steps say little of it; runs at other scales do"
+        )
+    lines.append("")
+    for v in result["variability"]:
+        numbers = {k: x for k, x in v.items() if k not in ("kernel", "component", "family")}
+        parameters = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+        line = f"{v['kernel'] or 'all':<15} {v['component']:<11} {v['family']:<18} {parameters}"
+        lines.append(line.rstrip())
     lines += ["", f"{'of the steps of one run':<27}{'calibrated':>12}{'measured':>12}"]
-    lines += [f"{name:<27}{ours:>12.5g}{theirs:>12.5g}" for name, (ours, theirs) in figures.items()]
-    return result, "\n".join(lines)
+    figures = result["agreement"].items()
+    lines += [f"{name:<27}{ours:>12.5g}{theirs:>12.5g}" for name, (ours, theirs) in figures]
+    return "\n".join(lines)
 
 
 def _is_calibrated(path: str) -> bool:

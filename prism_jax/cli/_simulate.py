@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="divide the steps among K sets of GPUs and tell how much these differ (GPUs are drawn "
         "anew for each step)",
     )
+    parser.add_argument(
+        "--epistemic",
+        action="store_true",
+        help="also tell the law with what is not known of the job: the level and the spread of a "
+        "run, from its calibration or from how predictions were off before",
+    )
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -46,6 +52,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
     measured = _measured(job.job, arguments.overrides)
     result = _result(job, law, measured)
+    if arguments.epistemic:
+        result["epistemic"] = _epistemic(job, law)
     if law.interrupted:
         print(
             f"prism-jax: interrupted after {law.num_samples:,} of {law.requested:,} steps; the law "
@@ -53,6 +61,27 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             file=sys.stderr,
         )
     return result, _text(job, program, result)
+
+
+def _epistemic(job, law) -> dict[str, Any]:
+    """The law of a step of a run that has not been."""
+    from ..fitting import epistemic
+    from ..law import QUANTILES
+
+    if job.job is None:
+        raise ValueError(
+            f"{job.name}: this is a profile, whose fit does not say how well its level is known; "
+            "leave `--epistemic` out, or give a job."
+        )
+    found = epistemic(job.job, law)
+    return {
+        "level_std": found.level,
+        "spread_std": found.spread,
+        **{name: found.quantile(q) for name, q in QUANTILES.items()},
+        "p50_interval_90": list(found.interval(0.5)),
+        "p95_interval_90": list(found.interval(0.95)),
+        "quantiles": [[i / 200, found.quantile(i / 200)] for i in range(1, 200)],
+    }
 
 
 def _measured(job, overrides) -> dict[str, Any] | None:
@@ -142,6 +171,14 @@ def _text(job, program, result) -> str:
             f"{len(found['means_s'])} sets of GPUs: a step has a standard deviation of "
             f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} "
             f"independent steps one of {found['run_mean_std_s']:.3g} s between them"
+        )
+    if "epistemic" in result:
+        found = result["epistemic"]
+        low, high = found["p95_interval_90"]
+        lines.append(
+            f"with what is not known of a run: 90 % of steps in {found['p5']:.5g} .. "
+            f"{found['p95']:.5g} s; its p50 within {100 * found['level_std']:.2g} % (one standard "
+            f"deviation), its p95 in {low:.5g} .. {high:.5g} s with 90 %"
         )
     if unknown:
         lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")

@@ -10,12 +10,14 @@ from ._catalogue import table
 HELP = "say what is in a profiler's trace, and what it can and cannot tell"
 _MOST_KERNELS = 10
 _WIDEST = 70
-_FORMATS = ("kineto",)
+_FORMATS = ("kineto", "nsight")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="a file, or a folder with one for each rank")
     add_format_arguments(parser)
+    parser.add_argument("--ops", metavar="OPS", help="write the ops of all ranks (.parquet)")
+    parser.add_argument("--job", metavar="JOB", help="a .toml file with the layout, for --ops")
 
 
 def add_format_arguments(parser: argparse.ArgumentParser, default: str = "kineto") -> None:
@@ -44,13 +46,33 @@ def read_names(arguments: argparse.Namespace):
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ..trace import contents, read_ranks
+    from ..trace import contents
 
     names = read_names(arguments)
-    ranks = read_ranks(arguments.trace, arguments.format, time_unit=arguments.time_unit)
-    found = contents(ranks, names)
+    found = contents(_ranks(arguments), names)
+    if arguments.ops:
+        _write_ops(arguments, names)
     result = {"trace": arguments.trace, **dataclasses.asdict(found)}
     return result, "\n".join(_lines(arguments.trace, found))
+
+
+def _ranks(arguments: argparse.Namespace):
+    from ..trace import read_ranks
+
+    return read_ranks(arguments.trace, arguments.format, time_unit=arguments.time_unit)
+
+
+def _write_ops(arguments: argparse.Namespace, names) -> None:
+    from ..data import load_job
+    from ..trace import write_ops
+
+    if not arguments.job or not arguments.ops.endswith(".parquet"):
+        raise ValueError(
+            "--ops needs a name that ends in `.parquet`, and --job, whose layout says "
+            "which rank is which worker."
+        )
+    ranks = _ranks(arguments)
+    write_ops(arguments.ops, ranks, load_job(arguments.job), names, arguments.trace)
 
 
 def _lines(path: str, found) -> list[str]:

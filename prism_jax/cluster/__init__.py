@@ -1,6 +1,7 @@
 from ._collective import (
     COLLECTIVES as COLLECTIVES,
     Transfer as Transfer,
+    between_nodes as between_nodes,
     collective_latency as collective_latency,
     send_recv_latency as send_recv_latency,
 )

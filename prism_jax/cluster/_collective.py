@@ -51,28 +51,36 @@ def collective_latency(
     inner = [domain for domain in inner if ranks_per_domain(group, domain) > 1]
     passes = 2 if kind == "all_reduce" else 1
     if not inner:
+        factor = between_nodes(link, cluster, kernels)
         seconds = passes * (n - 1) / n * num_bytes / _bandwidth(kind, link, num_bytes, kernels)
-        return Transfer(link.name, seconds + passes * (n - 1) * link.latency_s)
+        return Transfer(link.name, factor * (seconds + passes * (n - 1) * link.latency_s))
     domain = inner[-1]
     local = ranks_per_domain(group, domain)
     domains = math.ceil(n / local)
     share = num_bytes if kind == "all_to_all" else num_bytes / local
-    outside = (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
+    factor = between_nodes(link, cluster, kernels)
+    outside = factor * (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
     inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
     moved = passes * max(outside, inside)
-    ring = moved + passes * ((domains - 1) * link.latency_s + (n - domains) * domain.latency_s)
+    hop = factor * link.latency_s
+    ring = moved + passes * ((domains - 1) * hop + (n - domains) * domain.latency_s)
     if kind != "all_reduce":
         return Transfer(link.name, ring)
     # A tree of nodes, each a chain, has half the bandwidth and fewer hops (NCCL, tuning.cc).
     depth = math.ceil(math.log2(domains))
-    tree = 2 * moved + passes * (depth * link.latency_s + (local - 1) * domain.latency_s)
+    tree = 2 * moved + passes * (depth * hop + (local - 1) * domain.latency_s)
     return Transfer(link.name, min(ring, tree))
 
 
 def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:
-    """The latency of sending `num_bytes` to one other rank over `link`."""
+    """The latency of sending `num_bytes` to one other rank over `link`; see `between_nodes`."""
     seconds = num_bytes / _bandwidth("send_recv", link, num_bytes, kernels)
     return Transfer(link.name, seconds + link.latency_s)
+
+
+def between_nodes(link: Link, cluster: Cluster, kernels: Kernels) -> float:
+    """The factor on what crosses a link: the innermost joins the devices of a node."""
+    return 1.0 if link.name == cluster.links[0].name else kernels.network
 
 
 def _bandwidth(kind: str, link: Link, num_bytes: float, kernels: Kernels) -> float:

@@ -1,5 +1,7 @@
 from ._calibrated import (
+    LEVEL as LEVEL,
     Calibrated as Calibrated,
+    Uncertainty as Uncertainty,
     apply_calibrated as apply_calibrated,
 )
 from ._check import check_parts as check_parts
@@ -37,6 +39,7 @@ from ._load_kernels import (
     load_variability as load_variability,
 )
 from ._model import Layer as Layer, Model as Model
+from ._priors import Prior as Prior, Priors as Priors, Worth as Worth, load_priors as load_priors
 from ._profile import (
     Call as Call,
     Component as Component,

@@ -1,10 +1,38 @@
 """What the measured step times of a job have taught about its kernels."""
 
+from typing import Annotated, TypeAlias
+
 import msgspec
 
 from ._kernels import Kernels, Variation
-from ._types import Positive, Text
+from ._types import Count, NonNegative, Positive, Text
 from ._variations import check_variation, replace_variations
+
+
+# The order of the rows of a covariance.
+LEVEL = ("compute", "network", "constant_s", "growth")
+
+_Exponent: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=1)]
+_Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+_Row: TypeAlias = tuple[_Number, _Number, _Number, _Number]
+
+
+class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How well a calibration is known.
+
+    **Attributes:**
+
+    - `covariance`: of what makes the level, in the order of `LEVEL`: of the logarithms of the two
+        factors, of the constant in seconds, and of the exponent.
+    - `prior`: which of these the step times say little of: their values are those of other systems.
+    - `level`: the standard deviation of the logarithm of a run's level around what these explain.
+    - `spread`: that of the spread of the steps of a run at another scale.
+    """
+
+    covariance: tuple[_Row, _Row, _Row, _Row]
+    prior: tuple[Text, ...] = ()
+    level: NonNegative = 0.0
+    spread: NonNegative = 0.0
 
 
 class Calibrated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,11 +44,20 @@ class Calibrated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `compute`: a factor on the mean latency of every compute kernel.
     - `variability`: laws in place of those that the kernels' profile has for the same component of
         the same kind.
+    - `network`: a factor on whatever collectives do between nodes.
+    - `constant_s`: what a step takes besides its kernels, in seconds.
+    - `growth`, `num_replicas`: see `Kernels`.
+    - `uncertainty`: how well all this is known.
     """
 
     source: Text
     compute: Positive = 1.0
     variability: tuple[Variation, ...] = ()
+    network: Positive = 1.0
+    constant_s: NonNegative = 0.0
+    growth: _Exponent = 0.0
+    num_replicas: Count = 1
+    uncertainty: Uncertainty | None = None
 
 
 def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Kernels:
@@ -35,5 +72,9 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
     return msgspec.structs.replace(
         kernels,
         compute=calibrated.compute,
+        network=calibrated.network,
+        constant_s=calibrated.constant_s,
+        growth=calibrated.growth,
+        num_replicas=calibrated.num_replicas,
         variability=replace_variations(kernels.variability, calibrated.variability),
     )

@@ -119,7 +119,10 @@ class Kernels(msgspec.Struct, frozen=True):
     - `variability`: around the mean latencies.
     - `overlap`: how well communication hides behind compute.
     - `sources`: where all of it is from.
-    - `compute`: a factor on the mean latency of every compute kernel.
+    - `compute`, `network`: factors on the mean latency of every compute kernel, and of whatever
+        collectives do between nodes.
+    - `growth`: compute takes `(dp / num_replicas) ** growth` times as long with `dp` replicas.
+    - `constant_s`: what a step takes besides its kernels, whatever its size, in seconds.
     """
 
     efficiency: tuple[Efficiency, ...]
@@ -127,6 +130,10 @@ class Kernels(msgspec.Struct, frozen=True):
     overlap: Overlap
     sources: tuple[Source, ...] = ()
     compute: float = 1.0
+    network: float = 1.0
+    growth: float = 0.0
+    num_replicas: int = 1
+    constant_s: float = 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:

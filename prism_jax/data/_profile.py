@@ -129,8 +129,8 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
-    """Writes a profile: `profile.toml`, `means.csv`, `variability.csv`, and `microbatches.csv` where
-    there are sets.
+    """Writes a profile: `profile.toml`, `means.csv`, `variability.csv`, and `microbatches.csv`
+    where there are sets.
 
     **Raises:**
 

@@ -1,6 +1,7 @@
 from ._agreement import agreement as agreement
 from ._calibrate import calibrate as calibrate
 from ._components import components as components
+from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
 from ._fit import fit_profile as fit_profile
 from ._ladder import Rung as Rung, ladder as ladder
 from ._observe import Observed as Observed, core_spread as core_spread, observe as observe

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from jaxtyping import Float
 
 from ..data import (
     Calibrated,
     Job,
+    Uncertainty,
     Variation,
     apply_calibrated,
     load_kernels,
@@ -18,13 +21,13 @@ def without_calibration(job: Job, source: str) -> Job:
     """The job without what an earlier calibration has said, but with the changes that were made to
     its kernels since (by `--set`).
     """
-    assert job.cluster is not None
-    assert job.kernels is not None
+    if job.cluster is None or job.kernels is None:
+        return job
     known = list(load_kernels(job.cluster).variability)
     if job.calibrated is not None:
         known += job.calibrated.variability
     changed = tuple(v for v in job.kernels.variability if v not in known)
-    return _calibrated(job, Calibrated(source, 1.0, changed))
+    return _calibrated(job, Calibrated(source, variability=changed))
 
 
 def with_laws(job: Job, laws: Sequence[Variation]) -> Job:
@@ -36,10 +39,25 @@ def with_laws(job: Job, laws: Sequence[Variation]) -> Job:
     return _calibrated(job, msgspec.structs.replace(job.calibrated, variability=new))
 
 
-def with_compute(job: Job, factor: float) -> Job:
-    """A calibrated job with this factor on the mean latency of compute."""
+def with_level_of(job: Job, values: Float[np.ndarray, "4"], num_replicas: int) -> Job:
+    """A calibrated job with this level; see `Level`."""
     assert job.calibrated is not None
-    return _calibrated(job, msgspec.structs.replace(job.calibrated, compute=factor))
+    compute, network, constant, growth = (float(x) for x in values)
+    changed = msgspec.structs.replace(
+        job.calibrated,
+        compute=float(np.exp(compute)),
+        network=float(np.exp(network)),
+        constant_s=constant,
+        growth=growth,
+        num_replicas=num_replicas,
+    )
+    return _calibrated(job, changed)
+
+
+def with_uncertainty(job: Job, uncertainty: Uncertainty) -> Job:
+    """A calibrated job that says how well it is known."""
+    assert job.calibrated is not None
+    return _calibrated(job, msgspec.structs.replace(job.calibrated, uncertainty=uncertainty))
 
 
 def _calibrated(job: Job, calibrated: Calibrated) -> Job:

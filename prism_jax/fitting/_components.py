@@ -14,7 +14,15 @@ from jaxtyping import Float, Int
 
 from ..data import Component
 from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
-from ._effects import DataMeans, data_means, log_mean, main_effects, step_effects, without_data
+from ._effects import (
+    DataMeans,
+    StepEffects,
+    data_means,
+    log_mean,
+    main_effects,
+    step_effects,
+    without_data,
+)
 from ._mean_squares import Logs, between_microbatches, between_workers, within
 from ._means import count, mean
 from ._robust import stalled
@@ -103,8 +111,9 @@ def take_apart(
     loadings = apart.loadings
     some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
     times = None if step_times is None else step_times[some]
-    of_step, memory = of_steps(apart.step[some], apart.noise[some], steps[some], times)
-    there, rest = ~np.isnan(body), body - apart.worker - apart.kept * apart.step
+    step = apart.step
+    of_step, memory = of_steps(step.factor[some], step.noise[some], steps[some], times)
+    there, rest = ~np.isnan(body), body - apart.worker - step.by_group
     data = _factor(rest, loadings)
     (residual, worker_step), left = _inner(rest, data)
     if loadings is None:
@@ -134,16 +143,13 @@ class _Effects:
     **Attributes:**
 
     - `loadings`: `None` where there is no factor of data.
-    - `worker`, `step`: `(replicas, stages, phases, 1, 1)` and `(steps,)`.
-    - `noise`: the variance of what `step` has by chance; `kept`, the share of it that is none.
+    - `worker`: `(replicas, stages, phases, 1, 1)`.
     - `residual`, `worker_step`, `rank`, `means`: variances.
     """
 
     loadings: Float[np.ndarray, "stages phases"] | None
     worker: np.ndarray
-    step: np.ndarray
-    noise: np.ndarray
-    kept: float
+    step: StepEffects
     residual: Variance
     worker_step: Variance
     rank: Variance
@@ -153,10 +159,10 @@ class _Effects:
 def _first(body: Logs) -> _Effects:
     """As if all that the ops of a worker or a step share were for good."""
     worker, step = main_effects(body)
-    none, step = Variance(None), step.reshape(-1)
-    loadings = find_loadings(body - worker - step)
-    means = DataMeans(0.0, 0.0, np.zeros_like(step))
-    return _Effects(loadings, worker, step, 0 * step, 1.0, none, none, none, means)
+    none, factor = Variance(None), step.reshape(-1)
+    means = DataMeans(0.0, 0.0, 0 * factor)
+    effects = StepEffects(factor, 0 * factor, step)
+    return _Effects(find_loadings(body - worker - step), worker, effects, none, none, none, means)
 
 
 def _again(body: Logs, last: _Effects) -> _Effects:
@@ -168,15 +174,10 @@ def _again(body: Logs, last: _Effects) -> _Effects:
     loadings = np.ones(body.shape[1:3]) if last.loadings is None else last.loadings
     rank = _rank(body, whole, loadings, residual.known, means.replica)
     worker = without_data(whole, loadings, rank.known, means.replica)
-    step, noise = step_effects(
-        body - worker, loadings, residual.known, worker_step.known, means.step
-    )
-    # Of what is seen of steps, chance explains a part (Efron and Morris, 1973).
-    some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
-    seen = float(np.var(step[some], ddof=1)) if np.sum(some) > 1 else 0.0
-    kept = max(1 - float(np.mean(noise[some])) / seen, 0.0) if seen > 0 else 0.0
-    found = find_loadings(body - worker - kept * step)
-    return _Effects(found, worker, step, noise, kept, residual, worker_step, rank, means)
+    noises = residual.known, worker_step.known
+    step = step_effects(body - worker, loadings, *noises, means.step)
+    found = find_loadings(body - worker - step.by_group)
+    return _Effects(found, worker, step, residual, worker_step, rank, means)
 
 
 def data_of(logs: Logs) -> DataFactor:
@@ -223,7 +224,7 @@ def _of_data(
     # In a step and between steps, which have lost what they have in common to the steps' factor.
     factor = np.where(seen, data.factor, np.nan)
     inner = factor - mean(factor, (0, 3))
-    total = float(np.nanmean(inner**2) + np.mean(by_step[seen.any(axis=(0, 3)).reshape(-1)]))
+    total = float(np.nanmean(inner**2) + np.mean(by_step[count(factor, (0, 3)).reshape(-1) > 0]))
     own = max(total - noise, 0.0)
     # As if each replica's step were one draw: what its microbatches share makes them fewer.
     sums = np.nansum(inner**2 - np.nanmean(inner**2), axis=3)

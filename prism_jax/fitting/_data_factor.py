@@ -1,5 +1,5 @@
-"""The factor of microbatches' data: what all compute for a microbatch has in common, some of it more
-than other.
+"""The factor of microbatches' data: what all compute for a microbatch has in common, some of it
+more than other.
 
     relative latency[replica, stage, phase, m, t] = 1 + loading[stage, phase] (f[replica, m, t] - 1)
 

@@ -1,4 +1,4 @@
-"""The law of the factor of microbatches' data: of each by itself, or of those of a step together."""
+"""The law of the factor of microbatches' data: of each alone, or of those of a step together."""
 
 import functools as ft
 
@@ -80,8 +80,8 @@ def _stretches(
 
 
 def _goes_on(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
-    """Whether the halves of neighbouring steps go together as those of one step do, and microbatches
-    are alike wherever they are in a step.
+    """Whether the halves of neighbouring steps go together as those of one step do, and
+    microbatches are alike wherever they are in a step.
     """
     number = factor.shape[2]
     centred = factor - factor.mean()

@@ -11,6 +11,7 @@ from ._means import count, mean
 
 
 _SWEEPS, _NEWTON = 30, 4
+_SEEN = 3.0
 
 
 def log_mean(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
@@ -30,8 +31,8 @@ def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class DataMeans:
-    """By how much the mean data of a replica in one step, of a replica and of a step vary by chance:
-    as much as replicas differ in one step. Variances.
+    """The variances that the mean data of a replica in one step, of a replica and of a step have by
+    chance: as much as replicas differ in one step.
     """
 
     cell: float
@@ -81,11 +82,27 @@ def without_data(
     return worker - np.log(np.maximum(1 + weights * data, 0.1))
 
 
+@dataclasses.dataclass(frozen=True)
+class StepEffects:
+    """What ops of a step have in common.
+
+    **Attributes:**
+
+    - `factor`: `(steps,)`, the logarithm of a factor of mean one; `noise`, the variance that it has
+        by chance.
+    - `by_group`: `(1, stages, phases, 1, steps)`, what of it is no chance, in each kind of op.
+    """
+
+    factor: Float[np.ndarray, " steps"]
+    noise: Float[np.ndarray, " steps"]
+    by_group: np.ndarray
+
+
 def step_effects(
     logs: Logs, loadings: np.ndarray, noise: float, worker_step: float, data: np.ndarray
-) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-    """What all ops of a step have in common, and the variance of its noise, by generalised least
-    squares: what goes with the loadings may be the data of the step.
+) -> StepEffects:
+    """What all ops of a step have in common, by generalised least squares: what goes with the
+    loadings may be the data of the step, and is, as far as chance explains that much of them.
 
     **Arguments:**
 
@@ -99,15 +116,56 @@ def step_effects(
     workers = np.sum((~np.isnan(logs)).any(axis=(2, 3)), axis=0)[:, None]
     own = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
     weight = np.where(number > 0, 1 / np.maximum(own, 1e-18), 0)
-    mine = np.zeros(level.shape[2])  # The data of the step, less one.
-    for _ in range(_NEWTON):
-        relative = np.maximum(1 + loadings[:, :, None] * mine, 0.1)
-        slope = loadings[:, :, None] / relative
+    found, precision, mine = _solved(level, weight, loadings[:, :, None], data)
+    some, own = number.sum(axis=(0, 1)) > 0, 1 / precision
+    kept = _no_chance(found[some], own[some], 0.0)
+    # The data of steps are more than chance where replicas that have other data go together.
+    of_data = _no_chance(mine[some], data[some], _SEEN)
+    by_group = kept * found + np.log(np.maximum(1 + of_data * loadings[:, :, None] * mine, 0.1))
+    factor = found + of_data * mine
+    return StepEffects(factor, own + of_data * data, by_group[None, :, :, None])
+
+
+def _solved(
+    level: np.ndarray, weight: np.ndarray, loadings: np.ndarray, data: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the groups of a step have in common, its precision, and the mean data of the step, less
+    one, which is not drawn towards none.
+    """
+
+    def at(mine: np.ndarray) -> tuple[np.ndarray, ...]:
+        relative = np.maximum(1 + loadings * mine, 0.1)
+        slope = loadings / relative
         line = level - np.log(relative) + slope * mine
-        ones, both, slopes = (np.sum(weight * slope**k, axis=(0, 1)) for k in range(3))
+        ones, both, slopes, plain, along = (
+            np.sum(x, axis=(0, 1))
+            for x in (
+                weight,
+                weight * slope,
+                weight * slope**2,
+                weight * line,
+                weight * slope * line,
+            )
+        )
         shrink = data / (1 + data * slopes)
         precision = np.maximum(ones - shrink * both**2, 1e-300)
-        along = np.sum(weight * slope * line, axis=(0, 1))
-        found = (np.sum(weight * line, axis=(0, 1)) - shrink * both * along) / precision
-        mine = shrink * (along - both * found)
-    return found, 1 / precision
+        found = (plain - shrink * both * along) / precision
+        rest = along - both * found
+        return found, precision, shrink * rest, rest / np.maximum(slopes, 1e-300)
+
+    mine = np.zeros(level.shape[2])
+    for _ in range(_NEWTON):
+        mine = at(mine)[2]
+    found, precision, _, free = at(mine)
+    return found, precision, free
+
+
+def _no_chance(values: np.ndarray, noise: np.ndarray, seen: float) -> float:
+    """The share of the variance of values that noise does not explain (Efron and Morris, 1973), if
+    it is `seen` standard errors more.
+    """
+    if len(values) < 2 or not np.any(values):
+        return 0.0
+    variance, chance = float(np.var(values, ddof=1)), float(np.mean(noise))
+    more = variance > chance * (1 + seen * np.sqrt(2 / (len(values) - 1)))
+    return max(1 - chance / variance, 0.0) if more else 0.0

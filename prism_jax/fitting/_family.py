@@ -57,7 +57,9 @@ def held_score(
 
 def predicted(family: str, fitted: np.ndarray) -> np.ndarray | None:
     parameters = _moments(family, fitted)
-    return parameters and family_quantiles(family, parameters, LEVELS) * fitted.mean()
+    if parameters is None:
+        return None
+    return family_quantiles(family, parameters, LEVELS) * fitted.mean()
 
 
 def family_quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:

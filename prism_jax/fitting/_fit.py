@@ -9,6 +9,7 @@ from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
 from ._data_law import law_of_data
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
+from ._robust import in_core
 from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
 from ._widen import widen_step
@@ -17,6 +18,8 @@ from ._widen import widen_step
 # A replay that is off by more than the first is a reader's to know, by more than the second no fit.
 _REPLAY_NOTED = 0.005
 _REPLAY_MOST = 0.1
+# A drift that is so many standard errors off none is one.
+_DRIFTS = 4.0
 
 
 def fit_profile(trace: Trace, *, name: str = "") -> Profile:
@@ -29,8 +32,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
       the laws are made.
     - What is left of each kind of op: of several families, that which predicts held-out steps best
       (CRPS), of compute with the spread of the component.
-    - Where step times spread more than all of these explain, by two standard errors, the factor of
-      a step is as much wider.
+    - The law of the factor of microbatches' data, and what each kind of op of a stage has of it.
+    - Where step times spread more than all of these explain, by three standard errors, the factor
+      of a step is as much wider.
 
     **Arguments:**
 
@@ -112,6 +116,7 @@ def _notes(trace: Trace, off: float) -> tuple[str, ...]:
     if idle := sum(int(np.sum(x <= 0)) for x in seconds):
         ops = counted(sum(x.size for x in seconds), "op")
         notes.append(f"{idle} of {ops} of compute take no time: the components are of the others")
+    notes += _drift(trace)
     gaps = np.diff(trace.steps)
     if len(gaps) and np.mean(gaps == 1) < 0.8:
         notes.append("the traced steps have gaps: the autocorrelation of steps is not identified")
@@ -123,3 +128,19 @@ def _notes(trace: Trace, off: float) -> tuple[str, ...]:
     if steps < 100:
         notes.append(f"{steps} steps: stalls rarer than one in {steps} steps are not seen")
     return tuple(notes)
+
+
+def _drift(trace: Trace) -> list[str]:
+    """Whether steps get longer or shorter over the trace, by a line through their logarithms."""
+    logs, steps = np.log(trace.step_times()), trace.steps.astype(float)
+    core = in_core(logs)
+    logs, steps = logs[core] - logs[core].mean(), steps[core] - steps[core].mean()
+    square = float(steps @ steps)
+    if len(logs) < 4 or square == 0:
+        return []
+    slope = float(steps @ logs) / square
+    left = float(np.sum((logs - slope * steps) ** 2)) / (len(logs) - 2)
+    if abs(slope) <= _DRIFTS * np.sqrt(left / square):
+        return []
+    change = 100 * slope * float(np.ptp(steps))
+    return [f"steps change by {change:+.2g} % over the trace, which no law has: they have a drift"]

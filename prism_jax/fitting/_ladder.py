@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from ..data import Profile
 from ..program import StepGraph, op_latencies, replay, step_graph

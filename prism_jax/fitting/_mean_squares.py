@@ -39,7 +39,7 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     total, ops = float(np.sum(left**2)), max(float(np.sum(there)), 1.0)
     op_df = max(float(np.sum(np.maximum(number - 1, 0))), 1.0)
     # Workers have lost their mean over the steps, and that of each phase.
-    phases = np.sum(there.any(axis=(3, 4))) - np.sum(there.any(axis=(2, 3, 4)))
+    phases = np.count_nonzero(there.any(axis=(3, 4))) - np.count_nonzero(there.any(axis=(2, 3, 4)))
     total *= op_df / max(op_df - phases, 1.0) / ops
     between = float(np.sum(means**2)) / max(np.sum(cells > 0), 1)
     if steps > 1:

@@ -20,7 +20,8 @@ def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -
     of op are those of other steps: for each kind that is not compute.
 
     A replay gives back the steps of any graph, for an edge that is missing becomes latency of what
-    follows. Such a latency goes with the rest of its step, and the mean moves when it no longer does.
+    follows. Such a latency goes with the rest of its step, and the mean moves when it no longer
+    does.
     """
     rng = np.random.default_rng(0)
     times = max(-(-_STEPS // latencies.shape[1]), 1)
@@ -45,8 +46,8 @@ def notes_of_waits(
 ) -> tuple[str, ...]:
     """What a reader should know of waits that may be missing; `moved` by `shuffled_means`."""
     notes = [
-        f"`{kind}` shuffled over the steps moves their mean by {100 * by:+.2g} %: it has a wait that "
-        "the outline lacks"
+        f"`{kind}` shuffled over the steps moves their mean by {100 * by:+.2g} %: it has a wait "
+        "that the outline lacks"
         for kind, by in moved.items()
         if abs(by) > _MOVES
     ]

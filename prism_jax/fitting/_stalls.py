@@ -46,8 +46,8 @@ def take_out_stalls(
     step_times: Float[np.ndarray, " steps"],
     relative: Float[np.ndarray, "ops steps"],
 ) -> Stalls:
-    """Takes stalls out of latencies: what is far longer than its worker's ops of a kind, but for the
-    data, by which it may be `relative` times as long.
+    """Takes stalls out of latencies: what is far longer than its worker's ops of a kind, but for
+    the data, by which it may be `relative` times as long.
 
     What a stall costs is seen by replaying the step without it. Ops of one kind that stall in the
     same step count as one stall: they delay it together. The rate is the posterior mean, for one

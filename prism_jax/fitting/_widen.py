@@ -11,24 +11,36 @@ from ..program import compile_profile
 
 
 _NUM_SAMPLES = 20_000
-# So many standard errors of the variance of step times must be unexplained.
-_SEEN = 2.0
+# So many standard errors of the variance of step times must be unexplained, and of their median to
+# be a reader's to know.
+_SEEN = 3.0
+# The standard errors of the square of half the distance of the outer quantiles, relative to it, and
+# of the median, in standard deviations: of normal steps, times the root of their number.
+_OF_VARIANCE, _OF_MEDIAN = 1.92, 1.25
 
 
 def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
     """A profile whose steps have the spread of the body of step times, where that is told.
 
     What no component explains, such as work that comes uneven to whole replicas, is put down to the
-    step as a whole: to the component and to its law, which stay one number.
+    step as a whole: to the component and to its law, which stay one number. A median that is off by
+    more than the noise is noted.
     """
     law = simulate(
         compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
     )
     levels = np.array([0.1587, 0.5, 0.8413])
-    measured = _variance(np.quantile(step_times, levels))
-    missing = measured - _variance(np.asarray(law.quantile(levels)))
-    error = measured * float(np.sqrt(2 / len(step_times)))
-    if missing <= _SEEN * error:
+    quantiles, root = np.quantile(step_times, levels), float(np.sqrt(len(step_times)))
+    predicted = np.asarray(law.quantile(levels))
+    off = float(predicted[1] / quantiles[1]) - 1
+    measured, known = _variance(quantiles), _variance(predicted)
+    if abs(off) > _SEEN * _OF_MEDIAN * np.sqrt(max(measured, known)) / root:
+        note = f"the median of the fitted law is {100 * off:+.2g} % off that of the steps"
+        fitted = profile.fitted
+        fitted = msgspec.structs.replace(fitted, notes=(*fitted.notes, note))
+        profile = msgspec.structs.replace(profile, fitted=fitted)
+    missing, error = measured - known, measured * _OF_VARIANCE / root
+    if missing <= _SEEN * known * _OF_VARIANCE / root:
         return profile
     (step,) = (c for c in profile.fitted.components if c.name == "step")
     sigma = float(np.sqrt((step.value or 0.0) ** 2 + missing))

@@ -7,6 +7,7 @@ from ._log_sigma import log_sigma as log_sigma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
 from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal
+from ._outlying import Outlying as Outlying
 from ._parameters import Rule as Rule
 from ._registry import families as families, make_latency as make_latency
 from ._scores import score_of_maximum as score_of_maximum

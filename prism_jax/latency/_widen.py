@@ -1,6 +1,7 @@
 """A law made wider or narrower around its mean."""
 
 import functools as ft
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -11,7 +12,7 @@ from ._transform import Scaled, Shifted
 
 # The files of the families say what it is for them.
 @ft.singledispatch
-def widen(law: AbstractLatency, factor: ArrayLike) -> AbstractLatency:
+def widen(law: AbstractLatency, factor: ArrayLike) -> Any:
     """The same law with its spread multiplied, and its mean kept.
 
     **Arguments:**
@@ -23,7 +24,7 @@ def widen(law: AbstractLatency, factor: ArrayLike) -> AbstractLatency:
 
     **Returns:**
 
-    A law. Differentiable in `factor` and the parameters.
+    A law, of latencies or what else is registered. Differentiable in `factor` and the parameters.
     """
     return Shifted(Scaled(law, factor), (1 - jnp.asarray(factor, law.dtype)) * law.mean())
 

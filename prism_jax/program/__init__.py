@@ -16,6 +16,7 @@ from ._compile import (
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._compile_profile import compile_profile as compile_profile
+from ._constant_step import constant_step as constant_step
 from ._digest import digest as digest
 from ._fits import check_memory as check_memory
 from ._load_profile import load_profile as load_profile

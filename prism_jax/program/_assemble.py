@@ -182,4 +182,5 @@ KINDS = (
     "embedding",
     "loss",
     "optimizer",
+    "host",
 )

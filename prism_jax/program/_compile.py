@@ -22,7 +22,7 @@ from ..schedule import (
     make_schedule,
     op_graph,
 )
-from ..workload import Block, Segment, Workload
+from ..workload import Block, Segment, Workload, block_mean
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._program import Program
@@ -45,23 +45,34 @@ def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -
 
     `ValueError` where the job has no model, or its layout does not fit it.
     """
+    model, cluster, training, kernels = parts_of(job)
+    try:
+        return compile_program(
+            model,
+            job.layout,
+            job.schedule,
+            cluster,
+            training=training,
+            kernels=kernels,
+            resolution=resolution,
+        )
+    except ValueError as error:
+        raise ValueError(f"Job `{job.name}`: {error}") from None
+
+
+def parts_of(job: Job) -> tuple[Model, Cluster, Training, Kernels]:
+    """What a job that can be compiled has beside its layout and schedule.
+
+    **Raises:**
+
+    `ValueError` where it has none.
+    """
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
             "`training` to predict its step."
         )
-    try:
-        return compile_program(
-            job.model,
-            job.layout,
-            job.schedule,
-            job.cluster,
-            training=job.training,
-            kernels=job.kernels,
-            resolution=resolution,
-        )
-    except ValueError as error:
-        raise ValueError(f"Job `{job.name}`: {error}") from None
+    return job.model, job.cluster, job.training, job.kernels
 
 
 def compile_program(
@@ -99,6 +110,7 @@ def compile_program(
     check_parts(model, layout, config, training, cluster)
     order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
     workload = lower_chains(model, layout, config, training, cluster, kernels, order)
+    order = _with_costs(order, workload)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
     return assemble(
@@ -123,7 +135,16 @@ def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
         num_microbatches=config.num_microbatches,
         virtual_stages=config.virtual_stages,
         microbatch_group_size=config.microbatch_group_size,
+        memory_limit=config.memory_limit,
     )
+
+
+def _with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
+    """The schedule for the means of the blocks, and of the slowest send_recv."""
+    names = ("forward", "backward_input", "backward_weight")
+    means = {name: tuple(map(block_mean, getattr(workload, name))) for name in names}
+    send_recv = max((kernel.mean for kernel in workload.send_recv.values()), default=0.0)
+    return schedule.with_costs(**means, send_recv=send_recv)
 
 
 def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:

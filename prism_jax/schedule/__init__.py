@@ -1,4 +1,5 @@
 from ._base import AbstractSchedule as AbstractSchedule
+from ._chimera import Chimera as Chimera
 from ._csv import load_schedule as load_schedule, save_schedule as save_schedule
 from ._custom import CustomSchedule as CustomSchedule
 from ._dual_pipe import DualPipe as DualPipe
@@ -6,6 +7,7 @@ from ._dual_pipe_v import DualPipeV as DualPipeV
 from ._evaluate import Timeline as Timeline, evaluate as evaluate
 from ._gpipe import GPipe as GPipe
 from ._graph import OpGraph as OpGraph, op_graph as op_graph
+from ._hanayo import Hanayo as Hanayo
 from ._in_flight import peak_in_flight as peak_in_flight
 from ._interleaved import InterleavedOneFOneB as InterleavedOneFOneB
 from ._interleaved_zero_bubble import InterleavedZeroBubble as InterleavedZeroBubble

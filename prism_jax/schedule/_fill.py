@@ -70,20 +70,56 @@ def fill(
 
     A list of tokens for each rank.
     """
+    inputs = {op: _inputs(op, pipe) for order in base for op in order}
+    costs = {op: pipe.cost(op[0], op[1]) for op in inputs}
     ends: dict[Op, float] = {}
     ranks = [_Rank(order, limit) for order, limit in zip(base, limits, strict=True)]
     choices: dict[int, tuple[float, int] | None] = {}
-    for _ in range(sum(map(len, base))):
+    for _ in inputs:
         for number, rank in enumerate(ranks):
             if number not in choices:
-                choices[number] = _choose(rank, number, pipe, ends, rule)
+                choices[number] = _choose(rank, inputs, costs, ends, rule)
         start, number, position = min((c[0], n, c[1]) for n, c in choices.items() if c is not None)
         op = ranks[number].run(position)
-        ends[op] = ranks[number].free = start + pipe.cost(op[0], op[1])
+        ends[op] = ranks[number].free = start + costs[op]
         # What became ready is on the ranks of this stage and of its neighbours.
         for stage in range(max(op[1] - 1, 0), op[1] + 2):
             choices.pop(pipe.stage_to_rank[min(stage, len(pipe.stage_to_rank) - 1)], None)
     return [[f"{s}{phase}{i}" for phase, s, i in rank.ran] for rank in ranks]
+
+
+def fill_units(
+    unit: Callable[[int], Sequence[Sequence[Op]]],
+    num_microbatches: int,
+    size: int,
+    pipe: Pipe,
+    limits: Sequence[int],
+) -> list[list[str]]:
+    """Fills units of microbatches, puts one behind the other, and fills the bubbles between them.
+
+    **Arguments:**
+
+    - `unit`: the orders to improve of so many microbatches.
+    - `num_microbatches`: of all units.
+    - `size`: of a unit; the last may be smaller.
+    - `pipe`, `limits`: as in `fill`.
+    """
+    joined: list[list[Op]] = [[] for _ in limits]
+    for start in range(0, num_microbatches, size):
+        filled = fill(unit(min(size, num_microbatches - start)), pipe, limits, Rule())
+        for order, ops in zip(joined, parse_ops(filled), strict=True):
+            order += [(phase, stage, i + start) for phase, stage, i in ops]
+    return fill(joined, pipe, limits, Rule())
+
+
+def twice_backward(phase: str, stage: int) -> float:
+    """The cost of an op where a whole backward takes two forwards."""
+    del stage
+    return 2.0 if phase == "B" else 1.0
+
+
+# By how many microbatches of stages what a rank holds changes.
+_CHANGE = {"F": 1, "I": 0, "W": -1, "B": -1}
 
 
 class _Rank:
@@ -106,7 +142,7 @@ class _Rank:
         self.left[position] = False
         while self.head < len(self.order) and not self.left[self.head]:
             self.head += 1
-        self.held += _change(op)
+        self.held += _CHANGE[op[0]]
         self.forwards -= op[:2] == ("F", self.first)
         self.ran.append(op)
         return op
@@ -125,55 +161,54 @@ class _Rank:
                     found.append(position)
                 if len(seen) == len(self.kinds):
                     break
-            held += _change(op)
+            held += _CHANGE[op[0]]
             most = max(most, held)
         return found
 
 
-def _change(op: Op) -> int:
-    """By how many microbatches of stages what a rank holds changes."""
-    return {"F": 1, "I": 0, "W": -1, "B": -1}[op[0]]
-
-
 def _choose(
-    rank: _Rank, number: int, pipe: Pipe, ends: dict[Op, float], rule: Rule
+    rank: _Rank,
+    inputs: dict[Op, list[tuple[Op, float]]],
+    costs: dict[Op, float],
+    ends: dict[Op, float],
+    rule: Rule,
 ) -> tuple[float, int] | None:
     """When the next op of a rank starts, and its position; `None` where none is known to start."""
     waiting = []
+    late = rule.weights_late == "always" or rank.forwards == 0
     for position in rank.candidates():
-        start = _ready(rank.order[position], number, pipe, ends)
+        op = rank.order[position]
+        start = rank.free
+        for before, delay in inputs[op]:
+            start = max(start, ends.get(before, math.inf) + delay)
         if start < math.inf:
-            waiting.append((max(start, rank.free), position))
+            waiting.append((start, op[0] == "W" and late, position))
     if not waiting:
         return None
-    weights_late = rule.weights_late == "always" or rank.forwards == 0
-
-    def urgency(one: tuple[float, int]) -> tuple[bool, int]:
-        return rank.order[one[1]][0] == "W" and weights_late, one[1]
-
     now = min(waiting)[0]
-    best = min((one for one in waiting if one[0] <= now), key=urgency)
-    phase, stage, _ = rank.order[best[1]]
-    patience = {"F": rule.patience[0], "W": rule.patience[1]}.get(phase, 0.0)
-    until = now + patience * pipe.cost(phase, stage)
-    urgent = "BI" if phase == "F" else "BIF"
-    soon = [one for one in waiting if one[0] < until and rank.order[one[1]][0] in urgent]
-    return min(soon, key=lambda one: (one[0], urgency(one))) if soon else best
+    best = min((later, position) for start, later, position in waiting if start <= now)[1]
+    op = rank.order[best]
+    urgent, patience = {"F": ("BI", rule.patience[0]), "W": ("BIF", rule.patience[1])}.get(
+        op[0], ("", 0.0)
+    )
+    until = now + patience * costs[op]
+    soon = [one for one in waiting if one[0] < until and rank.order[one[2]][0] in urgent]
+    if soon:
+        now, _, best = min(soon)
+    return now, best
 
 
-def _ready(op: Op, rank: int, pipe: Pipe, ends: dict[Op, float]) -> float:
-    """When all inputs of an op are on its rank; infinite while that is not known."""
+def _inputs(op: Op, pipe: Pipe) -> list[tuple[Op, float]]:
+    """What an op reads, each with how long it travels."""
     phase, stage, microbatch = op
     if phase == "W":
-        return ends.get(("I", stage, microbatch), math.inf)
+        return [(("I", stage, microbatch), 0.0)]
     if phase == "F":
         before = [] if stage in pipe.chain_starts else [("F", stage - 1, microbatch)]
     else:
         before = [("F", stage, microbatch)]
         if stage + 1 not in (*pipe.chain_starts, len(pipe.stage_to_rank)):
             before.append((phase, stage + 1, microbatch))
-    start = 0.0
-    for one in before:
-        away = pipe.stage_to_rank[one[1]] != rank
-        start = max(start, ends.get(one, math.inf) + (pipe.send_recv if away else 0.0))
-    return start
+    rank = pipe.stage_to_rank[stage]
+    delays = [pipe.send_recv * (pipe.stage_to_rank[one[1]] != rank) for one in before]
+    return list(zip(before, delays, strict=True))

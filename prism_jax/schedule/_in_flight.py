@@ -1,5 +1,3 @@
-from typing import Literal
-
 import numpy as np
 from jaxtyping import Int
 
@@ -8,9 +6,7 @@ from ._ops import parse_orders
 from ._parts import parts_of
 
 
-def peak_in_flight(
-    schedule: AbstractSchedule, *, until: Literal["I", "W"] = "W"
-) -> Int[np.ndarray, " ranks"]:
+def peak_in_flight(schedule: AbstractSchedule, *, until: str = "W") -> Int[np.ndarray, " ranks"]:
     """The most microbatches of stages whose activations each rank holds at once.
 
     **Arguments:**

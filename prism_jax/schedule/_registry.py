@@ -16,6 +16,7 @@ def make_schedule(
     num_microbatches: int,
     virtual_stages: int = 1,
     microbatch_group_size: int | None = None,
+    memory_limit: int | None = None,
 ) -> AbstractSchedule:
     """Makes a schedule by the name that job files use.
 
@@ -26,6 +27,7 @@ def make_schedule(
     - `num_microbatches`: the number of microbatches in a step.
     - `virtual_stages`: the number of stages on each rank.
     - `microbatch_group_size`: as in [`prism_jax.InterleavedOneFOneB`][].
+    - `memory_limit`: as in [`prism_jax.ZBGreedy`][].
 
     **Returns:**
 
@@ -39,8 +41,9 @@ def make_schedule(
         "num_microbatches": num_microbatches,
         "virtual_stages": virtual_stages,
         "microbatch_group_size": microbatch_group_size,
+        "memory_limit": memory_limit,
     }
-    defaults = {"virtual_stages": 1, "microbatch_group_size": None}
+    defaults = {"virtual_stages": 1, "microbatch_group_size": None, "memory_limit": None}
     for name, default in defaults.items():
         if given[name] != default and name not in known[kind]:
             others = ", ".join(f"`{other}`" for other in sorted(known) if name in known[other])

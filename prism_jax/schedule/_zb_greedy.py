@@ -149,7 +149,9 @@ def _bases(schedule: ZBGreedy, limit: int) -> Iterator[list[list[str]]]:
     """Orders that hold no more than the limit."""
     p, m = schedule.num_ranks, schedule.num_microbatches
     by_hand = (ZBH1, ZBH2) if schedule.virtual_stages == 1 else (ZBV, VHalf, VMin)
-    fitting = [one for one in (kind(p, m) for kind in by_hand) if peak_in_flight(one).max() <= limit]
+    fitting = [
+        one for one in (kind(p, m) for kind in by_hand) if peak_in_flight(one).max() <= limit
+    ]
     yield from (one.orders() for one in fitting)
     if schedule.virtual_stages == 1 or not fitting:
         yield [_plain_order(schedule, limit, rank) for rank in range(p)]
@@ -171,4 +173,3 @@ def _plain_order(schedule: ZBGreedy, limit: int, rank: int) -> list[str]:
 
 def _by_stage(cost: Cost | None, num_stages: int) -> Sequence[float]:
     return cost if isinstance(cost, tuple) else [1.0 if cost is None else cost] * num_stages
-

@@ -8,7 +8,7 @@ from ._range_names import (
     RangeRule as RangeRule,
     read_range_names as read_range_names,
 )
-from ._read_ranks import read_profile_traces as read_profile_traces
+from ._read_ranks import read_profile_traces as read_profile_traces, write_ops as write_ops
 from ._read_trace import read_trace as read_trace
 from ._step_times import read_runs as read_runs, read_step_times as read_step_times
 from ._trace import Trace as Trace

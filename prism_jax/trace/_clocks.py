@@ -1,5 +1,6 @@
 """Clocks of ranks, set by collectives: everyone leaves one together."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -36,7 +37,7 @@ class Clocks:
 def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
     """Finds how far clocks are apart: the median difference of the ends of what two ranks ran
     together. A difference within twice the scatter of those is left, for it may be the order in
-    which ranks leave.
+    which ranks leave; and so is that of two ranks of one host.
 
     **Arguments:**
 
@@ -49,24 +50,28 @@ def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
     while waiting:
         one = waiting.pop()
         for other in ranks:
-            if other.rank in seen:
+            both = _together(one, other)
+            alike = one.host == other.host != ""
+            if other.rank in seen or not (both or alike):
                 continue
-            both = [
-                key
-                for key in other.collectives
-                if key in one.collectives and key[0].name in TOGETHER
-            ]
-            if not both:
-                continue
-            apart = np.array([other.collectives[k][1] - one.collectives[k][1] for k in both])
+            apart = np.array([other.collectives[k][1] - one.collectives[k][1] for k in both] or [0])
             median = float(np.median(apart))
             scatter = 1.4826 * float(np.median(np.abs(apart - median)))
-            ahead = median if abs(median) > _BY_CHANCE * scatter else 0.0
+            is_apart = not alike and abs(median) > _BY_CHANCE * scatter
             seen[other.rank] = seen[one.rank] + round(median)
-            offsets[other.rank] = offsets[one.rank] - round(ahead)
+            offsets[other.rank] = offsets[one.rank] - (round(median) if is_apart else 0)
             scatters.append(scatter)
             matched.update(both)
             waiting.append(other)
     unknown = tuple(sorted(r.rank for r in ranks if r.rank not in seen))
     offsets |= dict.fromkeys(unknown, 0)
     return Clocks(offsets, seen, max(scatters, default=0.0), len(matched), unknown)
+
+
+def _together(one: RankOps, other: RankOps) -> list:
+    """The collectives that both ran, and left together. Where groups are not known, those of which
+    both ran as many: others may be of different groups.
+    """
+    both = [k for k in other.collectives if k in one.collectives and k[0].name in TOGETHER]
+    calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
+    return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]

@@ -1,5 +1,6 @@
 """Which format a trace has, and the files of its ranks."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -7,11 +8,13 @@ from collections.abc import Callable, Iterator
 from .._files import shown
 from .._misc import unknown_name
 from ._kineto import read_kineto
+from ._nsight import read_nsight
 from ._spans import RankTrace
 
 
 FORMATS: dict[str, tuple[tuple[str, ...], Callable[..., RankTrace]]] = {
     "kineto": ((".json", ".json.gz"), read_kineto),
+    "nsight": ((".sqlite",), read_nsight),
 }
 _RANK = re.compile(r"(?:rank|gpu|worker)[-_. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 
@@ -52,9 +55,7 @@ def read_ranks(
                 "of them."
             )
         seen[rank] = file
-        yield RankTrace(
-            trace.path, rank, trace.world_size, trace.spans, trace.events, trace.size, trace.notes
-        )
+        yield dataclasses.replace(trace, rank=rank)
 
 
 def _files(path: str | os.PathLike, suffixes: tuple[str, ...]) -> list[str]:

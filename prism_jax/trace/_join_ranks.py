@@ -11,7 +11,7 @@ from .._misc import counted, quoted
 from ..data import Job, Layout
 from ._clocks import Clocks, set_clocks
 from ._ops import COMPUTE
-from ._rank_ops import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, RankOp, RankOps
+from ._rank_ops import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, RankOp, RankOps
 
 
 REDUCE = "grads-reduce-scatter"
@@ -137,18 +137,27 @@ def _rows(tables: dict[tuple[int, int], _Ops], job: Job) -> list:
     for (d, s), ops in tables.items():
         for (step, kind, call), op in ops.items():
             if step in origins:
-                found[d, s, step, kind, call] = max(op.start, origins[step]), op.end
+                start = max(op.start, origins[step])
+                # Other stages than the first one wait for a microbatch, and not for data.
+                end = start if kind == LOAD_DATA and s else op.end
+                found[d, s, step, kind, call] = start, end
     for d in range(job.layout.dp):
         for s in range(1, job.layout.pp):
             seen = _transfers(tables[d, s - 1], tables[d, s], (d, s), origins, waits)
             found = seen | found  # What was recorded stays.
     if job.layout.dp > 1:
         found |= _reductions(tables, origins)
-    return [
-        (d, s, step, kind, call, 1e-9 * (start - origins[step]), 1e-9 * (end - start))
-        for (d, s, step, kind, call), (start, end) in found.items()
-        if end >= start
-    ]
+    rows = []
+    for (d, s, step, kind, call), times in found.items():
+        start, end = (_exact_seconds(time - origins[step]) for time in times)
+        if end >= start:
+            rows.append((d, s, step, kind, call, start, end - start))
+    return rows
+
+
+def _exact_seconds(nanoseconds: int) -> float:
+    """In steps of 2^-30 s, of which sums are exact: what ends when another starts does so still."""
+    return round(nanoseconds * 1e-9 * 2**30) / 2**30
 
 
 def _origins(tables: dict[tuple[int, int], _Ops]) -> dict[int, int]:
@@ -186,13 +195,19 @@ def _transfers(one: _Ops, other: _Ops, place, origins: dict[int, int], waits: bo
         for key, sent, received in pairs:
             step, _, call = key
             end = max(received.start, sent.end)
-            ready = before.get(key, origins[step])
+            ready = before.get(key, _begin(receiver, step, origins[step]))
             if sent.end < ready and not waits:
                 end = min(sent.end + typical, end)
             start = max(origins[step], min(ready, end))
             found[d, at[0], step, f"{phase}-send", call] = sent.end, end
             found[d, at[1], step, f"{phase}-recv", call] = start, end
     return found
+
+
+def _begin(ops: _Ops, step: int, origin: int) -> int:
+    """When a worker begins a step, after it has its data."""
+    loads = ops.get((step, LOAD_DATA, 0))
+    return origin if loads is None else max(origin, loads.start) + 1
 
 
 def _ends_before(ops: _Ops) -> dict[tuple[int, str, int], int]:

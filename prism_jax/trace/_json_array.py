@@ -189,9 +189,11 @@ def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> list:
         problem, place = (found[1], int(found[2])) if found else (str(error), 0)
         if problem == "trailing characters":
             raise _EndError(place - 1) from None  # It counts from one.
+        if place >= len(piece):  # A number that is cut is malformed to it.
+            raise _CutError from None
         mended = _NOT_A_NUMBER.sub(rb"\1null", text.rest)
         if mended == text.rest:
-            byte = text.size - len(text.rest) + max(place - 2, 0)
+            byte = text.size - len(text.rest) + max(place - 1, 0)
             raise ValueError(
                 f"{shown(text.path)}: this is not valid JSON at byte {byte:,} ({quoted(problem)}); "
                 "record the trace again."

@@ -95,6 +95,7 @@ def read_kineto(path: str | os.PathLike, *, time_unit: str | None = None) -> Ran
         os.fspath(path),
         rank if rank >= 0 else None,
         world_size if world_size > 0 else None,
+        str(found.beside.get("host_name", "")),
         spans,
         dict(reader.events),
         found.size,
@@ -119,9 +120,10 @@ class _Reader:
         self.events.update(event.cat or "other" for event in events)
         for event in events:
             if event.ph == "X" and event.ts is not None and event.dur is not None:
-                self._add(event, event.cat)
+                self._add(event, event.ts, event.dur)
 
-    def _add(self, event: _Event, category: str | None) -> None:
+    def _add(self, event: _Event, ts: float, dur: float) -> None:
+        category = event.cat
         name, args = str(event.name), event.args or _NO_ARGS
         link, message, sequence = -1, None, -1
         if category in ("user_annotation", "cpu_op"):
@@ -153,12 +155,12 @@ class _Reader:
         else:
             return
         try:
-            start, lane = round(event.ts * self.unit), f"{event.pid}/{event.tid}"
-            end = start + max(round(event.dur * self.unit), 0)
+            start, lane = round(ts * self.unit), f"{event.pid}/{event.tid}"
+            end = start + max(round(dur * self.unit), 0)
             self.spans.add(kind, start, end, name, lane, link, message, sequence)
         except OverflowError:
             raise ValueError(
-                f"{shown(self.path)}: `{name[:40]}` is at {event.ts:g}, which is beyond any clock; "
+                f"{shown(self.path)}: `{name[:40]}` is at {ts:g}, which is beyond any clock; "
                 "give the unit of its times with --time-unit."
             ) from None
 

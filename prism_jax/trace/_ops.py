@@ -17,6 +17,7 @@ PIPELINED = (*COMPUTE, *TRANSFERS)
 # Ops that it runs once in a step, and with whom: the other replicas of its stage, the last stage
 # of its replica, everyone, or nobody whose op is in the trace.
 SCOPES = {
+    "load-data": "self",
     "params-all-gather": "dp",
     "grads-reduce-scatter": "dp",
     "embedding-grads-all-reduce": "pp",

@@ -1,7 +1,6 @@
 """The ops of one rank: what its named ranges stand for, on the clock of the device."""
 
 import dataclasses
-import itertools as it
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, 
 
 
 FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+LOAD_DATA = "load-data"  # What a step has before its first op.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,14 @@ class RankOps:
 
     **Attributes:**
 
-    - `rank`: its number.
+    - `rank`, `host`: its number, and where it ran, if that is known.
     - `steps`: `(steps, 3)`: number, start and end of each.
     - `ops`: in the order of their starts.
     - `collectives`: of each message with its sequence number, `(calls, 2)` starts and ends.
     """
 
     rank: int
+    host: str
     steps: Int[np.ndarray, "steps 3"]
     ops: tuple[RankOp, ...]
     collectives: dict[tuple[Message, int], tuple[int, int]]
@@ -68,8 +69,10 @@ def rank_ops(trace: RankTrace, rank: int, reader: Reader) -> RankOps:
     every = _Kernels(spans, spans[device])
     computing = _Kernels(spans, spans[device & (spans.message < 0)])
     nodes = spans[spans.kind == BACKWARD]
-    ops = []
+    ops: list[RankOp] = []
     for number, start, end in steps.tolist():
+        before = max((op.end for op in ops), default=start)  # A device is behind the host.
+        first = len(ops)
         mine = [r for r in ranges if start <= r.start < end]
         if not any(r.op.startswith("backward") for r in mine):
             mine += _unnamed_backwards(mine, nodes, number, end)
@@ -79,7 +82,12 @@ def rank_ops(trace: RankTrace, rank: int, reader: Reader) -> RankOps:
                 continue  # The host only asks for it then.
             op = (computing if r.op in _COMPUTING else every).of(r)
             ops += [op] if op else []
-    return RankOps(rank, steps, tuple(ops), _collectives(spans))
+        if len(ops) > first:
+            begin = min(op.start for op in ops[first:])
+            # By a nanosecond at least, so that it comes first.
+            start = min(max(start, before), begin - 1)
+            ops.append(RankOp(number, LOAD_DATA, 0, -1, start, begin))
+    return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans))
 
 
 def _named(spans: Spans, reader: Reader) -> list[RankOp]:
@@ -123,8 +131,8 @@ def _unnamed_backwards(
 ) -> Iterator[RankOp]:
     """What autograd runs between a forward and what comes next."""
     forwards = [r for r in ranges if r.op == FORWARD_COMPUTE]
-    for forward, following in it.pairwise([*forwards, None]):
-        until = following.start if following else step_end
+    starts = [*(forward.start for forward in forwards[1:]), step_end]
+    for forward, until in zip(forwards, starts[: len(forwards)], strict=True):
         inside = (nodes.start >= forward.end) & (nodes.start < until)
         if inside.any():
             start, end = int(nodes.start[inside].min()), int(nodes.end[inside].max())

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .._files import shown
+from .._files import shown, written_whole
 from .._misc import counted
 from ..data import Job
 from ._formats import read_ranks
@@ -35,7 +35,7 @@ def read_profile_traces(
 
     - `path`: a folder with a file for each rank, or one file.
     - `job`: its layout and schedule must be those of the traced job.
-    - `format`: `kineto`, the JSON of the PyTorch profiler.
+    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems.
     - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
     - `time_unit`: of the times in the files, where it is not the format's.
 
@@ -50,6 +50,26 @@ def read_profile_traces(
     joined = joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
     trace = trace_of_rows(table_of(joined).lazy(), path, joined.job)
     return dataclasses.replace(trace, notes=joined.notes)
+
+
+def write_ops(
+    out: str | os.PathLike,
+    ranks: Iterable[RankTrace],
+    job: Job,
+    names: RangeNames | None,
+    path: str | os.PathLike,
+) -> None:
+    """Writes the table of ops that `read_trace` reads.
+
+    **Arguments:**
+
+    - `out`: a `.parquet` file.
+    - `ranks`, `job`, `names`: as of `read_profile_traces`.
+    - `path`: of the ranks, for messages.
+    """
+    table = table_of(joined_ops(ranks, job, names, path))
+    with written_whole(out) as partial:
+        table.write_parquet(partial)
 
 
 def joined_ops(

@@ -147,7 +147,7 @@ class RankTrace:
     **Attributes:**
 
     - `path`: the file.
-    - `rank`, `world_size`: as far as they are known.
+    - `rank`, `world_size`, `host`: as far as they are known.
     - `spans`: what ran.
     - `events`: how many of each category the file has, also of those that are of no use here.
     - `size`: bytes of the file's text, or of the file.
@@ -157,6 +157,7 @@ class RankTrace:
     path: str
     rank: int | None
     world_size: int | None
+    host: str
     spans: Spans
     events: dict[str, int]
     size: int

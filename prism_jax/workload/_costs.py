@@ -4,6 +4,7 @@ import msgspec
 
 from ..cluster import (
     Group,
+    between_nodes,
     collective_latency,
     compute_latency,
     cp_group,
@@ -184,6 +185,10 @@ class Costs(msgspec.Struct, frozen=True):
         )
         return Kernel("attention", f"{size} {phase}", mean)
 
+    def host(self) -> Kernel:
+        """What a step takes besides its kernels."""
+        return Kernel("host", "", self.kernels.constant_s)
+
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
         num_bytes = round(num_bytes)
@@ -224,7 +229,8 @@ class Costs(msgspec.Struct, frozen=True):
         num_bytes = 2 * self.norm_tokens * self.model.hidden_size
         link = find_send_link(self.cluster, self.layout, sender, receiver)
         transfer = send_recv_latency(num_bytes, link, self.kernels)
-        return Kernel("send_recv", f"{num_bytes}B {link.name}", transfer.latency, link.name)
+        mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
+        return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name)
 
     def _gemm(self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float) -> Kernel:
         flop = 2 * batch * m * n * k

@@ -3,6 +3,8 @@
 import functools as ft
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, Parts, recomputed
 from ._block import Block, Segment, Workload
@@ -40,6 +42,8 @@ def lower(
     A `ValueError` where the layout does not fit the model.
     """
     check_split(model, layout, schedule, training)
+    waited = (layout.dp / kernels.num_replicas) ** kernels.growth
+    kernels = msgspec.structs.replace(kernels, compute=waited * kernels.compute)
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
     forward = _blocks(stages.parts, lambda part: forward_part(costs, part))

@@ -45,6 +45,8 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
         # Reads gradient, both moments and the master copy; writes all but the gradient and a copy.
         segment([costs.move("optimizer", 30 * shard)]),
     ]
+    if costs.kernels.constant_s:
+        segments.append(segment([costs.host()]))
     if training.zero:
         rank = held.index(largest)
         for part, group in _reduced(costs):

@@ -1,0 +1,54 @@
+"""A large trace as the PyTorch profiler writes them, of one rank that trains."""
+
+import json
+import pathlib
+
+
+_MICROBATCHES, _KERNELS = 8, 400
+_NAME = "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>"
+
+
+def write_kineto(path: pathlib.Path, least_bytes: float) -> int:
+    """Writes steps until the file has so many bytes; how many it has."""
+    written, step = 0, 0
+    with open(path, "w") as file:
+        written += file.write('{\n"schemaVersion": 1,\n"traceEvents": [\n')
+        while written < least_bytes:
+            events = ",\n".join(json.dumps(event) for event in _step(step))
+            written += file.write((",\n" if step else "") + events)
+            step += 1
+        own = {"rank": 0, "world_size": 1}
+        written += file.write(f'\n],\n"distributedInfo": {json.dumps(own)}\n}}\n')
+    return written
+
+
+def _step(step: int):
+    """Ranges, operators, calls, kernels, flows and stack frames, in microseconds."""
+    at, number = 1e6 * step, step * 2 * _MICROBATCHES * _KERNELS
+    host, device = {"pid": 77, "tid": 77}, {"pid": 0, "tid": 7}
+    name = f"ProfilerStep#{step}"
+    yield _event("user_annotation", name, at, 9e5, host)
+    for m in range(_MICROBATCHES):
+        for phase in "FB":
+            yield _event("user_annotation", f"PP:0{phase}{m}", at, _KERNELS * 50.0, host)
+            for k in range(_KERNELS):
+                number += 1
+                now, dims = at + 50.0 * k, [[4096, 1024], [1024, 4096]]
+                link = {"External id": number, "correlation": number}
+                yield _event("python_function", f"model.py({k}): forward", now, 40.0, host)
+                yield _event("cpu_op", "aten::mm", now + 1, 30.0, host, **{"Input Dims": dims})
+                yield _event("cuda_runtime", "cudaLaunchKernel", now + 2, 5.0, host, **link)
+                grid = {"grid": [k % 16 + 1, 1, 1], "block": [128, 1, 1], "stream": 7}
+                yield _event("kernel", _NAME, now + 20, 45.0, device, **link, **grid)
+                flow = {"cat": "ac2g", "name": "ac2g", "id": number}
+                yield {"ph": "s", "ts": now + 2, **flow, **host}
+                yield {"ph": "f", "ts": now + 20, **flow, **device, "bp": "e"}
+            at += 50.0 * _KERNELS
+    yield _event("user_annotation", "Optimizer.step#Adam.step", at, 1000.0, host)
+    yield _event("cuda_runtime", "cudaLaunchKernel", at + 2, 5.0, host, correlation=-2 - step)
+    yield _event("kernel", "adam", at + 20, 900.0, device, correlation=-2 - step)
+
+
+def _event(category: str, name: str, start: float, duration: float, where: dict, **args) -> dict:
+    times = {"ts": start, "dur": duration}
+    return {"ph": "X", "cat": category, "name": name, **where, **times, "args": args}

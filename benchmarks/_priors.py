@@ -1,0 +1,89 @@
+"""What families tell of the level of a step at other scales: one `network`, `constant_s` and
+`growth` for all of them, a factor on compute for each.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from prism_jax.data import Prior, Priors, load_priors
+from prism_jax.fitting._level import slope_of_level, with_level
+from prism_jax.program import constant_step
+
+
+# What the collectives alone say of the first (see `kernels/priors.toml`), and next to nothing of
+# the others.
+_BEFORE = np.array([[0.22, 0.15], [0.0, 0.1], [0.0, 0.02]])
+# What a median is off by in any case.
+_NOISE = 2e-3
+_ITERATIONS = 4
+
+
+class Linear(NamedTuple):
+    """A median as a function of the level, near some level: what is missing of its logarithm, and
+    the slope of that of the step.
+    """
+
+    family: str
+    missing: float
+    slope: np.ndarray
+
+
+def linearised(families: Mapping[str, Sequence]) -> tuple[np.ndarray, list[Linear]]:
+    """The level that all families want, and their medians near it."""
+    steps = {f: [constant_step(one.job) for one in systems] for f, systems in families.items()}
+    compute = dict.fromkeys(families, 0.0)
+    level, found = _BEFORE[:, 0], []
+    for _ in range(_ITERATIONS):
+        found = []
+        for family, systems in families.items():
+            replicas = systems[0].job.layout.dp
+            for one, seconds in zip(systems, steps[family], strict=True):
+                kernels = with_level(one.job.kernels, np.array([compute[family], *level]), replicas)
+                missing = float(np.log(one.median / seconds(kernels)))
+                found.append(Linear(family, missing, slope_of_level(seconds, kernels)))
+        moved, computes = solved(found, level)
+        level = moved
+        compute = {family: compute[family] + change for family, change in computes.items()}
+    return level, found
+
+
+def solved(found: Sequence[Linear], level: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+    """The most likely level, and how much more each family's compute takes, as a logarithm."""
+    names = list(dict.fromkeys(one.family for one in found))
+    rows, wanted = [], []
+    for one in found:
+        of_compute = one.slope[0] * (np.array(names) == one.family)
+        rows.append(np.array([*of_compute, *one.slope[1:]]) / _NOISE)
+        wanted.append(one.missing / _NOISE)
+    for i, (mean, deviation) in enumerate(_BEFORE):
+        rows.append(np.eye(len(names) + 3)[len(names) + i] / deviation)
+        wanted.append((mean - level[i]) / deviation)
+    change = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    moved = level + change[len(names) :]
+    return moved, dict(zip(names, map(float, change), strict=False))
+
+
+def priors_without(near: tuple[np.ndarray, list[Linear]], family: str) -> Priors:
+    """The shipped priors, with the means that all families say but those that share a machine."""
+    level, found = near
+    left = [one for one in found if _machine(one.family) != _machine(family)]
+    network, constant, growth = solved(left, level)[0]
+    shipped = load_priors()
+
+    def moved(prior: Prior, mean: float) -> Prior:
+        return msgspec.structs.replace(prior, mean=float(mean))
+
+    return msgspec.structs.replace(
+        shipped,
+        network=moved(shipped.network, network),
+        constant_s=moved(shipped.constant_s, max(constant, 0.0)),
+        growth=moved(shipped.growth, growth),
+    )
+
+
+def _machine(family: str) -> str:
+    """Of the name of a family: machine and round, in brackets."""
+    return family.rpartition("(")[2].replace("Eos-DFW", "Eos")

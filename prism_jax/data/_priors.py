@@ -1,0 +1,68 @@
+"""What is known of a system before its step times are seen."""
+
+import functools as ft
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from .._files import shown
+from ._find import data_folder
+from ._read import convert, read_toml
+from ._types import NonNegative, Positive, Text
+
+
+_Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+
+
+class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A normal law of a figure over systems, and where it is from."""
+
+    mean: _Number
+    deviation: NonNegative
+    source: Text
+
+
+class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure that counts as much as so many observations of it, and where it is from."""
+
+    value: Positive
+    observations: NonNegative
+    source: Text
+
+
+class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `calibrate` knows of any system: `kernels/priors.toml`.
+
+    **Attributes:**
+
+    - `network`, `constant_s`, `growth`: of the logarithm of the factor on communication between
+        nodes, of the constant per step, and of the exponent of the replicas; see `Calibrated`.
+    - `scale`: of the logarithm of a run's median around what these explain at other scales.
+    - `configuration`: of the logarithm of a run's median over what is predicted without any run,
+        and `system_spread` of its spread.
+    - `spread_elsewhere`: of the logarithm of the spread of a run at another scale over that where
+        it was calibrated.
+    - `step_spread`: the spread of the core of a run's steps.
+    - `outlier_share`: the share of slow outliers among steps.
+    - `outlier_excess`: by how many spreads of the core one is longer, and `outlier_spread` the
+        spread of its logarithm.
+    """
+
+    network: Prior
+    constant_s: Prior
+    growth: Prior
+    scale: Prior
+    configuration: Prior
+    system_spread: Prior
+    spread_elsewhere: Prior
+    step_spread: Worth
+    outlier_share: Worth
+    outlier_excess: Worth
+    outlier_spread: Worth
+
+
+@ft.cache
+def load_priors() -> Priors:
+    """The priors that are shipped."""
+    path = data_folder("kernels") / "priors.toml"
+    return convert(read_toml(path, "priors"), Priors, lambda key: shown(path))

@@ -1,0 +1,80 @@
+"""The law of a step of a run that has not been: with what is not known of the calibration."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtri
+
+from ..data import Job, load_priors
+from ..law import Law
+from ..program import constant_step
+from ._level import slope_of_level
+from ._step_law import laws_of_systems
+
+
+# Evenly likely points: of the steps of a run, of its level, of its spread.
+_STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
+# How many systems stand for all, where nothing is known of a job's own.
+_SYSTEMS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Epistemic:
+    """Laws of the steps of runs whose level and spread are drawn once for all steps of a run, from
+    what is known of them.
+
+    **Attributes:**
+
+    - `level`: the standard deviation of the logarithm of a run's median.
+    - `spread`: that of the deviations from it.
+    - `steps`: the quantiles of each drawn run at the same levels, in seconds; runs alike likely.
+    """
+
+    level: float
+    spread: float
+    steps: Float[np.ndarray, "runs steps"]
+
+    def quantile(self, q: float) -> float:
+        """Of a step of some run."""
+        return float(np.quantile(self.steps, q))
+
+    def interval(self, q: float, level: float = 0.9) -> tuple[float, float]:
+        """Where the quantile at `q` of a run lies with this probability."""
+        each = np.quantile(self.steps, q, axis=1)
+        low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+
+def epistemic(job: Job, law: Law) -> Epistemic:
+    """The law of a job's step with the uncertainty of its calibration; of a job that is not
+    calibrated, with what levels were off by before, and steps around it as systems have them.
+
+    Level and spread are log-normal. That of the level is linear in what is calibrated: its
+    covariance, by the slope of this job's step, and how else runs and scales differ.
+
+    **Arguments:**
+
+    - `job`: with a model and a cluster; `law` is what `simulate` gives for it.
+
+    **Raises:**
+
+    `ValueError` for a job without a model.
+    """
+    seconds, priors = constant_step(job), load_priors()
+    assert job.kernels is not None
+    known = None if job.calibrated is None else job.calibrated.uncertainty
+    if known is None:
+        level, spread = priors.configuration.deviation, priors.system_spread.deviation
+        laws = laws_of_systems(priors, _SYSTEMS)
+        factors = np.stack([one.factors(len(_STEPS)) for one in laws])
+        runs = factors / np.median(factors, axis=1, keepdims=True)
+    else:
+        slope = slope_of_level(seconds, job.kernels)
+        level = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
+        spread = known.spread
+        relative = np.asarray(law.quantile(_STEPS)) / float(law.quantile(0.5)) - 1
+        runs = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
+    levels = float(law.quantile(0.5)) * np.exp(level * ndtri(_LEVELS))
+    steps = levels[:, None, None] * runs
+    return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))

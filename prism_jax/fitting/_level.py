@@ -1,0 +1,138 @@
+"""The level of a job's steps: what its kernels' latencies are multiplied by, and what is added."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from jaxtyping import Float
+
+from ..data import LEVEL, Kernels, Priors
+
+
+# A level further off than this factor is a mistake in the job or in the unit.
+_FURTHEST = 10.0
+_ITERATIONS = 12
+# By which derivatives are taken: of logarithms, of seconds in units of the step, of an exponent.
+_APART = np.array([1e-3, 1e-2, 1e-3, 1e-3])
+# A constant is no more of a step, whatever it is of systems with steps of seconds.
+_LARGEST_CONSTANT = 0.02
+# What is known this much less well than before is told by the steps.
+_TOLD = 0.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """What makes the level, and how well it is known.
+
+    **Attributes:**
+
+    - `values`: the logarithms of the factors on compute and on communication between nodes, the
+        constant of a step in seconds, and the exponent of the replicas.
+    - `covariance`: of these.
+    - `prior`: the names of those that the steps say little of.
+    """
+
+    values: Float[np.ndarray, "4"]
+    covariance: Float[np.ndarray, "4 4"]
+    prior: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A median to agree with.
+
+    **Attributes:**
+
+    - `seconds`: the step of a job if nothing varied, of its kernels.
+    - `median`: what it is to be, in seconds.
+    - `noise`: the standard error of its logarithm.
+    """
+
+    seconds: Callable[[Kernels], float]
+    median: float
+    noise: float
+
+
+def with_level(kernels: Kernels, values: Float[np.ndarray, "4"], num_replicas: int) -> Kernels:
+    """The kernels with these in place of their own; see `Level`."""
+    compute, network, constant, growth = (float(x) for x in values)
+    return msgspec.structs.replace(
+        kernels,
+        compute=float(np.exp(compute)),
+        network=float(np.exp(network)),
+        constant_s=max(constant, 0.0),
+        growth=growth,
+        num_replicas=num_replicas,
+    )
+
+
+def fit_level(
+    points: Sequence[Point], kernels: Sequence[Kernels], num_replicas: int, priors: Priors
+) -> Level:
+    """The most likely level, by Gauss-Newton steps: nothing is known of compute, and of the rest
+    what other systems say.
+
+    **Raises:**
+
+    `ValueError` where no factor of up to ten on compute explains a median.
+    """
+    shortest = min(point.median for point in points)
+    mean, deviation = _prior(priors, _LARGEST_CONSTANT * shortest)
+    wanted = np.log([point.median for point in points])
+    noise = np.array([point.noise for point in points])
+    apart = _APART * np.array([1, 1, shortest, 1])
+
+    def logs(values: Float[np.ndarray, "4"]) -> Float[np.ndarray, " points"]:
+        pairs = zip(points, kernels, strict=True)
+        return np.log([p.seconds(with_level(k, values, num_replicas)) for p, k in pairs])
+
+    values, precision = mean, np.diag([0, *deviation[1:] ** -2.0])
+    first = found = logs(values)
+    information = precision
+    for _ in range(_ITERATIONS):
+        slope = _slope(logs, values, found, apart)
+        information = slope.T @ (slope / noise[:, None] ** 2) + precision
+        gradient = slope.T @ ((found - wanted) / noise**2) + precision @ (values - mean)
+        step = -np.linalg.solve(information, gradient)
+        # Far from the solution the logarithm bends: no more than a factor of e at once.
+        values = values + step / max(1.0, float(np.max(np.abs(step[:2]))))
+        if abs(values[0]) > np.log(_FURTHEST):
+            raise ValueError(
+                f"The measured median of {points[0].median:.4g} s is too far from the job's "
+                f"{np.exp(first[0]):.4g} s: no factor of up to {_FURTHEST:g} on compute explains "
+                "it; check the unit of the step times, and the job."
+            )
+        found = logs(values)
+        if np.max(np.abs(step)) < 1e-5:
+            break
+    values[2] = max(values[2], 0.0)
+    covariance = np.linalg.inv(information)
+    known = np.sqrt(np.diag(covariance))[1:] < _TOLD * deviation[1:]
+    names = (name for name, told in zip(LEVEL[1:], known, strict=True) if not told)
+    return Level(values, covariance, tuple(names))
+
+
+def slope_of_level(seconds: Callable[[Kernels], float], kernels: Kernels) -> Float[np.ndarray, "4"]:
+    """The derivatives of the logarithm of a step with respect to what makes its level."""
+    numbers = (np.log(kernels.compute), np.log(kernels.network))
+    values = np.array([*numbers, kernels.constant_s, kernels.growth])
+
+    def logs(values):
+        return np.log([seconds(with_level(kernels, values, kernels.num_replicas))])
+
+    now = logs(values)
+    return _slope(logs, values, now, _APART * np.array([1, 1, np.exp(now[0]), 1]))[0]
+
+
+def _slope(logs, values, now, apart) -> Float[np.ndarray, "points 4"]:
+    moved = [(logs(values + step) - now) / step.sum() for step in np.diag(apart)]
+    return np.stack(moved, axis=1)
+
+
+def _prior(priors: Priors, largest: float) -> tuple[np.ndarray, np.ndarray]:
+    rest = (priors.network, priors.constant_s, priors.growth)
+    mean = np.array([0.0, *(one.mean for one in rest)])
+    deviation = np.array([np.inf, *(one.deviation for one in rest)])
+    mean[2], deviation[2] = min(mean[2], largest), min(deviation[2], largest)
+    return mean, deviation

@@ -1,0 +1,59 @@
+"""One job, the runs of it that were measured, and its steps if only kernels varied."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..data import Job, Kernels, Variation, replace_variations
+from ..engine import composed_run, prepare
+from ..program import compile_job, constant_step
+from ._observe import Observed, observe
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """One job at one scale.
+
+    **Attributes:**
+
+    - `job`: as it is before it is calibrated.
+    - `observed`: what its runs say.
+    - `seconds`: its step if nothing varied, as a function of its kernels.
+    """
+
+    job: Job
+    observed: Observed
+    seconds: Callable[[Kernels], float]
+
+    @property
+    def kernels(self) -> Kernels:
+        """Of the job."""
+        assert self.job.kernels is not None
+        return self.job.kernels
+
+
+def scale_of(job: Job, runs: Sequence[Float[np.ndarray, " steps"]]) -> Scale:
+    """A job and its runs.
+
+    **Raises:**
+
+    `ValueError` for too few steps, or a job that cannot be compiled.
+    """
+    seconds = constant_step(job)
+    return Scale(job, observe(runs), seconds)
+
+
+def steps_of_kernels(
+    job: Job, kernels: Kernels, key: PRNGKeyArray, num_samples: int
+) -> Float[np.ndarray, " samples"]:
+    """Steps of the job that differ by the noise of its kernels alone: GPUs are equal, and nothing
+    happens to a step as a whole.
+    """
+    off = [Variation("", name, "constant", {}) for name in ("rank", "step", "network")]
+    kept = tuple(v for v in kernels.variability if v.component != "stall")
+    kernels = msgspec.structs.replace(kernels, variability=replace_variations(kept, off))
+    run = prepare(compile_job(msgspec.structs.replace(job, kernels=kernels)), key)
+    return composed_run(dataclasses.replace(run, sampling="plain"), num_samples=num_samples).steps

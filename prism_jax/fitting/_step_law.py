@@ -1,0 +1,141 @@
+"""What happens to a step as a whole: its spread, and the slow outliers."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from ..data import Kernels, Priors, Variation, Worth
+from ._bisect import bisect
+from ._observe import Observed, core_spread
+
+
+# A core leaves out what is far, so that the body may be somewhat wider than it.
+_WIDER = 1.25
+_HALVINGS = 14
+# Of the parameters in files.
+_NAMES = ("sigma", "outlier_share", "outlier_excess", "outlier_sigma")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLaw:
+    """The factor that all ops of a step share, relative to the median; see `Outlying`.
+
+    **Attributes:**
+
+    - `sigma`: of the body.
+    - `share`, `excess`, `outlier_sigma`: of the outliers.
+    """
+
+    sigma: float
+    share: float
+    excess: float
+    outlier_sigma: float
+
+    def factors(self, number: int) -> Float[np.ndarray, " number"]:
+        """As many factors of mean one, evenly spaced in probability, in an order of their own."""
+        slow = round(self.share * number)
+        parts = [np.exp(self.sigma * _scores(number - slow))]
+        parts.append(1 + self.excess * np.exp(self.outlier_sigma * _scores(slow)))
+        factors = np.concatenate(parts)
+        return np.random.default_rng(0).permutation(factors / factors.mean())
+
+    def variation(self, source: str) -> Variation:
+        """As a file holds it."""
+        parameters: dict[str, float] = dict(zip(_NAMES, dataclasses.astuple(self), strict=True))
+        return Variation("", "step", "lognormal-outliers", parameters, source)
+
+
+def _scores(number: int) -> Float[np.ndarray, " number"]:
+    from scipy.special import ndtri
+
+    return ndtri((np.arange(number) + 0.5) / max(number, 1))
+
+
+def laws_of_systems(priors: Priors, number: int) -> list[StepLaw]:
+    """The laws of steps of so many systems of which nothing is known, drawn with a constant key:
+    spreads are log-normal, shares of outliers gamma, and their excess follows the spread.
+    """
+    rng = np.random.default_rng(0)
+    sigma = priors.step_spread.value * np.exp(
+        priors.system_spread.deviation * rng.standard_normal(number)
+    )
+    share = priors.outlier_share
+    shares = rng.gamma(share.value * share.observations, 1 / share.observations, number)
+    excess, width = priors.outlier_excess, priors.outlier_spread.value
+    between = width / np.sqrt(excess.observations)
+    excesses = excess.value * sigma * np.exp(between * rng.standard_normal(number))
+    columns = (sigma, np.minimum(shares, 1), excesses)
+    return [StepLaw(*map(float, row), width) for row in zip(*columns, strict=True)]
+
+
+def step_law_of(kernels: Kernels) -> StepLaw:
+    """The law that the kernels of a calibrated job have."""
+    variation = kernels.find_variation("step")
+    assert variation is not None
+    return StepLaw(*(variation.parameters[name] for name in _NAMES))
+
+
+def spread_of(observed: Observed, priors: Priors) -> float:
+    """The spread of the core, shrunk in its logarithm towards that of other systems."""
+    worth = priors.step_spread
+    logs = np.log([observed.core, worth.value])
+    return float(np.exp(np.average(logs, weights=[observed.num_steps, worth.observations])))
+
+
+def law_of_outliers(all_observed: Sequence[Observed], spread: float, priors: Priors) -> StepLaw:
+    """The outliers of all runs and those of other systems; the body has no spread yet.
+
+    Their share and their excess, relative to the step, are those of a job, whatever its scale: in
+    MLPerf's families neither follows the number of GPUs.
+    """
+    number = sum(observed.num_steps for observed in all_observed)
+    relative = [observed.excess / observed.median for observed in all_observed]
+    logs = np.log(np.concatenate(relative))
+    share = _mean_with(priors.outlier_share, float(len(logs)), number)
+    known = priors.outlier_excess
+    usual = Worth(np.log(known.value * spread), known.observations, known.source)
+    centre = _mean_with(usual, float(np.sum(logs)), len(logs))
+    width = priors.outlier_spread
+    squares = Worth(width.value**2, width.observations, width.source)
+    variance = _mean_with(squares, float(np.sum((logs - centre) ** 2)), len(logs))
+    return StepLaw(0.0, share, float(np.exp(centre)), float(np.sqrt(variance)))
+
+
+def solve_spread(
+    law: StepLaw,
+    deviations: Sequence[Float[np.ndarray, " samples"]],
+    wanted: Sequence[float],
+    weights: Sequence[float],
+) -> tuple[float, float]:
+    """The spread of the body with which the cores are as wide as they should be.
+
+    **Arguments:**
+
+    - `law`: of which the outliers count.
+    - `deviations`: of steps that differ by the noise of kernels alone, relative to their median,
+        for each scale.
+    - `wanted`, `weights`: the spread of the core at each scale, and what it weighs.
+
+    **Returns:**
+
+    The spread, and what the noise of kernels is to be multiplied by: less than one only where it
+    is too wide by itself, and the body has no spread then.
+    """
+    goal = float(np.average(np.square(wanted), weights=weights))
+
+    def too_wide(sigma: float, less: float) -> bool:
+        factors = dataclasses.replace(law, sigma=sigma).factors(len(deviations[0]))
+        cores = [core_spread((1 + less * one) * factors) ** 2 for one in deviations]
+        return float(np.average(cores, weights=weights)) > goal
+
+    if too_wide(0.0, 1.0):
+        return 0.0, bisect(lambda less: too_wide(0.0, less), 0.0, 1.0, _HALVINGS)
+    widest = float(np.sqrt(goal)) * _WIDER
+    return bisect(lambda sigma: too_wide(sigma, 1.0), 0.0, widest, _HALVINGS), 1.0
+
+
+def _mean_with(prior: Worth, total: float, number: int) -> float:
+    """The mean of so many observations and those that a prior counts as."""
+    return (total + prior.observations * prior.value) / (number + prior.observations)

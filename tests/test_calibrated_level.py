@@ -1,0 +1,202 @@
+"""The level of a calibrated job: factors, a constant and an exponent, from one scale or several."""
+
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.data import Calibrated, Prior, Uncertainty, apply_calibrated, load_job, load_priors
+from prism_jax.engine import simulate
+from prism_jax.fitting import epistemic
+from prism_jax.fitting._level import Point, fit_level, slope_of_level, with_level
+from prism_jax.program import Variability, compile_program, constant_step
+from prism_jax.program._compile import parts_of
+
+
+_NAME = "gpt3-175b-h100-4096"
+_TRUTH = np.array([np.log(1.04), np.log(1.4), 0.05, 0.008])
+
+
+_SMALL = ("layout.pp=2", "schedule.kind=1f1b", "schedule.virtual_stages=1")
+
+
+def _job(dp, microbatches):
+    changes = (f"layout.dp={dp}", f"schedule.num_microbatches={microbatches}")
+    return load_job(_NAME, (*_SMALL, *changes))
+
+
+def _kernels(job):
+    return parts_of(job)[-1]
+
+
+def _vague():
+    shipped = load_priors()
+    vague = {
+        name: msgspec.structs.replace(getattr(shipped, name), deviation=deviation)
+        for name, deviation in (("network", 1.0), ("constant_s", 1.0), ("growth", 0.1))
+    }
+    return msgspec.structs.replace(shipped, **vague)
+
+
+def _points(jobs, noise, errors=None):
+    steps = [constant_step(job) for job in jobs]
+    errors = np.zeros(len(jobs)) if errors is None else errors
+    medians = [
+        seconds(with_level(_kernels(job), _TRUTH, 8)) * np.exp(error)
+        for job, seconds, error in zip(jobs, steps, errors, strict=True)
+    ]
+    return [Point(s, m, noise) for s, m in zip(steps, medians, strict=True)]
+
+
+_SCALES = ((8, 64), (8, 16), (128, 64), (128, 16), (64, 8))
+
+
+def test_a_step_without_variability_is_that_of_the_program():
+    """Whatever the factors: the host's step and the engine's are one."""
+    job = _job(16, 16)
+    model, cluster, training, kernels = parts_of(job)
+    kernels = with_level(kernels, _TRUTH, 8)
+    program = compile_program(
+        model,
+        job.layout,
+        job.schedule,
+        cluster,
+        training=training,
+        kernels=kernels,
+        variability=Variability(),
+    )
+    law = simulate(program, num_samples=8, key=jax.random.key(0))
+    assert constant_step(job)(kernels) == pytest.approx(law.mean, rel=2e-6)
+
+
+def test_the_constant_and_the_exponent_are_what_they_say():
+    job = _job(16, 16)
+    seconds = constant_step(job)
+    plain = seconds(_kernels(job))
+    later = msgspec.structs.replace(_kernels(job), constant_s=0.25)
+    assert seconds(later) == pytest.approx(plain + 0.25, rel=1e-12)
+    grown = msgspec.structs.replace(_kernels(job), growth=0.5, num_replicas=4)
+    twice = msgspec.structs.replace(_kernels(job), compute=2.0)
+    assert seconds(grown) == pytest.approx(seconds(twice), rel=1e-12)
+
+
+def test_the_network_is_what_is_between_nodes():
+    """A factor on it leaves a job within one node as it is, and slows any other."""
+    within = load_job("megatron-22b-a100-8")
+    for job, slower in ((within, False), (_job(16, 16), True)):
+        seconds = constant_step(job)
+        changed = seconds(msgspec.structs.replace(_kernels(job), network=3.0))
+        assert (changed > seconds(_kernels(job)) * (1 + 1e-9)) == slower
+
+
+def test_several_scales_tell_the_level():
+    jobs = [_job(*scale) for scale in _SCALES]
+    level = fit_level(_points(jobs, 1e-4), [_kernels(job) for job in jobs], 8, _vague())
+    errors = np.sqrt(np.diag(level.covariance))
+    assert np.all(np.abs(level.values - _TRUTH) < 0.5 * errors)
+    assert np.all(errors < [0.01, 0.3, 0.02, 2e-3])
+    assert level.prior == ()
+
+
+def test_errors_of_the_level_are_what_it_scatters_by():
+    """The covariance is that of medians with independent errors, each moved in turn."""
+    jobs, noise = [_job(*scale) for scale in _SCALES], 1e-3
+    kernels, priors = [_kernels(job) for job in jobs], _vague()
+    centre = fit_level(_points(jobs, noise), kernels, 8, priors)
+    total = np.zeros((4, 4))
+    for errors in noise * np.eye(len(jobs)):
+        moved = fit_level(_points(jobs, noise, errors), kernels, 8, priors).values - centre.values
+        total += np.outer(moved, moved)
+    errors = np.sqrt(np.diag(centre.covariance))
+    # Vague priors take no more than some hundredths.
+    assert total / np.outer(errors, errors) == pytest.approx(
+        centre.covariance / np.outer(errors, errors), abs=0.1
+    )
+
+
+def test_one_scale_tells_compute_alone():
+    job, priors = _job(8, 64), load_priors()
+    (point,) = _points([job], 1e-3)
+    level = fit_level([point], [_kernels(job)], 8, priors)
+    known = with_level(_kernels(job), level.values, 8)
+    assert point.seconds(known) == pytest.approx(point.median, rel=1e-6)
+    assert level.prior == ("network", "constant_s", "growth")
+    means = [one.mean for one in (priors.network, priors.constant_s, priors.growth)]
+    assert level.values[1:] == pytest.approx(means)
+    # What is not known of the rest makes up for itself where it was measured, and not elsewhere.
+    for other, more in ((job, False), (_job(64, 8), True)):
+        slope = slope_of_level(constant_step(other), known)
+        spread = np.sqrt(slope @ level.covariance @ slope)
+        assert (spread > 1.5e-3) == more
+
+
+def _calibrated(job, covariance=None, **changes):
+    given = np.zeros((4, 4)) if covariance is None else covariance
+    rows: Any = tuple(tuple(float(x) for x in row) for row in given)
+    known = Uncertainty(covariance=rows, **changes)
+    calibrated = Calibrated("made up", num_replicas=8, uncertainty=known)
+    kernels = apply_calibrated(_kernels(job), calibrated, "test")
+    return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
+
+
+def test_the_law_of_a_run_that_has_not_been():
+    """Known for certain it is the law; else it is as much wider as level and spread are unknown."""
+    from prism_jax.program import compile_job
+
+    job = _calibrated(load_job("megatron-22b-a100-8"))
+    law = simulate(compile_job(job), num_samples=4096, key=jax.random.key(0))
+    certain = epistemic(job, law)
+    for q in (0.05, 0.5, 0.95):
+        assert certain.quantile(q) == pytest.approx(law.quantile(q), rel=1e-4)
+    job = _calibrated(job, np.diag([0.03**2, 0, 0, 0]), level=0.04, spread=0.5)
+    found = epistemic(job, law)
+    # All of a step within a node is compute or the collectives beside it.
+    assert 0.04 < found.level < 0.05
+    logs = np.log([found.quantile(q) for q in (0.1587, 0.8413)])
+    assert np.diff(logs)[0] / 2 == pytest.approx(found.level, rel=0.1)
+    low, high = found.interval(0.5)
+    assert np.log(high / low) / 3.29 == pytest.approx(found.level, rel=0.05)
+
+
+def _csv(path, median, seed=0):
+    steps = median * np.exp(0.003 * np.random.default_rng(seed).standard_normal(60))
+    path.write_text("step_time_s\n" + "".join(f"{x}\n" for x in steps))
+    return str(path)
+
+
+_CHANGES = ("layout.dp=8", "schedule.num_microbatches=8", "schedule.virtual_stages=1")
+
+
+def test_the_command_takes_several_scales(tmp_path, capsys):
+    import json
+
+    from prism_jax.data import save_job
+
+    small, large = tmp_path / "small.toml", tmp_path / "large.toml"
+    save_job(load_job(_NAME, (*_CHANGES, "schedule.kind=1f1b")), small)
+    save_job(load_job(_NAME, (*_CHANGES[1:], "layout.dp=32", "schedule.kind=1f1b")), large)
+    times = [_csv(tmp_path / f"{i}.csv", median) for i, median in enumerate((1.05, 1.06))]
+    out = str(tmp_path / "job.toml")
+    words = ["--to", times[0], "--job", str(small), "--to", times[1], "--job", str(large)]
+    assert main(["calibrate", *words, "--out", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["num_steps"] == 120
+    assert set(result["standard_errors"]) == {"compute", "network", "constant_s", "growth"}
+    assert "constant_s" in result["prior"]
+    assert main(["simulate", out, "--samples", "2000", "--json", "--epistemic"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["step_time_s"]["p50"] == pytest.approx(1.05, rel=5e-3)
+    assert known["epistemic"]["p95"] > known["step_time_s"]["p95"]
+    assert main(["calibrate", _NAME, *words, "--out", out]) == 2
+    assert "3 jobs for 2 files" in capsys.readouterr().err
+
+
+def test_priors_say_where_they_are_from():
+    priors = load_priors()
+    for name in priors.__struct_fields__:
+        one = getattr(priors, name)
+        assert len(one.source) > 20, name
+        assert not isinstance(one, Prior) or one.deviation > 0

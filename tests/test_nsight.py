@@ -1,0 +1,76 @@
+import sqlite3
+
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.trace import read_profile_traces
+
+from .test_kineto import _events
+from .test_trace import _job, _made_trace, _plain
+
+
+_KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+
+
+def _export(path, events, *, processes=1):
+    """The events of a Kineto trace as Nsight Systems exports them."""
+    names: dict[str, int] = {}
+    tables: dict[str, list] = {"kernel": [], "cuda_runtime": [], "user_annotation": []}
+    for i, e in enumerate(events):
+        start, end = round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"]))
+        # NVTX has no name for a step of PyTorch, but may be given one.
+        name = names.setdefault(e["name"], len(names))
+        link = e["args"].get("correlation", -1)
+        tables[e["cat"]].append((start, end, name, e["tid"], link, i % processes))
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE StringIds (id, value)")
+        db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, n) for n, i in names.items()])
+        db.execute(
+            f"CREATE TABLE {_KERNELS} "
+            "(start, end, demangledName, streamId, correlationId, globalPid, gridX, gridY, gridZ)"
+        )
+        rows = tables["kernel"]
+        db.executemany(f"INSERT INTO {_KERNELS} VALUES (?, ?, ?, ?, ?, ?, 1, 2, 3)", rows)
+        db.execute(f"CREATE TABLE {_CALLS} (start, end, nameId, globalTid, correlationId)")
+        rows = [row[:5] for row in tables["cuda_runtime"]]
+        db.executemany(f"INSERT INTO {_CALLS} VALUES (?, ?, ?, ?, ?)", rows)
+        db.execute("CREATE TABLE NVTX_EVENTS (start, end, text, textId, globalTid)")
+        rows = [row[:4] for row in tables["user_annotation"]]
+        db.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, NULL, ?, ?)", rows)
+        db.execute("INSERT INTO NVTX_EVENTS VALUES (5, NULL, 'a mark', NULL, 1)")
+    db.close()
+
+
+def test_a_report_of_nsight_systems_has_the_same_ops(tmp_path):
+    made = _made_trace(_job(), 5, _plain)
+    for rank in range(4):
+        _export(tmp_path / f"rank{rank}.sqlite", _events(made, rank % 2, rank // 2))
+    trace = read_profile_traces(tmp_path, made.job, "nsight")
+    assert trace.steps.tolist() == made.steps.tolist()
+    for op, end in made.end.items():
+        np.testing.assert_allclose(trace.end[op] - 1e-4, end, atol=2e-8)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b"NSYS"), "this is no SQLite file"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0" + 999 * b"x"), "cannot be read"),
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE a (b)").close(), "no kernels"),
+        (lambda path: None, "there is no such file"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_sentence(tmp_path, capsys, write, message):
+    write(tmp_path / "a.sqlite")
+    assert main(["trace", str(tmp_path / "a.sqlite"), "--format", "nsight"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_report_of_several_processes_is_refused(tmp_path):
+    made = _made_trace(_job(), 2, _plain)
+    _export(tmp_path / "a.sqlite", _events(made, 0, 0), processes=3)
+    with pytest.raises(ValueError, match=r"kernels of \d processes"):
+        read_profile_traces(tmp_path, made.job, "nsight")

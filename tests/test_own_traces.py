@@ -1,0 +1,60 @@
+"""A pipeline of four processes, recorded by `benchmarks/own_traces.py` (PyTorch 2.13, gloo, 1F1B,
+sequences of uneven documents) without the arguments of its operators.
+"""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from prism_jax.data import load_job
+from prism_jax.program import op_latencies, replay, step_graph
+from prism_jax.trace import (
+    contents,
+    outline,
+    read_profile_traces,
+    read_range_names,
+    read_ranks,
+    read_step_times,
+)
+
+
+_FOLDER = pathlib.Path(__file__).parent / "data" / "own_pp"
+
+
+@pytest.fixture(scope="module")
+def trace():
+    names = read_range_names(_FOLDER / "names.toml")
+    return read_profile_traces(_FOLDER, load_job(_FOLDER / "job.toml"), names=names)
+
+
+def test_steps_take_as_long_as_they_were_measured_to(trace):
+    measured = read_step_times(_FOLDER / "step_times.csv")
+    assert trace.steps.tolist() == list(range(4, 12))
+    assert not trace.dropped
+    assert not trace.notes
+    np.testing.assert_allclose(trace.step_times(), measured, rtol=0.02)
+
+
+def test_ops_start_where_the_schedule_says(trace):
+    step = step_graph(trace.job, outline(trace))
+    again = replay(step, op_latencies(trace, step))
+    np.testing.assert_allclose(again, trace.step_times(), rtol=0.005)
+    assert [call.op for call in outline(trace).before] == ["load-data"]
+
+
+def test_no_op_is_found_to_wait_for_what_starts_later(trace):
+    """A microbatch's forward on a stage ends before it starts on the next one, on one clock."""
+    forward, backward = (trace.end[f"{p}-compute"] for p in ("forward", "backward"))
+    assert np.all(trace.start["forward-compute"][:, :, 1:] >= forward[:, :, :-1])
+    assert np.all(trace.start["backward-compute"][:, :, :-1] >= backward[:, :, 1:])
+
+
+def test_what_is_in_it():
+    found = contents(read_ranks(_FOLDER), read_range_names(_FOLDER / "names.toml"))
+    assert found.ranks == (0, 1, 2, 3)
+    assert not found.missing
+    assert not found.on_device
+    assert found.microbatches == 4
+    assert found.ops["forward-compute"] == found.ops["backward-compute"] == 4 * 4 * 8
+    assert found.clocks.matched >= 8  # The barriers between steps.
