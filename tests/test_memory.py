@@ -119,7 +119,8 @@ def test_modules_that_are_computed_again(module):
     job = _job("training.recompute=none")
     less = _job("training.recompute=selective", f"training.recompute_modules=['{module}']")
     before, after = prism.memory(job).ranks[0].parts, prism.memory(less).ranks[0].parts
-    name = {"core_attn": "core_attention", "layernorm": "norm"}.get(module, module)
+    names = {"core_attn": "core_attention", "layernorm": "norm", "mlp": "mlp"}
+    name = names[module]
     assert after.get(name, 0.0) == (before[name] / 2 if module == "layernorm" else 0)
     assert all(after[part] == before[part] for part in _LAYERS if part != name)
 

@@ -1,7 +1,7 @@
 """From a `config.json` of Hugging Face to a job."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._misc import quoted
@@ -29,7 +29,7 @@ _HARMLESS = {
 _LONGEST = 8192
 
 
-def from_hugging_face(config: dict[str, object], num_gpus: int, where: str) -> Table:
+def from_hugging_face(config: Mapping[str, object], num_gpus: int, where: str) -> Table:
     """The tables `model`, `layout`, `schedule` and `training` of a job; a configuration says
     nothing but the model, so the rest is plain: replicas, one microbatch of one sequence, bfloat16.
 

@@ -1,6 +1,7 @@
 """From the arguments of Megatron-LM to a job."""
 
 import itertools as it
+from collections.abc import Mapping
 from typing import Any
 
 from ._megatron_flags import REFUSED, is_ignored
@@ -20,7 +21,7 @@ _WORDS = (
 _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def from_megatron(arguments: dict[str, object], num_gpus: int, where: str) -> Table:
+def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
     """The tables `model`, `layout`, `schedule` and `training` of a job.
 
     **Arguments:**

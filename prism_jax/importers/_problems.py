@@ -1,6 +1,6 @@
 """What of a foreign configuration a job cannot say."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .._misc import quoted
 
@@ -27,7 +27,7 @@ class Reader:
     - `problems`: what has been found wrong so far.
     """
 
-    def __init__(self, table: dict[str, object]):
+    def __init__(self, table: Mapping[str, object]):
         self._table = table
         self._seen: set[str] = set()
         self.problems: list[str] = []
