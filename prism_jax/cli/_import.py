@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     else:
         check_memory(job)
     save_job(job, arguments.out)
+    assert job.model is not None
     parameters = count_parameters(job.model)
     layout = job.layout
     text = (

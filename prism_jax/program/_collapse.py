@@ -188,7 +188,7 @@ def _kept(cdf, later_each, later, count) -> Float[Array, " nodes"]:
     apart = later_each - later[:, None]
     weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[None, :, None]
     covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
-    below = 1 - later
+    below = 1 - jnp.minimum(later, 1 - jnp.finfo(dtype).eps)  # As in `cdf`.
     weight = cdf[:, :, None] * cdf[:, None, :]
     matters = weight > 1e-20
     product = jnp.where(matters, below[:, :, None] * below[:, None, :], 1)
