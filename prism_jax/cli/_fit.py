@@ -114,7 +114,10 @@ def _moved(moved: dict[str, float]) -> str:
     """The largest moves of the mean by shuffling a kind of op over the steps."""
     largest = sorted(moved, key=lambda kind: -abs(moved[kind]))[:_MOST_MOVES]
     listed = ", ".join(f"{100 * moved[kind]:+.2g} % (`{kind}`)" for kind in largest)
-    return f"{listed or 'nothing'}, each kind of op shuffled over the steps; more hides a wait"
+    return (
+        f"{listed or 'nothing'}, where the latencies of one kind of op are shuffled over the "
+        "steps; a kind that moves it by more than 0.5 % hides a wait"
+    )
 
 
 def _line(component) -> str:

@@ -1,7 +1,8 @@
 """Flags of Megatron-LM that change neither what a step computes nor what it holds, as far as a job
 says it, and flags that do so in a way that a job cannot say.
 
-Read from `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16).
+Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16), those of its
+recorded functional tests among them; a beginning stands for all flags that begin so.
 """
 
 import re
