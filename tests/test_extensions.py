@@ -286,6 +286,7 @@ def test_every_family(name):
     of = families()[name]
     shapes = {"std": 0.2, "shape": 4.0, "shift": 0.5, "skewness": 0.5, "slow_factor": 2.0}
     shapes |= {"sigma": 0.2, "cv": 0.2, "slow_weight": 0.1}
+    shapes |= {"outlier_share": 0.1, "outlier_excess": 2.0, "outlier_sigma": 0.5}
     law = make_latency(name, {parameter: shapes[parameter] for parameter in of.parameters})
     z = jnp.linspace(-3, 3, 13)
     x = law.from_normal(z)
