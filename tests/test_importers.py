@@ -264,6 +264,10 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
     ("change", "parts"),
     [
         ({"new-flag": 3, "another": True}, ["`new-flag`", "`another`", "not known here"]),
+        # Flags that begin like harmless ones.
+        ({"lr-of-what": 1, "data-parallel-sharding-strategy": "all"}, ["`lr-of-what`", "sharding"]),
+        ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
+        ({"moe-expert-capacity-factor": 1.0}, ["experts that drop tokens"]),
         ({"encoder-num-layers": 12}, ["an encoder"]),
         ({"bf16": False}, ["float32"]),
         ({"optimizer": "muon"}, ["`optimizer` muon"]),

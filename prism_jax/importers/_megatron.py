@@ -4,7 +4,7 @@ import itertools as it
 from collections.abc import Mapping
 from typing import Any
 
-from ._megatron_flags import REFUSED, is_ignored
+from ._megatron_flags import IGNORED, REFUSED
 from ._megatron_schedule import schedule_of
 from ._pipeline_layout import repeated
 from ._problems import InexpressibleError, Reader
@@ -43,7 +43,7 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
     for key in read.unread():
         if key in REFUSED:
             read.problems.append(f"`{key}` ({REFUSED[key]})")
-        elif not is_ignored(key):
+        elif key not in IGNORED:
             read.problems.append(f"`{key}`, a flag that is not known here")
     if str(read.get("vocab-file", "")).startswith(("bert", "vocab.txt")):
         read.problems.append("a vocabulary of WordPiece (a bidirectional model)")

@@ -1,44 +1,74 @@
 """Flags of Megatron-LM that change neither what a step computes nor what it holds, as far as a job
 says it, and flags that do so in a way that a job cannot say.
 
-Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16), those of its
-recorded functional tests among them; a beginning stands for all flags that begin so.
+Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16): those of its
+recorded functional tests, and other common ones. A flag that is in neither list is not known.
 """
 
-import re
-
-
 # What is optimised, read, written, logged and checked; numerics that cost nothing.
-_IGNORED = re.compile(
-    r"(?x)"
-    r"(lr|min-lr|decoupled|weight-decay|start-weight-decay|end-weight-decay|adam|sgd|clip-grad"
-    r"|init-method|seed|loss-scale|initial-loss-scale|min-loss-scale|hysteresis|override-opt"
-    r"|use-checkpoint|train|exit|eval|full-validation|test-mode|data|split|mock-data|tokenizer"
-    r"|vocab-file|merge-file|tiktoken|num-workers|reset|eod|fim|no-mmap|no-create|num-dataset"
-    r"|save|load|no-save|no-load|finetune|ckpt|dist-ckpt|use-dist-ckpt|auto-detect|async|verify"
-    r"|pretrained|non-persistent|log|tensorboard|wandb|timing|no-barrier|profile|record-memory"
-    r"|one-logger|enable-one-logger|disable-one-logger|distributed-(backend|timeout)|local-rank"
-    r"|use-cpu-initialization|perform-initialization|no-initialization|rank|world-size"
-    r"|disable-gloo|enable-gloo|use-tp-pp-dp-mapping|nccl|use-sharp|high-priority"
-    r"|deterministic|rerun|error-injection|check-(for|weight)|no-check|straggler|inprocess"
-    r"|manual-gc|empty-unused|te-rng|enable-experimental|use-(mcore|legacy|flash-attn)|no-use-token"
-    r"|norm-epsilon|rotary-(base|percent|interleaved|scaling|seq)|no-rope|use-rope|mscale|beta-"
-    r"|attention-softmax|no-masked|masked-softmax|apply-query|apply-residual|apply-layernorm-1p"
-    r"|no-bias|bias-|no-(gradient-acc|persist|async)|swiglu-|clamp|no-fp8|calculate-per-token"
-    r"|moe-(aux|z-loss|router-(score|pre|dtype|topk-scaling|num-groups|group|enable|bias|load"
-    r"|force|fusion|padding)|grouped-gemm|permute|token-(dispatcher|drop)|flex|hybridep|pad"
-    r"|per-layer|use-legacy|deepep|expert-capacity|input-jitter|extended|enable-deepep)"
-    r"|mtp-loss|export|refit|ddp|overlap-p2p|no-overlap-p2p|align|delay|defer|wgrad"
-    r"|num-layers-at|first-last-layers|use-packed|step-batch-size|rampup|langrl|position-embedding-"
-    r"|group-query-attention|max-tokens|inference-max|use-ring|tp-comm-(?!overlap$)|fp8-(?!format)"
-    r"|mamba-(?!num|head|state)|spec$|is-hybrid|main-|exp-avg|store-param|use-precision-aware"
-    r"|cross-entropy|transformer-impl|keep-|barrier|hierarchical|no-weight|lazy|s3|onnx|replication"
-    r"|reuse-grad|mlp-chunks|cuda-graph|cp-comm|enable-cuda-graph|external-cuda|standalone"
-    r"|nproc|nnodes|node-rank|master|rdzv|max-restarts|local-addr"
-    r"|accumulate-allreduce|use-fused|distribute-saved|bert-|ckpt-|dataloader|cyclic"
-    r"|overlap-(param-gather-with|moe)|account-for(?!-)|max-seqlen|untie(?!-)|attention-output-gate(?!$)"
-    r"|disable-(mamba|straggler|jit|vision)|no-(data|shared|query|one|scatter|use|disable))"
-)
+_NAMES = """
+    accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps adam-epsilon
+    align-grad-reduce align-param-gather apply-layernorm-1p apply-query-key-layer-scaling
+    async-save async-strategy attention-softmax-in-fp32 auto-detect-ckpt-format
+    calculate-per-token-loss check-for-large-grads check-for-nan-in-loss-and-grad
+    check-weight-hash-across-dp-replicas-interval ckpt-assume-constant-structure ckpt-format
+    ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step clip-grad cp-comm-type
+    cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules
+    cuda-graph-warmup-steps data-args-path data-cache-path data-parallel-random-init data-path
+    dataloader-type ddp-average-in-collective ddp-bucket-size ddp-num-buckets
+    ddp-pad-buckets-for-high-nccl-busbw decoupled-lr decoupled-min-lr
+    defer-embedding-wgrad-compute delay-grad-reduce deterministic-mode disable-gloo-process-groups
+    disable-vision-class-token dist-ckpt-format dist-ckpt-strictness distributed-backend
+    distributed-timeout-minutes empty-unused-memory-level enable-experimental enable-one-logger
+    end-weight-decay eod-mask-loss eval-interval eval-iters exit-duration-in-mins exit-interval
+    exit-on-missing-checkpoint exit-signal-handler exp-avg-dtype exp-avg-sq-dtype
+    export-te-mcore-model fim-data fim-rate fim-spm-rate finetune first-last-layers-bf16
+    fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin fp8-param-gather fp8-recipe
+    full-validation group-query-attention high-priority-stream-groups hysteresis
+    inference-max-seq-length init-method-std init-method-xavier-uniform initial-loss-scale
+    is-hybrid-model layernorm-epsilon load local-rank log-batch-size-to-tensorboard log-interval
+    log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-progress log-straggler
+    log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard
+    log-world-size-to-tensorboard loss-scale loss-scale-window lr lr-decay-iters lr-decay-samples
+    lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples
+    lr-wsd-decay-samples lr-wsd-decay-style main-grads-dtype main-params-dtype manual-gc
+    manual-gc-interval master-addr master-port max-restarts max-tokens-to-oom memory-snapshot-path
+    merge-file min-loss-scale min-lr mock-data moe-aux-loss-coeff moe-flex-dispatcher-backend
+    moe-flex-dispatcher-num-sms moe-grouped-gemm moe-hybridep-num-sms
+    moe-pad-experts-for-cuda-graph-inference moe-per-layer-logging moe-permute-fusion
+    moe-router-bias-update-rate moe-router-dtype moe-router-enable-expert-bias moe-router-fusion
+    moe-router-group-topk moe-router-load-balancing-type moe-router-num-groups
+    moe-router-padding-for-quantization moe-router-pre-softmax moe-router-score-function
+    moe-router-topk-scaling-factor moe-token-dispatcher-type moe-token-drop-policy
+    moe-use-legacy-grouped-gemm moe-z-loss-coeff mscale mscale-all-dim mtp-loss-scaling-factor
+    nccl-communicator-config-path nnodes no-align-grad-reduce no-barrier-with-level-1-timing
+    no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion
+    no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader no-fp8-wgrad
+    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
+    no-log-learnig-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-masked-softmax-fusion
+    no-mmap-bin-files no-overlap-p2p-communication no-persist-layer-norm no-rope-fusion
+    no-save-optim no-save-rng no-use-layer-wise-param-layout
+    no-use-tokenizer-model-from-checkpoint-args node-rank non-persistent-save-interval
+    norm-epsilon nproc-per-node num-dataset-builder-threads num-layers-at-end-in-bf16
+    num-layers-at-start-in-bf16 num-workers one-logger-project one-logger-run-name
+    overlap-moe-expert-parallel-comm overlap-p2p-communication
+    overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
+    override-opt-param-scheduler position-embedding-type pretrained-checkpoint profile
+    profile-ranks profile-step-end profile-step-start rdzv-backend rdzv-endpoint
+    record-memory-history rerun-mode reset-attention-mask reset-position-ids
+    reuse-grad-buf-for-mxfp8-param-ag rope-scaling-factor rotary-base rotary-interleaved
+    rotary-percent rotary-scaling-factor rotary-seq-len-interpolation-factor save save-interval
+    seed sgd-momentum spec split start-weight-decay straggler-minmax-count te-rng-tracker
+    tensorboard-dir tensorboard-log-interval tensorboard-queue-size test-data-path test-mode
+    tiktoken-num-special-tokens tiktoken-pattern timing-log-level timing-log-option
+    tokenizer-model tokenizer-type tp-comm-overlap-cfg train-data-path train-iters train-samples
+    transformer-impl use-checkpoint-args use-checkpoint-opt-param-scheduler use-cpu-initialization
+    use-dist-ckpt use-flash-attn use-fused-weighted-squared-relu use-legacy-models
+    use-mcore-models use-pytorch-profiler use-rope-scaling use-tp-pp-dp-mapping valid-data-path
+    verify-integrity vocab-extra-ids vocab-file wandb-exp-name wandb-project wandb-save-dir
+    weight-decay weight-decay-incr-style wgrad-deferral-limit
+"""
+IGNORED = frozenset(_NAMES.split())
 
 REFUSED = {
     "encoder-num-layers": "a model with an encoder",
@@ -56,9 +86,11 @@ REFUSED = {
     "bert-no-binary-head": "a bidirectional model",
     "experimental-attention-variant": "attention of another kind",
     "heterogeneous-layers-config-path": "layers that another file describes",
+    "use-packed-sequence": "sequences that are packed",
+    "step-batch-size-schedule": "a batch that grows during the run",
+    "rampup-batch-size": "a batch that grows during the run",
+    "moe-expert-capacity-factor": "experts that drop tokens",
+    "langrl-env-config": "reinforcement learning, which also generates",
+    "refit-method": "reinforcement learning, which also generates",
+    "hierarchical-context-parallel-sizes": "context parallelism in several levels",
 }
-
-
-def is_ignored(flag: str) -> bool:
-    """Whether a flag says nothing that a job would say."""
-    return _IGNORED.match(flag) is not None
