@@ -67,13 +67,14 @@ def _backward_blocks(costs: Costs, stages: Stages, *, weights: bool) -> tuple[Bl
     def segments_of(part: Part, again: bool) -> list[Segment]:
         return backward_part(costs, part, again=again, weights=weights)
 
-    return tuple(
-        block(
+    @ft.cache
+    def block_of(parts: Parts) -> Block:
+        return block(
             (segments_of(one.part, one.again), one.count)
             for one in recomputed(parts, costs.training)
         )
-        for parts in stages.parts
-    )
+
+    return tuple(map(block_of, stages.parts))
 
 
 def _blocks(
@@ -81,4 +82,9 @@ def _blocks(
 ) -> tuple[Block, ...]:
     """The block of each stage, given the segments of each part."""
     segments_of = ft.cache(segments_of)
-    return tuple(block((segments_of(part), count) for part, count in parts) for parts in stages)
+
+    @ft.cache
+    def block_of(parts: Parts) -> Block:
+        return block((segments_of(part), count) for part, count in parts)
+
+    return tuple(map(block_of, stages))

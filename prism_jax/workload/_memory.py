@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
-from ._split import Stages, check_split, deal, parameters_of_stage
+from ._split import Stages, check_split, deal
 
 
 Sizes = dict[str, float]  # In bytes, by part.
@@ -67,7 +67,7 @@ def memory_of_stages(
 def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     """The memory of a stage; nothing is priced."""
     layout, training = costs.layout, costs.training
-    total = parameters_of_stage(costs.model, stages, stage)
+    total = stages.parameters[stage]
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0

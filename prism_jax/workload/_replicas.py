@@ -30,7 +30,7 @@ def reduce_scatters(costs: Costs, stages: Stages, backward: tuple[Block, ...]) -
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
     layout, training = costs.layout, costs.training
-    held = [_sum(parameters_of_rank(costs.model, layout, stages, r)) for r in range(layout.pp)]
+    held = [_sum(parameters_of_rank(layout, stages, r)) for r in range(layout.pp)]
     largest = max(held, key=sum)
     shard = sum(largest)
     if training.zero:
@@ -66,7 +66,7 @@ def _gradient_kernels(
     layout, model, training = costs.layout, costs.model, costs.training
     size = _GRADIENT_BYTES[training.gradient_dtype]
     kernels = []
-    held = _sum(parameters_of_rank(model, layout, stages, rank))
+    held = _sum(parameters_of_rank(layout, stages, rank))
     for part, group in _reduced(costs):
         parameters = getattr(held, part)
         if parameters == 0:
@@ -118,7 +118,7 @@ def _hide(
     has, on a rank with several stages, as long as the microbatches of one round take in the others.
     Of the part at the very end (or start), one layer's worth cannot be hidden.
     """
-    held = parameters_of_rank(costs.model, costs.layout, stages, rank)
+    held = parameters_of_rank(costs.layout, stages, rank)
     parameters = [getattr(one, field) for one in held]
     total = sum(parameters)
     if total == 0:

@@ -1,5 +1,6 @@
 """How a model is dealt to stages, and whether it fits its layout."""
 
+import functools as ft
 import itertools as it
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,12 +19,14 @@ class Stages(msgspec.Struct, frozen=True):
 
     - `layers`: how many each global virtual stage has.
     - `parts`: what each stage runs.
+    - `parameters`: of each stage, with its copy of the embedding where the head is tied to it.
     - `rank`: of each stage.
     - `group`: how many microbatches a rank runs through one of its stages before the next.
     """
 
     layers: tuple[int, ...]
     parts: tuple[Parts, ...]
+    parameters: tuple[Parameters, ...]
     rank: tuple[int, ...]
     group: int
 
@@ -42,7 +45,13 @@ def deal(
     """Deals the layers. See `layers_of_stages`."""
     group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(model, layout, schedule)
-    return Stages(layers, parts_of_stages(model, layers), tuple(stage_to_rank), group)
+    parts = parts_of_stages(model, layers)
+    parameters_of = ft.cache(ft.partial(total_parameters, model))  # Most stages are alike.
+    parameters = [parameters_of(one) for one in parts]
+    if model.tied_embeddings and stage_to_rank[0] != stage_to_rank[-1]:
+        copy = Parameters(model.vocab_size * model.hidden_size)
+        parameters[-1] = parameters[-1].plus(copy)
+    return Stages(layers, parts, tuple(parameters), tuple(stage_to_rank), group)
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
@@ -114,26 +123,17 @@ class Held(NamedTuple):
     experts: float
 
 
-def parameters_of_rank(model: Model, layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
+def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
     """The parameters that one GPU of a pipeline rank holds of each of its virtual stages.
 
     What each rank of a tensor-parallel group has a copy of (norms, some biases) is taken as split.
     """
     held = []
     for stage in stages.of_rank(rank):
-        total = parameters_of_stage(model, stages, stage)
+        total = stages.parameters[stage]
         experts = total.experts / (layout.ep * layout.expert_tp)
         held.append(Held((total.split + total.copied) / layout.tp, experts))
     return tuple(held)
-
-
-def parameters_of_stage(model: Model, stages: Stages, stage: int) -> Parameters:
-    """The parameters of a stage, with its copy of the embedding where the head is tied to it."""
-    total = total_parameters(model, stages.parts[stage])
-    is_last = stage == len(stages.layers) - 1
-    if is_last and model.tied_embeddings and len(stages.ends) > 1:
-        total = total.plus(Parameters(model.vocab_size * model.hidden_size))
-    return total
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:
