@@ -2,15 +2,16 @@ from ._base import AbstractSchedule as AbstractSchedule
 from ._chimera import Chimera as Chimera
 from ._csv import load_schedule as load_schedule, save_schedule as save_schedule
 from ._custom import CustomSchedule as CustomSchedule
-from ._dual_pipe import DualPipe as DualPipe
-from ._dual_pipe_v import DualPipeV as DualPipeV
+from ._dual_pipe import DualPipe as DualPipe, DualPipeV as DualPipeV
 from ._evaluate import Timeline as Timeline, evaluate as evaluate
 from ._gpipe import GPipe as GPipe
 from ._graph import OpGraph as OpGraph, op_graph as op_graph
 from ._hanayo import Hanayo as Hanayo
 from ._in_flight import peak_in_flight as peak_in_flight
-from ._interleaved import InterleavedOneFOneB as InterleavedOneFOneB
-from ._interleaved_zero_bubble import InterleavedZeroBubble as InterleavedZeroBubble
+from ._interleaved import (
+    InterleavedOneFOneB as InterleavedOneFOneB,
+    InterleavedZeroBubble as InterleavedZeroBubble,
+)
 from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB
 from ._registry import make_schedule as make_schedule, schedules as schedules
@@ -21,8 +22,7 @@ from ._token import (
     SEND_RECV as SEND_RECV,
     parse_token as parse_token,
 )
-from ._v_half import VHalf as VHalf
-from ._v_min import VMin as VMin
+from ._v_block import VHalf as VHalf, VMin as VMin
 from ._zb_greedy import ZBGreedy as ZBGreedy
 from ._zb_h1 import ZBH1 as ZBH1
 from ._zb_h2 import ZBH2 as ZBH2

@@ -20,10 +20,12 @@ class AbstractSchedule(abc.ABC):
     kind: ClassVar[str | None] = None
     # Whether send_recvs block unless one says otherwise.
     blocking: ClassVar[bool] = False
+    # The least number of microbatches for each rank that the order is defined for.
+    microbatches_per_rank: ClassVar[int] = 0
 
     num_ranks: int
     num_microbatches: int
-    # The first stage of each independent chain of stages; only DualPipe has more than one chain.
+    # The first stage of each independent chain of stages; pipes from both ends are two chains.
     chain_starts: tuple[int, ...] = (0,)
     # How many microbatches a rank runs through one of its stages before the next; None: num_ranks.
     microbatch_group_size: int | None = None
@@ -74,3 +76,13 @@ def check_positive(**counts: object) -> None:
             positive = False
         if not positive:
             raise ValueError(f"`{name}={count!r}` must be a positive integer; use 1 or more.")
+
+
+def check_enough(schedule: AbstractSchedule) -> None:
+    """Raises a `ValueError` where there are fewer microbatches than the order is defined for."""
+    p, m, least = schedule.num_ranks, schedule.num_microbatches, schedule.microbatches_per_rank
+    if m < least * p:
+        raise ValueError(
+            f"`num_microbatches={m}` is too few for `{schedule.kind}` on {p} ranks; use "
+            f"{least * p} or more."
+        )

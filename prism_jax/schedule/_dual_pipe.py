@@ -1,45 +1,19 @@
-import dataclasses
-
-from ._base import AbstractSchedule, check_positive
 from ._dual_pipe_order import dual_pipe_order
-from ._v_shape import v_shape
+from ._two_way import AbstractTwoWay
+from ._v_shape import AbstractVShape
 
 
-@dataclasses.dataclass(frozen=True)
-class DualPipe(AbstractSchedule):
+class DualPipe(AbstractTwoWay):
     """Two pipes through the same ranks from both ends, whose forwards and backwards overlap.
 
-    Each rank holds two stages, and so the model is there twice: stage `s` of the first pipe on rank
-    `s`, and stage `s` of the second, which has the number `num_ranks + s`, on rank
-    `num_ranks - 1 - s`. Each pipe takes half of the microbatches, numbered from zero in both.
-    DeepSeek-V3, 2024.
+    The model is there twice: stage `s` of the first pipe is on rank `s`, and stage `s` of the
+    second, which has the number `num_ranks + s`, on rank `num_ranks - 1 - s`. Each pipe takes half
+    of the microbatches, numbered from zero in both; there are at least twice as many of them as
+    ranks. DeepSeek-V3, 2024.
     """
 
     kind = "dual-pipe"
-
-    num_ranks: int
-    num_microbatches: int
-
-    def __post_init__(self):
-        check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
-        if self.num_ranks % 2 or self.num_microbatches % 2:
-            raise ValueError(
-                f"`{self.kind}` has `num_ranks={self.num_ranks}` and "
-                f"`num_microbatches={self.num_microbatches}`; use even numbers."
-            )
-        if self.num_microbatches < 2 * self.num_ranks:
-            raise ValueError(
-                f"`num_microbatches={self.num_microbatches}` is too few for `{self.kind}` on "
-                f"{self.num_ranks} ranks; use twice as many as ranks, or more."
-            )
-
-    @property
-    def stage_to_rank(self) -> tuple[int, ...]:
-        return v_shape(self.num_ranks)
-
-    @property
-    def chain_starts(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return 0, self.num_ranks
+    microbatches_per_rank = 2
 
     def orders(self) -> list[list[str]]:
         p, half = self.num_ranks, self.num_microbatches // 2
@@ -51,9 +25,17 @@ class DualPipe(AbstractSchedule):
         return orders
 
 
-DualPipe.__init__.__doc__ = """**Arguments:**
+class DualPipeV(AbstractVShape):
+    """DualPipe cut in half: both directions are one V, without a second copy of the weights.
 
-- `num_ranks`: the number of pipeline ranks, which is even.
-- `num_microbatches`: the number of microbatches in a step of both directions together, which is
-    even, and at least twice the number of ranks.
-"""
+    Rank `r` of `p` has the stages `r` and `2 p - 1 - r`. In the steady state, the forward of one
+    and the backward of the other run as one op, so that each hides the communication of the other.
+    There are at least twice as many microbatches as ranks.
+    """
+
+    kind = "dual-pipe-v"
+    microbatches_per_rank = 2
+
+    def orders(self) -> list[list[str]]:
+        p, m = self.num_ranks, self.num_microbatches
+        return [dual_pipe_order(p, r, m, (r, 2 * p - 1 - r)) for r in range(p)]

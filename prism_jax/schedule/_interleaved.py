@@ -1,24 +1,14 @@
 import dataclasses
 
 from ._base import AbstractSchedule, check_positive
-from ._turns import turns
 
 
 @dataclasses.dataclass(frozen=True)
-class InterleavedOneFOneB(AbstractSchedule):
-    """One forward, one backward with several stages per rank, as Megatron-LM interleaves them.
+class AbstractInterleaved(AbstractSchedule):
+    """Abstract base class for schedules that run groups of microbatches through stages in turn.
 
-    Stage `c * num_ranks + r` is on rank `r`. A rank takes the microbatches in groups, and runs a
-    whole group through each of its stages in turn. With `virtual_stages=1` this is *not*
-    [`prism_jax.OneFOneB`][]: its warm-up is twice as long.
-
-    !!! note
-
-        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
-        `op_graph` and `evaluate` report. Megatron-LM refuses all such inputs.
+    Stage `c * num_ranks + r` is on rank `r`.
     """
-
-    kind = "interleaved-1f1b"
 
     num_ranks: int
     num_microbatches: int
@@ -38,29 +28,90 @@ class InterleavedOneFOneB(AbstractSchedule):
     def stage_to_rank(self) -> tuple[int, ...]:
         return tuple(range(self.num_ranks)) * self.virtual_stages
 
-    def orders(self) -> list[list[str]]:
-        p, m, v = self.num_ranks, self.num_microbatches, self.virtual_stages
-        group_size = p if self.microbatch_group_size is None else self.microbatch_group_size
-        order_of_turns = turns(m, v, group_size)
-        orders = []
-        for rank in range(p):
-            forwards = [f"{c * p + rank}F{i}" for c, i in order_of_turns]
-            backwards = [f"{(v - 1 - c) * p + rank}B{i}" for c, i in order_of_turns]
-            warmup = min(m * v, 2 * (p - 1 - rank) + (v - 1) * group_size)
-            order = forwards[:warmup]
-            for forward, backward in zip(forwards[warmup:], backwards, strict=False):
-                order += [forward, backward]
-            orders.append(order + backwards[m * v - warmup :])
-        return orders
+    @property
+    def group_size(self) -> int:
+        """How many microbatches run through a stage before the rank turns to its next."""
+        return self.microbatch_group_size or self.num_ranks
+
+    def turns(self, rank: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The stages and microbatches of a rank, in the order of its forwards and backwards."""
+        p, m, v, size = self.num_ranks, self.num_microbatches, self.virtual_stages, self.group_size
+        turns = [
+            (c, i)
+            for start in range(0, m, size)
+            for c in range(v)
+            for i in range(start, min(start + size, m))
+        ]
+        forwards = [(c * p + rank, i) for c, i in turns]
+        return forwards, [((v - 1 - c) * p + rank, i) for c, i in turns]
 
 
-InterleavedOneFOneB.__init__.__doc__ = """**Arguments:**
+AbstractInterleaved.__init__.__doc__ = """**Arguments:**
 
 - `num_ranks`: the number of pipeline ranks.
 - `num_microbatches`: the number of microbatches in a step.
 - `virtual_stages`: the number of stages on each rank.
 - `microbatch_group_size`: how many microbatches run through a stage before the rank turns to its
     next stage (Megatron's `microbatch_group_size_per_vp_stage`); the last group may be shorter.
-    Default `num_ranks`. PyTorch's `Interleaved1F1B` has
+    Default `num_ranks`. PyTorch's `Interleaved1F1B` and `InterleavedZeroBubble` have
     `num_microbatches // max(1, num_microbatches // num_ranks)`.
 """
+
+
+class InterleavedOneFOneB(AbstractInterleaved):
+    """One forward, one backward with several stages per rank, as Megatron-LM interleaves them.
+
+    Stage `c * num_ranks + r` is on rank `r`. A rank takes the microbatches in groups, and runs a
+    whole group through each of its stages in turn. With `virtual_stages=1` this is *not*
+    [`prism_jax.OneFOneB`][]: its warm-up is twice as long.
+
+    !!! note
+
+        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
+        `op_graph` and `evaluate` report. Megatron-LM refuses all such inputs.
+    """
+
+    kind = "interleaved-1f1b"
+
+    def orders(self) -> list[list[str]]:
+        p, v = self.num_ranks, self.virtual_stages
+        orders = []
+        for rank in range(p):
+            forwards, backwards = self.turns(rank)
+            warmup = 2 * (p - 1 - rank) + (v - 1) * self.group_size
+            order = [f"{stage}F{i}" for stage, i in forwards[:warmup]]
+            for k, (stage, i) in enumerate(backwards, warmup):
+                order += [f"{s}F{j}" for s, j in forwards[k : k + 1]] + [f"{stage}B{i}"]
+            orders.append(order)
+        return orders
+
+
+class InterleavedZeroBubble(AbstractInterleaved):
+    """Interleaved 1F1B whose weight gradients run on their own, as in PyTorch.
+
+    Its warm-up is shorter than that of [`prism_jax.InterleavedOneFOneB`][] by `p - 1 - r` on rank
+    `r` of `p`, and the first `r` weight gradients are put off. With `virtual_stages=1` it is
+    [`prism_jax.ZBH1`][].
+
+    !!! note
+
+        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
+        `op_graph` and `evaluate` report.
+    """
+
+    kind = "interleaved-zero-bubble"
+
+    def orders(self) -> list[list[str]]:
+        p, v = self.num_ranks, self.virtual_stages
+        orders = []
+        for rank in range(p):
+            forwards, backwards = self.turns(rank)
+            weights = [f"{stage}W{i}" for stage, i in backwards]
+            warmup = p - 1 - rank + (v - 1) * self.group_size
+            order = [f"{stage}F{i}" for stage, i in forwards[:warmup]]
+            for k, (stage, i) in enumerate(backwards):
+                ahead = forwards[warmup + k : warmup + k + 1]
+                order += [f"{s}F{j}" for s, j in ahead] + [f"{stage}I{i}"]
+                order += weights[k - rank : k - rank + 1] if k >= rank else []
+            orders.append(order + weights[max(len(weights) - rank, 0) :])
+        return orders

@@ -1,45 +1,77 @@
-"""Building blocks of V-shaped schedules, repeated every six ops: a microbatch's ops on a rank."""
+"""V-shaped schedules of little memory: a block of six ops for each microbatch, repeated."""
 
 from ._fill import Op, Pipe, Rule, fill
-from ._v_shape import v_shape
+from ._v_shape import AbstractVShape, v_shape
 
 
 _PERIOD = 6  # A forward, a backward-input and a backward-weight of two stages.
 
 
-def unroll_block(
-    num_ranks: int, num_microbatches: int, rank: int, offsets: dict[tuple[str, int], int]
-) -> list[Op]:
-    """The ops of a rank in the order of their times in a repeated block.
+class VHalf(AbstractVShape):
+    """Two stages on each rank, placed in a V, with about half of the activations of 1F1B.
+
+    At most `num_ranks + 2` microbatches of stages are held on any rank (`num_ranks + 3` where that
+    is even), against `2 num_ranks` of [`prism_jax.ZBV`][]. The order depends on no costs. V-Half of
+    Qi et al., 2024.
+    """
+
+    kind = "v-half"
+
+    def orders(self) -> list[list[str]]:
+        # On its way down a microbatch takes two ops to the next rank, on its way up one.
+        back = 3 * self.num_ranks + (2 if self.num_ranks % 2 == 0 else 5)
+        return _repeat(self.num_ranks, self.num_microbatches, there_and_back=3, back=back, pause=1)
+
+
+class VMin(AbstractVShape):
+    """Two stages on each rank, placed in a V, with about a third of the activations of 1F1B.
+
+    The least that a repeated block of ops can do with. The order depends on no costs; where they
+    are far from equal, the bubbles grow with the number of microbatches. V-Min of Qi et al., 2024.
+    """
+
+    kind = "v-min"
+
+    def orders(self) -> list[list[str]]:
+        # A microbatch takes one op to the next rank, down and up; its backward must not come back
+        # at the time of a forward of another one.
+        back = 2 * self.num_ranks + (2 if self.num_ranks % 3 == 0 else 0)
+        return _repeat(self.num_ranks, self.num_microbatches, there_and_back=2, back=back, pause=0)
+
+
+def _repeat(
+    num_ranks: int, num_microbatches: int, *, there_and_back: int, back: int, pause: int
+) -> list[list[str]]:
+    """The orders of a block that is repeated for each microbatch.
+
+    Ops of the blocks are then moved into the bubbles before and behind them, within their memory.
 
     **Arguments:**
 
     - `num_ranks`, `num_microbatches`: of the schedule.
-    - `rank`: whose ops.
-    - `offsets`: when, in ops from the forward of the first stage, the phases `F` and `I` of the two
-        stages of this rank run; no two of them at one time modulo six. The backward-weights come
-        as soon as they find a free time.
+    - `there_and_back`: how many ops a microbatch takes from a rank to the next and back to it.
+    - `back`: at which op from its first forward on a rank its first backward on it runs.
+    - `pause`: how many ops the backward waits where the V turns.
     """
-    times = dict(offsets)
-    for stage in (1, 0):
-        time = offsets["I", stage] + 1
-        while time % _PERIOD in {taken % _PERIOD for taken in times.values()}:
-            time += 1
-        times["W", stage] = time
-    stages = rank, 2 * num_ranks - 1 - rank
-    ops = [
-        (time + _PERIOD * i, (phase, stages[stage], i))
-        for (phase, stage), time in times.items()
-        for i in range(num_microbatches)
-    ]
-    return [op for _, op in sorted(ops)]
-
-
-def fill_block(blocks: list[list[Op]]) -> list[list[str]]:
-    """Moves ops of a repeated block into the bubbles before and behind it, within its memory."""
-    pipe = Pipe(v_shape(len(blocks)), (0,), lambda *_: 1.0)
-    most = max(map(_peak, blocks))
-    return fill(blocks, pipe, [most] * len(blocks), Rule())
+    blocks = []
+    for rank in range(num_ranks):
+        turn = there_and_back * (num_ranks - 1 - rank) + 1
+        times = {("F", 0): 0, ("F", 1): turn, ("I", 1): back, ("I", 0): back + turn + pause}
+        # The backward-weights come as soon as they find a free time.
+        for c in (1, 0):
+            time = times["I", c] + 1
+            while time % _PERIOD in {taken % _PERIOD for taken in times.values()}:
+                time += 1
+            times["W", c] = time
+        stages = rank, 2 * num_ranks - 1 - rank
+        ops = [
+            (time + _PERIOD * i, (phase, stages[c], i))
+            for (phase, c), time in times.items()
+            for i in range(num_microbatches)
+        ]
+        blocks.append([op for _, op in sorted(ops)])
+    pipe = Pipe(v_shape(num_ranks), (0,), lambda *_: 1.0)
+    return fill(blocks, pipe, [max(map(_peak, blocks))] * num_ranks, Rule())
 
 
 def _peak(order: list[Op]) -> int:

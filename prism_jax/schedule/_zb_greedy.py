@@ -7,8 +7,7 @@ from ._custom import CustomSchedule
 from ._evaluate import evaluate
 from ._fill import Pipe, Rule, fill, parse_ops
 from ._in_flight import peak_in_flight
-from ._v_half import VHalf
-from ._v_min import VMin
+from ._v_block import VHalf, VMin
 from ._v_shape import v_shape
 from ._zb_h1 import ZBH1
 from ._zb_h2 import ZBH2

@@ -1,10 +1,7 @@
-import dataclasses
-
-from ._base import AbstractSchedule, check_positive
+from ._one_stage import AbstractOneStage
 
 
-@dataclasses.dataclass(frozen=True)
-class ZBH1(AbstractSchedule):
+class ZBH1(AbstractOneStage):
     """Zero bubble within the memory of 1F1B: the weight gradients of a backward run on their own.
 
     Rank `r` of `p` runs as [`prism_jax.OneFOneB`][] does, but puts off the weight gradients of its
@@ -13,16 +10,6 @@ class ZBH1(AbstractSchedule):
     """
 
     kind = "zb-h1"
-
-    num_ranks: int
-    num_microbatches: int
-
-    def __post_init__(self):
-        check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
-
-    @property
-    def stage_to_rank(self) -> tuple[int, ...]:
-        return tuple(range(self.num_ranks))
 
     def orders(self) -> list[list[str]]:
         p, m = self.num_ranks, self.num_microbatches
@@ -35,10 +22,3 @@ class ZBH1(AbstractSchedule):
                 order += [f"{stage}W{i - stage}"] * (i >= stage)
             orders.append(order + [f"{stage}W{i}" for i in range(max(m - stage, 0), m)])
         return orders
-
-
-ZBH1.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks, which is the number of stages.
-- `num_microbatches`: the number of microbatches in a step.
-"""

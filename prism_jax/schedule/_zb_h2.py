@@ -1,10 +1,7 @@
-import dataclasses
-
-from ._base import AbstractSchedule, check_positive
+from ._one_stage import AbstractOneStage
 
 
-@dataclasses.dataclass(frozen=True)
-class ZBH2(AbstractSchedule):
+class ZBH2(AbstractOneStage):
     """Zero bubble with twice the memory of 1F1B: more forwards in the warm-up fill it.
 
     Rank `r` of `p` runs `2 (p - r) - 1` forwards first and puts off the weight gradients of its
@@ -14,16 +11,6 @@ class ZBH2(AbstractSchedule):
     """
 
     kind = "zb-h2"
-
-    num_ranks: int
-    num_microbatches: int
-
-    def __post_init__(self):
-        check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
-
-    @property
-    def stage_to_rank(self) -> tuple[int, ...]:
-        return tuple(range(self.num_ranks))
 
     def orders(self) -> list[list[str]]:
         p, m = self.num_ranks, self.num_microbatches
@@ -36,10 +23,3 @@ class ZBH2(AbstractSchedule):
                 order += [f"{stage}F{warmup + i}"] * (warmup + i < m)
             orders.append(order + [f"{stage}W{i}" for i in range(max(m - late, 0), m)])
         return orders
-
-
-ZBH2.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks, which is the number of stages.
-- `num_microbatches`: the number of microbatches in a step.
-"""

@@ -1,11 +1,7 @@
-import dataclasses
-
-from ._base import AbstractSchedule
-from ._v_shape import check_v_shape, v_shape
+from ._v_shape import AbstractVShape
 
 
-@dataclasses.dataclass(frozen=True)
-class ZBV(AbstractSchedule):
+class ZBV(AbstractVShape):
     """Zero bubble with two stages on each rank, placed in a V, within the memory of 1F1B.
 
     Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so that the first and the last stage share
@@ -15,17 +11,6 @@ class ZBV(AbstractSchedule):
     """
 
     kind = "zbv"
-
-    num_ranks: int
-    num_microbatches: int
-    virtual_stages: int = 2
-
-    def __post_init__(self):
-        check_v_shape(self.kind, self.num_ranks, self.num_microbatches, self.virtual_stages)
-
-    @property
-    def stage_to_rank(self) -> tuple[int, ...]:
-        return v_shape(self.num_ranks)
 
     def orders(self) -> list[list[str]]:
         return [self._order(rank) for rank in range(self.num_ranks)]
@@ -54,11 +39,3 @@ class ZBV(AbstractSchedule):
         for c in (1, 0):
             run(*[("W", c)] * (most - done["W", c]))
         return order
-
-
-ZBV.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank, which is two.
-"""
