@@ -47,9 +47,9 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
 _MOST_NAMES = 12
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, what: str, plural: str = "s") -> str:
     """`1 row`, `2 rows`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number} {what}" if number == 1 else f"{number} {what}{plural}"
 
 
 def bisect(

@@ -13,23 +13,26 @@ from prism_jax.importers._read_megatron import parse_command, parse_model_config
 from prism_jax.workload import count_parameters
 
 
-_LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+def _shape(kind, hidden, ffn, layers, heads, words, expert_ffn=None):
+    """What all kinds that came after Llama say."""
+    of_experts = {} if expert_ffn is None else {"moe_intermediate_size": expert_ffn}
+    return of_experts | {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "vocab_size": words,
+        "max_position_embeddings": 131072,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+
+
+_LLAMA = _shape("llama", 4096, 14336, 32, (32, 8), 128256)
 _EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-_DEEPSEEK = {
-    "hidden_act": "silu",
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
+_LATENTS = {
     "moe_layer_freq": 1,
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
@@ -51,47 +54,37 @@ _PUBLISHED = {
         46_702_792_704,
     ),
     "qwen2-7b": (
-        _LLAMA
-        | {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944}
-        | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
-        | {"vocab_size": 152064, "sliding_window": 131072, "use_sliding_window": False},
+        _shape("qwen2", 3584, 18944, 28, (28, 4), 152064)
+        | {"sliding_window": 131072, "use_sliding_window": False},
         7_615_616_512,
     ),
     "qwen3-8b": (
-        _LLAMA
-        | {"model_type": "qwen3", "intermediate_size": 12288, "num_hidden_layers": 36}
-        | {"vocab_size": 151936, "head_dim": 128, "attention_bias": False},
+        _shape("qwen3", 4096, 12288, 36, (32, 8), 151936)
+        | {"head_dim": 128, "attention_bias": False, "layer_types": ["full_attention"] * 36},
         8_190_735_360,
     ),
     "qwen3-235b-a22b": (
-        _LLAMA
-        | {"model_type": "qwen3_moe", "num_hidden_layers": 94, "num_attention_heads": 64}
-        | {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128}
-        | {"num_experts_per_tok": 8, "moe_intermediate_size": 1536, "decoder_sparse_step": 1},
+        _shape("qwen3_moe", 4096, 14336, 94, (64, 4), 151936, 1536)
+        | {"num_experts": 128, "num_experts_per_tok": 8, "head_dim": 128, "decoder_sparse_step": 1},
         235_093_634_560,
     ),
     "qwen1.5-moe-a2.7b": (
-        _LLAMA
-        | {"model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632}
-        | {"num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16}
-        | {"vocab_size": 151936, "num_experts": 60, "num_experts_per_tok": 4}
-        | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        _shape("qwen2_moe", 2048, 5632, 24, (16, 16), 151936, 1408)
+        | {"num_experts": 60, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 5632},
         14_315_784_192,
     ),
     "deepseek-v2": (
-        _DEEPSEEK
-        | {"model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288}
-        | {"moe_intermediate_size": 1536, "num_hidden_layers": 60, "n_routed_experts": 160}
-        | {"n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
-        | {"vocab_size": 102400, "max_position_embeddings": 163840},
+        _shape("deepseek_v2", 5120, 12288, 60, (128, 128), 102400, 1536)
+        | _LATENTS
+        | {"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6}
+        | {"first_k_dense_replace": 1},
         235_741_434_880,
     ),
     "deepseek-v3": (
-        _DEEPSEEK
-        | {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432}
-        | {"moe_intermediate_size": 2048, "num_hidden_layers": 61, "n_routed_experts": 256}
-        | {"n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3}
-        | {"vocab_size": 129280, "max_position_embeddings": 163840, "num_nextn_predict_layers": 1},
+        _shape("deepseek_v3", 7168, 18432, 61, (128, 128), 129280, 2048)
+        | _LATENTS
+        | {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8}
+        | {"first_k_dense_replace": 3, "num_nextn_predict_layers": 1},
         671_026_404_352,
     ),
     "gpt2": (
@@ -177,6 +170,32 @@ def test_a_command_of_megatron(tmp_path):
     assert (training.sequence_length, training.zero, training.dtype) == (8192, 1, "bf16")
     assert training.sequence_parallel
     assert not job.model.dropout
+
+
+def test_flags_of_a_script():
+    """A line ends a flag, and a text of flags is read as a list of them is."""
+    script = """
+ARGS="--num-layers 4 --swiglu"
+MORE=" --bf16
+  --lr 1e-4"  # --fp8-format hybrid
+LIST=(--sequence-parallel --hidden-size 64)
+torchrun pretrain_gpt.py $ARGS --tp-comm-overlap
+echo done
+"""
+    switches = dict.fromkeys(("swiglu", "bf16", "sequence-parallel", "tp-comm-overlap"), True)
+    numbers = {"num-layers": "4", "lr": "1e-4", "hidden-size": "64"}
+    assert parse_command(script) == switches | numbers
+
+
+def test_defaults_of_megatron():
+    grouped = from_megatron(_SMALL | {"group-query-attention": True}, 8, "here")
+    assert grouped["model"]["num_kv_heads"] == 1
+    half = _SMALL | {"bf16": False, "fp16": True, "perform-rl-step": False}
+    assert from_megatron(half, 8, "here")["training"]["gradient_dtype"] == "fp16"
+    half["accumulate-allreduce-grads-in-fp32"] = True
+    assert from_megatron(half, 8, "here")["training"]["gradient_dtype"] == "fp32"
+    padded = from_megatron(_SMALL | {"padded-vocab-size": 50_260}, 8, "here")
+    assert padded["model"]["vocab_size"] == 50_260
 
 
 def test_a_file_says_what_a_command_says():
@@ -275,6 +294,10 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
         ({"global-batch-size": 33}, ["`global-batch-size` 33"]),
         ({"tensor-model-parallel-size": 3}, ["3*1*1"]),
         ({"hidden-size": "wide"}, ["`hidden-size` is wide"]),
+        ({"num-attention-heads": 7}, ["`num-attention-heads` 7 does not divide"]),
+        ({"sequence-parallel": "echo"}, ["`sequence-parallel` is echo", "true or false"]),
+        ({"hidden-dropout": "a"}, ["`hidden-dropout` is a", "from 0 to 1"]),
+        ({"normalization": "ScaleNorm"}, ["`normalization` ScaleNorm"]),
         ({"moe-layer-freq": "os.system('x')", "num-experts": 8}, ["`moe-layer-freq`"]),
         ({"moe-layer-freq": "[1]*3", "num-experts": 8}, ["3 layers of 12"]),
         ({"pipeline-model-parallel-layout": "tE|L"}, ["ends"]),
@@ -308,5 +331,7 @@ def test_files_that_are_no_arguments(text, name, part, tmp_path):
 def test_gpus_that_do_not_divide(tmp_path):
     with pytest.raises(ValueError, match=r"3\*1\*1 does not divide 8 GPUs"):
         import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=3",))
+    with pytest.raises(ValueError, match="makes 4 GPUs, not 8"):
+        import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=4", "layout.dp=1"))
     with pytest.raises(ValueError, match="give one with `--cluster`"):
         import_job(_file(tmp_path, _LLAMA), 10**6)

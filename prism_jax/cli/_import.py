@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .._files import shown
+    from .._misc import counted
     from ..data import check_job_path, save_job
     from ..importers import import_job
 
@@ -42,11 +43,21 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     save_job(job, arguments.out)
     assert job.model is not None
     parameters = count_parameters(job.model)
-    layout = job.layout
+    assert job.training is not None
+    layout, number, training = job.layout, job.schedule.num_microbatches, job.training
+    sequences = layout.dp * number * training.microbatch_size
     text = (
         f"{shown(arguments.out)}: {parameters / 1e9:.1f} billion parameters on "
         f"{layout.world_size} GPUs (tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp} "
-        f"ep{layout.ep})"
+        f"ep{layout.ep}); a step has {counted(sequences, 'sequence')} of "
+        f"{training.sequence_length:,} tokens, in {counted(number, 'microbatch', 'es')} a replica "
+        f"({training.dtype})"
     )
-    result = {"out": arguments.out, "parameters": parameters, "world_size": layout.world_size}
+    result = {
+        "out": arguments.out,
+        "parameters": parameters,
+        "world_size": layout.world_size,
+        "global_batch_size": sequences,
+        "sequence_length": training.sequence_length,
+    }
     return result, text

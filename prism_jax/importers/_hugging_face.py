@@ -65,6 +65,8 @@ def from_hugging_face(config: Mapping[str, object], num_gpus: int, where: str) -
 
 def _changes(key: str, value: object) -> bool:
     """Whether a key that nobody has read says that the model is another than those known here."""
+    if key == "layer_types" and isinstance(value, list):
+        return any(kind != "full_attention" for kind in value)
     return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
 
 
@@ -214,7 +216,7 @@ def _gpt2(read: Reader) -> Table:
         "activation": _activation(read, gated=False),
         "max_positions": read.count("n_positions", 1024),
         "tied_embeddings": bool(read.get("tie_word_embeddings", True)),
-        "dropout": _any_dropout(read, "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        "dropout": any(read.rate(f"{what}_pdrop", 0.1) for what in ("resid", "embd", "attn")),
     }
 
 
@@ -228,12 +230,8 @@ def _gpt_neox(read: Reader) -> Table:
         "activation": _activation(read, gated=False),
         "position": "rotary",
         "tied_embeddings": read.flag("tie_word_embeddings"),
-        "dropout": _any_dropout(read, "hidden_dropout", "attention_dropout"),
+        "dropout": any(read.rate(f"{what}_dropout", 0.0) for what in ("hidden", "attention")),
     }
-
-
-def _any_dropout(read: Reader, *keys: str) -> bool:
-    return any(isinstance(rate := read.get(key), int | float) and rate > 0 for key in keys)
 
 
 _ARCHITECTURES: dict[str, Callable[[Reader], Table]] = {

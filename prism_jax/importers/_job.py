@@ -42,7 +42,7 @@ def import_job(
     - `num_gpus`: how many GPUs the job has. Those that no other degree takes are replicas.
     - `cluster`: the name of a shipped cluster, or the path of one; by default the smallest shipped
         one of H100 that is large enough.
-    - `overrides`: as of `load_job`. `layout.dp` follows the other degrees unless it is among them.
+    - `overrides`: as of `load_job`. `layout.dp` follows the other degrees; microbatches do not.
 
     **Returns:**
 
@@ -74,21 +74,25 @@ def import_job(
     raw["model"]["source"] = raw["source"] = f"imported from {pathlib.Path(path).name}"
     raw["name"] = quoted(pathlib.Path(path).stem)
     if not any(text.replace(" ", "").startswith("layout.dp=") for text in overrides):
-        overrides = (*overrides, *_replicas(raw, num_gpus, overrides, where))
-    return make_job(raw, pathlib.Path(path), overrides)
+        overrides = (*overrides, *_replicas(raw, num_gpus, overrides, pathlib.Path(path)))
+    job = make_job(raw, pathlib.Path(path), overrides)
+    if job.layout.world_size != num_gpus:
+        raise ValueError(
+            f"{where}: `layout.dp` = {job.layout.dp} makes {job.layout.world_size} GPUs, not "
+            f"{num_gpus}; leave it out, and it follows."
+        )
+    return job
 
 
 def _replicas(
-    raw: dict[str, Any], num_gpus: int, overrides: tuple[str, ...], where: str
+    raw: dict[str, Any], num_gpus: int, overrides: tuple[str, ...], path: pathlib.Path
 ) -> tuple[str, ...]:
     """The override that gives what GPUs are left to replicas."""
-    layout = make_job(
-        raw | {"layout": raw["layout"] | {"dp": 1}}, pathlib.Path("."), overrides
-    ).layout
+    layout = make_job(raw | {"layout": raw["layout"] | {"dp": 1}}, path, overrides).layout
     if num_gpus % layout.world_size != 0:
         raise ValueError(
-            f"{where}: tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp} does not divide {num_gpus} "
-            "GPUs; use a divisor."
+            f"{shown(path)}: tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp} does not divide "
+            f"{num_gpus} GPUs; use a divisor."
         )
     return (f"layout.dp={num_gpus // layout.world_size}",)
 

@@ -41,9 +41,9 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
     training = _training(read, model)
     schedule = schedule_of(read, model, layout, training)
     for key in read.unread():
-        if key in REFUSED:
+        if key in REFUSED and read.get(key) not in (None, False):
             read.problems.append(f"`{key}` ({REFUSED[key]})")
-        elif key not in IGNORED:
+        elif key not in REFUSED and key not in IGNORED:
             read.problems.append(f"`{key}`, a flag that is not known here")
     if str(read.get("vocab-file", "")).startswith(("bert", "vocab.txt")):
         read.problems.append("a vocabulary of WordPiece (a bidirectional model)")
@@ -57,8 +57,13 @@ def _model(read: Reader) -> Table:
     swiglu, heads = read.flag("swiglu"), read.count("num-attention-heads")
     ffn = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
     activation = "squared_relu" if read.flag("squared-relu") else "swiglu" if swiglu else "gelu"
-    groups = read.count("num-query-groups", heads)
-    dropout = (float(read.text(f"{what}-dropout", "0.1")) for what in ("hidden", "attention"))
+    if "kv-channels" not in read and hidden % heads != 0:
+        read.problems.append(
+            f"`num-attention-heads` {heads} does not divide `hidden-size` {hidden}"
+        )
+    groups = read.count("num-query-groups", 1)
+    dropout = [read.rate(f"{what}-dropout", 0.1) for what in ("hidden", "attention")]
+    norm = read.choice("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
     model = {
         "hidden_size": hidden,
         "num_heads": heads,
@@ -69,10 +74,10 @@ def _model(read: Reader) -> Table:
         "activation": activation,
         "position": _position(read),
         "max_positions": read.count("max-position-embeddings"),
-        "norm": "rmsnorm" if read.text("normalization") == "RMSNorm" else "layernorm",
+        "norm": norm.lower(),
         "bias": not read.flag("disable-bias-linear"),
         "tied_embeddings": not read.flag("untie-embeddings-and-output-weights"),
-        "dropout": any(list(dropout)),
+        "dropout": any(dropout),
     }
     modules: Table = {"attention": {"kind": "attention"}}
     modules["attention"]["qk_norm"] = read.flag("qk-layernorm")
@@ -96,13 +101,9 @@ def _model(read: Reader) -> Table:
 
 
 def _position(read: Reader) -> str:
-    named = read.text("position-embedding-type", "learned_absolute")
-    if read.flag("use-rotary-position-embeddings"):
-        named = "rope"
     known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
-    if named not in known:
-        read.problems.append(f"`position-embedding-type` {named}")
-    return known.get(named, "none")
+    named = read.choice("position-embedding-type", "learned_absolute", known)
+    return "rotary" if read.flag("use-rotary-position-embeddings") else known[named]
 
 
 def _vocabulary(read: Reader) -> int:
@@ -111,7 +112,9 @@ def _vocabulary(read: Reader) -> int:
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
     known = [size for name, size in _WORDS if name in names]
-    size = read.count("padded-vocab-size", 0, least=0) or read.count("vocab-size", 0, least=0)
+    padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
+    if padded:
+        return padded
     if not size and not known:
         read.problems.append("a vocabulary of a size that is not said; give `--vocab-size`")
     return -(-(size or (known or [1])[0]) // multiple) * multiple
@@ -205,13 +208,15 @@ def _training(read: Reader, model: Table) -> Table:
     half = "fp16" if read.flag("fp16") else "bf16"
     if not (read.flag("bf16") or half == "fp16"):
         read.problems.append("training in float32 (neither `bf16` nor `fp16`)")
-    if read.text("optimizer", "adam") != "adam":
-        read.problems.append(f"`optimizer` {read.text('optimizer')}")
+    read.choice("optimizer", "adam", ("adam",))
     backend, local = read.text("attention-backend", "auto"), read.text("transformer-impl")
     unfused = backend in ("unfused", "local") or (local == "local" and backend == "auto")
     if read.flag("use-flash-attn"):
         unfused = False
     sharded = read.flag("use-distributed-optimizer")
+    in_float32 = not read.flag("grad-reduce-in-bf16")
+    if half == "fp16":
+        in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
     training: Table = {
         "microbatch_size": read.count("micro-batch-size"),
         "sequence_length": read.count("seq-length", model["max_positions"]),
@@ -223,7 +228,7 @@ def _training(read: Reader, model: Table) -> Table:
         "tp_overlap": read.flag("tp-comm-overlap"),
         "overlap_grad_reduce": read.flag("overlap-grad-reduce"),
         "overlap_param_gather": read.flag("overlap-param-gather"),
-        "gradient_dtype": half if half == "fp16" or read.flag("grad-reduce-in-bf16") else "fp32",
+        "gradient_dtype": "fp32" if in_float32 else half,
     }
     read.get("fp8-format")
     read.get("fp8")
@@ -231,13 +236,10 @@ def _training(read: Reader, model: Table) -> Table:
 
 
 def _recompute(read: Reader) -> Table:
-    granularity = read.text("recompute-granularity", "none")
+    granularity = read.choice("recompute-granularity", "none", ("none", "selective", "full"))
     if read.flag("recompute-activations"):
         granularity = "selective"
     found: Table = {"recompute": granularity}
-    if granularity not in ("none", "selective", "full"):
-        read.problems.append(f"`recompute-granularity` {granularity}")
-        found = {}
     modules = read.text("recompute-modules", "core_attn").strip("[]").replace(",", " ").split()
     method, number = read.text("recompute-method", "uniform"), read.count("recompute-num-layers", 1)
     if granularity == "selective":

@@ -42,11 +42,31 @@ class Reader:
         return default if value is None else value
 
     def flag(self, key: str) -> bool:
-        """Whether a switch is on."""
+        """Whether a switch is on; what is neither on nor off is a problem."""
         value = self.get(key, False)
-        if isinstance(value, str):
-            value = value.lower() in ("true", "yes", "1", "")
-        return bool(value)
+        word = value.lower() if isinstance(value, str) else value
+        if word not in _ON and word not in _OFF:
+            self.problems.append(f"`{key}` is {quoted(value)}, but must be true or false")
+        return word in _ON
+
+    def rate(self, key: str, default: float) -> float:
+        """A number from 0 to 1; where it is none, a problem."""
+        value = self.get(key, default)
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= 1:
+            self.problems.append(f"`{key}` is {quoted(value)}, but must be a number from 0 to 1")
+        return number
+
+    def choice(self, key: str, default: str, known: Iterable[str]) -> str:
+        """One of the words that are known; where it is another, a problem."""
+        word = self.text(key, default)
+        if word not in known:
+            self.problems.append(f"`{key}` {quoted(word)}")
+            return default
+        return word
 
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of at least `least`; where there is none and no default, a problem."""
@@ -64,6 +84,9 @@ class Reader:
     def unread(self) -> list[str]:
         """Keys that nothing has asked for."""
         return [key for key in self._table if key not in self._seen]
+
+
+_ON, _OFF = (True, "true", "yes", "1", ""), (False, "false", "no", "0")
 
 
 def _whole(value: object) -> int | None:

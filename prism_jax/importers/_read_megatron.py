@@ -7,19 +7,34 @@ import shlex
 def parse_command(text: str) -> dict[str, object]:
     """The flags of a command line, each with its words, or `True` where it has none.
 
+    A line ends what a flag is set to, unless it ends in a backslash. Lists of flags (`ARGS=(...)`)
+    and texts of flags (`ARGS="..."`) count as used.
+
     **Raises:**
 
     A `ValueError` of one clause where it cannot be split.
     """
+    found = _flags(text)
+    if not found:
+        raise ValueError("it has no flags such as `--num-layers 32`")
+    return found
+
+
+def _flags(text: str) -> dict[str, object]:
     text = re.sub(r"\\\r?\n", " ", text)
-    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    words = shlex.split("\n".join(lines), comments=True)
+    lexer = shlex.shlex(re.sub(r"(?m)(^|\s)#.*$", "", text), posix=True, punctuation_chars="\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     found: dict[str, object] = {}
     flag, values = "", []
-    for word in [*words, "--"]:
-        # A list of a shell, `ARGS=(...)`, ends here, and with it what its last flag is set to.
-        ends = word.count(")") > word.count("(")
-        word = word.rstrip(")") if ends else word
+    for word in [*lexer, "--"]:
+        named = re.match(r"\w+\+?=(\(?)\s*(?=--)", word)
+        word = word[named.end() :] if named else word
+        if named and not named[1]:
+            found |= _flags(word)
+            continue
+        # So does the end of a list.
+        ends = word.isspace() or word.count(")") > word.count("(")
+        word = word.rstrip(")\n") if ends else word
         if word.startswith("--"):
             if flag:
                 found[flag] = " ".join(values) if values else True
@@ -30,8 +45,6 @@ def parse_command(text: str) -> dict[str, object]:
         if ends and flag:
             found[flag] = " ".join(values) if values else True
             flag, values = "", []
-    if not found:
-        raise ValueError("it has no flags such as `--num-layers 32`")
     return found
 
 
