@@ -308,5 +308,10 @@ def test_files_that_are_no_arguments(text, name, part, tmp_path):
 def test_gpus_that_do_not_divide(tmp_path):
     with pytest.raises(ValueError, match=r"3\*1\*1 does not divide 8 GPUs"):
         import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=3",))
-    with pytest.raises(ValueError, match="give one with `--cluster`"):
-        import_job(_file(tmp_path, _LLAMA), 10**6)
+
+
+def test_a_family_has_as_many_nodes_as_the_gpus_need(tmp_path):
+    for family, nodes in (("dgx-h100", 3), ("gb200-nvl72", 5)):
+        job = import_job(_file(tmp_path, _LLAMA), 20, cluster=family)
+        assert job.cluster is not None
+        assert (job.cluster.name, job.cluster.num_nodes) == (family, nodes)

@@ -73,7 +73,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `microbatch_size`: sequences of a microbatch.
     - `sequence_length`: tokens of a sequence.
-    - `dtype`: of the layers' matrix multiplications. Everything else of `fp8` is `bf16`.
+    - `dtype`: of the layers' matrix multiplications; `mxfp8` and `fp4` have a factor for each 32
+        and 16 values. Everything else of these and of `fp8` is `bf16`.
     - `recompute`: what the backward computes again: nothing, the modules of `recompute_modules`
         (`selective`), or whole layers (`full`).
     - `recompute_modules`: as in Megatron-LM: `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`,
@@ -96,7 +97,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     microbatch_size: Count
     sequence_length: Count
-    dtype: Literal["bf16", "fp16", "fp8"] = "bf16"
+    dtype: Literal["bf16", "fp16", "fp8", "mxfp8", "fp4"] = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
     recompute_method: Literal["uniform", "block"] = "uniform"
@@ -110,6 +111,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+    @property
+    def base_dtype(self) -> str:
+        """The dtype of activations, and of what is not multiplied in a narrower one."""
+        return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,3 +156,18 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: Measured | None = None
     name: Label = ""
     source: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each table of kernels that stands in for one that is not there."""
+        if self.kernels is None:
+            return ()
+        notes = self.kernels.notes
+        dtype = "" if self.training is None else self.training.dtype
+        found = self.kernels.find_efficiency("gemm", dtype)
+        if found is not None and found.variant not in (dtype, ""):
+            notes += (
+                f"no efficiency of matrix multiplications in {dtype} is known here, so that of "
+                f"{found.variant}, as a part of the peak, stands in.",
+            )
+        return notes
