@@ -81,9 +81,15 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `shared_experts`, `mla_up_proj`.
     - `recompute_method`: of whole layers: `uniform` keeps the input of every `recompute_layers`
         layers, `block` computes the first `recompute_layers` layers of each stage again.
-    - `zero`: 1 shards the optimizer over the replicas, 0 does not.
-    - `optimizer_instances`: how many copies of the sharded optimizer there are: each is shared by
-        as many neighbouring replicas, and the copies reduce the gradients of their shards.
+    - `zero`: what the replicas share: nothing (0), the optimizer (1), gradients too, which each
+        microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
+    - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
+        the backward has them still.
+    - `prefetch`: how many layers ahead parameters are gathered; they need memory. The collectives
+        of `zero` 2 and 3 are all exposed as yet: nothing hides them.
+    - `optimizer_instances`: how many copies there are of what is shared: each is shared by as many
+        neighbouring replicas, and the copies reduce the gradients of their shards (of FSDP, hybrid
+        sharding).
     - `attention`: one fused kernel, or its parts, as before FlashAttention.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
@@ -102,7 +108,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: Count = 1
-    zero: Literal[0, 1] = 1
+    zero: Literal[0, 1, 2, 3] = 1
+    reshard_after_forward: bool = True
+    prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     optimizer_instances: Count = 1
     attention: Literal["flash", "unfused"] = "flash"
     sequence_parallel: bool = True
