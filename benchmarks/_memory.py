@@ -77,7 +77,7 @@ def _predicted(row: dict[str, str]) -> float:
     arguments = json.loads(row["args"])
     raw = from_megatron(arguments, int(row["gpus"] or _least_gpus(arguments)), row["case"])
     # Of the machine nothing but its size matters here.
-    job = make_job({**raw, "cluster": "dgx-h100-65536"}, pathlib.Path(row["case"]))
+    job = make_job({**raw, "cluster": "dgx-h100", "num_nodes": 8192}, pathlib.Path(row["case"]))
     return memory(job).ranks[-1].allocated
 
 

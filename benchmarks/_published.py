@@ -62,13 +62,20 @@ _SOFTWARE: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", _NEMO),
 )
 _CLUSTERS = {
-    "A100-80GB": "dgx-a100-512",
-    "B200 1 node": "hgx-b200-8",
-    "DGX-B200": "hgx-b200-256",
-    "DGX-GB200": "gb200-nvl72-576",
-    "DGX-H100": "dgx-h100-512",
-    "H100": "dgx-h100-512",
-    "H200": "dgx-h200-512",
+    "A100-80GB": "dgx-a100",
+    "B200 1 node": "hgx-b200",
+    "DGX-B200": "hgx-b200",
+    "DGX-B300": "dgx-b300",
+    "DGX-GB200": "gb200-nvl72",
+    "DGX-GB300": "gb300-nvl72",
+    "DGX-H100": "dgx-h100",
+    "H100": "dgx-h100",
+    "H100-96GB HBM2e 500W": "hgx-h100-96g",
+    "H200": "dgx-h200",
+    "TPU v5p": "tpu-v5p",
+    "a100_40gb": "dgx-a100-40g",
+    "a100_80gb": "dgx-a100",
+    "h100_80gb": "dgx-h100",
 }
 _DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "FP8": "fp8"}
 _DTYPES["MXFP8"] = "fp8"  # Other scaling factors, the same products.
@@ -245,7 +252,7 @@ def _of_vtrain(row: dict[str, str]) -> data.Job:
         **_NOT_HIDDEN,
     )
     schedule = data.ScheduleConfig("1f1b", number("global batch") // (dp * size))
-    return _job(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100-512")
+    return _job(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100")
 
 
 def _of_family(row: dict[str, str]) -> data.Job:
@@ -255,20 +262,13 @@ def _of_family(row: dict[str, str]) -> data.Job:
     return data.load_job("gpt3-175b-h100-4096", overrides(system))
 
 
-# Read once for all rows: the kernels of a cluster are those of its family at every size.
-_shipped = ft.cache(data.load_cluster)
-_kernels = ft.cache(lambda cluster: data.load_kernels(_shipped(cluster)))
+_shipped = ft.cache(data.load_cluster)  # Read once for all rows of a size.
+_kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, nodes)))
 
 
 def _job(model, layout, schedule, training, cluster: str) -> data.Job:
-    machine = _shipped(cluster)
-    nodes = -(-layout.world_size // machine.devices_per_node)
-    links = machine.links[:1]
-    if layout.world_size > links[0].group:
-        outer = msgspec.structs.replace(machine.links[-1], group=nodes * machine.devices_per_node)
-        links += (outer,)
-    machine = msgspec.structs.replace(machine, num_nodes=nodes, links=links)
-    kernels = _kernels(cluster)
+    nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
+    machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
     _check_memory(model, layout, machine)
     parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
     return data.Job(layout, schedule, name="published", **parts)

@@ -22,10 +22,10 @@ _MODELS = {"gpt3": "gpt3-175b", "405b": "llama-3.1-405b", "70b": "llama-3.1-70b"
 _MODELS |= {"8b": "llama-3.1-8b"}
 _SEQUENCE = {"gpt3-175b": 2048}
 _CLUSTERS = {
-    "GB200": "gb200-nvl72-576",
-    "B200": "hgx-b200-256",
-    "H200": "dgx-h200-512",
-    "H100": "dgx-h100-512",
+    "GB200": "gb200-nvl72",
+    "B200": "hgx-b200",
+    "H200": "dgx-h200",
+    "H100": "dgx-h100",
 }
 # The public configuration of GPT-3 defaults to it, and the logs of v3.0 and v3.1 do not say.
 _VIRTUAL_STAGES = 12
@@ -135,8 +135,7 @@ def overrides(system: dict[str, Any]) -> list[str]:
     changes = {
         "model": model,
         "cluster": _CLUSTERS[device],
-        "cluster.num_nodes": -(-world_size // (4 if device == "GB200" else 8)),
-        "cluster.links.infiniband.group": max(world_size, 8),
+        "num_nodes": -(-world_size // (4 if device == "GB200" else 8)),
         "layout.tp": tp,
         "layout.pp": pp,
         "layout.cp": cp,

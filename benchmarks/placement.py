@@ -155,7 +155,7 @@ def large() -> list[dict[str, Any]]:
         "1f1b 8 x 32, 128 replicas of 8 GPUs": lambda: program_of(OneFOneB(8, 32), 128, 8),
         "1f1b 16 x 64, 64 replicas of 8 GPUs": lambda: program_of(OneFOneB(16, 64), 64, 8),
         "gpt3-175b-h100-4096 with layout.dp=256": lambda: compile_job(
-            load_job("gpt3-175b-h100-4096", ["layout.dp=256", "cluster.num_nodes=1024"])
+            load_job("gpt3-175b-h100-4096", ["layout.dp=256", "num_nodes=1024"])
         ),
     }
     rows = []

@@ -132,15 +132,8 @@ def test_bad_allocations_are_refused():
 
 
 def test_allocations_from_the_command_line(capsys):
-    words = ["simulate", "gpt3-175b-h100-4096", "--set", "layout.dp=2", "--set"]
-    words += [
-        "cluster=dgx-h100-2048",
-        "--set",
-        "cluster.num_nodes=8",
-        "--samples",
-        "400",
-        "--allow-oom",
-    ]
+    words = ["simulate", "gpt3-175b-h100-4096", "--set", "layout.dp=2"]
+    words += ["--set", "num_nodes=8", "--samples", "400", "--allow-oom"]
     assert main([*words, "--allocations", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["allocations"]
     assert len(found["means_s"]) == 4

@@ -12,7 +12,8 @@ from prism_jax.cli import main
 _TOML = """
 kind = "job"
 model = "megatron-22b"
-cluster = "dgx-a100-8"
+cluster = "dgx-a100"
+num_nodes = 1
 [layout]
 tp = 8
 [schedule]

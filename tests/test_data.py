@@ -1,6 +1,7 @@
 import csv
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,7 @@ from prism_jax.data import (
     load_kernels,
     load_model,
     load_source,
+    save_job,
 )
 from prism_jax.latency import families
 from prism_jax.workload import count_parameters
@@ -49,8 +51,8 @@ def test_devices(name):
     assert device.peak_flop_per_s["bf16"] > 1e14
     assert 1e12 < device.memory_bandwidth_bytes_per_s < 1e13
     for dtype, value in device.peak_flop_per_s.items():
-        assert dtype in ("fp16", "bf16", "fp8")
-        assert 1e14 < value < 1e16
+        assert dtype in ("fp16", "bf16", "fp8", "mxfp8", "fp4")
+        assert 1e14 < value < 2e16
 
 
 @pytest.mark.parametrize("folder", ["devices", "clusters"])
@@ -64,13 +66,15 @@ def test_each_number_of_a_machine_has_its_source_beside_it(folder):
 
 @pytest.mark.parametrize("name", list_clusters())
 def test_clusters(name):
-    cluster = load_cluster(name)
+    one, cluster = load_cluster(name, 1), load_cluster(name, 10_000)
     assert cluster.name == name
     assert cluster.source
-    assert cluster.num_devices == int(name.rsplit("-", 1)[1])
-    assert cluster.links[-1].group >= min(cluster.num_devices, cluster.links[0].group)
+    assert cluster.num_devices == 10_000 * one.devices_per_node
+    assert cluster.links[-1].group == cluster.num_devices
+    # Within a node there is no network between nodes.
+    assert one.links == cluster.links[:1]
     for link in cluster.links:
-        assert 1e10 < link.bandwidth_bytes_per_s < 1e12
+        assert 1e9 < link.bandwidth_bytes_per_s < 1e12
     kernels = load_kernels(cluster)
     kinds = {v.kernel for v in kernels.variability if v.component == "residual"}
     assert {"gemm", "attention", "elementwise", "norm", "all_gather", "send_recv"} <= kinds
@@ -78,12 +82,44 @@ def test_clusters(name):
         assert kernels.find_variation(component) is not None
 
 
-def test_gb200_nodes_fill_nvlink_domains():
-    for name in list_clusters():
-        cluster = load_cluster(name)
-        if cluster.device.name == "gb200":
-            assert cluster.num_nodes % 18 == 0
-            assert cluster.links[0].group == 72
+def test_a_family_needs_a_number_of_nodes(tmp_path):
+    with pytest.raises(ValueError, match="`dgx-h100` is a family; say how many nodes it has"):
+        load_cluster("dgx-h100")
+    # 18 trays of four GPUs are one NVLink domain; one tray more, and there is a network.
+    assert [len(load_cluster("gb200-nvl72", n).links) for n in (1, 18, 19)] == [1, 1, 2]
+    job = load_job("gpt3-175b-h100-768")
+    assert job.cluster == load_cluster("dgx-h100", 96)
+    save_job(job, tmp_path / "same.toml")
+    assert "num_nodes = 96" in (tmp_path / "same.toml").read_text()
+    assert load_job(tmp_path / "same.toml").cluster == job.cluster
+    text = (tmp_path / "same.toml").read_text()
+    (tmp_path / "none.toml").write_text(text.replace("num_nodes = 96", ""))
+    with pytest.raises(ValueError, match=r"none.toml: the cluster `dgx-h100` is a family"):
+        load_job(tmp_path / "none.toml")
+    with pytest.raises(ValueError, match=r"768.*only 8 devices; use smaller .* larger `num_nodes`"):
+        load_job(tmp_path / "same.toml", "num_nodes=1")
+    (tmp_path / "alone.toml").write_text(re.sub(r"(?m)^(model|cluster) = .*$", "", text))
+    with pytest.raises(ValueError, match="`num_nodes` is of a cluster, which is missing"):
+        load_job(tmp_path / "alone.toml")
+
+
+def test_what_stands_in_for_a_table_is_said():
+    def notes(*overrides):
+        return load_job("gpt3-175b-h100-768", overrides).notes
+
+    assert notes() == ()
+    (of_device,) = notes("cluster.device=b300", "training.dtype=fp8")
+    assert "`b300` has no table of kernels of its own, so that of `b200`" in of_device
+    _, of_dtype = notes("cluster.device=b300", "training.dtype=fp4")
+    assert "in fp4 is known here, so that of fp8" in of_dtype
+    # Links that the tables do not know by name take the efficiencies of their place.
+    amd, nvidia = load_cluster("mi300x", 4), load_cluster("dgx-h100", 4)
+    for kind in ("all_gather", "all_reduce", "all_to_all", "send_recv"):
+        for mine, theirs in zip(amd.links, nvidia.links, strict=True):
+            found = load_kernels(amd).find_efficiency(kind, mine.name)
+            assert found is not None
+            same = load_kernels(nvidia).find_efficiency(kind, theirs.name)
+            assert msgspec.structs.replace(found, variant=theirs.name) == same
 
 
 # Published sizes, in billions.
@@ -162,7 +198,7 @@ def test_kernels_have_a_source(name):
 
 
 def test_efficiencies_are_sane_and_interpolated():
-    kernels = load_kernels(load_cluster("dgx-h100-4096"))
+    kernels = load_kernels(load_cluster("dgx-h100", 512))
     for table in kernels.efficiency:
         for value in table.values:
             assert 0 < value < 1.1
@@ -190,7 +226,7 @@ def test_overrides():
         "gpt3-175b-h100-4096",
         (
             "layout.dp=64",
-            "cluster.num_nodes=600",
+            "num_nodes=600",
             "cluster.links.infiniband.bandwidth_bytes_per_s=25e9",
             "cluster.device.memory_bytes = 96e9",
             "kernels.all_gather.sigma=0.1",
@@ -229,7 +265,13 @@ def test_overrides():
 def test_overrides_take_names():
     job = load_job(
         "megatron-175b-a100-64",
-        ("model=megatron-22b", "cluster=dgx-h100-64", "cluster.device=h200-sxm", "layout.pp=1"),
+        (
+            "model=megatron-22b",
+            "cluster=dgx-h100",
+            "num_nodes=8",
+            "cluster.device=h200-sxm",
+            "layout.pp=1",
+        ),
     )
     assert job.model == load_model("megatron-22b")
     assert job.cluster is not None
@@ -261,12 +303,14 @@ def test_a_file_of_ones_own(tmp_path):
     assert job.cluster.device.name == "gpu"
     assert job.kernels is not None
     assert [source.name for source in job.kernels.sources] == ["h100-sxm", "dgx-h100"]
-    # What stands in for tables that a machine lacks is said, and only then.
+    # What stands in for tables that a machine lacks is said.
     assert [s.stands_in_for for s in job.kernels.sources] == ["device `gpu`", "cluster `machine`"]
     assert "device `gpu` has no table" in job.kernels.notes[0]
     assert "`dgx-h100` stands in" in job.kernels.notes[1]
     for name in list_clusters():
-        assert load_kernels(load_cluster(name)).notes == (), name
+        cluster = load_cluster(name, 1)
+        machines = [m for m in (cluster.device.name, name) if m not in list_kernels()]
+        assert len(load_kernels(cluster).notes) == len(machines), name
     assert load_job(str(path), "layout.tp=4").layout.tp == 4
 
 

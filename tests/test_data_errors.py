@@ -10,7 +10,7 @@ from .helpers import lower_job
 _LAYOUT = "[layout]\ntp = 2\n[schedule]\nkind = '1f1b'\nnum_microbatches = 4\n"
 _JOB = "kind = 'job'\n" + _LAYOUT
 _FULL = (
-    "kind = 'job'\nmodel = 'llama-3.1-8b'\ncluster = 'dgx-h100-64'\n"
+    "kind = 'job'\nmodel = 'llama-3.1-8b'\ncluster = 'dgx-h100'\nnum_nodes = 8\n"
     + _LAYOUT
     + "[training]\nmicrobatch_size = 1\nsequence_length = 4096\n"
 )
@@ -147,7 +147,7 @@ def test_an_override_of_kernels_needs_a_cluster(tmp_path):
     ],
 )
 def test_layouts_that_do_not_fit_the_model(overrides, parts):
-    overrides = ("cluster.num_nodes=100000", *overrides)
+    overrides = ("num_nodes=100000", *overrides)
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         lower_job(load_job("gpt3-175b-h100-4096", overrides))
     message = _sentence(raised)
@@ -179,7 +179,7 @@ def test_unknown_names_show_the_near_ones():
     for load, name, near in [
         (load_job, "gpt3-175b-h100", "gpt3-175b-h100-768"),
         (load_model, "llama-3.1-7b", "llama-3.1-8b"),
-        (load_cluster, "dgx-h100-409", "dgx-h100-4096"),
+        (load_cluster, "dgx-h10", "dgx-h100"),
         (load_device, "h100", "h100-sxm"),
     ]:
         with pytest.raises(ValueError, match=f"`{name}`") as raised:
@@ -263,7 +263,7 @@ def test_mistakes_in_a_profile(own_profile, file, line, parts):
     else:
         path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        load_kernels(load_cluster("dgx-h100-8"))
+        load_kernels(load_cluster("dgx-h100", 1))
     message = _sentence(raised)
     for part in parts:
         assert part in message

@@ -103,9 +103,9 @@ def add(law):
         digest.update(np.asarray(x).tobytes())
 
 # Single precision, and a job whose composition has all of its parts.
-overrides = ["cluster=dgx-h100-2048", "layout.dp=2", "schedule.num_microbatches=8"]
+overrides = ["layout.dp=2", "schedule.num_microbatches=8"]
 overrides += ["training.overlap_grad_reduce=false", "schedule.virtual_stages=1"]
-overrides += ["cluster.num_nodes=8"]
+overrides += ["num_nodes=8"]
 add(simulate(compile_job(load_job("gpt3-175b-h100-4096", overrides)), num_samples=70_000, key=key))
 with jax.enable_x64(True):
     program = rich_program(8)

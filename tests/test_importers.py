@@ -285,6 +285,8 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
         ({"new-flag": 3, "another": True}, ["`new-flag`", "`another`", "not known here"]),
         # Flags that begin like harmless ones.
         ({"lr-of-what": 1, "data-parallel-sharding-strategy": "all"}, ["`lr-of-what`", "sharding"]),
+        ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "all"}, ["strategy` all"]),
+        ({"use-megatron-fsdp": True, "outer-dp-sharding-strategy": "optim"}, ["copies of shards"]),
         ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
         ({"moe-expert-capacity-factor": 1.0}, ["experts that drop tokens"]),
         ({"encoder-num-layers": 12}, ["an encoder"]),
@@ -333,5 +335,23 @@ def test_gpus_that_do_not_divide(tmp_path):
         import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=3",))
     with pytest.raises(ValueError, match="makes 4 GPUs, not 8"):
         import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=4", "layout.dp=1"))
-    with pytest.raises(ValueError, match="give one with `--cluster`"):
-        import_job(_file(tmp_path, _LLAMA), 10**6)
+
+
+def test_a_family_has_as_many_nodes_as_the_gpus_need(tmp_path):
+    for family, nodes in (("dgx-h100", 3), ("gb200-nvl72", 5)):
+        job = import_job(_file(tmp_path, _LLAMA), 20, cluster=family)
+        assert job.cluster is not None
+        assert (job.cluster.name, job.cluster.num_nodes) == (family, nodes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [
+        ({"use-distributed-optimizer": True}, 1),
+        ({"use-torch-fsdp2": True}, 3),
+        ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "optim_grads"}, 2),
+        ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "optim_grads_params"}, 3),
+    ],
+)
+def test_what_replicas_share(flags, zero):
+    assert from_megatron(_SMALL | flags, 8, "here")["training"]["zero"] == zero

@@ -39,7 +39,8 @@ def _korthikanti(name, pp, virtual, size, *more):
     overrides = (
         f"model={name}",
         "model.bias=false",
-        "cluster=dgx-a100-3072",
+        "cluster=dgx-a100",
+        "num_nodes=384",
         f"layout.pp={pp}",
         f"schedule.kind={kind}",
         f"schedule.num_microbatches={4 * pp}",
@@ -126,18 +127,18 @@ def test_modules_that_are_computed_again(module):
 
 
 def test_replicas_share_the_optimizer():
-    options = ("layout.dp=8", "cluster=dgx-a100-512", "training.gradient_dtype=fp32")
+    options = ("layout.dp=8", "cluster=dgx-a100", "num_nodes=64", "training.gradient_dtype=fp32")
     whole = prism.memory(_job(*options)).ranks[3].parts
     shared = prism.memory(_job(*options, "training.zero=1")).ranks[3].parts
     assert whole["optimizer"] == 8 * shared["optimizer"] == 6 * whole["parameters"]
     assert whole["gradients"] == shared["gradients"] == 2 * whole["parameters"]
-    half = prism.memory(_job(*options[:2], "training.gradient_dtype=bf16")).ranks[3].parts
+    half = prism.memory(_job(*options[:3], "training.gradient_dtype=bf16")).ranks[3].parts
     assert half["gradients"] == half["parameters"]
     assert half["optimizer"] == 8 * half["parameters"]
 
 
 def test_copies_of_the_optimizer_are_as_many_as_instances():
-    options = ("layout.dp=8", "cluster=dgx-a100-512", "training.zero=1")
+    options = ("layout.dp=8", "cluster=dgx-a100", "num_nodes=64", "training.zero=1")
     one, two = (
         prism.memory(_job(*options, f"training.optimizer_instances={n}"))
         .ranks[3]

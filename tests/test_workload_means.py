@@ -83,15 +83,27 @@ def test_shipped_jobs_are_within_ten_percent(name):
 
 
 _FULL = ("training.recompute=full", "training.sequence_parallel=false")
-_530B = ("model=megatron-530b", "cluster=dgx-a100-512", "layout.pp=35")
+_530B = ("model=megatron-530b", "cluster=dgx-a100", "num_nodes=64", "layout.pp=35")
 _530B += ("schedule.num_microbatches=280",)
-_1T = ("model=megatron-1t", "cluster=dgx-a100-512", "layout.pp=64", "schedule.kind=1f1b")
+_1T = (
+    "model=megatron-1t",
+    "cluster=dgx-a100",
+    "num_nodes=64",
+    "layout.pp=64",
+    "schedule.kind=1f1b",
+)
 _1T += ("schedule.virtual_stages=1", "schedule.num_microbatches=512")
 _405B = ("model=llama-3.1-405b", "layout.cp=2", "training.sequence_length=8192")
 _405B += ("schedule.virtual_stages=8", "schedule.embedding_counts_as_layer=true")
 _405B += ("schedule.head_counts_as_layer=true",)
 _TP8 = ("layout.tp=8",)
-_70B = ("model=llama-3.1-70b", "cluster=dgx-h100-64", "layout.dp=2", "schedule.virtual_stages=5")
+_70B = (
+    "model=llama-3.1-70b",
+    "cluster=dgx-h100",
+    "num_nodes=8",
+    "layout.dp=2",
+    "schedule.virtual_stages=5",
+)
 _70B += ("training.sequence_length=8192",)
 
 
@@ -106,18 +118,25 @@ _70B += ("training.sequence_length=8192",)
         ("megatron-175b-a100-64", (*_530B, *_FULL), 49.05),
         ("megatron-175b-a100-64", _1T, 71.49),
         ("megatron-175b-a100-64", (*_1T, *_FULL), 94.42),
-        ("gpt3-175b-h100-4096", ("cluster=dgx-h100-6144", "layout.dp=192"), 1.616),
+        ("gpt3-175b-h100-4096", ("cluster=dgx-h100", "num_nodes=768", "layout.dp=192"), 1.616),
         ("gpt3-175b-h100-768", (), 11.076),  # v3.1, as much faster as its software.
         ("gpt3-175b-h100-768", ("layout.dp=16",), 11.053),
         ("gpt3-175b-h100-768", ("layout.dp=16",), 12.079),  # v3.0
         (
             "gpt3-175b-h100-768",
-            ("cluster=dgx-h100-2048", "layout.dp=48", "schedule.num_microbatches=64"),
+            ("cluster=dgx-h100", "num_nodes=256", "layout.dp=48", "schedule.num_microbatches=64"),
             6.340,
         ),
         (
             "gpt3-175b-h100-768",
-            (*_405B, *_TP8, "cluster=dgx-h100-512", "layout.dp=4", "schedule.num_microbatches=288"),
+            (
+                *_405B,
+                *_TP8,
+                "cluster=dgx-h100",
+                "num_nodes=64",
+                "layout.dp=4",
+                "schedule.num_microbatches=288",
+            ),
             55.13,
         ),
         (
@@ -125,7 +144,8 @@ _70B += ("training.sequence_length=8192",)
             (
                 *_405B,
                 *_TP8,
-                "cluster=dgx-h100-2048",
+                "cluster=dgx-h100",
+                "num_nodes=256",
                 "layout.dp=16",
                 "schedule.num_microbatches=72",
             ),
@@ -133,22 +153,46 @@ _70B += ("training.sequence_length=8192",)
         ),
         (
             "gpt3-175b-h100-768",
-            (*_405B, "cluster=dgx-h200-512", "layout.dp=8", "schedule.num_microbatches=144"),
+            (
+                *_405B,
+                "cluster=dgx-h200",
+                "num_nodes=64",
+                "layout.dp=8",
+                "schedule.num_microbatches=144",
+            ),
             50.01,
         ),
         (
             "gpt3-175b-h100-768",
-            (*_405B, "cluster=hgx-b200-256", "layout.dp=4", "schedule.num_microbatches=144"),
+            (
+                *_405B,
+                "cluster=hgx-b200",
+                "num_nodes=32",
+                "layout.dp=4",
+                "schedule.num_microbatches=144",
+            ),
             27.66,
         ),
         (
             "gpt3-175b-h100-768",
-            (*_405B, "cluster=gb200-nvl72-576", "layout.dp=8", "schedule.num_microbatches=112"),
+            (
+                *_405B,
+                "cluster=gb200-nvl72",
+                "num_nodes=144",
+                "layout.dp=8",
+                "schedule.num_microbatches=112",
+            ),
             19.31,
         ),
         (
             "gpt3-175b-h100-768",
-            (*_405B, "cluster=gb200-nvl72-1152", "layout.dp=16", "schedule.num_microbatches=48"),
+            (
+                *_405B,
+                "cluster=gb200-nvl72",
+                "num_nodes=288",
+                "layout.dp=16",
+                "schedule.num_microbatches=48",
+            ),
             8.447,
         ),
         ("gpt3-175b-h100-768", (*_70B, "schedule.num_microbatches=64"), 10.11),
@@ -164,7 +208,12 @@ def test_attention_on_b200_is_not_twice_as_efficient_as_measured():
     job = load_job(
         "gpt3-175b-h100-768",
         (
-            *("model=llama-3.1-70b", "cluster=hgx-b200-8", "training.sequence_length=4096"),
+            *(
+                "model=llama-3.1-70b",
+                "cluster=hgx-b200",
+                "num_nodes=1",
+                "training.sequence_length=4096",
+            ),
             *("training.dtype=bf16", "layout.tp=1", "layout.pp=1", "layout.dp=1"),
             *("schedule.kind=1f1b", "schedule.virtual_stages=1"),
         ),

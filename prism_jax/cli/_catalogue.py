@@ -76,7 +76,8 @@ class Hardware:
     def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         del arguments
         devices = [data.load_device(name) for name in data.list_devices()]
-        clusters = [data.load_cluster(name) for name in data.list_clusters()]
+        # A family has as many nodes as a job says; of two racks, all links are seen.
+        clusters = [data.load_cluster(name, 10**6) for name in data.list_clusters()]
         peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
         rows = [
             (
@@ -91,7 +92,7 @@ class Hardware:
         links = [
             (
                 cluster.name,
-                cluster.num_devices,
+                cluster.devices_per_node,
                 cluster.device.name,
                 ", ".join(
                     f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.0f} GB/s"
@@ -100,13 +101,21 @@ class Hardware:
             )
             for cluster in clusters
         ]
-        text = [table(header, rows), table(("cluster", "devices", "device", "links"), links)]
+        text = [table(header, rows), table(("cluster", "devices a node", "device", "links"), links)]
         sources = [f"{x.name}: {x.source}" for x in (*devices, *clusters) if x.source]
         result = {
             "devices": [msgspec.to_builtins(device) for device in devices],
-            "clusters": [msgspec.to_builtins(cluster) for cluster in clusters],
+            "clusters": [_family(cluster) for cluster in clusters],
         }
         return result, "\n\n".join([*text, "\n".join(sources)])
+
+
+def _family(cluster: data.Cluster) -> dict[str, Any]:
+    """What a cluster is whatever the number of its nodes."""
+    table = msgspec.to_builtins(cluster)
+    del table["num_nodes"]
+    links = [link | {"group": None} for link in table["links"][-1:]]
+    return table | {"links": [*table["links"][:-1], *links]}
 
 
 class KernelProfiles:

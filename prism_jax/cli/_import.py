@@ -17,7 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "command line as .sh or .txt",
     )
     parser.add_argument("--gpus", type=count, required=True, metavar="N", help="of the job")
-    parser.add_argument("--cluster", metavar="NAME", help="a shipped cluster, or a .toml file")
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="a shipped family of clusters (`prism-jax hardware`), or a .toml file",
+    )
     parser.add_argument("--out", required=True, metavar="JOB.toml", help="the job to write")
     add_set_argument(parser)
 

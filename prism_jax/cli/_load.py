@@ -85,7 +85,7 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
 
 def tell_notes(jobs: Iterable[Any]) -> None:
     """Prints on stderr, once each, what stands in for tables that the machines of jobs lack."""
-    notes = (note for job in jobs if job is not None and job.kernels for note in job.kernels.notes)
+    notes = (note for job in jobs if job is not None for note in job.notes)
     for note in dict.fromkeys(notes):
         print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
 

@@ -127,7 +127,7 @@ def _result(job, law, measured) -> dict[str, Any]:
     if job.job is not None and job.job.kernels is not None:
         sources = job.job.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
-        result["notes"] = list(job.job.kernels.notes)
+        result["notes"] = list(job.job.notes)
     if measured:
         result["measured"] = measured
         result["relative_error"] = {

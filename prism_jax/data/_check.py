@@ -54,10 +54,10 @@ def check_job(job: Job, where: str) -> None:
             raise ValueError(
                 f"{where}: `layout` has {degrees} = {layout.world_size} ranks, but the cluster "
                 f"`{job.cluster.name}` only {job.cluster.num_devices} devices; use smaller "
-                "degrees, or a larger `cluster.num_nodes`."
+                "degrees, or a larger `num_nodes`."
             )
         dtypes = job.cluster.device.peak_flop_per_s
-        for dtype in {job.training.dtype, "bf16" if job.training.dtype == "fp8" else ""} - {""}:
+        for dtype in (job.training.dtype, job.training.base_dtype):
             if dtype not in dtypes:
                 raise ValueError(
                     f"{where}: `training.dtype` is {job.training.dtype!r}, but the device "

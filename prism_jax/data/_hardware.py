@@ -51,7 +51,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `device`: the accelerator.
     - `num_nodes`, `devices_per_node`: how many there are.
     - `links`: innermost first; the last one joins all devices.
-    - `name`: what it is called.
+    - `name`: what it is called; that of its family.
     - `kernels`: the folder of `kernels/` with the efficiencies and variability of its collectives.
     - `source`: where the numbers are from.
     """

@@ -73,16 +73,23 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `microbatch_size`: sequences of a microbatch.
     - `sequence_length`: tokens of a sequence.
-    - `dtype`: of the layers' matrix multiplications. Everything else of `fp8` is `bf16`.
+    - `dtype`: of the layers' matrix multiplications; `mxfp8` and `fp4` have a factor for each 32
+        and 16 values. Everything else of these and of `fp8` is `bf16`.
     - `recompute`: what the backward computes again: nothing, the modules of `recompute_modules`
         (`selective`), or whole layers (`full`).
     - `recompute_modules`: as in Megatron-LM: `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`,
         `shared_experts`, `mla_up_proj`.
     - `recompute_method`: of whole layers: `uniform` keeps the input of every `recompute_layers`
         layers, `block` computes the first `recompute_layers` layers of each stage again.
-    - `zero`: 1 shards the optimizer over the replicas, 0 does not.
-    - `optimizer_instances`: how many copies of the sharded optimizer there are: each is shared by
-        as many neighbouring replicas, and the copies reduce the gradients of their shards.
+    - `zero`: what the replicas share: nothing (0), the optimizer (1), gradients too, which each
+        microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
+    - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
+        the backward has them still.
+    - `prefetch`: how many layers ahead parameters are gathered; they need memory. The collectives
+        of `zero` 2 and 3 are all exposed as yet: nothing hides them.
+    - `optimizer_instances`: how many copies there are of what is shared: each is shared by as many
+        neighbouring replicas, and the copies reduce the gradients of their shards (of FSDP, hybrid
+        sharding).
     - `attention`: one fused kernel, or its parts, as before FlashAttention.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
@@ -96,12 +103,14 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     microbatch_size: Count
     sequence_length: Count
-    dtype: Literal["bf16", "fp16", "fp8"] = "bf16"
+    dtype: Literal["bf16", "fp16", "fp8", "mxfp8", "fp4"] = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: Count = 1
-    zero: Literal[0, 1] = 1
+    zero: Literal[0, 1, 2, 3] = 1
+    reshard_after_forward: bool = True
+    prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     optimizer_instances: Count = 1
     attention: Literal["flash", "unfused"] = "flash"
     sequence_parallel: bool = True
@@ -110,6 +119,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+    @property
+    def base_dtype(self) -> str:
+        """The dtype of activations, and of what is not multiplied in a narrower one."""
+        return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,3 +164,18 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: Measured | None = None
     name: Label = ""
     source: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each table of kernels that stands in for one that is not there."""
+        if self.kernels is None:
+            return ()
+        notes = self.kernels.notes
+        dtype = "" if self.training is None else self.training.dtype
+        found = self.kernels.find_efficiency("gemm", dtype)
+        if found is not None and found.variant not in (dtype, ""):
+            notes += (
+                f"no efficiency of matrix multiplications in {dtype} is known here, so that of "
+                f"{found.variant}, as a part of the peak, stands in.",
+            )
+        return notes

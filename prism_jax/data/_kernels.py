@@ -96,7 +96,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap`: how well communication hides behind compute; of clusters only.
     - `name`: of the folder.
     - `stands_in_for`: the machine that has no folder of its own and takes these numbers; empty
-        where they are the machine's, or it names them.
+        where they are the machine's.
     """
 
     who: Text
@@ -108,6 +108,10 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Overlap | None = None
     name: str = ""
     stands_in_for: str = ""
+
+
+# The wider dtype whose efficiency, a part of the peak, stands in for that of a narrower one.
+STANDS_IN = {"fp4": "mxfp8", "mxfp8": "fp8"}
 
 
 class Kernels(msgspec.Struct, frozen=True):
@@ -137,7 +141,7 @@ class Kernels(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each machine that takes the numbers of another without naming it."""
+        """A sentence for each machine that takes the numbers of another."""
         return tuple(
             f"the {source.stands_in_for} has no table of kernels of its own, so that of "
             f"`{source.name}` stands in; give it one as `kernels`, or expect other step times."
@@ -146,8 +150,10 @@ class Kernels(msgspec.Struct, frozen=True):
         )
 
     def find_efficiency(self, kernel: str, variant: str) -> Efficiency | None:
-        """The table of `kernel` for `variant`, or else for any."""
+        """The table of `kernel` for `variant`, or for what stands in for it, or for any."""
         found = {e.variant: e for e in self.efficiency if e.kernel == kernel}
+        while variant not in found and variant in STANDS_IN:
+            variant = STANDS_IN[variant]
         return found.get(variant, found.get(""))
 
     def find_variation(self, component: str, kernel: str = "") -> Variation | None:

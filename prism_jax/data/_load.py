@@ -18,6 +18,7 @@ from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
 from ._read import check_keys, convert, read_toml
+from ._sized import sized
 
 
 def list_jobs() -> tuple[str, ...]:
@@ -31,7 +32,7 @@ def list_devices() -> tuple[str, ...]:
 
 
 def list_clusters() -> tuple[str, ...]:
-    """The names of the shipped clusters."""
+    """The names of the shipped families of clusters."""
     return list_names("hardware/clusters")
 
 
@@ -62,14 +63,20 @@ def load_device(name: str | os.PathLike[str]) -> Device:
     return _load("hardware/devices", "device", name, Device, None)[0]
 
 
-def load_cluster(name: str | os.PathLike[str]) -> Cluster:
+def load_cluster(name: str | os.PathLike[str], num_nodes: int | None = None) -> Cluster:
     """A cluster, by its name or the path of its file, with its device.
+
+    **Arguments:**
+
+    - `name`: of a family, or the path of a file.
+    - `num_nodes`: how many nodes; a family needs it, a file may say it itself.
 
     **Raises:**
 
     A `ValueError` of one sentence that names file and key.
     """
-    return _load_cluster(name, None)[0]
+    path = find_file("hardware/clusters", name)
+    return _cluster_of(_cluster_table(path), shown(path), num_nodes)
 
 
 def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Job:
@@ -108,9 +115,17 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     for override in parsed:
         if override.keys in (("model",), ("cluster",)):
             raw[override.key] = override.value
+        elif override.keys == ("num_nodes",):
+            changes.append(msgspec.structs.replace(override, keys=("cluster", "num_nodes")))
         elif override.keys[0] != "kernels":
             changes.append(override)
+    num_nodes = raw.pop("num_nodes", None)
     check_keys(raw, Job, lambda key: shown(path))
+    if num_nodes is not None and "cluster" not in raw:
+        raise ValueError(
+            f"{shown(path)}: `num_nodes` is of a cluster, which is missing; add `cluster`, or "
+            "leave it out."
+        )
     origin = {override.key: override for override in parsed}
 
     def where(key: str) -> str:
@@ -120,9 +135,11 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             key = key.rpartition(".")[0]
         return shown(path)
 
-    _resolve(raw, path, changes)
+    _resolve(raw, path, changes, num_nodes)
     for override in changes:
         origin[apply_override(raw, override)] = override
+    if isinstance(raw.get("cluster"), dict):
+        raw["cluster"] = _sized(raw["cluster"], shown(path))
     raw.setdefault("name", quoted(path.stem))
     job = convert(raw, Job, where)
     if job.cluster is not None:
@@ -144,15 +161,21 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     return job
 
 
-def _resolve(raw: dict[str, Any], path: pathlib.Path, changes: list[Override]) -> None:
+def _resolve(
+    raw: dict[str, Any], path: pathlib.Path, changes: list[Override], num_nodes: Any
+) -> None:
     """Puts the tables of what is given by name into the table of a job, in place."""
     if isinstance(raw.get("model"), str):
         raw["model"] = _load("jobs/models", "model", raw["model"], Model, path.parent)[1]
     if isinstance(raw.get("cluster"), str):
-        raw["cluster"] = _load_cluster(raw["cluster"], path.parent)[1]
+        of_cluster = find_file("hardware/clusters", raw["cluster"], path.parent)
+        raw["cluster"] = _cluster_table(of_cluster)
+        _cluster_of({"num_nodes": 1, **raw["cluster"]}, shown(of_cluster))
     cluster = raw.get("cluster")
     if not isinstance(cluster, dict):
         return
+    if num_nodes is not None:
+        cluster["num_nodes"] = num_nodes
     for override in list(changes):
         if override.keys == ("cluster", "device"):
             cluster["device"] = override.value
@@ -163,17 +186,26 @@ def _resolve(raw: dict[str, Any], path: pathlib.Path, changes: list[Override]) -
         )[1]
 
 
-def _load_cluster(
-    name: str | os.PathLike[str], beside: pathlib.Path | None
-) -> tuple[Cluster, dict[str, Any]]:
-    path = find_file("hardware/clusters", name, beside)
+def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
+    """The table of a cluster, with that of its device."""
     raw = read_toml(path, "cluster")
     if isinstance(raw.get("device"), str):
         raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path.parent)[1]
     raw.setdefault("name", quoted(path.stem))
-    cluster = convert(raw, Cluster, lambda key: shown(path))
-    check_cluster(cluster, shown(path))
-    return cluster, raw
+    return raw
+
+
+def _cluster_of(raw: dict[str, Any], where: str, num_nodes: int | None = None) -> Cluster:
+    cluster = convert(_sized(raw, where, num_nodes), Cluster, lambda key: where)
+    check_cluster(cluster, where)
+    return cluster
+
+
+def _sized(raw: dict[str, Any], where: str, num_nodes: int | None = None) -> dict[str, Any]:
+    try:
+        return sized(raw, num_nodes)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}.") from None
 
 
 def _load(

@@ -30,8 +30,8 @@ _DEFAULT_CLUSTER = "dgx-h100"
 def load_kernels(cluster: Cluster) -> Kernels:
     """The profile of a cluster's kernels: its device's compute and its own collectives.
 
-    A machine without a folder of its own takes the factors of an H100 and of its cluster, which
-    `Kernels.notes` says.
+    A machine without a folder of its own takes the factors of the one that it names, or of an H100
+    and of its cluster, which `Kernels.notes` says; of links, by their place, the innermost first.
 
     **Raises:**
 
@@ -51,7 +51,7 @@ def load_kernels(cluster: Cluster) -> Kernels:
         (row.kernel, row.link, row.bytes, row.efficiency, 0.0)
         for row in read_csv(network / "efficiency.csv", CollectiveRow)
     ]
-    efficiency += _tables(rows, network / "efficiency.csv")
+    efficiency += _tables(_by_place(rows, cluster), network / "efficiency.csv")
     variability = read_variations(device / "variability.csv") + read_variations(
         network / "variability.csv"
     )
@@ -87,14 +87,27 @@ def load_variability(name: str) -> tuple[Variation, ...]:
 def _folder(what: str, given: str | None, name: str, default: str) -> tuple[pathlib.Path, Source]:
     names = list_names("kernels")
     stands_in_for = ""
-    if given is None and name in names:
-        given = name
-    elif given is None:
-        given, stands_in_for = default, f"{what} `{name}`" if name else what
-    elif given not in names:
+    if given is not None and given not in names:
         raise ValueError(unknown_name("profile of kernels", given, names))
+    if given is None:
+        given = name if name in names else default
+    if given != name:
+        stands_in_for = f"{what} `{name}`" if name else what
     source = msgspec.structs.replace(load_source(given), stands_in_for=stands_in_for)
     return data_folder("kernels") / given, source
+
+
+def _by_place(
+    rows: list[tuple[str, str, float, float, float]], cluster: Cluster
+) -> list[tuple[str, str, float, float, float]]:
+    """The rows of a table of links, for the links of a cluster that it may not know by name."""
+    names = list(dict.fromkeys(link for _, link, *_ in rows if link)) or [""]
+    found = []
+    for place, link in enumerate(cluster.links):
+        known = names[0] if place == 0 else names[-1]
+        known = link.name if link.name in names else known
+        found += [(kind, link.name, *rest) for kind, name, *rest in rows if name == known]
+    return [row for row in rows if not row[1]] + found
 
 
 def _tables(

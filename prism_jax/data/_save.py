@@ -37,7 +37,8 @@ def check_job_path(path: str | os.PathLike) -> None:
 def save_job(job: Job, path: str | os.PathLike) -> None:
     """Writes a job as a `.toml` file that `load_job` reads, in place of what is there.
 
-    A shipped model or cluster is written by its name, any other in full. Of the kernels, only what
+    A shipped model is written by its name, a shipped cluster by its family and the number of its
+    nodes, any other in full. Of the kernels, only what
     `calibrated` says is written.
 
     **Raises:**
@@ -51,8 +52,11 @@ def save_job(job: Job, path: str | os.PathLike) -> None:
     del table["kernels"]
     if job.model is not None and _is_shipped("jobs/models", job.model, load_model):
         table["model"] = job.model.name
-    if job.cluster is not None and _is_shipped("hardware/clusters", job.cluster, load_cluster):
-        table["cluster"] = job.cluster.name
+    cluster = job.cluster
+    if cluster is not None and _is_shipped(
+        "hardware/clusters", cluster, lambda name: load_cluster(name, cluster.num_nodes)
+    ):
+        table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
     with written_whole(path) as partial:
         partial.write_text(tomli_w.dumps({"kind": "job", **without_none(table)}))
 

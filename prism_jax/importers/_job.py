@@ -16,6 +16,7 @@ from ._read_megatron import parse_command, parse_model_config
 
 # Configurations are a few kilobytes.
 _MOST = 2**20
+_CLUSTER = "dgx-h100"
 _Parse = Callable[[str], dict[str, Any]]
 _KINDS: dict[str, tuple[_Parse, Callable[[dict[str, Any], int, str], dict[str, Any]]]] = {
     ".json": (json.loads, from_hugging_face),
@@ -40,8 +41,8 @@ def import_job(
     - `path`: a `config.json`; or Megatron's arguments, as a `.yaml` with `MODEL_ARGS` or as the
         text of a command, `.sh` or `.txt`.
     - `num_gpus`: how many GPUs the job has. Those that no other degree takes are replicas.
-    - `cluster`: the name of a shipped cluster, or the path of one; by default the smallest shipped
-        one of H100 that is large enough.
+    - `cluster`: the name of a shipped family, of which there are as many nodes as the GPUs need,
+        or the path of a cluster; by default DGX H100.
     - `overrides`: as of `load_job`. `layout.dp` follows the other degrees; microbatches do not.
 
     **Returns:**
@@ -70,7 +71,9 @@ def import_job(
         raise ValueError(f"{where}: this is no table of keys; give the configuration of a model.")
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     raw = convert(table, num_gpus, where)
-    raw["cluster"] = cluster or _large_enough(num_gpus)
+    raw["cluster"] = cluster or _CLUSTER
+    if raw["cluster"] in list_clusters():
+        raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
     raw["model"]["source"] = raw["source"] = f"imported from {pathlib.Path(path).name}"
     raw["name"] = quoted(pathlib.Path(path).stem)
     if not any(text.replace(" ", "").startswith("layout.dp=") for text in overrides):
@@ -95,15 +98,3 @@ def _replicas(
             f"{num_gpus} GPUs; use a divisor."
         )
     return (f"layout.dp={num_gpus // layout.world_size}",)
-
-
-def _large_enough(num_gpus: int) -> str:
-    found = [load_cluster(name) for name in list_clusters() if name.startswith("dgx-h100")]
-    enough = [cluster for cluster in found if cluster.num_devices >= num_gpus]
-    if not enough:
-        most = max(cluster.num_devices for cluster in found)
-        raise ValueError(
-            f"{num_gpus} GPUs are more than the {most} of the largest shipped cluster of H100; "
-            "give one with `--cluster`."
-        )
-    return min(enough, key=lambda cluster: cluster.num_devices).name

@@ -213,7 +213,6 @@ def _training(read: Reader, model: Table) -> Table:
     unfused = backend in ("unfused", "local") or (local == "local" and backend == "auto")
     if read.flag("use-flash-attn"):
         unfused = False
-    sharded = read.flag("use-distributed-optimizer")
     in_float32 = not read.flag("grad-reduce-in-bf16")
     if half == "fp16":
         in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
@@ -221,7 +220,7 @@ def _training(read: Reader, model: Table) -> Table:
         "microbatch_size": read.count("micro-batch-size"),
         "sequence_length": read.count("seq-length", model["max_positions"]),
         "dtype": "fp8" if "fp8-format" in read or "fp8" in read else half,
-        "zero": int(sharded),
+        "zero": _zero(read),
         "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
         "attention": "unfused" if unfused else "flash",
         "sequence_parallel": read.flag("sequence-parallel"),
@@ -233,6 +232,23 @@ def _training(read: Reader, model: Table) -> Table:
     read.get("fp8-format")
     read.get("fp8")
     return {**training, **_recompute(read)}
+
+
+def _zero(read: Reader) -> int:
+    """What replicas share: in Megatron's own FSDP as its strategy says, in PyTorch's everything."""
+    zero = int(read.flag("use-distributed-optimizer"))
+    if read.flag("use-torch-fsdp2"):
+        return 3
+    if not read.flag("use-megatron-fsdp"):
+        return zero
+    if read.text("outer-dp-sharding-strategy", "no_shard") != "no_shard":
+        read.problems.append("`outer-dp-sharding-strategy`, which shares between copies of shards")
+    strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+    strategy = read.text("data-parallel-sharding-strategy", strategies[0])
+    if strategy not in strategies:
+        read.problems.append(f"`data-parallel-sharding-strategy` {strategy}")
+        return zero
+    return strategies.index(strategy)
 
 
 def _recompute(read: Reader) -> Table:

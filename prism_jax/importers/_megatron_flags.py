@@ -77,8 +77,6 @@ REFUSED = {
     "patch-dim": "images",
     "img-h": "images",
     "perform-rl-step": "reinforcement learning, which also generates",
-    "use-megatron-fsdp": "parameters that are sharded over replicas",
-    "use-torch-fsdp2": "parameters that are sharded over replicas",
     "moe-latent-size": "experts of another width than the model's",
     "optimizer-cpu-offload": "an optimizer in the memory of the host",
     "cpu-offloading": "activations in the memory of the host",

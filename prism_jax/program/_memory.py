@@ -69,9 +69,9 @@ def memory(job: Job) -> Memory:
 
     Weights have two bytes, gradients what `training.gradient_dtype` says, and Adam in float32
     twelve (a copy of the weights and two moments), and four more where gradients are not in
-    float32; ZeRO shards the optimizer over the replicas. Activations are what each module says that
-    it keeps (Korthikanti et al. 2022, arXiv:2205.05198), of as many microbatches as the schedule
-    has between forward and backward.
+    float32; ZeRO deals them to the replicas, and `gathered` is what is whole of a few layers.
+    Activations are what each module says that it keeps (Korthikanti et al. 2022,
+    arXiv:2205.05198), of as many microbatches as the schedule has between forward and backward.
 
     **Arguments:**
 
@@ -126,7 +126,12 @@ def _static(job: Job, stage: StageMemory) -> Sizes:
         expert_replicas = stage_ranks // (layout.ep * layout.expert_tp) // instances
     both = stage.dense + stage.experts
     sharded = stage.dense / replicas + stage.experts / expert_replicas
-    return {"parameters": 2 * both, "gradients": gradient * both, "optimizer": state * sharded}
+    resharded = training.zero == 3 and training.reshard_after_forward
+    return {
+        "parameters": 2 * (sharded if resharded else both),
+        "gradients": gradient * (sharded if training.zero >= 2 else both),
+        "optimizer": state * sharded,
+    }
 
 
 def _communication(job: Job) -> Sizes:

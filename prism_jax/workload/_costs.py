@@ -20,7 +20,7 @@ from ..data import Cluster, Kernels, Layout, Model, Training
 from ._block import Kernel
 
 
-_DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -66,8 +66,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def base_dtype(self) -> str:
-        """The dtype of activations, and of what is not multiplied in fp8."""
-        return "bf16" if self.training.dtype == "fp8" else self.training.dtype
+        """The dtype of activations, and of what is not multiplied in a narrower one."""
+        return self.training.base_dtype
 
     def recomputes(self, name: str) -> bool:
         """Whether a selective recompute has a module of this name."""
@@ -76,7 +76,7 @@ class Costs(msgspec.Struct, frozen=True):
     @property
     def activation_bytes(self) -> int:
         """Of a value that is kept for the backward."""
-        return _DTYPE_BYTES[self.base_dtype]
+        return 2
 
     @property
     def tp(self) -> Group:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
+from ._sharded import GRADIENT_BYTES, shards, unit_parameters
 from ._split import Stages, check_split, deal
 
 
@@ -88,13 +89,32 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     # gradients; all of these are gone when the gradients of the layers are computed.
     besides = logits * costs.activation_bytes / 4
     beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
+    whole, dealt = _units(costs, stages, stage)
+    backward = {"workspace": beyond} if beyond else {"logits": besides}
     return StageMemory(
         dense=total.split / layout.tp + total.copied,
         experts=total.experts / (layout.ep * layout.expert_tp),
         kept=kept,
-        forward={"logits": besides},
-        backward={"workspace": beyond} if beyond else {"logits": besides},
+        forward={"logits": besides, "gathered": whole},
+        backward={**backward, "gathered": whole + dealt},
     )
+
+
+def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:
+    """What a stage needs for the units that are whole just now: of their parameters, the one that
+    runs and those that are gathered ahead; of their gradients, the one that runs and, where there
+    are others beside it, the one that is being dealt.
+    """
+    training = costs.training
+    share_gradients, share_parameters = shards(training)
+    parts = [one for one, count in stages.parts[stage] for _ in range(count)]
+    sizes = sorted((sum(n for n, _ in unit_parameters(costs, one)) for one in parts), reverse=True)
+    whole = dealt = 0.0
+    if share_parameters and training.reshard_after_forward:
+        whole = 2 * sum(sizes[: 1 + training.prefetch])
+    if share_gradients:
+        dealt = GRADIENT_BYTES[training.gradient_dtype] * sum(sizes[: 1 + (training.prefetch > 0)])
+    return whole, dealt
 
 
 def _kept(costs: Costs, part: Part) -> Sizes:

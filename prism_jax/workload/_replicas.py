@@ -8,10 +8,8 @@ from ..cluster import Group, all_group
 from ._block import Block, Kernel
 from ._costs import Costs
 from ._parts import block, block_mean, segment
+from ._sharded import GRADIENT_BYTES, instance, shards
 from ._split import Held, Stages, parameters_of_rank
-
-
-_GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def reduce_scatters(costs: Costs, stages: Stages, backward: tuple[Block, ...]) -> tuple[Block, ...]:
@@ -47,13 +45,13 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     ]
     if costs.kernels.constant_s:
         segments.append(segment([costs.host()]))
-    if training.zero:
+    if training.zero and not shards(training)[1]:
         rank = held.index(largest)
         for part, group in _reduced(costs):
             parameters = getattr(largest, part)
             if parameters == 0:
                 continue
-            kernel = costs.collective("all_gather", 2 * parameters, _instance(costs, group)[0])
+            kernel = costs.collective("all_gather", 2 * parameters, instance(group, training)[0])
             if training.overlap_param_gather:
                 kernel = _hide(costs, kernel, stages, rank, forward, part)
             segments.append(segment([], kernel))
@@ -64,15 +62,18 @@ def _gradient_kernels(
     costs: Costs, stages: Stages, rank: int, backward: tuple[Block, ...]
 ) -> list[Kernel]:
     layout, model, training = costs.layout, costs.model, costs.training
-    size = _GRADIENT_BYTES[training.gradient_dtype]
+    size = GRADIENT_BYTES[training.gradient_dtype]
     kernels = []
     held = _sum(parameters_of_rank(layout, stages, rank))
+    # Where replicas share gradients, each backward has reduced its own.
+    if shards(training)[0]:
+        held = Held(0.0, 0.0)
     for part, group in _reduced(costs):
         parameters = getattr(held, part)
         if parameters == 0:
             continue
         if training.zero:
-            inner, outer = _instance(costs, group)
+            inner, outer = instance(group, training)
             found = [costs.collective("reduce_scatter", size * parameters, inner)]
             if outer.size > 1:
                 share = size * parameters / inner.size
@@ -95,14 +96,6 @@ def _reduced(costs: Costs) -> list[tuple[str, Group]]:
     """The fields of `Held` with the group of each over which gradients are reduced, if any."""
     groups = (("dense", costs.dp), ("experts", costs.edp))
     return [(part, group) for part, group in groups if group.size > 1]
-
-
-def _instance(costs: Costs, group: Group) -> tuple[Group, Group]:
-    """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
-    instances = costs.training.optimizer_instances
-    size = group.size // instances
-    peers = Group(f"{group.name}-peers", instances, size * group.stride)
-    return Group(group.name, size, group.stride), peers
 
 
 def _sum(held: Iterable[Held]) -> Held:

@@ -77,13 +77,16 @@ def tp_bytes(costs: Costs) -> int:
 
 
 def cast(costs: Costs, values: int) -> list[Kernel]:
-    """To fp8: its producer writes the values, a kernel their transpose for the backward."""
-    return [costs.move("elementwise", 3 * values)] if costs.training.dtype == "fp8" else []
+    """To fp8, or narrower: its producer writes the values, a kernel their transpose for the
+    backward."""
+    narrow = costs.training.dtype != costs.base_dtype
+    return [costs.move("elementwise", 3 * values)] if narrow else []
 
 
 def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
-    """To fp8: read once, written as it is and transposed."""
-    return [costs.move("elementwise", 4 * values)] if costs.training.dtype == "fp8" else []
+    """To fp8, or narrower: read once, written as it is and transposed."""
+    narrow = costs.training.dtype != costs.base_dtype
+    return [costs.move("elementwise", 4 * values)] if narrow else []
 
 
 def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:

@@ -1,0 +1,65 @@
+"""Parameters and gradients that are dealt to the replicas: ZeRO-2, ZeRO-3 and FSDP.
+
+Each layer, and each end of the model, is a unit (Zhao et al. 2023, arXiv:2304.11277): before a
+microbatch runs through it, all_gathers make its parameters whole; after its backward,
+reduce_scatters deal its gradients. Where there are copies of the shards (`optimizer_instances`,
+known as hybrid sharding), the copies reduce the shares among themselves.
+"""
+
+from ..cluster import Group
+from ..data import Training
+from ._architecture import Part
+from ._block import Segment
+from ._costs import Costs
+from ._parts import segment
+
+
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def shards(training: Training) -> tuple[bool, bool]:
+    """Whether the replicas share gradients, and parameters too."""
+    return training.zero >= 2, training.zero == 3
+
+
+def instance(group: Group, training: Training) -> tuple[Group, Group]:
+    """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
+    instances = training.optimizer_instances
+    size = group.size // instances
+    peers = Group(f"{group.name}-peers", instances, size * group.stride)
+    return Group(group.name, size, group.stride), peers
+
+
+def unit_parameters(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
+    """How many parameters one GPU has of a unit that is whole, and over whom they are shared."""
+    total, layout = part.parameters(costs.model), costs.layout
+    dense = (total.split + total.copied) / layout.tp
+    experts = total.experts / (layout.ep * layout.expert_tp)
+    return tuple((n, g) for n, g in ((dense, costs.dp), (experts, costs.edp)) if n and g.size > 1)
+
+
+def gathers(costs: Costs, part: Part) -> list[Segment]:
+    """What makes the parameters of a unit whole; nothing where each replica has them all."""
+    if not shards(costs.training)[1]:
+        return []
+    found = []
+    for parameters, group in unit_parameters(costs, part):
+        inner, _ = instance(group, costs.training)
+        if inner.size > 1:
+            found.append(segment([], costs.collective("all_gather", 2 * parameters, inner)))
+    return found
+
+
+def reductions(costs: Costs, part: Part) -> list[Segment]:
+    """What deals the gradients of a unit; nothing where they wait for the end of the step."""
+    if not shards(costs.training)[0]:
+        return []
+    found = []
+    for parameters, group in unit_parameters(costs, part):
+        size = GRADIENT_BYTES[costs.training.gradient_dtype] * parameters
+        inner, peers = instance(group, costs.training)
+        if inner.size > 1:
+            found.append(segment([], costs.collective("reduce_scatter", size, inner)))
+        if peers.size > 1:
+            found.append(segment([], costs.collective("all_reduce", size / inner.size, peers)))
+    return found

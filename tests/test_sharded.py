@@ -1,0 +1,100 @@
+"""ZeRO-2 and ZeRO-3 (FSDP): what is gathered and dealt, and what a GPU holds."""
+
+import re
+
+import pytest
+
+import prism_jax as prism
+from prism_jax.workload import count_parameters
+
+from .helpers import lower_job
+
+
+_SMALL = ("layout.tp=1", "layout.pp=1", "layout.dp=16", "schedule.kind=1f1b", "num_nodes=2")
+_SMALL += ("schedule.virtual_stages=1", "model=llama-3.1-8b", "training.gradient_dtype=fp32")
+_PARAMETERS = count_parameters(prism.load_model("llama-3.1-8b"))
+
+
+def _job(*overrides):
+    return prism.load_job("gpt3-175b-h100-768", (*_SMALL, *overrides))
+
+
+def _bytes(block, kind):
+    """What the collectives of a kind over replicas and their copies move, by their group."""
+    found = {}
+    for segment, times in block:
+        one = segment.collective
+        if one is not None and one.kind == kind:
+            named = re.match(r"(\d+)B (e?dp[a-z-]*\d+)", one.size)
+            assert named is not None
+            found[named[2]] = found.get(named[2], 0) + times * int(named[1])
+    return found
+
+
+def test_each_layer_is_gathered_twice_and_its_gradients_dealt_once():
+    work = lower_job(_job("training.zero=3"))
+    assert _bytes(work.forward[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+    assert _bytes(work.backward[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+    assert _bytes(work.backward[0], "reduce_scatter") == {"dp16": 4 * _PARAMETERS}
+    # Nothing is left to do at the end of the step.
+    assert work.reduce_scatter == ((),)
+    assert _bytes(work.tail, "all_gather") == {}
+
+
+def test_gradients_alone():
+    work = lower_job(_job("training.zero=2"))
+    assert _bytes(work.forward[0], "all_gather") == {}
+    assert _bytes(work.backward[0], "reduce_scatter") == {"dp16": 4 * _PARAMETERS}
+    assert work.reduce_scatter == ((),)
+    assert _bytes(work.tail, "all_gather") == {"dp16": 2 * _PARAMETERS}
+
+
+def test_a_backward_in_two_deals_gradients_with_its_weights():
+    work = lower_job(_job("training.zero=3"))
+    assert _bytes(work.backward_input[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+    assert _bytes(work.backward_input[0], "reduce_scatter") == {}
+    assert _bytes(work.backward_weight[0], "reduce_scatter") == {"dp16": 4 * _PARAMETERS}
+
+
+def test_copies_of_the_shards():
+    work = lower_job(_job("training.zero=3", "training.optimizer_instances=2"))
+    assert _bytes(work.forward[0], "all_gather") == {"dp8": 2 * _PARAMETERS}
+    assert _bytes(work.backward[0], "reduce_scatter") == {"dp8": 4 * _PARAMETERS}
+    (reduced,) = _bytes(work.backward[0], "all_reduce").values()
+    assert reduced == pytest.approx(4 * _PARAMETERS / 8, rel=1e-6)
+
+
+def test_what_stays_gathered_is_not_gathered_again():
+    work = lower_job(_job("training.zero=3", "training.reshard_after_forward=false"))
+    assert _bytes(work.backward[0], "all_gather") == {}
+    again = lower_job(_job("training.zero=3", "training.recompute=full"))
+    assert _bytes(again.backward[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+
+
+def test_experts_are_shared_by_those_who_have_the_same():
+    moe = ("model=mixtral-8x7b", "layout.ep=4", "training.zero=3")
+    work = lower_job(_job(*moe))
+    experts = 32 * 8 * 3 * 4096 * 14336
+    gathered = _bytes(work.forward[0], "all_gather")
+    assert gathered["edp4"] == 2 * experts / 4
+    total = count_parameters(prism.load_model("mixtral-8x7b"))
+    assert gathered["dp16"] == 2 * (total - experts)
+
+
+def test_memory_of_shards():
+    whole, gradients, shards = (
+        prism.memory(_job(f"training.zero={zero}")).ranks[0].parts for zero in (1, 2, 3)
+    )
+    assert whole["optimizer"] == gradients["optimizer"] == shards["optimizer"]
+    assert gradients["gradients"] == shards["gradients"] == whole["gradients"] / 16
+    assert gradients["parameters"] == whole["parameters"] == 16 * shards["parameters"]
+    assert "gathered" not in whole
+    # Embedding, head and layers are units; two of the largest are whole at once.
+    unit = 128256 * 4096
+    assert gradients["gathered"] == 4 * (2 * unit + 4096)
+    assert shards["gathered"] == (2 + 4) * (2 * unit + 4096)
+    kept = prism.memory(_job("training.zero=3", "training.reshard_after_forward=false"))
+    assert kept.ranks[0].parts["parameters"] == whole["parameters"]
+    ahead = prism.memory(_job("training.zero=3", "training.prefetch=3")).ranks[0].parts
+    layer = 2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096
+    assert ahead["gathered"] - shards["gathered"] == 2 * 2 * layer
