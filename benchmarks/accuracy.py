@@ -4,10 +4,12 @@
     python benchmarks/accuracy.py --only scales
     python benchmarks/accuracy.py --means    # the same as --only means
     python benchmarks/accuracy.py --memory   # the same as --only memory
+    python benchmarks/accuracy.py --collectives
 
 - `traces`: `../shared/data/straggler_traces`; see `_traces.py`.
 - `means`: `../shared/data/published` and the systems of `../shared/data/mlperf`; see `_means.py`.
 - `memory`: `../shared/data/megatron_golden/memory.csv`; see `_memory.py`.
+- `collectives`: `../shared/data/collectives`; see `_collectives.py`.
 - `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks what is further off than
   1.5 % of the median, 0.01 of p95/p50, a factor of 1.5 of the spread of the core, or, where that is
   more, what two runs of that system differ by.
@@ -23,7 +25,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 _FOLDERS = {"means": "published", "traces": "straggler_traces", "scales": "mlperf"}
-_FOLDERS["memory"] = "megatron_golden"
+_FOLDERS |= {"memory": "megatron_golden", "collectives": "collectives"}
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
@@ -32,12 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of predictions on measured data.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", choices=tuple(_FOLDERS), help="one of them")
-    parser.add_argument(
-        "--means", dest="only", action="store_const", const="means", help="the same as --only means"
-    )
-    parser.add_argument(
-        "--memory", dest="only", action="store_const", const="memory", help="as --only memory"
-    )
+    for name in ("means", "memory", "collectives"):
+        parser.add_argument(
+            f"--{name}", dest="only", action="store_const", const=name, help=f"as --only {name}"
+        )
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
     for name, folder in _FOLDERS.items():
@@ -47,6 +47,7 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    from benchmarks._collectives import collective_rows, collective_table
     from benchmarks._means import mean_rows, mean_table
     from benchmarks._memory import memory_rows, memory_table
     from benchmarks._scales import scale_rows, scale_table
@@ -54,6 +55,7 @@ def main() -> None:
 
     parts = {"means": (mean_rows, mean_table), "traces": (all_trace_rows, trace_table)}
     parts["scales"] = (scale_rows, scale_table)
+    parts["collectives"] = (collective_rows, collective_table)
     result = {}
     if arguments.only in (None, "memory"):
         rows, refused = memory_rows(arguments.data / _FOLDERS["memory"] / "memory.csv")

@@ -13,6 +13,7 @@ from prism_jax.analysis import CRPS, crps
 from prism_jax.cli import main
 from prism_jax.data import (
     Calibrated,
+    Prior,
     Variation,
     apply_calibrated,
     load_job,
@@ -22,6 +23,7 @@ from prism_jax.data import (
 from prism_jax.engine import composed_steps, simulate
 from prism_jax.fitting import agreement, calibrate, core_spread, observe
 from prism_jax.fitting._calibrated_job import without_calibration
+from prism_jax.fitting._collective_noise import Split, most_likely_noise
 from prism_jax.fitting._step_law import StepLaw, law_of_outliers, spread_of
 from prism_jax.program import compile_job, variability_of
 
@@ -32,13 +34,19 @@ _EIGHT += ("schedule.kind=1f1b", "kernels.network.slowdown=1.0", "kernels.rank.s
 _THIRTY_TWO = ("layout.dp=32", *_EIGHT[1:])
 _NAME = "gpt3-175b-h100-4096"
 _STEP = 0.004
+_WILD = 0.15
 
 
 def _true(overrides):
-    """A job whose GPUs are 7 % slower than its kernels say, and whose steps vary by their own."""
+    """A job whose GPUs are 7 % slower than its kernels say, with wilder collectives."""
     job = load_job(_NAME, overrides)
     assert job.kernels is not None
-    laws = [v for v in job.kernels.variability if v.component in ("rank", "network")]
+    laws = [
+        msgspec.structs.replace(v, parameters={"sigma": _WILD})
+        for v in job.kernels.variability
+        if v.component == "residual" and v.kernel in ("all_gather", "reduce_scatter")
+    ]
+    laws += [v for v in job.kernels.variability if v.component in ("rank", "network")]
     laws.append(Variation("", "step", "constant", {}))
     return _with(job, Calibrated(source="made up", compute=1.07, variability=tuple(laws)))
 
@@ -65,12 +73,16 @@ def _runs(job, *, number=1000, runs=3, seed=0):
 
 
 def _nothing_else():
-    """Priors that know that compute alone makes the level."""
+    """Priors that know that compute alone makes the level, and nothing of the noise but that it is
+    the same at each scale.
+    """
     shipped = load_priors()
     zero = {
         name: msgspec.structs.replace(getattr(shipped, name), mean=0.0, deviation=1e-6)
         for name in ("network", "constant_s", "growth")
     }
+    zero["collective_noise"] = Prior(shipped.collective_noise.mean, 3.0, "a test")
+    zero["collective_scale"] = Prior(0.0, 0.01, "a test")
     return msgspec.structs.replace(shipped, **zero)
 
 
@@ -83,6 +95,10 @@ def calibrated():
 
 def test_level_and_spread_are_found(calibrated):
     assert calibrated.calibrated.compute == pytest.approx(1.07, rel=0.005)
+    sigma = calibrated.kernels.find_variation("step").parameters["sigma"]
+    assert sigma == pytest.approx(_STEP, rel=0.2)  # 3,000 steps tell as much as 160 would alone.
+    noise = calibrated.kernels.find_variation("residual", "reduce_scatter").parameters["sigma"]
+    assert noise == pytest.approx(_WILD, rel=0.15)
     steps = np.concatenate(_runs(_true(_EIGHT), seed=1))
     law = simulate(compile_job(calibrated), num_samples=20_000, key=jax.random.key(1))
     assert law.std == pytest.approx(np.std(steps), rel=0.2)
@@ -280,6 +296,26 @@ def test_what_another_wrote_is_kept(tmp_path, capsys):
     assert out.read_text() == "kind = 'job'  # mine\n"
     assert main(["calibrate", _ONE_NODE, "--to", times, "--out", f"{times}/a.toml"]) == 2
     assert "nothing can be written there" in capsys.readouterr().err
+
+
+def test_noise_of_collectives_is_told_by_scales_or_by_priors():
+    """What follows the collectives over scales is theirs, what does not is the step's own; of one
+    scale alone the priors decide, and collectives that are nothing to a step tell nothing.
+    """
+    priors = load_priors()
+    usual = np.exp(priors.collective_noise.mean)
+    grow = [1e-5, 1e-4, 4e-4]
+    for noise, step in ((0.2, 3e-4), (0.03, 2e-3)):
+        told = [Split(1e-9 + c * noise**2 + step**2, 1e-9, c, 100_000) for c in grow]
+        assert most_likely_noise(told, _nothing_else()) == pytest.approx(noise, rel=0.1)
+    assert most_likely_noise([], priors) is None
+    short = most_likely_noise([Split(1e-3, 1e-9, 1e-10, 1000)], priors)
+    assert short == pytest.approx(usual, rel=1e-6)
+    # Twice the usual is believed in part; far more is a step's own, which has no such bound.
+    spreads = [0.03 * usual * x for x in (2, 99)]
+    each = [most_likely_noise([Split(s**2, 1e-9, 0.03**2, 1000)], priors) for s in spreads]
+    assert usual * 1.2 < float(each[0] or 0) < usual * 2
+    assert each[1] == pytest.approx(usual, rel=0.1)
 
 
 def test_the_printed_agreement_is_that_of_the_job(calibrated):

@@ -42,6 +42,11 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         and `system_spread` of its spread.
     - `spread_elsewhere`: of the logarithm of the spread of a run at another scale over that where
         it was calibrated.
+    - `collective_noise`: of the logarithm of the standard deviation of the logarithm of what
+        replicas do together, in a family of systems, and `collective_scale` of what each of these
+        has besides.
+    - `step_shared`: the share of the core's variance that a step has in common with the next, and
+        `step_alone` the spread that it has alone and that no collective makes.
     - `step_spread`: the spread of the core of a run's steps.
     - `outlier_share`: the share of slow outliers among steps.
     - `outlier_excess`: by how many spreads of the core one is longer, and `outlier_spread` the
@@ -55,6 +60,10 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     configuration: Prior
     system_spread: Prior
     spread_elsewhere: Prior
+    collective_noise: Prior
+    collective_scale: Prior
+    step_shared: Worth
+    step_alone: Worth
     step_spread: Worth
     outlier_share: Worth
     outlier_excess: Worth

@@ -20,6 +20,7 @@ from ..data import (
     replace_variations,
 )
 from ._calibrated_job import with_laws, with_level_of, with_uncertainty, without_calibration
+from ._collective_noise import noise_of_collectives, with_noise
 from ._level import Level, Point, fit_level, with_level
 from ._observe import Observed
 from ._scale import Scale, scale_of, steps_of_kernels
@@ -48,6 +49,8 @@ def calibrate(
         exponent by which compute grows with the number of replicas. One scale tells the first
         alone: the rest is then what other systems have (`kernels/priors.toml`), as `uncertainty`
         says. Runs at other scales tell more of them.
+    - `residual` of what replicas do together: what a step does not share with the next, as far as
+        other systems have such noise. It grows with the part of a step that they take.
     - `step`: what happens to a step as a whole, relative to it: the spread of the core beyond the
         noise of kernels, and the slow outliers. Both lean on those of other systems, by more where
         runs are short. Where the core is narrower than the noise of kernels, that is made less.
@@ -82,7 +85,7 @@ def calibrate(
         scale_of(without_calibration(one, source), their) for one, their in [(job, runs), *others]
     ]
     priors, num_replicas = priors or load_priors(), job.layout.dp
-    calibration = _started(scales, num_replicas, priors)
+    calibration = _started(scales, num_replicas, priors, key, num_samples)
     with progress_bar(num_iterations, progress, "calibration", "iteration") as advance:
         for _ in range(num_iterations):
             calibration = _improved(calibration, scales, num_replicas, priors, key, num_samples)
@@ -91,7 +94,7 @@ def calibrate(
     kernels = scales[0].job.kernels
     assert kernels is not None
     laws = (calibration.law.variation(source), *_silent(source))
-    job = with_laws(scales[0].job, (*laws, *_narrower(kernels, calibration.less)))
+    job = with_laws(scales[0].job, (*laws, *calibration.laws_of(kernels)))
     job = with_level_of(job, calibration.level.values, num_replicas)
     job = with_uncertainty(job, _uncertainty(calibration.level, scales, priors))
     return msgspec.structs.replace(job, measured=_measured(observed, source))
@@ -99,19 +102,39 @@ def calibrate(
 
 @dataclasses.dataclass(frozen=True)
 class _Calibration:
-    """What is calibrated: the level, the law of a step, and a factor on the noise of kernels."""
+    """What is calibrated: the level, the law of a step, the noise of what replicas do together, and
+    a factor on that of all kernels.
+    """
 
     level: Level
     law: StepLaw
+    noise: float | None
     less: float
 
+    def laws_of(self, kernels: Kernels) -> tuple[Variation, ...]:
+        """The noise of kernels, of those whose law changes."""
+        laws = with_noise(kernels, self.noise)
+        if self.less == 1:
+            return laws
+        known = replace_variations(kernels.variability, laws)
+        return _narrower(msgspec.structs.replace(kernels, variability=known), self.less)
 
-def _started(scales: Sequence[Scale], num_replicas: int, priors: Priors) -> _Calibration:
+
+def _started(
+    scales: Sequence[Scale],
+    num_replicas: int,
+    priors: Priors,
+    key: PRNGKeyArray,
+    num_samples: int,
+) -> _Calibration:
+    """The calibration before any steps of it are simulated."""
     all_observed = [scale.observed for scale in scales]
     spread = float(np.mean([spread_of(observed, priors) for observed in all_observed]))
     law = law_of_outliers(all_observed, spread, priors)
     level = _level(scales, np.ones(len(scales)), num_replicas, priors)
-    return _Calibration(level, dataclasses.replace(law, sigma=spread), 1.0)
+    kernels = [with_level(scale.kernels, level.values, num_replicas) for scale in scales]
+    noise = noise_of_collectives(scales, kernels, priors, key, num_samples)
+    return _Calibration(level, dataclasses.replace(law, sigma=spread), noise, 1.0)
 
 
 def _improved(
@@ -126,7 +149,7 @@ def _improved(
     simulated, above = [], []
     for scale in scales:
         kernels = scale.kernels
-        laws = replace_variations(kernels.variability, _narrower(kernels, now.less))
+        laws = replace_variations(kernels.variability, now.laws_of(kernels))
         kernels = msgspec.structs.replace(kernels, variability=laws)
         kernels = with_level(kernels, now.level.values, num_replicas)
         steps = steps_of_kernels(scale.job, kernels, key, num_samples)
@@ -141,7 +164,7 @@ def _improved(
     )
     law = dataclasses.replace(now.law, sigma=sigma)
     level = _level(scales, np.array(above), num_replicas, priors)
-    return _Calibration(level, law, less * now.less)
+    return _Calibration(level, law, now.noise, less * now.less)
 
 
 def _level(
@@ -171,8 +194,6 @@ def _silent(source: str) -> tuple[Variation, ...]:
 
 def _narrower(kernels: Kernels, less: float) -> tuple[Variation, ...]:
     """The noise of kernels, made less; other families than the log-normal stay as they are."""
-    if less == 1:
-        return ()
     return tuple(
         msgspec.structs.replace(v, parameters={"sigma": less * v.parameters["sigma"]})
         for v in kernels.variability
