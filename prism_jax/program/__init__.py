@@ -1,13 +1,10 @@
 from ._adjustment import Adjustment as Adjustment
 from ._assemble import KINDS as KINDS, assemble as assemble
+from ._branches import Overlaps as Overlaps, branch_moments as branch_moments, together as together
 from ._check import check_variability as check_variability
 from ._collapse import (
-    NODE_SCORES as NODE_SCORES,
     Collapse as Collapse,
     class_moments as class_moments,
-    communication_moments as communication_moments,
-    gpu_factors as gpu_factors,
-    segment_maxima as segment_maxima,
     segment_skewness as segment_skewness,
 )
 from ._compile import (
@@ -19,6 +16,14 @@ from ._compile_profile import compile_profile as compile_profile
 from ._constant_step import constant_step as constant_step
 from ._digest import digest as digest
 from ._fits import check_memory as check_memory
+from ._lay_out import (
+    ALONE as ALONE,
+    BESIDE as BESIDE,
+    CLOSES as CLOSES,
+    MEETS as MEETS,
+    ROW_ENDS as ROW_ENDS,
+    STARTS as STARTS,
+)
 from ._load_profile import load_profile as load_profile
 from ._memory import Memory as Memory, RankMemory as RankMemory, memory as memory
 from ._program import (
@@ -27,6 +32,11 @@ from ._program import (
     stall_rate as stall_rate,
 )
 from ._save import load_program as load_program, save_program as save_program
+from ._segment import (
+    NODE_SCORES as NODE_SCORES,
+    gpu_factors as gpu_factors,
+    segment_maxima as segment_maxima,
+)
 from ._sets import Sets as Sets
 from ._step_graph import (
     LAUNCH as LAUNCH,

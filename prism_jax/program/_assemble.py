@@ -11,7 +11,7 @@ from .._misc import FrozenArray, unknown_name
 from ..latency import Constant
 from ..maxplus import to_levels
 from ..schedule import OpGraph
-from ..workload import Block, Kernel
+from ..workload import Block, Kernel, rows_of
 from ._check import check_arguments, check_variability
 from ._lay_out import lay_out
 from ._program import Ops, Program, Rows
@@ -116,9 +116,8 @@ def _number_blocks(blocks: Sequence[Block]) -> tuple[list[Block], np.ndarray]:
 
 def _kernels(block: Block) -> Iterator[Kernel]:
     for segment, _ in block:
-        yield from (kernel for kernel, _ in segment.kernels)
-        if segment.collective is not None:
-            yield segment.collective
+        for row, _ in rows_of(segment):
+            yield from (kernel for kernel, _ in row)
 
 
 def _of_kinds(variability: Variability, kinds: Sequence[str]) -> Variability:

@@ -66,7 +66,8 @@ def _moments(
     index = regimes[None, :] * len(NODE_SCORES) + position
     collapsed = _between(moments, index[None], share[None])
     if plan.tables.shared is not None:
-        shared = _between(plan.tables.shared[classes], position, share)
+        shared = plan.tables.shared[classes].reshape(len(classes), -1)
+        shared = _between(shared, index, share)
         if others is None:
             # Nothing else runs on these GPUs: what they share is drawn with the rest.
             collapsed = collapsed.at[1].set(_root_of_squares(collapsed[1], shared))

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from ..maxplus import AbstractOpLaw
+from ..program import ALONE, BESIDE, CLOSES, MEETS, ROW_ENDS, STARTS
 from ..random import KeyData, normals
 from ._op_law import Common, OpLaw, look_up, look_up_one
 from ._plan import Plan
@@ -75,31 +76,53 @@ class MemberLaw(AbstractOpLaw):
     def _together(self, op, common: MemberCommon) -> Any:
         """The latency of the row of kernels: members run by themselves up to where they wait."""
         steps, count = common.sequences.steps, len(self.members)
+        slowdowns = common.sequences.slowdowns
         longest, dtype = steps.shape[1], common.mean.dtype
         factor = jnp.stack(self.members)
         shape = jnp.broadcast_shapes(self.row.shape, common.ids.shape)
         members = jnp.arange(count, dtype=jnp.uint32).reshape((count,) + (1,) * len(shape))
 
         def run(carry, slot):
-            alone, together = carry
-            number, kernel, waits = slot
+            alone, together, beside = carry
+            number, kernel, does = slot
             counter = (op.astype(jnp.uint32) * np.uint32(longest) + number) * np.uint32(count)
             ids = jnp.broadcast_to(common.ids, (count, *shape))
             drawn = normals(common.key, ids, counter[None] + members, dtype)
             kind = jnp.broadcast_to(common.kind[kernel], shape)[None]
             drawn = look_up(common.common.residuals, kind, drawn) * common.mean[kernel][None]
             drawn = jnp.where(kernel[None] >= 0, drawn, 0)
-            closes = waits == 1
             slowed = jnp.where(common.on_network[kernel], common.regimes, 1)
-            alone = alone + jnp.where(closes[None], 0, factor * drawn)
+            if slowdowns is not None:
+                alone, beside = _beside(slowdowns, alone, beside, slot, drawn[0] * slowed)
+            closes = does == CLOSES
+            alone = alone + jnp.where(does[None] == ALONE, factor * drawn, 0)
             together = together + jnp.where(closes, jnp.max(alone, axis=0) + drawn[0] * slowed, 0)
-            return (jnp.where(closes[None], 0, alone), together), None
+            return (jnp.where(closes[None], 0, alone), together, beside), None
 
-        start = (jnp.zeros((count, *shape), dtype), jnp.zeros(shape, dtype))
+        start = jnp.zeros((count, *shape), dtype), jnp.zeros(shape, dtype)
+        beside = None if slowdowns is None else jnp.zeros((3, *shape), dtype)
         sequence = steps[self.row]  # (..., longest, 2)
         slots = (
             jnp.arange(longest, dtype=jnp.uint32),
             *(jnp.moveaxis(sequence[..., k], -1, 0) for k in range(2)),
         )
-        (_, together), _ = lax.scan(run, start, slots)
+        (_, together, _), _ = lax.scan(run, (*start, beside), slots)
         return together
+
+
+def _beside(slowdowns: Float[Array, "branches 2"], alone, beside, slot, drawn):
+    """One kernel further in branches: what each member has run by then, and of the branches their
+    start, the longest row of collectives, and how long this row is so far.
+    """
+    _, which, does = slot
+    start, longest, row = beside
+    begins = does == STARTS
+    start = jnp.where(begins, jnp.max(alone, axis=0), start)
+    row = row + jnp.where(does == BESIDE, drawn, 0)
+    longest = jnp.where(does == ROW_ENDS, jnp.maximum(longest, row), longest)
+    row = jnp.where(begins | (does == ROW_ENDS), 0, row)
+    alpha, beta = jnp.moveaxis(slowdowns[which], -1, 0)
+    compute = jnp.max(alone, axis=0)
+    end = jnp.maximum(start + longest + beta * (compute - start), compute + alpha * longest)
+    alone = jnp.where((does == MEETS)[None], end[None], alone)
+    return alone, jnp.stack([start, jnp.where(begins, 0, longest), row])

@@ -18,7 +18,6 @@ from ..program import (
     Stall,
     Variability,
     class_moments,
-    communication_moments,
     gpu_factors,
     kernel_cumulants,
     segment_skewness,
@@ -75,7 +74,7 @@ class Tables(eqx.Module):
     """
 
     moments: Float[Array, "3 classes regimes nodes"]
-    shared: Float[Array, "classes nodes"] | None
+    shared: Float[Array, "classes regimes nodes"] | None
     communication: Float[Array, "3 classes regimes"] | None
     skewness: Float[Array, " segments"]
     nodes: Float[Array, " nodes"]
@@ -207,10 +206,10 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     rates = _rates(stalls, classes)
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
-    communication = None
-    if variability.worker_step is not None:
-        communication = communication_moments(classes.collapse, cumulants, network)
-    moments, shared = class_moments(classes.collapse, cumulants, network, groups)
+    apart = variability.worker_step is not None
+    moments, shared, communication = class_moments(
+        classes.collapse, cumulants, network, groups, apart=apart
+    )
     return Tables(
         moments=moments,
         shared=shared if differ else None,

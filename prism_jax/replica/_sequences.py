@@ -1,7 +1,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..maxplus import bucket
 from ..program import Program
@@ -12,13 +12,15 @@ class Sequences(eqx.Module):
 
     **Attributes:**
 
-    - `steps`: the kernel, or -1, and whether the members wait for one another after it.
+    - `steps`: the kernel, or -1, and what it does: `ALONE`, `CLOSES` ... of `program`.
     - `alone`: whether the row's ops are one kernel that keeps its own law.
+    - `slowdowns`: of each of the branches, as of `workload.Branches`; `None` where there are none.
     - `members`: of a group. Static.
     """
 
     steps: Int[Array, "rows longest 2"]
     alone: Bool[Array, " rows"]
+    slowdowns: Float[Array, "branches 2"] | None
     members: int = eqx.field(static=True)
 
 
@@ -33,4 +35,10 @@ def sequences_of(program: Program) -> Sequences:
         steps[r, : len(sequence)] = sequence
     alone = np.zeros(number, bool)
     alone[: len(classes)] = program.blocks.direct.value[classes] >= 0
-    return Sequences(jnp.asarray(steps), jnp.asarray(alone), program.group_size)
+    slowdowns = program.blocks.slowdowns.value.astype(program.latencies.mean.dtype)
+    return Sequences(
+        jnp.asarray(steps),
+        jnp.asarray(alone),
+        jnp.asarray(slowdowns) if len(slowdowns) else None,
+        program.group_size,
+    )

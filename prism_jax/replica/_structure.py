@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from ..latency import log_sigma
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
-from ..program import KINDS, Collapse, Program, Sets
+from ..program import KINDS, Collapse, Overlaps, Program, Sets
 from ._sequences import Sequences, sequences_of
 from ._strata import Strata, strata_of
 
@@ -237,6 +237,22 @@ def _collapse(program: Program) -> Collapse:
         members=_padded(members.astype(dtype), num_segments),
         # A group as large as the world is the world.
         group=_padded((members != program.group_size).astype(np.int32), num_segments),
+        overlaps=_overlaps(program, num_segments),
+    )
+
+
+def _overlaps(program: Program, num_segments: int) -> Overlaps | None:
+    blocks, dtype = program.blocks, program.latencies.mean.dtype
+    number, rows, _ = blocks.branch_communication.value.shape
+    if not number:
+        return None
+    room, num_classes = bucket(number, 8), bucket(len(blocks.direct.value), 16)
+    kernels = (room, rows, kernels_of(program))
+    return Overlaps(
+        compute=_matrix(blocks.branch_compute.value, (room, num_segments), dtype),
+        communication=_matrix(blocks.branch_communication.value, kernels, dtype),
+        slowdowns=_matrix(blocks.slowdowns.value, (room, 2), dtype),
+        classes=_matrix(blocks.class_branches.value, (num_classes, room), dtype),
     )
 
 
@@ -270,7 +286,7 @@ def _padded(array: np.ndarray, number: int, fill: int = 0) -> Shaped[Array, " nu
     return jnp.asarray(np.append(array, np.full(number - len(array), fill, array.dtype)))
 
 
-def _matrix(array: np.ndarray, shape: tuple[int, int], dtype) -> Float[Array, "rows columns"]:
+def _matrix(array: np.ndarray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
     whole = np.zeros(shape, dtype)
     whole[tuple(map(slice, array.shape))] = array
     return jnp.asarray(whole)

@@ -1,7 +1,9 @@
 from ._architecture import count_parameters as count_parameters
 from ._block import (
     Block as Block,
+    Branches as Branches,
     Kernel as Kernel,
+    Row as Row,
     Segment as Segment,
     Workload as Workload,
 )
@@ -12,5 +14,5 @@ from ._memory import (
     add_sizes as add_sizes,
     memory_of_stages as memory_of_stages,
 )
-from ._parts import block_mean as block_mean
+from ._parts import block_mean as block_mean, rows_of as rows_of
 from ._split import check_split as check_split, layers_of_stages as layers_of_stages

@@ -21,18 +21,64 @@ class Kernel(msgspec.Struct, frozen=True):
     link: str | None = None
 
 
+Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.
+
+
+class Branches(msgspec.Struct, frozen=True):
+    """What runs side by side: compute of every member, and collectives of the whole group.
+
+    The collectives start when the slowest member has come so far; the branches end when all have
+    ended on all members. Rows of collectives do not slow one another.
+
+    **Attributes:**
+
+    - `compute`: the kernels that every member runs by itself.
+    - `communication`: the rows of collectives, one for each stream.
+    - `contention`: by what part compute takes longer while collectives run, and they while compute
+        does; the product of the two is at most one.
+    """
+
+    compute: Row
+    communication: tuple[Row, ...]
+    contention: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self):
+        if not all(self.communication) or not self.communication:
+            raise ValueError("Branches without a collective are no branches; give kernels alone.")
+        compute, communication = self.contention
+        if not (compute >= 0 and communication >= 0 and compute * communication <= 1):
+            raise ValueError(
+                f"`contention={self.contention}` must hold two numbers that are not negative and "
+                "whose product is at most 1."
+            )
+
+    @property
+    def slowdowns(self) -> tuple[float, float]:
+        """What compute that ends last has taken longer by, as a part of the collectives' latency
+        alone; and what collectives that end last have, as a part of that of compute.
+
+        With `x = C (1 + a)` and `y = K (1 + b)`, what takes longer is done at full speed when the
+        other has ended: `max(x + (y - x) / (1 + b), y + (x - y) / (1 + a))`, which is
+        `max(K + beta C, C + alpha K)`, exact for `a b <= 1`.
+        """
+        a, b = self.contention
+        return a * (1 + b) / (1 + a), b * (1 + a) / (1 + b)
+
+
 class Segment(msgspec.Struct, frozen=True):
     """Kernels that every member of a tensor- and context-parallel group runs by itself.
 
     **Attributes:**
 
-    - `kernels`: each kernel with how often it runs, in any order: they are serial.
+    - `kernels`: what each member runs alone, before the branches.
     - `collective`: what closes the segment: it starts when the slowest member arrives. `None` where
         nobody waits within the group.
+    - `branches`: what then runs side by side, before the closing collective; `None` for nothing.
     """
 
-    kernels: tuple[tuple[Kernel, int], ...]
+    kernels: Row
     collective: Kernel | None = None
+    branches: Branches | None = None
 
 
 Block = tuple[tuple[Segment, int], ...]  # Each segment with how often it occurs.

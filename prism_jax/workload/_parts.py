@@ -1,14 +1,21 @@
 """Building blocks out of kernels."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from ._block import Block, Kernel, Segment
+from ._block import Block, Branches, Kernel, Row, Segment
 
 
-def segment(kernels: Iterable[Kernel], collective: Kernel | None = None) -> Segment:
+def segment(
+    kernels: Iterable[Kernel], collective: Kernel | None = None, branches: Branches | None = None
+) -> Segment:
     """A segment of these kernels, each counted once."""
-    return Segment(tuple(Counter(kernels).items()), collective)
+    return Segment(row(kernels), collective, branches)
+
+
+def row(kernels: Iterable[Kernel]) -> Row:
+    """Serial kernels, each counted once."""
+    return tuple(Counter(kernels).items())
 
 
 def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
@@ -20,9 +27,9 @@ def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
     loose: Counter[Kernel] = Counter()
     for segments, times in parts:
         for one in segments:
-            if times == 0 or not (one.kernels or one.collective):
+            if times == 0 or not (one.kernels or one.collective or one.branches):
                 continue
-            if one.collective is None:
+            if one.collective is None and one.branches is None:
                 for kernel, count in one.kernels:
                     loose[kernel] += count * times
             else:
@@ -32,13 +39,31 @@ def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
     return tuple(counts.items())
 
 
+def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
+    """The rows of kernels of a segment, and whether each is run by every member by itself."""
+    yield one.kernels, True
+    if one.branches is not None:
+        yield one.branches.compute, True
+        for communication in one.branches.communication:
+            yield communication, False
+    if one.collective is not None:
+        yield ((one.collective, 1),), False
+
+
 def block_mean(parts: Block) -> float:
     """The latency of a block of constant kernels, in seconds."""
-    return sum(
-        times
-        * (
-            sum(kernel.mean * count for kernel, count in one.kernels)
-            + (one.collective.mean if one.collective else 0.0)
-        )
-        for one, times in parts
-    )
+    return sum(times * _segment_mean(one) for one, times in parts)
+
+
+def _segment_mean(one: Segment) -> float:
+    mean = _row_mean(one.kernels) + (one.collective.mean if one.collective else 0.0)
+    if one.branches is not None:
+        alpha, beta = one.branches.slowdowns
+        compute = _row_mean(one.branches.compute)
+        longest = max(map(_row_mean, one.branches.communication), default=0.0)
+        mean += max(longest + beta * compute, compute + alpha * longest)
+    return mean
+
+
+def _row_mean(kernels: Row) -> float:
+    return sum(kernel.mean * count for kernel, count in kernels)

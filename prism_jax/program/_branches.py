@@ -1,0 +1,197 @@
+"""Compute and collectives side by side: the moments of when both have ended.
+
+With compute that takes `C` and collectives that take `K`, each slowed while the other runs,
+
+    T = max(K + beta C, C + alpha K)
+
+(`Branches.slowdowns`), where `C` is the slowest member's: `T` grows in `C`, and the collectives are
+one draw for the group. The moments are an integral over the two laws, each a cube of a normal. The
+one that varies less is the outer variable, at equal steps of its score; over the other the integral
+is in two parts, which meet where both end together. So each part is of a smooth function.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..latency import cube_normal, cube_normal_score
+from ._segment import shape_of
+
+
+_OUTER = np.linspace(-6.0, 6.0, 25)
+_OUTER_WEIGHTS = np.exp(-(_OUTER**2) / 2)
+_INNER, _INNER_WEIGHTS = np.polynomial.legendre.leggauss(32)
+_LIMIT = 7.0  # Of the inner score.
+# What varies by less than this part of what it takes meets the other anywhere.
+_LEAST_SPREAD = 1e-4
+
+
+class Overlaps(eqx.Module):
+    """Which branches there are, as arrays, padded with zeros.
+
+    **Attributes:**
+
+    - `compute`: what members run in the branches: 1 for the segment with all that they run up to
+        the end of the branches, -1 for that with what they run before them.
+    - `communication`: how often each kernel runs in each row of collectives.
+    - `slowdowns`: as of `workload.Branches`.
+    - `classes`: how often a class contains the branches.
+    """
+
+    compute: Float[Array, "branches segments"]
+    communication: Float[Array, "branches rows kernels"]
+    slowdowns: Float[Array, "branches 2"]
+    classes: Float[Array, "classes branches"]
+
+
+def branch_moments(
+    overlaps: Overlaps,
+    cumulants: Float[Array, "3 kernels"],
+    network: Float[Array, " kernels regimes"],
+    segments: Float[Array, "4 segments nodes"],
+    *,
+    apart: bool = False,
+) -> tuple[Float[Array, "4 classes regimes nodes"], Float[Array, "3 classes regimes"] | None]:
+    """What branches add to each class. Differentiable in all that is not an index.
+
+    **Arguments:**
+
+    - `overlaps`: the branches.
+    - `cumulants`: of each kernel's latency.
+    - `network`: the factor on each kernel in each regime.
+    - `segments`: what `segment_maxima` gives for each segment.
+    - `apart`: whether to find the part of communication, too.
+
+    **Returns:**
+
+    Cumulants and what the other GPUs share, as of `segment_maxima`; and which part of the cumulants
+    communication has at the middle node: how much they grow with a factor on all of it, over their
+    order.
+    """
+    powers = jnp.stack([network, network**2, network**3])
+    rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
+    # Up to the end of the compute less up to its start: so the two together are the slowest of the
+    # sums of members who do not wait in between.
+    compute = jnp.einsum("bs,isn->bin", overlaps.compute, segments)
+    compute = compute.at[:, 1].set(jnp.maximum(compute[:, 1], 0))
+
+    def one(branch):
+        compute, rows, slowdowns = branch
+        communication = rows[:, 0]
+        for j in range(1, rows.shape[1]):
+            communication = _longest(communication, rows[:, j])
+
+        def ends(communication):
+            return together(compute[:, None, :], communication, slowdowns)
+
+        communication = communication[:, :, None]
+        if not apart:
+            return ends(communication), None
+        # Cumulants are homogeneous in both latencies, so each is what the two add to its growth.
+        orders = jnp.arange(1, 4, dtype=compute.dtype)[:, None, None]
+        whole, grows = jax.jvp(ends, (communication,), (orders * communication,))
+        return whole, (grows[:3] / orders)[..., compute.shape[-1] // 2]
+
+    # One after the other, and computed again for the derivative: kept, it would be large.
+    found, parts = jax.lax.map(jax.checkpoint(one), (compute, rows, overlaps.slowdowns))
+    found = jnp.einsum("cb,birn->icrn", overlaps.classes, found)
+    return found, jnp.einsum("cb,bir->icr", overlaps.classes, parts) if apart else None
+
+
+def together(
+    compute: Float[Array, "4 *#shape"],
+    communication: Float[Array, "3 *#shape"],
+    slowdowns: Float[Array, "2"],
+) -> Float[Array, "4 *shape"]:
+    """The moments of when compute and communication that start together have both ended.
+
+    **Arguments:**
+
+    - `compute`: mean, variance and third central moment of what is drawn anew, and the standard
+        deviation of what is shared with other segments.
+    - `communication`: the first three.
+    - `slowdowns`: `(alpha, beta)`, as of `workload.Branches`.
+
+    **Returns:**
+
+    The same four as of `compute`. Differentiable in all three.
+    """
+    shape = jnp.broadcast_shapes(compute.shape[1:], communication.shape[1:])
+    mean_c, own, third, shared = jnp.broadcast_to(compute, (4, *shape))
+    mean_k, variance_k, third_k = jnp.broadcast_to(communication, (3, *shape))
+    alpha, beta = (jnp.broadcast_to(x, shape) for x in slowdowns)
+    variance_c = own + shared**2
+    weights, late_c, late_k = _quadrature(
+        (mean_c, *shape_of(variance_c, third), 1 - beta),
+        (mean_k, *shape_of(variance_k, third_k), 1 - alpha),
+    )
+    by_compute, by_communication = mean_c + alpha * mean_k, mean_k + beta * mean_c
+    about = jnp.maximum(by_compute, by_communication)
+    # From what it would be if nothing varied: small numbers, which single precision holds.
+    late = jnp.maximum(
+        _wide(by_compute - about) + late_c + _wide(alpha) * late_k,
+        _wide(by_communication - about) + late_k + _wide(beta) * late_c,
+    )
+
+    def mean(x):
+        return jnp.sum(weights * x, axis=(-2, -1))
+
+    first = mean(late)
+    apart = late - _wide(first)
+    varies = variance_c > 0
+    slope = jnp.where(varies, mean(apart * late_c) / jnp.where(varies, variance_c, 1), 0)
+    shares = slope * shared
+    variance = jnp.maximum(mean(apart**2) - shares**2, 0)
+    return jnp.stack([about + first, variance, mean(apart**3), shares])
+
+
+def _longest(
+    one: Float[Array, "3 *shape"], other: Float[Array, "3 *shape"]
+) -> Float[Array, "3 *shape"]:
+    """The cumulants of the longer of two that do not slow each other."""
+    alone = jnp.concatenate([one, jnp.zeros_like(one[:1])])
+    return together(alone, other, jnp.zeros((2,), one.dtype))[:3]
+
+
+def _quadrature(one, other):
+    """Weights, and by how much each of two is above its mean, `(*shape, outer, inner)`; they end
+    together where mean and lateness times the last of each are equal.
+    """
+    mean, std, skewness, part = one
+    mean_2, std_2, skewness_2, part_2 = other
+    dtype = std.dtype
+    lead = (1,) * std.ndim
+
+    def constants(values, *axes):
+        return jnp.asarray(values, dtype).reshape(*lead, *axes)
+
+    outer = constants(_OUTER, -1, 1)
+    first_varies_more = part * std >= part_2 * std_2
+
+    def pick(if_first, if_second):
+        return _wide(jnp.where(first_varies_more, if_first, if_second))
+
+    ahead = part_2 * mean_2 - part * mean
+    ahead = pick(ahead, -ahead)
+    narrow = pick(std_2, std) * cube_normal(outer, pick(skewness_2, skewness))
+    spread = jnp.maximum(pick(part * std, part_2 * std_2), _LEAST_SPREAD * pick(mean, mean_2))
+    meets = (ahead + pick(part_2, part) * narrow) / jnp.maximum(spread, 1e-12)
+    meets = jnp.clip(cube_normal_score(meets, pick(skewness, skewness_2)), -_LIMIT, _LIMIT)
+    # Two parts, below and above: one axis for the parts, and one for the points of each.
+    half = jnp.stack([meets + _LIMIT, _LIMIT - meets], axis=-1) / 2
+    middle = jnp.stack([meets - _LIMIT, _LIMIT + meets], axis=-1) / 2
+    inner = middle + half * constants(_INNER, 1, -1, 1)
+    weights = half * constants(_INNER_WEIGHTS, 1, -1, 1) * jnp.exp(-(inner**2) / 2)
+    weights = weights * constants(_OUTER_WEIGHTS, -1, 1, 1)
+    inner, weights = (x.reshape(*x.shape[:-2], -1) for x in (inner, weights))
+    weights = weights / jnp.sum(weights, axis=(-2, -1), keepdims=True)
+    wide = pick(std, std_2) * cube_normal(inner, pick(skewness, skewness_2))
+    narrow = jnp.broadcast_to(narrow, wide.shape)
+    first = first_varies_more[..., None, None]
+    return weights, jnp.where(first, wide, narrow), jnp.where(first, narrow, wide)
+
+
+def _wide(x: Float[Array, "*shape"]) -> Float[Array, "*shape 1 1"]:
+    return x[..., None, None]

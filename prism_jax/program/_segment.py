@@ -1,0 +1,179 @@
+"""What the members of a group run by themselves, until the slowest of them has ended.
+
+The maximum is taken under the condition that the slowest GPU of the group has the factor `A`, which
+the group's blocks share: one member runs at `A`, the others at factors below it,
+
+    P(max <= x | A) = F(x / A) * (E[F(x / a) | a < A]) ** (n - 1).
+
+Taking `A` outside the maxima instead would count the slowest GPU twice. The others keep their
+factors from segment to segment too, so a group whose others are slow is late in all of them: see
+`_kept`.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
+
+
+# Standard-normal scores of the slowest GPU's factor at which the moments are computed; between them
+# they are interpolated linearly in the factor.
+NODE_SCORES = np.linspace(-4.5, 4.5, 19)
+
+# The members below A, by Gauss-Legendre in probability; the law of a segment, on a grid in units of
+# its standard deviation, and on every fourth point of it where pairs of points are integrated.
+_BELOW, _BELOW_WEIGHTS = np.polynomial.legendre.leggauss(24)
+_BELOW, _BELOW_WEIGHTS = (_BELOW + 1) / 2, _BELOW_WEIGHTS / 2
+_GRID = np.linspace(-7.0, 11.0, 181)
+_COARSE = 4
+
+
+class Group(eqx.Module):
+    """The factors of a group's GPUs: of the slowest, and of the others given the slowest.
+
+    **Attributes:**
+
+    - `slowest`: the factor of the slowest GPU at `NODE_SCORES`.
+    - `others`: factors of a GPU below it, at equally likely points.
+    """
+
+    slowest: Float[Array, "*groups nodes"]
+    others: Float[Array, "*groups nodes below"]
+
+
+def gpu_factors(
+    rank: AbstractLatency | None,
+    counts: Float[Array, " groups"],
+    scores: Float[Array, " scores"],
+) -> tuple[Group, Float[Array, "groups scores"]]:
+    """The factors of groups of GPUs, whose mean over GPUs is one.
+
+    **Arguments:**
+
+    - `rank`: the law of one GPU's factor; `None` for equal GPUs.
+    - `counts`: how many GPUs each group has.
+    - `scores`: standard-normal scores.
+
+    **Returns:**
+
+    The groups' factors at the nodes, and those of their slowest GPUs at `scores`.
+    """
+    dtype = scores.dtype
+    number = len(counts)
+    nodes = jnp.broadcast_to(jnp.asarray(NODE_SCORES, dtype), (number, len(NODE_SCORES)))
+    if rank is None:
+        equal = Group(jnp.ones_like(nodes), jnp.ones((*nodes.shape, len(_BELOW)), dtype))
+        return equal, jnp.ones((number, len(scores)), dtype)
+    count = counts[:, None].astype(dtype)
+    # P(one GPU is below the slowest of the group), of which the others have an even share.
+    below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
+    shares = below[:, :, None] * jnp.asarray(_BELOW, dtype)[None, None, :]
+    wanted = (
+        score_of_maximum(nodes, count),
+        jax.scipy.special.ndtri(shares).reshape(number, -1),
+        score_of_maximum(jnp.broadcast_to(scores, (number, len(scores))), count),
+    )
+    # One call for all: a law without a closed quantile is costly to compile.
+    together = jnp.concatenate(wanted, axis=1).astype(rank.dtype)
+    factors = rank.from_normal(together.reshape(-1)).reshape(together.shape) / rank.mean()
+    sizes = np.cumsum([part.shape[1] for part in wanted])[:-1]
+    slowest, others, at_scores = jnp.split(factors.astype(dtype), sizes, axis=1)
+    return Group(slowest, others.reshape(shares.shape)), at_scores
+
+
+def segment_maxima(
+    mean: Float[Array, ""],
+    variance: Float[Array, ""],
+    third: Float[Array, ""],
+    group: Group,
+    count: Float[Array, ""],
+) -> Float[Array, "4 nodes"]:
+    """Mean, variance and third central moment of the slowest of `count` members' segments, given
+    the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2. The variance is of
+    what each segment draws anew; last comes the standard deviation of what the other GPUs' factors
+    make of all segments of a sample.
+
+    Differentiable. Source: the module's docstring.
+    """
+    dtype = mean.dtype
+    slowest = group.slowest
+    std, skewness = shape_of(variance, third)
+    # A constant segment is treated as one of tiny spread, so that its derivative is right too.
+    spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-12))  # Padding has no mean.
+    grid = jnp.asarray(_GRID, dtype)[None, :]
+    # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
+    ratio = (slowest[:, None] / group.others)[:, :, None]
+    score = (ratio - 1) * (mean / spread) + ratio * grid[None]
+    later_each = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
+    later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later_each)
+    # By the logarithm of what is nearly one, for groups of many members.
+    others = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(later, 1 - jnp.finfo(dtype).eps)))
+    cdf = jax.scipy.special.ndtr(cube_normal_score(grid, skewness)) * others
+
+    def integral(values):
+        return jnp.trapezoid(values, dx=dtype.type(_GRID[1] - _GRID[0]), axis=-1)
+
+    # Moments by integrating the survival above a centre and the distribution below it.
+    first = grid[0, -1] - integral(cdf)
+    above = jnp.maximum(grid - first[:, None], 0)
+    beneath = jnp.maximum(first[:, None] - grid, 0)
+    second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
+    skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
+    scale = slowest * std
+    kept = _kept(cdf, later_each, later, count)
+    return jnp.stack(
+        [
+            slowest * mean + scale * first,
+            scale**2 * jnp.maximum(second - kept, 0),
+            scale**3 * skewed,
+            scale * root(kept),
+        ]
+    )
+
+
+def _kept(cdf, later_each, later, count) -> Float[Array, " nodes"]:
+    """The variance that the factors `b` of the others give to a segment's mean, in units of the
+    square of its standard deviation: the covariance of two segments that the same GPUs run,
+
+        integral over x, y of E_b[P(max <= x | b) P(max <= y | b)] - P(max <= x) P(max <= y),
+
+    with `P(max <= x | b) = F(x / A) * product of F(x / b_i)`, and the `b_i` independent.
+    """
+    dtype = cdf.dtype
+    cdf, later_each, later = (x[..., ::_COARSE] for x in (cdf, later_each, later))
+    apart = later_each - later[:, None]
+    weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[None, :, None]
+    covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
+    below = 1 - jnp.minimum(later, 1 - jnp.finfo(dtype).eps)  # As in `cdf`.
+    weight = cdf[:, :, None] * cdf[:, None, :]
+    matters = weight > 1e-20
+    product = jnp.where(matters, below[:, :, None] * below[:, None, :], 1)
+    relative = jnp.maximum(jnp.where(matters, covariance / product, 0), -0.5)
+    # Without differences of what is nearly equal, for spreads of GPUs far below a segment's.
+    excess = weight * jnp.expm1((count - 1) * jnp.log1p(relative))
+    step = dtype.type(_COARSE * (_GRID[1] - _GRID[0]))
+    return jnp.maximum(step**2 * jnp.sum(excess, axis=(1, 2)), 0)
+
+
+def segment_alone(mean, variance, third, group: Group, count) -> Float[Array, "4 nodes"]:
+    """The same of one member, or of padding."""
+    del count
+    slowest = group.slowest
+    moments = [slowest * mean, slowest**2 * variance, slowest**3 * third]
+    return jnp.stack([*moments, jnp.zeros_like(slowest)])
+
+
+def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The square root; zero, with a derivative, of zero."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+
+
+def shape_of(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
+    """Standard deviation and skewness; zero, with a derivative, for a constant."""
+    constant, std = variance <= 0, root(variance)
+    skewness = third / jnp.where(constant, 1, variance) / jnp.where(constant, 1, std)
+    return std, jnp.where(constant, 0, skewness)
