@@ -22,8 +22,14 @@ from prism_jax.analysis import (
     slow_rank,
     what_if,
 )
-from prism_jax.analysis._batches import in_batches
-from prism_jax.analysis._estimate import figure, figure_gradient
+from prism_jax.analysis._batches import beside
+from prism_jax.analysis._estimate import (
+    figure,
+    figure_batches,
+    figure_gradient,
+    figure_of,
+    gradient_batches,
+)
 from prism_jax.analysis._knobs import neutral, turn
 from prism_jax.cli import main
 from prism_jax.engine import composed_steps
@@ -69,18 +75,13 @@ def test_derivatives_are_those_of_differences():
         ("gpu_spread", 2, rows["GPUs of rank 2"].spread),
     ]
 
-    def differences(count, key):
-        options = {"num_samples": count, "key": key}
-        options["like"] = composed_steps(program, **options)
-        found = []
-        for field, where, *_ in cases:
-            up, down = (
-                figure(moved(field, where, by), objective, **options)[0] for by in (step, -step)
-            )
-            found.append((up - down) / (2 * step))
-        return np.array(found)
-
-    expected = in_batches(differences, num_batches=4, **options)
+    options |= {"batches": 4, "like": composed_steps(program, batches=4, **options)}
+    ends = [
+        figure_batches(figure(moved(field, where, by), objective, **options))
+        for field, where, *_ in cases
+        for by in (step, -step)
+    ]
+    expected = beside(*ends).through(lambda x: (x[:, ::2] - x[:, 1::2]) / (2 * step))
     for (field, where, ours), theirs in zip(cases, expected.estimates(), strict=True):
         assert ours is not None
         truth = theirs.value
@@ -173,18 +174,17 @@ def test_intervals_of_batches_cover():
     program, threshold = rich_program(), 20.6
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
 
-    def figures(count, key):
-        value, composed, _ = figure(program, Exceedance(threshold), num_samples=count, key=key)
-        assert composed.over is not None
-        steps = composed_steps(program, num_samples=count, key=key).steps
-        return np.array([value, *(o.value(steps) for o in objectives)])
+    def figures(count, seed):
+        options = {"num_samples": count, "key": jax.random.key(seed)}
+        steps = composed_steps(program, batches=4, **options)
+        found = [figure_of(steps, o) for o in (Exceedance(threshold), *objectives)]
+        assert found[0].composed.over is not None
+        return beside(*(figure_batches(one) for one in found))
 
-    truth = figures(400_000, jax.random.key(99))
+    truth = figures(400_000, 99).of_all
     inside = []
     for seed in range(60):
-        key = jax.random.key(seed)
-        found = in_batches(figures, num_samples=4_000, num_batches=4, key=key)
-        low, high = found.interval()
+        low, high = figures(4_000, seed).interval()
         inside.append((low <= truth) & (truth <= high))
     assert np.all(np.mean(inside, axis=0) >= 0.85)
 
@@ -232,6 +232,24 @@ def test_conditional_probabilities_have_derivatives(varying):
     by_all = float(jnp.sum(slopes * program.latencies.mean))
     assert by_all == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-2)
     assert figure(program, Exceedance(99.0), **options)[0] == 0
+
+
+def test_batches_share_tiles_but_not_steps():
+    """Each is what it would be alone, and derivatives add up to that of all steps."""
+    program = rich_program(16)
+    options = {"num_samples": 4_800, "key": jax.random.key(8)}
+    whole = figure(program, Quantile(0.8), batches=4, **options)
+    composed = whole.composed
+    assert len(composed.stretches) == 4
+    ids = np.concatenate([stretch.decision.kept.ids for stretch in composed.stretches])
+    assert len(np.unique(ids)) == len(ids)
+    # The first two of four are those of half as many steps.
+    half = composed_steps(program, batches=2, **{**options, "num_samples": 2_400})
+    np.testing.assert_array_equal(half.steps, composed.steps[:2_400])
+    together = figure_gradient(composed, whole.objective)
+    apart = gradient_batches(whole)
+    for x, *parts in zip(*map(jax.tree.leaves, (together, *apart)), strict=True):
+        np.testing.assert_allclose(x, np.mean(parts, axis=0), rtol=1e-4, atol=1e-6)
 
 
 def test_the_farthest_tail_is_no_longer_than_the_slowest_step():

@@ -1,6 +1,6 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -9,8 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..engine import Composed, composed_steps, given_the_rest, pull_back
+from ..engine import (
+    Composed,
+    composed_steps,
+    given_the_rest,
+    pull_back,
+    pull_back_batches,
+)
 from ..program import Program
+from ._batches import Batched, batched
 from ._density import bandwidth
 from ._objectives import AbstractObjective, Mean, check_objective
 
@@ -63,13 +70,13 @@ def figure(
     *,
     num_samples: int,
     key: PRNGKeyArray,
+    batches: int = 1,
     like: Composed | None = None,
     progress: bool = False,
 ) -> Figure:
-    """A figure with what it was made of. See `composed_steps` for `like`."""
-    options: dict[str, Any] = {"key": key, "like": like, "progress": progress}
-    composed = composed_steps(program, num_samples=num_samples, **options)
-    return figure_of(composed, objective)
+    """A figure with what it was made of. See `composed_steps` for `batches` and `like`."""
+    options: dict[str, Any] = {"key": key, "batches": batches, "like": like, "progress": progress}
+    return figure_of(composed_steps(program, num_samples=num_samples, **options), objective)
 
 
 def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
@@ -83,39 +90,36 @@ def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
 
 def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program:
     """The derivative of what `figure` gave, with respect to the parameters of its program."""
-    slope = objective.slope(composed.steps)
-    influence = objective.influence(composed.steps) / len(composed.steps)
-    return pull_back(composed, slope, influence)
+    return pull_back(composed, *_weights(composed, objective))
 
 
-def kept_of(found: Figure, objective: AbstractObjective) -> Float[np.ndarray, " n"]:
-    """What the figure of several batches needs of one: its steps, or a probability, whose mean it
-    is.
-    """
-    return found.composed.steps if objective.exceeds is None else np.array([found.value])
+def first_batches(found: Figure, number: int) -> Figure:
+    """The figure of the first few of its batches."""
+    _, composed, objective = found
+    steps, stretches = (
+        x[: len(x) * number // composed.batches] for x in (composed.steps, composed.stretches)
+    )
+    few = dataclasses.replace(composed, steps=steps, stretches=stretches, batches=number)
+    return Figure(objective.value(steps), few, objective)
 
 
-def figure_of_all(kept: Float[np.ndarray, " n"], objective: AbstractObjective) -> float:
-    """The figure of batches of one size, from their `kept_of` one after the other."""
-    return objective.value(kept) if objective.exceeds is None else float(np.mean(kept))
+def figure_batches(found: Figure) -> Batched:
+    """The figure of each batch."""
+    _, composed, objective = found
+    value = objective.value
+    return batched(composed.steps, composed.batches, lambda steps: np.array([value(steps)]))
 
 
-def gradients_of_batches(
-    batches: Sequence[Figure], objective: AbstractObjective
-) -> Iterator[Program]:
-    """What each of several batches of as many steps tells of the derivative of the figure of all,
-    which is the mean of these.
-    """
-    if any(one.objective is not objective for one in batches):
-        yield from (figure_gradient(one.composed, one.objective) for one in batches)
-        return
-    steps = np.concatenate([one.composed.steps for one in batches])
-    slope, influence = objective.slope(steps), objective.influence(steps) / len(steps)
-    count, first = len(batches), 0
-    for one in batches:
-        mine = slice(first, first + len(one.composed.steps))
-        yield pull_back(one.composed, count * slope[mine], count * influence[mine])
-        first = mine.stop
+def gradient_batches(found: Figure) -> list[Program]:
+    """What each batch tells of the derivative, which is the mean of these."""
+    _, composed, objective = found
+    weights = (composed.batches * x for x in _weights(composed, objective))
+    return pull_back_batches(composed, *weights)
+
+
+def _weights(composed: Composed, objective: AbstractObjective) -> tuple[np.ndarray, np.ndarray]:
+    steps = composed.steps
+    return objective.slope(steps), objective.influence(steps) / len(steps)
 
 
 @eqx.filter_custom_vjp

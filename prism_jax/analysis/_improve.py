@@ -13,10 +13,10 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, composed_run, led, prepare, vector_rule_notes, with_key
+from ..engine import check_program, vector_rule_notes
 from ..program import Program
-from ._batches import NUM_BATCHES, Batched, batch_size, pooled
-from ._estimate import figure, figure_gradient, figure_of, figure_of_all, kept_of
+from ._batches import NUM_BATCHES, beside, whole_batches
+from ._estimate import figure, figure_batches, figure_gradient
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
@@ -123,8 +123,11 @@ def improve(
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
     changed = turn(program, improved(removed))
-    options: dict[str, Any] = {"num_samples": num_samples, "key": of_report, "progress": progress}
-    found = _compared(turn(program, ones), changed, objective, **options)
+    options: dict[str, Any] = {"num_samples": whole_batches(num_samples), "key": of_report}
+    options |= {"batches": NUM_BATCHES, "progress": progress}
+    was = figure(turn(program, ones), objective, **options)
+    now = figure(changed, objective, like=was.composed, **options)
+    found = beside(figure_batches(was), figure_batches(now))
     before, after = found.estimates()
     (gain,) = found.through(lambda x: x[:, :1] - x[:, 1:]).estimates()
     return Improvement(
@@ -136,27 +139,9 @@ def improve(
         after=after,
         gain=gain,
         path=path,
-        num_samples=found.num_samples,
-        notes=vector_rule_notes(prepare(changed, of_report)),
+        num_samples=len(now.composed.steps),
+        notes=vector_rule_notes(now.composed.run),
     )
-
-
-def _compared(
-    base: Program, changed: Program, objective: AbstractObjective, *, key: PRNGKeyArray, **options
-) -> Batched:
-    """The figures of two programs, with the same random numbers."""
-    count = batch_size(options["num_samples"])
-    was = led(prepare(base, key), count)
-    runs = [was, led(prepare(changed, key), count, was)]
-
-    def both(count, key):
-        composed = [composed_run(with_key(run, key), num_samples=count) for run in runs]
-        return [kept_of(figure_of(one, objective), objective) for one in composed]
-
-    def figures(kept):
-        return np.array([figure_of_all(one, objective) for one in kept])
-
-    return pooled(both, figures, key=key, what="gain", **options)
 
 
 def _descend(

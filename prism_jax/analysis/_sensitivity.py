@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from .._progress import progress_bar
-from ..engine import check_program, composed_run, led, prepare, vector_rule_notes, with_key
+from ..engine import check_program, vector_rule_notes
 from ..program import Program
-from ._batches import NUM_BATCHES, Batched, batch_size, batches
-from ._estimate import Figure, figure_of, figure_of_all, gradients_of_batches, kept_of
+from ._batches import NUM_BATCHES, Batched, beside, whole_batches
+from ._estimate import Figure, figure, figure_batches, first_batches, gradient_batches
 from ._gains import falls
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
@@ -23,6 +22,8 @@ from ._stages import ranks_of_stages
 
 
 _MOST_GAINS = 10
+# Of the batches, as many make gains: with the same random numbers, these scatter less than figures.
+_GAIN_BATCHES = 8
 _MOST_SHAPLEY = 10
 
 
@@ -40,7 +41,7 @@ class Part:
     - `spread`: likewise of its spread (for stalls, of their rate): what its variability costs.
     - `mean_elasticity`, `spread_elasticity`: the same, relative to the figure.
     - `gain`: by how much the figure falls without the part's variability, by simulating it with
-        the same random numbers.
+        the same random numbers, in half of the batches.
     """
 
     group: str
@@ -140,14 +141,18 @@ def sensitivity(
     parts = None if parts is None else check_parts(ones, parts)
     shapley = _check_shapley(ones, shapley)
     check_steps(objective, num_samples, NUM_BATCHES)
-    options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
-    before = _before(turn(program, ones), objective, **options)
-    found = _derivatives_found(program, ones, before, objective, progress)
+    count = whole_batches(num_samples)
+    options: dict[str, Any] = {"key": key, "progress": progress}
+    base = turn(program, ones)
+    before = figure(base, objective, num_samples=count, batches=NUM_BATCHES, **options)
+    found = _with_derivatives(program, ones, before, objective)
     rows = _rows(list(_derivatives(program, ones)), found)
+
+    few = first_batches(before, _GAIN_BATCHES)
 
     def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        return falls(changed, before, objective, what=what, **options)
+        return falls(changed, few, objective, what=what, **options)
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
@@ -164,44 +169,22 @@ def sensitivity(
         sum_of_gains=total.estimates()[0],
         whole_gain=whole,
         shapley=_shapley(shapley, gains),
-        num_samples=found.num_samples,
-        num_batches=len(before),
-        notes=vector_rule_notes(before[0].composed.run),
+        num_samples=count,
+        num_batches=NUM_BATCHES,
+        notes=vector_rule_notes(before.composed.run),
     )
 
 
-def _before(
-    base: Program, objective: AbstractObjective, num_samples: int, key: PRNGKeyArray, progress: bool
-) -> list[Figure]:
-    """The figure as it is, of each batch."""
-    run, found = led(prepare(base, key), batch_size(num_samples)), []
-    for count, each in batches(num_samples, key, progress=progress, what="steps"):
-        composed = composed_run(with_key(run, each), num_samples=count)
-        found.append(figure_of(composed, objective))
-        check_reached(objective, found[-1].value)
-    return found
-
-
-def _derivatives_found(
-    program: Program,
-    ones: Knobs,
-    before: list[Figure],
-    objective: AbstractObjective,
-    progress: bool,
+def _with_derivatives(
+    program: Program, ones: Knobs, before: Figure, objective: AbstractObjective
 ) -> Batched:
     """The figure, then its derivatives with respect to all knobs."""
-    rows = []
-    with progress_bar(len(before), progress, "derivatives") as advance:
-        gradients = gradients_of_batches(before, objective)
-        for one, gradient in zip(before, gradients, strict=True):
-            knobs = through_knobs(program, ones, gradient)
-            rows.append([one.value, *_derivatives(program, knobs).values()])
-            advance(1)
-    of_batches = np.array(rows)
-    of_all = of_batches.mean(axis=0)
-    kept = np.concatenate([kept_of(one, objective) for one in before])
-    of_all[0] = figure_of_all(kept, objective)
-    return Batched(of_batches, of_all, sum(len(one.composed.steps) for one in before))
+    values = figure_batches(before)
+    for value in values.of_batches.flat:
+        check_reached(objective, float(value))
+    knobs = [through_knobs(program, ones, gradient) for gradient in gradient_batches(before)]
+    slopes = np.array([list(_derivatives(program, one).values()) for one in knobs])
+    return beside(values, Batched(slopes, slopes.mean(axis=0)))
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:

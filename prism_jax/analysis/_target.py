@@ -1,18 +1,19 @@
 """How widely a part of a program may vary."""
 
 import dataclasses
+import functools as ft
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, prepare, vector_rule_notes
+from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
-from ._batches import NUM_BATCHES, in_batches
-from ._estimate import figure, figure_gradient
+from ._batches import NUM_BATCHES, whole_batches
+from ._estimate import Figure, figure, figure_batches, gradient_batches
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_steps
 
@@ -57,7 +58,7 @@ def target(
 ) -> Target:
     """How widely a part may vary for a figure of the step time to meet a target.
 
-    By bisection with common random numbers. The standard error is that of the figure over its
+    By Brent's method with common random numbers. The standard error is that of the figure over its
     derivative.
 
     **Arguments:**
@@ -79,6 +80,8 @@ def target(
     `ValueError` for a part that the program does not have, or a target that no spread of it below
     the tenfold meets.
     """
+    from scipy.optimize import brentq
+
     check_program(program, key)
     check_objective(objective)
     if not np.isfinite(at):
@@ -87,39 +90,43 @@ def target(
     check_parts(ones, [part])
     check_steps(objective, num_samples, NUM_BATCHES)
 
-    def value(factor: float) -> float:
+    options: dict[str, Any] = {"num_samples": whole_batches(num_samples), "key": key}
+    options |= {"batches": NUM_BATCHES}
+    base = composed_steps(turn(program, ones), **options)
+
+    def figure_at(factor: float) -> Figure:
         changed = turn(program, scaled(ones, {part: factor}))
-        found = figure(changed, objective, num_samples=num_samples, key=key)[0]
         advance(1)
-        return found
+        return figure(changed, objective, like=base, **options)
+
+    @ft.cache
+    def value(factor: float) -> float:
+        return figure_at(factor).value
 
     with progress_bar(None, progress, "search", "spread") as advance:
         without, as_it_is = value(0.0), value(1.0)
-        low, high, top = 0.0, 1.0, as_it_is
-        while top < at and high < _WIDEST:
+        low, high = 0.0, 1.0
+        while value(high) < at and high < _WIDEST:
             low, high = high, min(2 * high, _WIDEST)
-            top = value(high)
+        top = value(high)
         if not without <= at <= top:
             end = f"{top:.7g} with {high:g} times as much" if at > top else f"{without:.7g} without"
             raise ValueError(
                 f"No spread of `{part}` makes {objective!r} = {at:.7g} {objective.unit}: it is "
                 f"{as_it_is:.7g} as it is, and {end}."
             )
-        num_halvings = math.ceil(math.log2((high - low) / _TOLERANCE))
-        low, high = bisect(lambda factor: value(factor) < at, low, high, num_halvings)
-        factor = (low + high) / 2
-        reached = value(factor)
+        factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)
+        found = figure_at(factor)
     knobs = scaled(ones, {part: factor})
-    changed = turn(program, knobs)
-
-    def both(count, key):
-        found, composed, how = figure(changed, objective, num_samples=count, key=key)
-        gradient = through_knobs(program, knobs, figure_gradient(composed, how))
-        return np.array([found, float(of_part(gradient, part))])
-
-    found = in_batches(both, num_samples=num_samples, key=key, progress=progress, what="error")
-    figure_there, slope = found.estimates()
-    error = figure_there.standard_error / abs(slope.value) if slope.value else math.nan
-    spread = Estimate(factor, error, figure_there.degrees)
-    notes = vector_rule_notes(prepare(changed, key))
-    return Target(spread, reached, as_it_is, without, num_samples, notes)
+    slopes = [of_part(through_knobs(program, knobs, one), part) for one in gradient_batches(found)]
+    slope = float(np.mean(slopes))
+    (there,) = figure_batches(found).estimates()
+    error = there.standard_error / abs(slope) if slope else math.nan
+    return Target(
+        factor=Estimate(factor, error, there.degrees),
+        reached=found.value,
+        as_it_is=as_it_is,
+        without=without,
+        num_samples=len(base.steps),
+        notes=vector_rule_notes(found.composed.run),
+    )

@@ -11,10 +11,10 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import unknown_name
-from ..engine import Run, check_program, composed_run, led, prepare, vector_rule_notes, with_key
+from ..engine import Composed, check_program, composed_steps, vector_rule_notes
 from ..law import QUANTILES
 from ..program import Program
-from ._batches import Batched, batch_size, pooled
+from ._batches import NUM_BATCHES, Batched, batched, beside, whole_batches
 from ._knobs import adjusted, neutral, turn
 
 
@@ -116,44 +116,34 @@ def what_if(
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 
-    count = batch_size(num_samples)
-    base = led(prepare(program, key), count)
-    runs = [_run(scenario, base, count, key) for scenario in scenarios.values()]
-
-    def steps(count, key):
-        """Of the step as it is, then of each scenario."""
-        drawn = [composed_run(with_key(base, key), num_samples=count)]
-        for run, scenario in zip(runs, scenarios.values(), strict=True):
-            if scenario.replicas is None or _everywhere(scenario):
-                composed = composed_run(with_key(run, key), num_samples=count)
-            else:
-                unlike = (run, scenario.replicas)
-                composed = composed_run(with_key(base, key), num_samples=count, unlike=unlike)
-            drawn.append(composed)
-        return [composed.steps for composed in drawn]
-
-    def figures(steps):
-        return np.array([_figures(one) for one in steps])
-
-    options: dict[str, Any] = {"progress": progress, "what": "scenarios"}
-    found = pooled(steps, figures, num_samples=num_samples, key=key, **options)
+    options: dict[str, Any] = {"num_samples": whole_batches(num_samples), "key": key}
+    options |= {"batches": NUM_BATCHES, "progress": progress}
+    base = composed_steps(program, **options)
+    found = [_figures(base)]
+    for scenario in scenarios.values():
+        found.append(_figures(_composed(scenario, base, options)))
     names = FIGURES if num_samples >= _P99 else FIGURES[:-1]
 
     def named(figures: Batched) -> dict[str, Estimate]:
         return dict(zip(names, figures.estimates(), strict=False))
 
+    width = len(FIGURES)
     changes = {
-        name: named(found.through(lambda x, i=i: x[:, i] - x[:, 0]))
-        for i, name in enumerate(scenarios, 1)
+        name: named(beside(found[0], one).through(lambda x: x[:, width:] - x[:, :width]))
+        for name, one in zip(scenarios, found[1:], strict=True)
     }
-    before = named(found.through(lambda x: x[:, 0]))
-    return WhatIf(before, changes, found.num_samples, vector_rule_notes(base))
+    notes = vector_rule_notes(base.run)
+    return WhatIf(named(found[0]), changes, len(base.steps), notes)
 
 
-def _run(scenario: Scenario, base: Run, num_samples: int, key: PRNGKeyArray) -> Run:
-    """A scenario, prepared. Another graph has other leading axes than the step as it is."""
-    like = base if _same_graph(base.program, scenario.program) else None
-    return led(prepare(scenario.program, key), num_samples, like)
+def _composed(scenario: Scenario, base: Composed, options: dict[str, Any]) -> Composed:
+    """Steps of a scenario."""
+    if scenario.replicas is not None and not _everywhere(scenario):
+        unlike = (scenario.program, scenario.replicas)
+        return composed_steps(base.run.program, like=base, unlike=unlike, **options)
+    # Another graph has other leading axes than the step as it is.
+    like = base if _same_graph(base.run.program, scenario.program) else None
+    return composed_steps(scenario.program, like=like, **options)
 
 
 def _everywhere(scenario: Scenario) -> bool:
@@ -176,9 +166,11 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
         )
 
 
-def _figures(steps: np.ndarray) -> list[float]:
-    quantiles = np.quantile(steps, [*QUANTILES.values()])
-    return [float(np.mean(steps)), float(np.std(steps)), *quantiles.tolist()]
+def _figures(composed: Composed) -> Batched:
+    def figures(steps):
+        return np.array([steps.mean(), steps.std(), *np.quantile(steps, [*QUANTILES.values()])])
+
+    return batched(composed.steps, composed.batches, figures)
 
 
 def _same_graph(one: Program, other: Program) -> bool:

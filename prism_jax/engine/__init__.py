@@ -6,8 +6,9 @@ from ._gradient import (
     composed_steps as composed_steps,
     given_the_rest as given_the_rest,
     pull_back as pull_back,
+    pull_back_batches as pull_back_batches,
 )
 from ._pilot import vector_rule_notes as vector_rule_notes
-from ._prepare import Run as Run, prepare as prepare, with_key as with_key
+from ._prepare import Run as Run, prepare as prepare
 from ._sampling import led as led
 from ._simulate import simulate as simulate

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
-from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, tiles, without_graph
-from ..step import STEP_TILES, AbstractOneDecides, barriers
+from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, without_graph
+from ..step import AbstractOneDecides, barriers
 from ._draw import sobol_points
 from ._gradient import Composed
 from ._prepare import Run
-from ._run import Stretch, step_inputs
+from ._run import Stretch, step_tiles
 
 
 # Latencies, ends and slack of all ops are held for so many op evaluations at once.
@@ -102,14 +102,7 @@ def _padded(x: np.ndarray, number: int) -> np.ndarray:
 
 def _barriers(run: Run, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
     """When each rank of each step has reduced its gradients, and the step's factor."""
-    batches = tiles(
-        _barrier_tile,
-        (without_graph(run.plan), run.key),
-        stretch.steps,
-        step_inputs(run, stretch),
-        first=stretch.decision.kept.first,
-        per_batch=STEP_TILES,
-    )
+    batches = step_tiles(_barrier_tile, (without_graph(run.plan), run.key), [stretch])
     ready, factor = zip(*(batch.samples() for batch in batches), strict=True)
     return np.concatenate(ready)[:, : run.program.num_ranks], np.concatenate(factor)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools as it
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -86,26 +86,33 @@ def pilot_key() -> PRNGKeyArray:
 
 
 def all_draws(
-    run: Run, num_samples: int, *, explicit: bool = False, allocations: int | None = None
+    run: Run,
+    num_samples: int,
+    *,
+    explicit: bool = False,
+    allocations: int | None = None,
+    batches: int = 1,
 ) -> list[Draws]:
-    """The draws of the stretches of a run whose way of sampling is chosen.
+    """The draws of the stretches of a run whose way of sampling is chosen. Each of so many batches
+    of as many steps has stretches of its own.
 
     Each stretch is a run of its own, and the law is that of all their steps. Stretches keep all
     their replica samples, so that long runs sharpen the whole law. With more replicas a stretch is
     longer, to reach far enough into the tail: of its samples only the first and the slowest are
     kept. An allocation of GPUs is a stretch of its own.
     """
-    number, num_replicas = 1, run.program.num_replicas
+    number, num_replicas, steps = 1, run.program.num_replicas, num_samples // batches
     if allocations is not None:
         number = allocations
     elif run.sampling == "sobol":
-        number = min(RANDOMISATIONS, num_samples)
+        number = min(RANDOMISATIONS, steps)
     elif run.sampling == "plain":
         # A short stretch leans: by R / 2 over its length, in the logarithm of the chance that no
         # replica is slower. All samples that steps reach are kept up to the second length.
-        reach = math.sqrt(2 * num_replicas * num_samples)
+        reach = math.sqrt(2 * num_replicas * steps)
         reach = max(reach, num_replicas * EXTREMES / 25)
-        number = math.ceil(num_samples / max(RESERVOIR, min(reach, num_samples)))
+        number = math.ceil(steps / max(RESERVOIR, min(reach, steps)))
+    number *= batches
     ends = [num_samples * i // number for i in range(number + 1)]
     return [
         Draws(run.sampling, run.lead, first, last - first, explicit, i if allocations else None)
@@ -113,29 +120,74 @@ def all_draws(
     ]
 
 
-def draw(run: Run, draws: Draws, reservoir: Reservoir, advance: Advance) -> None:
-    """Draws the samples of a stretch into a reservoir."""
-    (_draw_explicit if draws.explicit else _draw_one)(run, draws, reservoir, advance)
+def reservoirs(
+    run: Run, draws: Sequence[Draws], advance: Advance
+) -> Iterator[tuple[Draws, Reservoir, bool]]:
+    """Draws the samples of stretches, each into a reservoir, and says whether Ctrl-C cut it short:
+    then it is the last.
+    """
+    pieces = (_explicit if draws[0].explicit else _of_one_replica)(run, draws)
+    for mine in draws:
+        rows = mine.steps if mine.explicit else mine.replicas
+        of_strata, ranks = len(run.program.strata), run.program.num_ranks
+        reservoir = Reservoir(ranks, of_strata, run.plan.dtype, mine.first, rows)
+        try:
+            while reservoir.drawn < rows:
+                piece = next(pieces)
+                reservoir.add(*piece)
+                advance(len(piece[0]) * mine.steps // rows)
+        except KeyboardInterrupt:
+            yield mine, reservoir, True
+            return
+        yield mine, reservoir, False
 
 
-def _draw_one(run: Run, draws: Draws, reservoir: Reservoir, advance: Advance) -> None:
-    """Draws samples of one replica."""
-    shared = (run.plan, draws.lead, run.key)
-    points = sobol_points(run, draws)
+def _of_one_replica(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Samples of one replica, those of a stretch at a time at most. Short stretches share tiles."""
+    if draws[0].sampling == "sobol" and len(draws) > 1:  # Each has points of its own.
+        for mine in draws:
+            yield from _of_one_replica(run, [mine])
+        return
+    ends = np.cumsum([mine.replicas for mine in draws])
+    points = sobol_points(run, draws[0])
 
-    def inputs(start, count):
-        return () if points is None else (points[start - draws.first :][:count],)
+    def ids_of(first, count):
+        """In parts, one for each stretch."""
+        for k, start, end in parts(ends, first, count):
+            id_ = draws[k].first + start
+            yield np.arange(id_, id_ + end - start, dtype=np.uint32)
 
-    size = tiles_of(run.plan)
-    for batch in tiles(
-        _replica_tile, shared, draws.replicas, inputs, first=draws.first, per_batch=size
-    ):
-        ends, *rest = batch.samples()
-        reservoir.add(batch.ids, ends[:, : run.program.num_ranks], *rest)
-        advance(batch.count * draws.steps // draws.replicas)
+    def inputs(first, count):
+        ids = np.concatenate([*ids_of(first, count)])
+        return (ids,) if points is None else (ids, points[first : first + count])
+
+    shared = (run.plan, draws[0].lead, run.key)
+    total, size = int(ends[-1]), tiles_of(run.plan)
+    for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
+        samples, start = batch.samples(), 0
+        for ids in ids_of(batch.first, batch.count):
+            ranks, *rest = (x[start : start + len(ids)] for x in samples)
+            yield ids, ranks[:, : run.program.num_ranks], *rest
+            start += len(ids)
 
 
-def _replica_tile(shared, ids, *points):
+def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Where a range of places falls into stretches that lie one after the other: the number of
+    each, and from where to where in it.
+
+    **Arguments:**
+
+    - `ends`: where each stretch ends.
+    """
+    last = first + count
+    for k in range(int(np.searchsorted(ends, first, "right")), len(ends)):
+        begin = int(ends[k - 1]) if k else 0
+        if begin >= last:
+            return
+        yield k, max(first, begin) - begin, min(last, int(ends[k])) - begin
+
+
+def _replica_tile(shared, _, ids, *points):
     """One tile: ends `(samples, ranks)`, score, stratum and likelihood."""
     plan, lead, key = shared
     given, likelihood = given_scores(lead, ids, key, *points)
@@ -154,35 +206,36 @@ def sobol_points(run: Run, draws: Draws) -> np.ndarray | None:
     return sobol_scores(num_axes(run.program), room, draws.steps, seed, run.plan.dtype)
 
 
-def _draw_explicit(run: Run, draws: Draws, reservoir: Reservoir, advance: Advance) -> None:
-    """Simulates all replicas of each step; the latest end of each pipeline rank is kept, as if it
+def _explicit(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+    """All replicas of each step; the latest end of each pipeline rank stands for them, as if it
     were the one replica of a step.
     """
     replicas, ranks = run.program.num_replicas, run.program.num_ranks
     regime = run.chances.regime
     first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
-    rest = np.zeros((0, ranks), run.plan.dtype), np.zeros(0, np.int32)
-    allocation = None if draws.allocation is None else np.uint32(draws.allocation)
-    for batch in tiles(
-        _explicit_tile,
-        (run.plan, run.key, allocation),
-        draws.steps * replicas,
-        first=draws.first * replicas,
-        per_batch=tiles_of(run.plan),
-    ):
-        ends, regimes = batch.samples()
-        ends = np.concatenate([rest[0], ends[:, :ranks]])
-        regimes = np.concatenate([rest[1], regimes])
-        steps = len(ends) // replicas
-        rest = ends[steps * replicas :], regimes[steps * replicas :]
-        if not steps:
-            continue
-        latest = ends[: steps * replicas].reshape(steps, replicas, -1).max(axis=1)
-        stratum = first_of[regimes[: steps * replicas : replicas]]
-        begin = draws.first + reservoir.drawn
-        ids = np.arange(begin, begin + steps, dtype=np.uint32)
-        reservoir.add(ids, latest, latest.max(axis=1), stratum, np.ones(steps, np.float32))
-        advance(steps)
+    for mine in draws:
+        rest = np.zeros((0, ranks), run.plan.dtype), np.zeros(0, np.int32)
+        allocation = None if mine.allocation is None else np.uint32(mine.allocation)
+        begin = mine.first
+        for batch in tiles(
+            _explicit_tile,
+            (run.plan, run.key, allocation),
+            mine.steps * replicas,
+            first=mine.first * replicas,
+            per_batch=tiles_of(run.plan),
+        ):
+            ends, regimes = batch.samples()
+            ends = np.concatenate([rest[0], ends[:, :ranks]])
+            regimes = np.concatenate([rest[1], regimes])
+            steps = len(ends) // replicas
+            rest = ends[steps * replicas :], regimes[steps * replicas :]
+            if not steps:
+                continue
+            latest = ends[: steps * replicas].reshape(steps, replicas, -1).max(axis=1)
+            stratum = first_of[regimes[: steps * replicas : replicas]]
+            ids = np.arange(begin, begin + steps, dtype=np.uint32)
+            begin += steps
+            yield ids, latest, latest.max(axis=1), stratum, np.ones(steps, np.float32)
 
 
 def _explicit_tile(shared, ids):

@@ -6,6 +6,10 @@ depend on the rates of stalls and on the network. The samples are not stored; th
 """
 
 import dataclasses
+import functools as ft
+import itertools as it
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +20,12 @@ from .._progress import progress_bar
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import (
+    TILE,
     Plan,
     by_strata,
     given_scores,
     gradient_of,
+    gradients_of,
     interruptible,
     replica_ends,
     tiles,
@@ -27,7 +33,6 @@ from ..replica import (
     without_graph,
 )
 from ..step import (
-    STEP_TILES,
     AbstractOneDecides,
     OneEach,
     Over,
@@ -37,11 +42,15 @@ from ..step import (
     steps_of,
 )
 from ._check import check_num_samples
-from ._draw import Advance, all_draws, sobol_points
+from ._draw import Advance, Draws, all_draws, sobol_points
 from ._prepare import Run, prepare
-from ._run import Stretch, composed, decided_stretches, step_inputs
+from ._run import Stretch, composed, decided_stretches, step_tiles
 from ._sampling import led
 from ._weights import through_weights
+
+
+# Few replica samples go back in tiles of so many.
+_FEW = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +63,14 @@ class Composed:
     - `run`: the simulation.
     - `stretches`: how each stretch of it was drawn, and what decided its steps.
     - `over`: see [`Over`][].
+    - `batches`: how many batches of as many steps each are independent of each other.
     """
 
     steps: Float[np.ndarray, " n"]
     run: Run
     stretches: tuple[Stretch, ...]
     over: Over | None = None
+    batches: int = 1
 
 
 def composed_steps(
@@ -67,6 +78,7 @@ def composed_steps(
     *,
     num_samples: int,
     key: PRNGKeyArray,
+    batches: int = 1,
     like: Composed | None = None,
     unlike: tuple[Program, int] | None = None,
     progress: bool = False,
@@ -75,19 +87,22 @@ def composed_steps(
     decide them.
 
     With `like`, steps of a program of the same graph, they are drawn along the same leading axes:
-    see `led`. See `composed_run` for `unlike`.
+    see `led`. See `composed_run` for `batches` and `unlike`.
     """
-    run = led(prepare(program, key), num_samples, like and like.run)
+    num_samples = check_num_samples(num_samples)
+    run = led(prepare(program, key), num_samples // batches, like and like.run)
     other = unlike and (prepare(unlike[0], key), unlike[1])
     # Each sample is drawn, then composed.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
-        return composed_run(run, num_samples=num_samples, unlike=other, advance=advance)
+        options: dict[str, Any] = {"batches": batches, "unlike": other, "advance": advance}
+        return composed_run(run, num_samples=num_samples, **options)
 
 
 def composed_run(
     run: Run,
     *,
     num_samples: int,
+    batches: int = 1,
     unlike: tuple[Run, int] | None = None,
     advance: Advance = lambda steps: None,
 ) -> Composed:
@@ -97,33 +112,40 @@ def composed_run(
     With `unlike`, so many of the replicas are those of another run, whose program has the same
     graph; such steps have no derivative.
 
+    **Arguments:**
+
+    - `num_samples`: in all batches, each of which has as many; its steps are decided by samples of
+        its own.
+
     **Raises:**
 
     `KeyboardInterrupt` after Ctrl-C: a figure of some of the steps would not say so.
     """
     num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
-        run = led(run, num_samples)
-        draws = all_draws(run, num_samples)
+        run = led(run, num_samples // batches)
+        draws = all_draws(run, num_samples, batches=batches)
         number = program.num_replicas - (unlike[1] if unlike else 0)
-        stretches, steps = [], []
-        for stretch in decided_stretches(run, draws, num_replicas=number, advance=advance):
-            if unlike is not None:
-                stretch = _with_unlike(run, stretch, *unlike)
-            stretches.append(stretch)
-            steps.extend(composed(run, stretch, advance=advance))
-    return Composed(np.concatenate(steps).astype(np.float64), run, tuple(stretches))
+        stretches = decided_stretches(run, draws, num_replicas=number, advance=advance)
+        if unlike is not None:
+            stretches = _with_unlike(run, stretches, draws, *unlike)
+        stretches = tuple(stretches)
+        steps = np.concatenate([*composed(run, stretches, advance=advance)])
+    return Composed(steps.astype(np.float64), run, stretches, batches=batches)
 
 
-def _with_unlike(run: Run, stretch: Stretch, other: Run, number: int) -> Stretch:
-    """The stretch with so many replicas of another run."""
+def _with_unlike(
+    run: Run, stretches: Iterable[Stretch], draws: Sequence[Draws], other: Run, number: int
+) -> Iterator[Stretch]:
+    """Stretches with so many replicas of another run."""
     other = dataclasses.replace(other, key=fold(run.key, Stream.UNLIKE))
-    (theirs,) = decided_stretches(other, [stretch.draws], num_replicas=number)
-    decision = theirs.decision
-    assert isinstance(decision, OneEach | VectorRule)
-    deal = dataclasses.replace(decision.deal, shuffled=True)
-    decision = dataclasses.replace(decision, deal=deal)
-    return dataclasses.replace(stretch, decision=SlowestOf((stretch.decision, decision)))
+    theirs = decided_stretches(other, draws, num_replicas=number)
+    for stretch, their in zip(stretches, theirs, strict=True):
+        decision = their.decision
+        assert isinstance(decision, OneEach | VectorRule)
+        deal = dataclasses.replace(decision.deal, shuffled=True)
+        decision = dataclasses.replace(decision, deal=deal)
+        yield dataclasses.replace(stretch, decision=SlowestOf((stretch.decision, decision)))
 
 
 def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> Composed | None:
@@ -146,8 +168,8 @@ def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> C
     if last is None or spreads[last] <= narrowest:
         return None
     over = Over(jnp.asarray(threshold, run.plan.dtype), last)
-    steps = [steps for stretch in composed_.stretches for steps in composed(run, stretch, over)]
-    return dataclasses.replace(composed_, steps=np.concatenate(steps).astype(np.float64), over=over)
+    steps = np.concatenate([*composed(run, composed_.stretches, over)])
+    return dataclasses.replace(composed_, steps=steps.astype(np.float64), over=over)
 
 
 def pull_back(
@@ -164,14 +186,33 @@ def pull_back(
 
     A program whose parameters are the derivatives; `None` in place of what is not a float.
     """
+    of_stretches = _of_stretches(composed_, slope, influence)
+    return gradient_of(composed_.run.program, ft.reduce(_sum, of_stretches))
+
+
+def pull_back_batches(
+    composed_: Composed, slope: Float[np.ndarray, " n"], influence: Float[np.ndarray, " n"]
+) -> list[Program]:
+    """What each batch contributes to `pull_back`, which is the sum of these."""
+    of_stretches = _of_stretches(composed_, slope, influence)
+    number = len(composed_.stretches) // composed_.batches
+    batches = (it.islice(of_stretches, number) for _ in range(composed_.batches))
+    return gradients_of(composed_.run.program, [ft.reduce(_sum, batch) for batch in batches])
+
+
+def _sum(one, other):
+    return jax.tree.map(np.add, one, other)
+
+
+def _of_stretches(composed_: Composed, slope, influence) -> Iterator[Any]:
+    """What each stretch contributes, with respect to the plan's tables."""
     run = composed_.run
-    of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
     for stretch in composed_.stretches:
         mine = slice(stretch.draws.first, stretch.draws.first + stretch.draws.steps)
+        of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
         of_tables, of_ends = _through_steps(composed_, stretch, slope[mine], of_tables)
         of_tables = _through_replicas(run, stretch, of_ends, of_tables)
-        of_tables = through_weights(run, stretch, influence[mine], of_tables)
-    return gradient_of(run.program, of_tables)
+        yield through_weights(run, stretch, influence[mine], of_tables)
 
 
 def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
@@ -180,14 +221,12 @@ def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
     assert isinstance(decision, AbstractOneDecides)
     start, ranks = decision.kept.first, run.program.num_ranks
     of_ends = np.zeros(decision.kept.ends.shape)
-    deciding = step_inputs(run, stretch)
 
     def inputs(first, count):
-        ends, regimes = deciding(first, count)
-        return ends, regimes, slope[first - start :][:count].astype(ends.dtype)
+        return (slope[first : first + count].astype(run.plan.dtype),)
 
     shared = (without_graph(run.plan), run.key, composed_.over)
-    for batch in tiles(_step_vjp, shared, len(slope), inputs, first=start, per_batch=STEP_TILES):
+    for batch in step_tiles(_step_vjp, shared, [stretch], inputs):
         tables_share, ends_share = batch.arrays
         of_tables = dataclasses.replace(batch, arrays=tables_share).added_to(of_tables)
         of_steps = dataclasses.replace(batch, arrays=ends_share).samples()
@@ -224,8 +263,11 @@ def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
         return ids, rank[some].astype(np.int32), weight, *given
 
     shared = (run.plan, draws.lead, run.key)
-    size = tiles_of(run.plan)
-    for batch in tiles(_replica_vjp, shared, len(needed), inputs, per_batch=size):
+    # The time goes with the lanes of a tile, filled or not.
+    size = TILE if len(needed) >= TILE else _FEW
+    for batch in tiles(
+        _replica_vjp, shared, len(needed), inputs, per_batch=tiles_of(run.plan), size=size
+    ):
         of_tables = batch.added_to(of_tables)
     return of_tables
 

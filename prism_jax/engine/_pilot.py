@@ -30,7 +30,7 @@ class Pilot:
 
     def steps(self) -> np.ndarray:
         """Their times, in seconds."""
-        return np.concatenate(list(composed(self.run, self.stretch)))
+        return np.concatenate(list(composed(self.run, [self.stretch])))
 
 
 def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:

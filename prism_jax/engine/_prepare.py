@@ -29,11 +29,6 @@ class Run:
     lead: Lead | None = None
 
 
-def with_key(run: Run, key: PRNGKeyArray) -> Run:
-    """The same, to be drawn with another key."""
-    return dataclasses.replace(run, key=key_data(key))
-
-
 def prepare(program: Program, key: PRNGKeyArray) -> Run:
     """Checks a program and a key, and computes what is needed before any sample is drawn.
 

@@ -2,20 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..law import LEVELS, Errors
-from ..replica import interruptible, tiles, without_graph
+from ..replica import Batch, interruptible, tiles, without_graph
 from ..step import (
     STEP_TILES,
     AbstractDecision,
     Over,
-    Reservoir,
     decide,
     steps_of,
 )
-from ._draw import Advance, Draws, draw
+from ._draw import Advance, Draws, parts, reservoirs
 from ._prepare import Run
 
 
@@ -46,15 +46,7 @@ def decided_stretches(
     """
     replicas = run.program.num_replicas if num_replicas is None else num_replicas
     with interruptible() as interrupt:
-        for mine in draws:
-            rows = mine.steps if mine.explicit else mine.replicas
-            of_strata, ranks = len(run.program.strata), run.program.num_ranks
-            reservoir = Reservoir(ranks, of_strata, run.plan.dtype, mine.first, rows)
-            try:
-                draw(run, mine, reservoir, advance)
-                interrupted = False
-            except KeyboardInterrupt:
-                interrupted = True
+        for mine, reservoir, interrupted in reservoirs(run, draws, advance):
             kept = reservoir.replicas()
             if kept.drawn:
                 steps = kept.drawn if interrupted else mine.steps
@@ -71,31 +63,45 @@ def decided_stretches(
 
 
 def composed(
-    run: Run, stretch: Stretch, over: Over | None = None, advance: Advance = lambda steps: None
+    run: Run,
+    stretches: Sequence[Stretch],
+    over: Over | None = None,
+    advance: Advance = lambda steps: None,
 ) -> Iterator[np.ndarray]:
-    """The steps of a stretch, a batch at a time, in order: their times, or the probabilities that
-    they are over a threshold.
+    """The steps of stretches that follow each other, a batch at a time, in order: their times, or
+    the probabilities that they are over a threshold.
     """
-    inputs = step_inputs(run, stretch)
     shared = (without_graph(run.plan), run.key, over)
-    first = stretch.decision.kept.first
-    for batch in tiles(
-        _step_tile, shared, stretch.steps, inputs, first=first, per_batch=STEP_TILES
-    ):
+    for batch in step_tiles(_step_tile, shared, stretches):
         yield batch.samples()
         advance(batch.count)
 
 
-def step_inputs(run: Run, stretch: Stretch) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
-    """What decides the steps from an id on: ends, with room for all ranks, and regimes."""
-    room = run.plan.structure.ranks
+def step_tiles(
+    function: Callable[..., Any],
+    shared: Any,
+    stretches: Sequence[Stretch],
+    inputs: Callable[[int, int], tuple[np.ndarray, ...]] = lambda first, count: (),
+) -> Iterator[Batch]:
+    """Applies a function to tiles of the steps of stretches that follow each other: to `shared`,
+    the ids of steps, the ends of what decides them, with room for all ranks, their regimes, and
+    further `inputs` by number, from zero.
+    """
+    ends = np.cumsum([stretch.steps for stretch in stretches])
+    plan, first_id = shared[0], stretches[0].decision.kept.first
 
-    def inputs(first, count):
-        ends, regimes = stretch.decision.inputs(first, count)
-        padding = np.zeros((count, room - ends.shape[1]), ends.dtype)
-        return np.concatenate([ends, padding], axis=1) if padding.size else ends, regimes
+    def all_inputs(first, count):
+        first -= first_id
+        each = [stretches[k].decision.inputs(a, b - a) for k, a, b in parts(ends, first, count)]
+        latest, regimes = (
+            np.concatenate(x) if len(x) > 1 else x[0] for x in zip(*each, strict=True)
+        )
+        padding = np.zeros((count, plan.structure.ranks - latest.shape[1]), latest.dtype)
+        latest = np.concatenate([latest, padding], axis=1) if padding.size else latest
+        return latest, regimes, *inputs(first, count)
 
-    return inputs
+    total = int(ends[-1])
+    return tiles(function, shared, total, all_inputs, first=first_id, per_batch=STEP_TILES)
 
 
 def _step_tile(shared, ids, ends, regimes):

@@ -132,7 +132,7 @@ def _law(
             for stretch in decided_stretches(run, draws, exact=exact, advance=advance):
                 accumulator = Accumulator(grid)
                 try:
-                    for steps in composed(run, stretch, advance=advance):
+                    for steps in composed(run, [stretch], advance=advance):
                         accumulator.add(steps)
                 finally:
                     if accumulator.num_samples:

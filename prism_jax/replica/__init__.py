@@ -8,6 +8,7 @@ from ._ends import (
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
 )
+from ._gradient import gradient_of as gradient_of, gradients_of as gradients_of
 from ._interrupt import interruptible as interruptible
 from ._lead import (
     Lead as Lead,
@@ -24,11 +25,6 @@ from ._op_law import (
     table_score as table_score,
 )
 from ._pauses import poisson_stalls as poisson_stalls, stall_entries as stall_entries
-from ._plan import (
-    Plan as Plan,
-    gradient_of as gradient_of,
-    make_plan as make_plan,
-    without_graph as without_graph,
-)
+from ._plan import Plan as Plan, make_plan as make_plan, without_graph as without_graph
 from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of
 from ._tiles import Batch as Batch, tiles as tiles, tiles_of as tiles_of

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -145,45 +144,6 @@ def _grown(x: Float[Array, " n"], number: int, fill: float = 1) -> Float[Array, 
     if isinstance(x, Tracer):
         return jnp.concatenate([x, jnp.full((padding,), fill, x.dtype)])
     return jnp.asarray(np.append(np.asarray(x), np.full(padding, fill, x.dtype)))
-
-
-def gradient_of(program: Program, of_tables: Tables) -> Program:
-    """The derivative with respect to a program's parameters, from that with respect to its tables:
-    a program with `None` in place of what is not a float.
-    """
-    classes = structure_of(program).classes
-    plan = _tabulate_vjp(classes, parameters_of(program), of_tables)
-    whole = eqx.filter(program, eqx.is_inexact_array)
-    residual = {kind: plan.variability.residual[kind] for kind in whole.variability.residual}
-    adjustment = whole.adjustment
-    if adjustment is not None:
-        adjustment = dataclasses.replace(
-            adjustment,
-            latency=_cut(plan.latency_factor, adjustment.latency),
-            spread=_cut(plan.spread_factor, adjustment.spread),
-            gpu=_cut(plan.gpu_factor, adjustment.gpu),
-        )
-    return dataclasses.replace(
-        whole,
-        latencies=dataclasses.replace(
-            whole.latencies,
-            mean=_cut(plan.mean, whole.latencies.mean),
-            loading=None if plan.loading is None else _cut(plan.loading, whole.latencies.loading),
-        ),
-        variability=dataclasses.replace(plan.variability, residual=residual),
-        adjustment=adjustment,
-    )
-
-
-def _cut(x, like):
-    return jnp.asarray(np.asarray(x)[: len(like)])
-
-
-@eqx.filter_jit
-def _tabulate_vjp(classes: Classes, parameters: Parameters, of_tables: Tables) -> Parameters:
-    floats, rest = eqx.partition(parameters, eqx.is_inexact_array)
-    tables, vjp = jax.vjp(lambda floats: tabulate(classes, eqx.combine(floats, rest)), floats)
-    return vjp(jax.tree.map(lambda g, x: g.astype(x.dtype), of_tables, tables))[0]
 
 
 @eqx.filter_jit

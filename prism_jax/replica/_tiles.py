@@ -33,11 +33,13 @@ class Batch:
 
     - `first`, `count`: the first sample id, and how many there are.
     - `arrays`: on the devices.
+    - `size`: of a tile.
     """
 
     first: int
     count: int
     arrays: Any
+    size: int = TILE
 
     @property
     def ids(self) -> np.ndarray:
@@ -47,7 +49,7 @@ class Batch:
         """Arrays whose first axis is the samples, on the host, without the padding."""
 
         def one(x):
-            x = _collect(x, self.count)
+            x = _collect(x, self.count, self.size)
             return x.reshape(-1, *x.shape[2:])[: self.count]
 
         return jax.tree.map(one, self.arrays)
@@ -56,7 +58,9 @@ class Batch:
         """Sums with those of the tiles, added tile by tile in the order of ids, on the host."""
 
         def add(total, x):
-            for tile in _collect(x, self.count)[: -(-self.count // TILE)].astype(np.float64):
+            for tile in _collect(x, self.count, self.size)[: -(-self.count // self.size)].astype(
+                float
+            ):
                 total = total + tile
             return total
 
@@ -75,6 +79,7 @@ def tiles(
     *,
     first: int = 0,
     per_batch: int,
+    size: int = TILE,
 ) -> Iterator[Batch]:
     """Applies a function to all tiles, a batch of them at a time, one tile on one device.
 
@@ -82,7 +87,7 @@ def tiles(
 
     **Arguments:**
 
-    - `function`: takes `shared`, sample ids of shape `(TILE,)` and the slices of `inputs`, and
+    - `function`: takes `shared`, sample ids of shape `(size,)` and the slices of `inputs`, and
         gives arrays whose first axis is the samples, or sums over the tile. Must not close over
         arrays, and be the same object from call to call, or it compiles again.
     - `shared`: a PyTree that every tile gets whole.
@@ -90,6 +95,7 @@ def tiles(
     - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
     - `per_batch`: how many tiles of a batch are for each device; at most 8 on a CPU.
+    - `size`: of a tile.
 
     **Returns:**
 
@@ -102,7 +108,7 @@ def tiles(
     devices = len(jax.devices())
     room = per_batch if _wide() else _MOST_TILES
     assert per_batch <= room
-    batch = TILE * per_batch * devices
+    batch = size * per_batch * devices
     end = first + num_samples
     in_hand: list[Batch] = []
     shared = _on_all_devices(shared)
@@ -110,10 +116,10 @@ def tiles(
         for start in range(first, end, batch):
             count = min(batch, end - start)
             ids = np.arange(start, start + count, dtype=np.uint32)
-            slices = [_tiled(x, room, devices) for x in (ids, *inputs(start, count))]
-            turns = np.int32(-(-count // (TILE * devices)))
+            slices = [_tiled(x, size, room, devices) for x in (ids, *inputs(start, count))]
+            turns = np.int32(-(-count // (size * devices)))
             arrays = _call(function, shared, turns, slices[0], slices[1:])
-            in_hand.append(Batch(start, count, arrays))
+            in_hand.append(Batch(start, count, arrays, size))
             # The devices have the next batch in hand before the host waits for the last one.
             if len(in_hand) > 1:
                 yield in_hand.pop(0)
@@ -147,23 +153,23 @@ def _wide() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def _tiled(x: np.ndarray, tiles: int, devices: int) -> np.ndarray:
+def _tiled(x: np.ndarray, size: int, tiles: int, devices: int) -> np.ndarray:
     """Tiles for all devices, `tiles` each, of which a short batch fills the first few on each."""
-    turns = -(-len(x) // (TILE * devices))
-    if len(x) < turns * TILE * devices:
-        padding = np.zeros((turns * TILE * devices - len(x), *x.shape[1:]), x.dtype)
+    turns = -(-len(x) // (size * devices))
+    if len(x) < turns * size * devices:
+        padding = np.zeros((turns * size * devices - len(x), *x.shape[1:]), x.dtype)
         x = np.concatenate([x, padding])
-    x = x.reshape(devices, turns, TILE, *x.shape[1:])
+    x = x.reshape(devices, turns, size, *x.shape[1:])
     if turns < tiles:
         padding = np.zeros((devices, tiles - turns, *x.shape[2:]), x.dtype)
         x = np.concatenate([x, padding], axis=1)
     return x.reshape(-1, *x.shape[2:])
 
 
-def _collect(x, count: int) -> np.ndarray:
+def _collect(x, count: int, size: int) -> np.ndarray:
     """The tiles that were computed, in the order of ids."""
     x, devices = _on_host(x), len(jax.devices())
-    turns = -(-count // (TILE * devices))
+    turns = -(-count // (size * devices))
     return x.reshape(devices, -1, *x.shape[1:])[:, :turns].reshape(-1, *x.shape[1:])
 
 

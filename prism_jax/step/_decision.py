@@ -76,9 +76,7 @@ def _reversed(number: int) -> float:
 
 
 class AbstractDecision(abc.ABC):
-    """How the steps of a run are decided. In all of its methods `first` counts from the start of
-    the run.
-    """
+    """How the steps of a run are decided. In all of its methods `first` counts from its start."""
 
     kept: Replicas
     deal: Deal
@@ -92,9 +90,10 @@ class AbstractDecision(abc.ABC):
         """Standard errors of what is found from the first steps."""
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ends and regimes of the steps from an id on."""
-        first -= self.kept.first
-        return self.ends(first, count), self.deal.regimes(first, count)
+        """Ends and regimes of the steps from any on."""
+        extra = first % BLOCK
+        ends = self.ends(first - extra, count + extra)[extra:]
+        return ends, self.deal.regimes(first, count)
 
 
 class AbstractOneDecides(AbstractDecision):

@@ -1,0 +1,66 @@
+"""From derivatives with respect to tables to those with respect to a program's parameters."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..program import Program
+from ._plan import Parameters, Tables, parameters_of, tabulate
+from ._structure import Classes, structure_of
+
+
+def gradient_of(program: Program, of_tables: Tables) -> Program:
+    """The derivative with respect to a program's parameters, from that with respect to its tables:
+    a program with `None` in place of what is not a float.
+    """
+    (gradient,) = gradients_of(program, [of_tables])
+    return gradient
+
+
+def gradients_of(program: Program, of_tables: Sequence[Tables]) -> list[Program]:
+    """`gradient_of` of several figures of a program."""
+    classes = structure_of(program).classes
+    together = jax.tree.map(lambda *x: np.stack(x), *of_tables)
+    found = jax.tree.map(np.asarray, _tabulate_vjp(classes, parameters_of(program), together))
+    rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables))]
+    return [_of_program(program, row) for row in rows]
+
+
+def _of_program(program: Program, of_parameters: Parameters) -> Program:
+    """Without the padding of parameters."""
+    whole, found = eqx.filter(program, eqx.is_inexact_array), of_parameters.variability
+    residual = {kind: found.residual[kind] for kind in whole.variability.residual}
+    adjustment, loading = whole.adjustment, of_parameters.loading
+    if adjustment is not None:
+        adjustment = dataclasses.replace(
+            adjustment,
+            latency=_cut(of_parameters.latency_factor, adjustment.latency),
+            spread=_cut(of_parameters.spread_factor, adjustment.spread),
+            gpu=_cut(of_parameters.gpu_factor, adjustment.gpu),
+        )
+    return dataclasses.replace(
+        whole,
+        latencies=dataclasses.replace(
+            whole.latencies,
+            mean=_cut(of_parameters.mean, whole.latencies.mean),
+            loading=None if loading is None else _cut(loading, whole.latencies.loading),
+        ),
+        variability=jax.tree.map(jnp.asarray, dataclasses.replace(found, residual=residual)),
+        adjustment=adjustment,
+    )
+
+
+def _cut(x, like):
+    return jnp.asarray(x[: len(like)])
+
+
+@eqx.filter_jit
+def _tabulate_vjp(classes: Classes, parameters: Parameters, of_tables: Tables) -> Parameters:
+    floats, rest = eqx.partition(parameters, eqx.is_inexact_array)
+    tables, vjp = jax.vjp(lambda floats: tabulate(classes, eqx.combine(floats, rest)), floats)
+    of_tables = jax.tree.map(lambda g, x: g.astype(x.dtype), of_tables, tables)
+    return jax.vmap(vjp)(of_tables)[0]
