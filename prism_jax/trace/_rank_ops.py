@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from ._ops import TRANSFERS
-from ._range_names import BACKWARD_INPUT, BACKWARD_WEIGHT, Reader
+from ._ops import COMPUTE, TRANSFERS
+from ._range_names import Reader
 from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, RankTrace, Spans
 
 
@@ -192,7 +192,7 @@ class _Kernels:
 
 
 # Ops of which the collectives are waits for others; any other op is a collective itself.
-_COMPUTING = (FORWARD_COMPUTE, BACKWARD_COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER)
+_COMPUTING = (*COMPUTE, OPTIMIZER)
 # Operators of the host that wait for others.
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 

@@ -35,7 +35,8 @@ def read_profile_traces(
 
     - `path`: a folder with a file for each rank, or one file.
     - `job`: its layout and schedule must be those of the traced job.
-    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems.
+    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems;
+        `chakra`, Chakra execution traces.
     - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
     - `time_unit`: of the times in the files, where it is not the format's.
 
@@ -96,9 +97,18 @@ def table_of(joined: JoinedOps) -> "pl.DataFrame":
     """As `read_trace` reads it from a file."""
     import polars as pl
 
-    order = ("dp_rank", "stage", "step", "optype", "seq_id", "start_ts", "duration")
+    order = (
+        "dp_rank",
+        "stage",
+        "virtual_stage",
+        "step",
+        "optype",
+        "seq_id",
+        "start_ts",
+        "duration",
+    )
     return pl.DataFrame(
-        sorted(joined.rows, key=lambda row: (row[2], row[0], row[1], row[5])),
+        sorted(joined.rows, key=lambda row: (row[3], row[0], row[1], row[6])),
         schema={name: getattr(pl, COLUMNS[name]) for name in order},
         orient="row",
     )
