@@ -9,6 +9,7 @@ from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
 from ._data_law import law_of_data
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
+from ._links import with_links
 from ._robust import in_core
 from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
@@ -64,6 +65,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     job, shape = trace.job, outline(trace)
     step = step_graph(job, shape)
     latencies = op_latencies(trace, step)
+    shape = with_links(shape, step, latencies)
+    step = step_graph(job, shape)  # The same ops, by other names.
     off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The graph of a whole traced job: the pipelines of all replicas, and what surrounds them."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Bool
@@ -20,6 +20,7 @@ from ..trace import COMPUTE, LETTERS, groups, stages_of_ranks
 
 LAUNCH = "launch "  # What a worker does before it comes to an op.
 PIPELINE = "pipeline"
+SLOW_LINK = " slow link"  # Of a send_recv, where a trace tells.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,8 @@ class StepGraph:
     - `graph`: the ops. Microbatches are numbered through all replicas.
     - `kind`: what each op is, in the words of traces; `forward-send_recv`, `backward-send_recv`;
         `launch ...` for what precedes an op that runs once. Where ranks have several stages, with
-        the number of the stage on its rank, as `forward-compute 1`.
+        the number of the stage on its rank, as `forward-compute 1`; of a send_recv of the slower
+        of two classes of links with `slow link`.
     - `op`: the op of a trace whose end is that of this one, or whose start, if this is a launch; of
         a send_recv, `forward` or `backward`.
     - `calls`: for each member, which of its calls in a trace that is.
@@ -85,7 +87,7 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
         )
     nodes = _Nodes(dp, pp)
     nodes.add_calls(outline.before)
-    part = _Pipeline(pipeline, schedule, job.schedule.num_microbatches)
+    part = _Pipeline(pipeline, schedule, job.schedule.num_microbatches, outline.slow_links)
     for worker in range(dp * pp):
         nodes.add(
             LAUNCH + PIPELINE, worker, nodes.done[worker], **part.recorded_launch(worker % pp)
@@ -105,8 +107,15 @@ def _may_block(schedule: AbstractSchedule) -> bool:
 class _Pipeline:
     """The pipeline of one replica, and where its ops are in a trace."""
 
-    def __init__(self, graph: OpGraph, schedule: AbstractSchedule, num_microbatches: int):
+    def __init__(
+        self,
+        graph: OpGraph,
+        schedule: AbstractSchedule,
+        num_microbatches: int,
+        slow_links: Sequence[tuple[int, int]],
+    ):
         self.graph, self.num_microbatches = graph, num_microbatches
+        self.slow_links = {frozenset(pair) for pair in slow_links}
         ranks = stages_of_ranks(schedule.stage_to_rank, schedule.num_ranks)
         self.local = {stage: number for stages in ranks for number, stage in enumerate(stages)}
         self.several = schedule.num_stages > schedule.num_ranks
@@ -226,8 +235,9 @@ class _Nodes:
                 key = (*sorted(waits), *sorted((rank, peer)))
                 name = "backward" if back else "forward"
                 other = stage - 1 if back else stage + 1
+                far = frozenset((worker, d * pp + peer)) in part.slow_links
                 node = self.add(
-                    part.kind(f"{name}-send_recv", stage),
+                    part.kind(f"{name}-send_recv{SLOW_LINK * far}", stage),
                     worker,
                     waits,
                     op=name,
