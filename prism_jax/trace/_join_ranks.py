@@ -14,7 +14,8 @@ from ..schedule import AbstractSchedule
 from ._clocks import Clocks, set_clocks
 from ._ops import COMPUTE, PIPELINED
 from ._orders import check_places, stated_schedule
-from ._rank_ops import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, RankOp, RankOps
+from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, RankOp
+from ._rank_ops import RankOps
 from ._stage_numbers import numbered
 
 

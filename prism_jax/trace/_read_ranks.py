@@ -79,16 +79,22 @@ def joined_ops(
     """The ops of all ranks, each rank's spans let go when they are read."""
     reader = Reader(names)
     found, notes = [], []
+    number = job.schedule.num_microbatches * job.schedule.virtual_stages
     for trace in ranks:
-        found.append(rank_ops(trace, trace.rank or 0, reader))
+        found.append(rank_ops(trace, trace.rank or 0, reader, number))
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
         if not ops.ops:
             raise ValueError(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')} and no op "
-                "that its ranges name; say with --names what they stand for, or record them with "
-                "`record_function`."
+                "that its ranges or their pattern tell; say with --names what they stand for, or "
+                "record them with `record_function`."
             )
+    if told := [ops.rank for ops in found if ops.by_pattern]:
+        notes.append(
+            f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
+            "microbatches are told by the pattern of the host's operators"
+        )
     joined = join_ranks(found, job, reader.order, shown(path))
     return JoinedOps(joined.rows, joined.job, joined.clocks, (*notes, *joined.notes))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from .._misc import counted
 from ..schedule import AbstractSchedule, parse_token
 from ._ops import LETTERS, PIPELINED, TRANSFERS
-from ._rank_ops import RankOp
+from ._rank_op import RankOp
 
 
 def numbered(
