@@ -8,6 +8,7 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.trace import (
+    LETTERS,
     RangeNames,
     RangeRule,
     _json_array,
@@ -18,11 +19,10 @@ from prism_jax.trace import (
 )
 from prism_jax.trace._json_array import read_array
 
-from .test_trace import _job, _made_trace, _plain
+from .test_trace import _job, _made_trace, _plain, _stages
 
 
-_LETTER = {"forward-compute": "F", "backward-compute": "B"}
-_LETTER |= {
+_LETTER = dict(LETTERS) | {
     f"{p}-{w}": f"{w.upper()}_{p[0].upper()}"
     for p in ("forward", "backward")
     for w in ("send", "recv")
@@ -34,6 +34,7 @@ def _events(trace, d, s, *, graph=False, unit=1e6):
     """What Kineto would have recorded of one worker: ranges and launches on the host a little
     before the kernels that they start."""
     events, number, sequence = [], 0, {}
+    stages, microbatches = _stages(trace.job)[s], trace.job.schedule.num_microbatches
 
     def add(cat, name, start, end, lane, **args):
         events.append(
@@ -58,7 +59,7 @@ def _events(trace, d, s, *, graph=False, unit=1e6):
             for m in np.flatnonzero(~np.isnan(start[t, d, s])).tolist():
                 a, b = origin + start[t, d, s, m], origin + trace.end[op][t, d, s, m]
                 if op in _LETTER:
-                    name = f"PP:{s}{_LETTER[op]}{m}"
+                    name = f"PP:{stages[m // microbatches]}{_LETTER[op]}{m % microbatches}"
                 elif op == "optimizer":
                     name = "Optimizer.step#Adam.step"
                 else:
@@ -75,7 +76,7 @@ def _events(trace, d, s, *, graph=False, unit=1e6):
                     kernel = f"ncclDevKernel_{_COLLECTIVES[op]}_RING"
                     add("kernel", kernel, a, b, 20, correlation=number, **names, **group)
                     continue
-                if not op.endswith("-compute") and op != "optimizer":
+                if op not in LETTERS and op != "optimizer":
                     add("kernel", "ncclDevKernel_SendRecv", a, b, 21, correlation=number)
                     continue
                 cuts = [a, a + 0.4 * (b - a), b] if graph else [a, b]

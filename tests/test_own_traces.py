@@ -2,6 +2,8 @@
 sequences of uneven documents) without the arguments of its operators.
 """
 
+import gzip
+import json
 import pathlib
 
 import numpy as np
@@ -58,3 +60,31 @@ def test_what_is_in_it():
     assert found.microbatches == 4
     assert found.ops["forward-compute"] == found.ops["backward-compute"] == 4 * 4 * 8
     assert found.clocks.matched >= 8  # The barriers between steps.
+
+
+@pytest.fixture(scope="module")
+def unnamed(tmp_path_factory):
+    """The same without the ranges that name ops of the pipeline."""
+    folder = tmp_path_factory.mktemp("unnamed")
+    for path in _FOLDER.glob("*.json.gz"):
+        events = json.loads(gzip.decompress(path.read_bytes()))
+        kept = [e for e in events["traceEvents"] if not e.get("name", "").startswith("PP:")]
+        (folder / path.stem).write_text(json.dumps(events | {"traceEvents": kept}))
+    return folder
+
+
+def test_microbatches_are_told_by_their_pattern_where_no_range_names_them(trace, unnamed):
+    names, job = read_range_names(_FOLDER / "names.toml"), load_job(_FOLDER / "job.toml")
+    found = read_profile_traces(unnamed, job, names=names)
+    assert "no range names the compute of 4 ranks" in found.notes[0]
+    assert found.steps.tolist() == trace.steps.tolist()
+    step_time = trace.step_times().mean()
+    for op in ("forward-compute", "backward-compute"):
+        late, longer = (
+            np.abs(x[op] - y[op]) / step_time
+            for x, y in ((found.start, trace.start), (found.end, trace.end))
+        )
+        assert np.max(late) < 0.01
+        # An operator between two microbatches is taken for the first one's.
+        assert np.median(longer) < 0.003
+        assert np.quantile(longer, 0.9) < 0.02

@@ -22,7 +22,15 @@ from prism_jax.engine import simulate
 from prism_jax.fitting import fit_profile
 from prism_jax.fitting._widen import widen_step
 from prism_jax.program import compile_profile, op_latencies, replay, step_graph
-from prism_jax.trace import Trace, outline, read_runs, read_step_times, read_trace
+from prism_jax.schedule import order_of
+from prism_jax.trace import (
+    Trace,
+    outline,
+    read_runs,
+    read_step_times,
+    read_trace,
+    stages_of_ranks,
+)
 
 
 _TRACES = ("stage_imbalance", "slow_worker")
@@ -46,48 +54,57 @@ def _job(dp=2, pp=2, microbatches=4):
 def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0):
     """A trace of a step of which `latency(kind, worker, microbatch, rng)` gives all ops.
     `worker_step` is the spread of a factor that a worker's compute has in a step."""
-    dp, pp, calls = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
+    dp, pp, microbatches = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
+    calls = microbatches * job.schedule.virtual_stages
     scopes = {"params-all-gather": "dp", "grads-reduce-scatter": "dp", "optimizer": "self"}
     before, *after = (Call(op, scope, _self(dp, pp)) for op, scope in scopes.items())
     step = step_graph(job, Outline((before,), tuple(after)))
     rng = np.random.default_rng(seed)
     shape = (steps, dp, pp)
-    pipelined = [
-        f"{p}-{what}" for p in ("forward", "backward") for what in ("compute", "send", "recv")
-    ]
+    compute = {op for op, is_one in zip(step.op, step.computes, strict=True) if is_one}
+    pipelined = ["forward-compute", *sorted(compute - {"forward-compute"})]
+    pipelined[1:1] = ["forward-send", "forward-recv"]
+    pipelined += ["backward-send", "backward-recv"]
     start = {op: np.full((*shape, calls), np.nan) for op in pipelined}
     start |= {op: np.full((*shape, 1), np.nan) for op in scopes}
     end = {op: x.copy() for op, x in start.items()}
     factors = latency("microbatch", None, None, rng)
     of_workers = np.exp(worker_step * np.random.default_rng(seed).standard_normal((steps, dp * pp)))
     for t in range(steps):
-        common = np.exp(factors * rng.standard_normal((dp, calls)) - factors**2 / 2)
+        common = np.exp(factors * rng.standard_normal((dp, microbatches)) - factors**2 / 2)
         ends = np.empty(step.graph.num_ops)
         for op, kind in enumerate(step.kind):
             waits = [ends[p] for p in step.graph.predecessors[op]]
             ready, worker, call = max(waits, default=0.0), step.members[op][0], step.call[op]
             seconds = latency(kind, worker, call, rng)
-            if kind.endswith("-compute"):
+            if step.computes[op]:
                 seconds *= common[worker // pp, call] * of_workers[t, worker]
             ends[op] = ready + seconds
             for i, member in enumerate(step.members[op]):
-                place = (t, member // pp, member % pp, call)
-                name = kind
-                if kind.endswith("send_recv"):
-                    name = kind.split("-")[0] + ("-recv" if i else "-send")
-                if name in start:
+                place = (t, member // pp, member % pp, step.calls[op][i])
+                name = step.op[op]
+                if "send_recv" in kind:
+                    name += "-recv" if i else "-send"
+                if not kind.startswith("launch"):
                     start[name][place], end[name][place] = ready, ends[op]
     return Trace(job, np.arange(steps), start, end, {})
 
 
 def _rows(trace):
     rows = []
+    ranks, number = _stages(trace.job), trace.job.schedule.num_microbatches
     for op, start in trace.start.items():
-        for t, d, s, m in np.argwhere(~np.isnan(start)).tolist():
-            seconds = trace.end[op][t, d, s, m] - start[t, d, s, m]
-            rows.append((d, s, int(trace.steps[t]), op, m, start[t, d, s, m], seconds))
-    names = ("dp_rank", "stage", "step", "optype", "seq_id", "start_ts", "duration")
-    return pl.DataFrame(rows, schema=names, orient="row")
+        for t, d, s, call in np.argwhere(~np.isnan(start)).tolist():
+            seconds = trace.end[op][t, d, s, call] - start[t, d, s, call]
+            place = (d, s, ranks[s][call // number], int(trace.steps[t]), op, call % number)
+            rows.append((*place, start[t, d, s, call], seconds))
+    names = ("dp_rank", "stage", "virtual_stage", "step", "optype", "seq_id")
+    table = pl.DataFrame(rows, schema=(*names, "start_ts", "duration"), orient="row")
+    return table if trace.job.schedule.virtual_stages > 1 else table.drop("virtual_stage")
+
+
+def _stages(job):
+    return stages_of_ranks(order_of(job.schedule, job.layout).stage_to_rank, job.layout.pp)
 
 
 def _plain(kind, worker, call, rng):
@@ -486,11 +503,11 @@ def test_too_few_steps_are_refused():
         fit_profile(trace[:3])
 
 
-def test_traces_of_virtual_stages_are_refused(tmp_path):
+def test_virtual_stages_need_their_column(tmp_path):
     trace = _made_trace(_job(), 2, _plain)
     _rows(trace).write_parquet(tmp_path / "t.parquet")
     schedule = ScheduleConfig(kind="interleaved-1f1b", num_microbatches=4, virtual_stages=2)
-    with pytest.raises(ValueError, match="2 virtual stages on each rank"):
+    with pytest.raises(ValueError, match="`virtual_stage` is missing, but the job has 2"):
         read_trace(tmp_path / "t.parquet", Job(Layout(dp=2, pp=2), schedule, name="x"))
 
 

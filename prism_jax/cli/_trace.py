@@ -10,7 +10,7 @@ from ._catalogue import table
 HELP = "say what is in a profiler's trace, and what it can and cannot tell"
 _MOST_KERNELS = 10
 _WIDEST = 70
-_FORMATS = ("kineto", "nsight")
+_FORMATS = ("kineto", "nsight", "chakra")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,12 +44,14 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `kind`: the schedule's name.
+    - `kind`: the schedule's name; `traced` for one that is read off a trace.
     - `num_microbatches`: of one replica in one step.
     - `virtual_stages`: per rank.
     - `microbatch_group_size`: of interleaved schedules; by default the number of ranks.
     - `memory_limit`: of schedules that are made for one: the most microbatches of stages whose
         activations a rank may hold.
+    - `orders`: of `traced`: for each rank its ops in the order in which it runs them, as the tokens
+        of [`prism_jax.CustomSchedule`][] with a blank between two.
     - `blocking`: whether sends and receives stop compute; `None` leaves it to the schedule.
     - `layers_per_stage`: of each global virtual stage.
     - `embedding_counts_as_layer`, `head_counts_as_layer`: Megatron's way to even out the ends.
@@ -60,6 +62,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     virtual_stages: Count = 1
     microbatch_group_size: Count | None = None
     memory_limit: Count | None = None
+    orders: tuple[Text, ...] | None = None
     blocking: bool | None = None
     layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | None = None
     embedding_counts_as_layer: bool = False

@@ -39,10 +39,14 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Once-in-a-step ops in the order in which workers run them, before and after the pipeline."""
+    """Once-in-a-step ops in the order in which workers run them, before and after the pipeline; and
+    the pairs of workers, `dp_rank * pp + stage`, that send to one another over slower links than
+    others do, as between nodes, where the trace tells two classes.
+    """
 
     before: tuple[Call, ...] = ()
     after: tuple[Call, ...] = ()
+    slow_links: tuple[tuple[int, int], ...] = ()
 
 
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +130,7 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fitted: Fitted
     before: tuple[Call, ...] = ()
     after: tuple[Call, ...] = ()
+    slow_links: tuple[tuple[int, int], ...] = ()
 
 
 def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
@@ -149,6 +154,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
         profile.fitted,
         profile.outline.before,
         profile.outline.after,
+        profile.outline.slow_links,
     )
     means = [msgspec.structs.astuple(mean) for mean in profile.means]
     write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s", "loading"), means)
@@ -189,7 +195,7 @@ def load_profile(
         about.name,
         about.layout,
         about.schedule,
-        Outline(about.before, about.after),
+        Outline(about.before, about.after, about.slow_links),
         tuple(read_csv(path / "means.csv", WorkerMean)),
         read_variations(path / "variability.csv", check_law),
         about.fitted,

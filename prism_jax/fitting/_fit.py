@@ -9,6 +9,7 @@ from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
 from ._data_law import law_of_data
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
+from ._links import with_links
 from ._robust import in_core
 from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
@@ -64,6 +65,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     job, shape = trace.job, outline(trace)
     step = step_graph(job, shape)
     latencies = op_latencies(trace, step)
+    shape = with_links(shape, step, latencies)
+    step = step_graph(job, shape)  # The same ops, by other names.
     off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(
@@ -80,14 +83,14 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         mean[ops] = np.nanmean(stalls.body[ops] / relative[ops])
     source = f"{len(trace.steps)} traced steps"
     laws = laws_of_components(job, step, stalls, mean, apart, source)
-    compute = np.isin(step.kind, COMPUTE)
+    compute = step.computes
     number = int(np.count_nonzero(np.isnan(stalls.body[compute])))
     rate = stall_rate(number, int(np.count_nonzero(latencies[compute] > 0)))
     law, sets = law_of_data(apart, trace.steps, source)
     means = tuple(
         WorkerMean(kind, *divmod(worker, job.layout.pp), float(mean[ops[0]]), loading)
         for (kind, worker), ops in groups(step).items()
-        for loading in (_loading(apart, kind, worker % job.layout.pp),)
+        for loading in (_loading(apart, step.phases, kind, worker % job.layout.pp),)
     )
     moved = shuffled_means(step, latencies)
     notes = (*notes_of_waits(step, latencies, moved), *_notes(trace, off))
@@ -98,9 +101,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     return widen_step(profile, step_times)
 
 
-def _loading(apart: Apart, kind: str, stage: int) -> float:
+def _loading(apart: Apart, phases: tuple[str, ...], kind: str, stage: int) -> float:
     """What a kind of op of a stage has of the factor of its microbatch's data."""
-    return float(apart.data.loadings[stage, COMPUTE.index(kind)]) if kind in COMPUTE else 1.0
+    return float(apart.data.loadings[stage, phases.index(kind)]) if kind in phases else 1.0
 
 
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:
@@ -111,7 +114,7 @@ def _notes(trace: Trace, off: float) -> tuple[str, ...]:
         notes.append(
             f"the replay is off by {100 * off:.2g} %: some ops do not start where the schedule says"
         )
-    compute = [op for op in trace.start if op.endswith("-compute")]
+    compute = [op for op in trace.start if op in COMPUTE]
     seconds = [trace.end[op] - trace.start[op] for op in compute]
     if idle := sum(int(np.sum(x <= 0)) for x in seconds):
         ops = counted(sum(x.size for x in seconds), "op")

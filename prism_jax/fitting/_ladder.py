@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
-from ..data import Profile
+from ..data import Profile, WorkerMean
 from ..program import StepGraph, op_latencies, replay, step_graph
-from ..trace import COMPUTE, Trace
+from ..trace import Trace
 from ._data_factor import find_factor
 from ._family import family_quantiles
 from ._laws import compute_logs, places, relative_latencies
@@ -64,7 +64,7 @@ class _Parts:
         self.profile, self.step = profile, step
         self.rng = np.random.default_rng(0)
         self.kinds = np.array(step.kind)
-        self.compute = np.isin(self.kinds, COMPUTE)
+        self.compute = step.computes
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
         latencies = op_latencies(trace, step)
         self.mean, loadings = _means(profile, step)
@@ -149,5 +149,8 @@ def _means(
     mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
     for (kind, worker), ops in groups(step).items():
         mean[ops] = means[kind, worker].mean_s
-    loadings = np.array([[means[kind, s].loading for kind in COMPUTE] for s in range(pp)])
+    none = WorkerMean("", 0, 0, 0.0)  # Of a kind of op that a stage does not have.
+    loadings = np.array(
+        [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]
+    )
     return mean, loadings

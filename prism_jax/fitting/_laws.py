@@ -5,7 +5,6 @@ from jaxtyping import Float
 
 from ..data import Job, Variation
 from ..program import StepGraph
-from ..trace import COMPUTE
 from ._components import Apart, data_of, take_apart
 from ._data_factor import DataFactor
 from ._family import best_family
@@ -42,7 +41,7 @@ def first_look(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops step
 def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Logs:
     """Logarithms of the latencies of compute."""
     ops, place = places(job, step)
-    shape = (job.layout.dp, job.layout.pp, len(COMPUTE), job.schedule.num_microbatches)
+    shape = (job.layout.dp, job.layout.pp, len(step.phases), job.schedule.num_microbatches)
     logs = np.full((*shape, latencies.shape[1]), np.nan)
     logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
     return logs
@@ -50,9 +49,9 @@ def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops st
 
 def places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """The ops of compute, and where each is: replica, stage, phase, microbatch."""
-    ops = np.flatnonzero(np.isin(step.kind, COMPUTE))
+    ops, phases = np.flatnonzero(step.computes), step.phases
     worker = np.array([step.members[op][0] for op in ops])
-    phase = np.array([COMPUTE.index(step.kind[op]) for op in ops])
+    phase = np.array([phases.index(step.kind[op]) for op in ops])
     call = np.array([step.call[op] for op in ops])
     return ops, (*np.divmod(worker, job.layout.pp), phase, call)
 
@@ -87,7 +86,7 @@ def laws_of_components(
     for kind in dict.fromkeys(step.kind):
         mine = ratios[kinds == kind]
         mine = mine[:, ~np.isnan(mine).all(axis=0)]
-        if kind not in COMPUTE:
+        if kind not in step.phases:
             mine = _without_step(mine, apart.value("step"))
         family, parameters = best_family(mine)
         if family != "constant":

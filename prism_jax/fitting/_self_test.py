@@ -4,7 +4,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ..program import LAUNCH, StepGraph, replay
-from ..trace import COMPUTE
 
 
 # So many steps are replayed for each kind, at least.
@@ -29,7 +28,7 @@ def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -
     kinds, moved = np.array(step.kind), {}
     for kind in dict.fromkeys(step.kind):
         mine = np.flatnonzero(kinds == kind)
-        if kind in COMPUTE or not np.ptp(latencies[mine]) > 0:
+        if kind in step.phases or not np.ptp(latencies[mine]) > 0:
             continue
         means = []
         for _ in range(times):

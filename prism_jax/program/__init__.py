@@ -26,6 +26,7 @@ from ._lay_out import (
 )
 from ._load_profile import load_profile as load_profile
 from ._memory import Memory as Memory, RankMemory as RankMemory, memory as memory
+from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._program import (
     Program as Program,
     Stratum as Stratum,
@@ -38,13 +39,7 @@ from ._segment import (
     segment_maxima as segment_maxima,
 )
 from ._sets import Sets as Sets
-from ._step_graph import (
-    LAUNCH as LAUNCH,
-    StepGraph as StepGraph,
-    op_latencies as op_latencies,
-    replay as replay,
-    step_graph as step_graph,
-)
+from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
 from ._table import LatencyTable as LatencyTable, kernel_cumulants as kernel_cumulants
 from ._variability import (
     Network as Network,

@@ -19,8 +19,8 @@ from ..schedule import (
     SEND_RECV,
     AbstractSchedule,
     OpGraph,
-    make_schedule,
     op_graph,
+    order_of,
 )
 from ..workload import Block, Segment, Workload, block_mean
 from ._assemble import assemble
@@ -124,18 +124,6 @@ def compile_program(
         # The innermost link joins the devices of a node; what goes further shares the network.
         network_links=tuple(link.name for link in cluster.links[1:]),
         resolution=resolution,
-    )
-
-
-def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
-    """The schedule that a job file describes."""
-    return make_schedule(
-        config.kind,
-        num_ranks=layout.pp,
-        num_microbatches=config.num_microbatches,
-        virtual_stages=config.virtual_stages,
-        microbatch_group_size=config.microbatch_group_size,
-        memory_limit=config.memory_limit,
     )
 
 

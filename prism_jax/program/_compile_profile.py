@@ -69,7 +69,8 @@ def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
     pp = profile.layout.pp
     blocks: dict[tuple, Block] = {}
     chosen = []
-    for kind, members, twin in zip(step.kind, step.members, step.twin, strict=True):
+    nodes = zip(step.kind, step.members, step.twin, step.computes.tolist(), strict=True)
+    for kind, members, twin, alone in nodes:
         key = (kind, members[0], twin)
         if key not in blocks:
             d, s = divmod(members[0], pp)
@@ -81,7 +82,6 @@ def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
             mean = 0.0 if twin else means[kind, d, s]
             kernel = Kernel(kind, f"{_size(d, s)}{' twin' * twin}", mean)
             # What several workers do has no rank of its own, and no microbatch's data.
-            alone = kind.endswith("-compute")
             segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
             blocks[key] = ((segment, 1),)
         chosen.append(blocks[key])

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ..data import Job, Kernels, check_parts
-from ..schedule import OVERLAPPED, SEND_RECV, op_graph, replay
+from ..schedule import OVERLAPPED, SEND_RECV, op_graph, order_of, replay
 from ..workload import Workload, block_mean
 from ._chains import lower_chains
-from ._compile import order_of, parts_of
+from ._compile import parts_of
 
 
 def constant_step(job: Job) -> Callable[[Kernels], float]:

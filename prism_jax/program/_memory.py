@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ..data import Job
-from ..schedule import AbstractSchedule, parse_token
+from ..schedule import AbstractSchedule, order_of, parse_token
 from ..workload import Sizes, StageMemory, add_sizes, memory_of_stages
-from ._compile import order_of
 
 
 # What libraries allocate for themselves: workspaces of cuBLAS and fused kernels. In Megatron-LM's

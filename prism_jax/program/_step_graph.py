@@ -1,18 +1,26 @@
 """The graph of a whole traced job: the pipelines of all replicas, and what surrounds them."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool
 
 from ..data import Job, Outline
-from ..schedule import SEND_RECV, OpGraph, make_schedule, op_graph, replay as replay_graph
-from ..trace import Trace, groups
+from ..schedule import (
+    OVERLAPPED,
+    SEND_RECV,
+    AbstractSchedule,
+    OpGraph,
+    op_graph,
+    order_of,
+)
+from ..trace import COMPUTE, LETTERS, groups, stages_of_ranks
 
 
 LAUNCH = "launch "  # What a worker does before it comes to an op.
 PIPELINE = "pipeline"
+SLOW_LINK = " slow link"  # Of a send_recv, where a trace tells.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +31,12 @@ class StepGraph:
 
     - `graph`: the ops. Microbatches are numbered through all replicas.
     - `kind`: what each op is, in the words of traces; `forward-send_recv`, `backward-send_recv`;
-        `launch ...` for what precedes an op that runs once.
+        `launch ...` for what precedes an op that runs once. Where ranks have several stages, with
+        the number of the stage on its rank, as `forward-compute 1`; of a send_recv of the slower
+        of two classes of links with `slow link`.
+    - `op`: the op of a trace whose end is that of this one, or whose start, if this is a launch; of
+        a send_recv, `forward` or `backward`.
+    - `calls`: for each member, which of its calls in a trace that is.
     - `call`: the microbatch within its replica, 0 for ops that run once.
     - `members`: of an op that several workers run together, these; else the worker.
     - `twin`: whether a send_recv shares its exchange with the one before it, which takes the time.
@@ -31,9 +44,23 @@ class StepGraph:
 
     graph: OpGraph
     kind: tuple[str, ...]
+    op: tuple[str, ...]
+    calls: tuple[tuple[int, ...], ...]
     call: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
     twin: tuple[bool, ...]
+
+    @property
+    def computes(self) -> Bool[np.ndarray, " ops"]:
+        """Which ops compute."""
+        return np.isin(self.op, COMPUTE) & (self.graph.phase != "X")
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The kinds of compute: forwards first, a stage after the other."""
+        nodes = zip(self.kind, self.op, self.computes.tolist(), strict=True)
+        mine = {(COMPUTE.index(op), kind) for kind, op, computes in nodes if computes}
+        return tuple(kind for _, kind in sorted(mine))
 
 
 def step_graph(job: Job, outline: Outline) -> StepGraph:
@@ -43,27 +70,79 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
 
     - `job`: its layout and schedule.
     - `outline`: what workers run before and after the pipeline.
+
+    **Raises:**
+
+    `ValueError` for a schedule with pairs of overlapped ops or several chains of stages.
     """
     dp, pp = job.layout.dp, job.layout.pp
-    schedule = make_schedule(
-        job.schedule.kind, num_ranks=pp, num_microbatches=job.schedule.num_microbatches
-    )
-    # As recorded: a transfer is an op of both of its workers.
-    pipeline = op_graph(schedule, blocking=job.schedule.blocking is not False)
-    split = sorted({*pipeline.phase.tolist()} - {"F", "B", SEND_RECV})
-    if split:
+    schedule = order_of(job.schedule, job.layout)
+    # As recorded: a transfer is an op of both of its workers. Where the order can be such.
+    blocking = job.schedule.blocking
+    pipeline = op_graph(schedule, blocking=_may_block(schedule) if blocking is None else blocking)
+    if OVERLAPPED in pipeline.phase or len(schedule.chain_starts) > 1:
         raise ValueError(
-            f"Job `{job.name}` runs `{job.schedule.kind}` with ops of phase {split}; only traces "
-            "of whole forwards and backwards can be read."
+            f"Job `{job.name}` runs `{job.schedule.kind}`; only traces of forwards and backwards "
+            "by themselves, on one chain of stages, can be read."
         )
     nodes = _Nodes(dp, pp)
     nodes.add_calls(outline.before)
+    part = _Pipeline(pipeline, schedule, job.schedule.num_microbatches, outline.slow_links)
     for worker in range(dp * pp):
-        nodes.add(LAUNCH + PIPELINE, worker, nodes.done[worker])
+        nodes.add(
+            LAUNCH + PIPELINE, worker, nodes.done[worker], **part.recorded_launch(worker % pp)
+        )
     for d in range(dp):
-        nodes.add_pipeline(pipeline, d, job.schedule.num_microbatches)
+        nodes.add_pipeline(part, d)
     nodes.add_calls(outline.after)
     return nodes.finished()
+
+
+def _may_block(schedule: AbstractSchedule) -> bool:
+    """Whether sends and receives may hold up compute: with one stage a rank and whole backwards."""
+    split = any("I" in token for order in schedule.orders() for token in order)
+    return schedule.num_stages == schedule.num_ranks and not split
+
+
+class _Pipeline:
+    """The pipeline of one replica, and where its ops are in a trace."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        schedule: AbstractSchedule,
+        num_microbatches: int,
+        slow_links: Sequence[tuple[int, int]],
+    ):
+        self.graph, self.num_microbatches = graph, num_microbatches
+        self.slow_links = {frozenset(pair) for pair in slow_links}
+        ranks = stages_of_ranks(schedule.stage_to_rank, schedule.num_ranks)
+        self.local = {stage: number for stages in ranks for number, stage in enumerate(stages)}
+        self.several = schedule.num_stages > schedule.num_ranks
+
+    def kind(self, name: str, stage: int) -> str:
+        return f"{name} {self.local[stage]}" if self.several else name
+
+    def call(self, stage: int, microbatch: int) -> int:
+        return self.local[stage] * self.num_microbatches + microbatch
+
+    def first(self, rank: int) -> tuple[list[int], int]:
+        """What a rank waits to receive for its first op, and this op."""
+        op = self.graph.orders[rank][0]
+        received = [p for p in self.graph.predecessors[op] if self.graph.peer[p] == rank]
+        return received, op
+
+    def recorded_launch(self, rank: int) -> dict:
+        """The op of a trace that starts when a rank comes to its pipeline."""
+        received, op = self.first(rank)
+        stage, microbatch = int(self.graph.stage[op]), int(self.graph.microbatch[op])
+        phase = str(self.graph.phase[op])
+        back = "forward" if phase == "F" else "backward"
+        name = f"{back}-recv" if received else _NAMES[phase]
+        return {"op": name, "calls": (self.call(stage, microbatch),)}
+
+
+_NAMES = {letter: op for op, letter in LETTERS.items()}
 
 
 class _Nodes:
@@ -72,7 +151,11 @@ class _Nodes:
     def __init__(self, dp: int, pp: int):
         self.shape = dp, pp
         self.columns: dict[str, list] = {
-            name: [] for name in ("kind", "call", "members", "twin", "phase", "stage", "microbatch")
+            name: []
+            for name in (
+                *("kind", "op", "calls", "call", "members", "twin"),
+                *("phase", "stage", "microbatch"),
+            )
         }
         self.peer: list[int] = []
         self.backward: list[bool] = []
@@ -87,6 +170,8 @@ class _Nodes:
         worker: int,
         predecessors: Iterable[int],
         *,
+        op: str = "",
+        calls: tuple[int, ...] = (),
         members: tuple[int, ...] = (),
         phase: str = "X",
         microbatch: int = -1,
@@ -96,7 +181,8 @@ class _Nodes:
     ) -> int:
         node = len(self.worker)
         members = members or (worker,)
-        row = (kind, call, members, twin, phase, worker % self.shape[1], microbatch)
+        op, calls = op or kind.removeprefix(LAUNCH), calls or (0,) * len(members)
+        row = (kind, op, calls, call, members, twin, phase, worker % self.shape[1], microbatch)
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
         self.worker.append(worker)
@@ -128,27 +214,34 @@ class _Nodes:
         d, s = groups((worker // pp, worker % pp), (dp, pp))[scope]
         return tuple((d * pp + s).tolist())
 
-    def add_pipeline(self, graph: OpGraph, d: int, num_microbatches: int) -> None:
-        pp = self.shape[1]
-        starts = {w: self.done[w] for w in range(d * pp, (d + 1) * pp)}
+    def add_pipeline(self, part: _Pipeline, d: int) -> None:
+        graph, pp = part.graph, self.shape[1]
+        starts: dict[int, tuple[int, ...]] = {}  # What the first op of each rank waits for besides.
+        for rank in range(pp):
+            received, first = part.first(rank)
+            for op in received or [first]:
+                starts[op] = (*starts.get(op, ()), *self.done[d * pp + rank])
         new: list[int] = []
         seen: dict[tuple[int, ...], int] = {}
         for op in range(graph.num_ops):
             rank, microbatch = int(graph.rank[op]), int(graph.microbatch[op])
-            phase, peer = str(graph.phase[op]), int(graph.peer[op])
+            phase, peer, stage = str(graph.phase[op]), int(graph.peer[op]), int(graph.stage[op])
             worker = d * pp + rank
-            waits = [new[p] for p in graph.predecessors[op]]
+            waits = [*(new[p] for p in graph.predecessors[op]), *starts.get(op, ())]
             numbered = {"phase": phase, "call": microbatch}
-            numbered["microbatch"] = d * num_microbatches + microbatch
+            numbered["microbatch"] = d * part.num_microbatches + microbatch
             if phase == SEND_RECV:
                 back = bool(graph.backward[op])
-                if not back and microbatch == 0:
-                    waits += starts[d * pp + peer]  # Its first op of the pipeline.
                 key = (*sorted(waits), *sorted((rank, peer)))
+                name = "backward" if back else "forward"
+                other = stage - 1 if back else stage + 1
+                far = frozenset((worker, d * pp + peer)) in part.slow_links
                 node = self.add(
-                    ("backward" if back else "forward") + "-send_recv",
+                    part.kind(f"{name}-send_recv{SLOW_LINK * far}", stage),
                     worker,
                     waits,
+                    op=name,
+                    calls=(part.call(stage, microbatch), part.call(other, microbatch)),
                     members=(worker, d * pp + peer),
                     peer=d * pp + peer,
                     twin=key in seen,
@@ -156,10 +249,9 @@ class _Nodes:
                 )
                 seen.setdefault(key, node)
             else:
-                if not graph.predecessors[op]:
-                    waits += starts[worker]
-                kind = "forward-compute" if phase == "F" else "backward-compute"
-                node = self.add(kind, worker, waits, **numbered)
+                name, calls = _NAMES[phase], (part.call(stage, microbatch),)
+                kind = part.kind(name, stage)
+                node = self.add(kind, worker, waits, op=name, calls=calls, **numbered)
                 self.orders[worker].append(node)
             new.append(node)
         for s in range(pp):
@@ -181,47 +273,5 @@ class _Nodes:
             orders=tuple(tuple(order) for order in self.orders),
             last=tuple(self.done),
         )
-        kind, call, members, twin = (tuple(c[n]) for n in ("kind", "call", "members", "twin"))
-        return StepGraph(graph, kind, call, members, twin)
-
-
-def op_latencies(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops steps"]:
-    """What each op of each step took, from the end of the last op that it waited for, in seconds.
-
-    So what a worker waited for is not part of it, nor of a collective what it waited for others.
-    """
-    ends = _recorded_ends(trace, step)
-    latencies = np.empty_like(ends)
-    for op, before in enumerate(step.graph.predecessors):
-        ready = ends[list(before)].max(axis=0) if before else 0.0
-        latencies[op] = ends[op] - ready
-    return np.maximum(latencies, 0)
-
-
-def _recorded_ends(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops steps"]:
-    pp = trace.job.layout.pp
-    lowest = np.min([np.nanmin(x, axis=(1, 2, 3)) for x in trace.start.values()], axis=0)
-    ends = np.empty((step.graph.num_ops, len(trace.steps)))
-    for op, (kind, call) in enumerate(zip(step.kind, step.call, strict=True)):
-        places = [(m // pp, m % pp) for m in step.members[op]]
-        if kind.startswith(LAUNCH):
-            name = kind.removeprefix(LAUNCH)
-            if name == PIPELINE:
-                name = "forward-recv" if places[0][1] else "forward-compute"
-            ends[op] = trace.start[name][:, *places[0], 0]
-        elif kind.endswith("send_recv"):
-            phase = kind.split("-")[0]
-            sent = trace.end[f"{phase}-send"][:, *places[0], call]
-            received = trace.end[f"{phase}-recv"][:, *places[1], call]
-            ends[op] = np.maximum(sent, received)
-        else:
-            ends[op] = np.min([trace.end[kind][:, *place, call] for place in places], axis=0)
-    return ends - lowest
-
-
-def replay(
-    step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
-) -> Float[np.ndarray, " steps"]:
-    """Step times of given latencies: each op starts when all that it waits for has ended."""
-    _, ends = replay_graph(step.graph.predecessors, latencies)
-    return ends[[n for nodes in step.graph.last for n in nodes]].max(axis=0)
+        names = ("kind", "op", "calls", "call", "members", "twin")
+        return StepGraph(graph, **{name: tuple(c[name]) for name in names})

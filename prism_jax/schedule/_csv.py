@@ -46,7 +46,7 @@ def load_schedule(path: str | os.PathLike) -> CustomSchedule:
         ) from None
     orders = [[cell for cell in row if cell and not _ADDED.fullmatch(cell)] for row in cells]
     try:
-        return CustomSchedule(orders, _places(orders))
+        return CustomSchedule(orders, places(orders))
     except ValueError as error:
         raise ValueError(f"{shown(path)}: {error}") from None
 
@@ -65,8 +65,13 @@ def save_schedule(schedule: AbstractSchedule, path: str | os.PathLike) -> None:
         csv.writer(file, lineterminator="\n").writerows(schedule.orders())
 
 
-def _places(orders: list[list[str]]) -> list[int]:
-    """The rank of each stage, from the first of its ops."""
+def places(orders: list[list[str]]) -> list[int]:
+    """The rank of each stage, from the first of its ops.
+
+    **Raises:**
+
+    A `ValueError` where a stage is missing.
+    """
     rank_of: dict[int, int] = {}
     for rank, order in enumerate(orders):
         for position, token in enumerate(order):

@@ -1,7 +1,8 @@
 from ._contents import Contents as Contents, KernelPool as KernelPool, contents as contents
 from ._factors import read_factors as read_factors
 from ._formats import FORMATS as FORMATS, read_ranks as read_ranks
-from ._ops import COMPUTE as COMPUTE
+from ._ops import COMPUTE as COMPUTE, LETTERS as LETTERS
+from ._orders import stages_of_ranks as stages_of_ranks
 from ._outline import groups as groups, outline as outline
 from ._range_names import (
     RangeNames as RangeNames,

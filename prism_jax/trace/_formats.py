@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .._files import shown
 from .._misc import unknown_name
+from ._chakra import read_chakra
 from ._kineto import read_kineto
 from ._nsight import read_nsight
 from ._spans import RankTrace
@@ -14,9 +15,11 @@ from ._spans import RankTrace
 
 FORMATS: dict[str, tuple[tuple[str, ...], Callable[..., RankTrace]]] = {
     "kineto": ((".json", ".json.gz"), read_kineto),
+    "chakra": ((".et", ".json"), read_chakra),
     "nsight": ((".sqlite",), read_nsight),
 }
 _RANK = re.compile(r"(?:rank|gpu|worker)[-_. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names them.
 
 
 def read_ranks(
@@ -76,5 +79,6 @@ def _files(path: str | os.PathLike, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _rank_of_name(path: str) -> int | None:
-    found = _RANK.findall(os.path.basename(path))
+    name = os.path.basename(path)
+    found = _RANK.findall(name) or _CHAKRA.findall(name)
     return int(found[-1]) if found else None

@@ -4,14 +4,19 @@ import dataclasses
 import itertools as it
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from .._misc import counted, quoted
 from ..data import Job, Layout
+from ..schedule import AbstractSchedule
 from ._clocks import Clocks, set_clocks
-from ._ops import COMPUTE
-from ._rank_ops import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, RankOp, RankOps
+from ._ops import COMPUTE, PIPELINED
+from ._orders import check_places, stated_schedule
+from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, RankOp
+from ._rank_ops import RankOps
+from ._stage_numbers import numbered
 
 
 REDUCE = "grads-reduce-scatter"
@@ -23,13 +28,14 @@ class JoinedOps:
 
     **Attributes:**
 
-    - `rows`: `dp_rank`, `stage`, `step`, `optype`, `seq_id`, `start_ts`, `duration`; in seconds.
+    - `rows`: `dp_rank`, `stage`, `virtual_stage`, `step`, `optype`, `seq_id`, `start_ts`,
+        `duration`; in seconds.
     - `job`: with as many replicas as are whole.
     - `clocks`: of the ranks.
     - `notes`: what a reader should know.
     """
 
-    rows: list[tuple[int, int, int, str, int, float, float]]
+    rows: list[tuple[int, int, int, int, str, int, float, float]]
     job: Job
     clocks: Clocks
     notes: tuple[str, ...]
@@ -77,10 +83,15 @@ def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: s
         notes.append(f"ranks {shown} share no collective with the first: their clocks are trusted")
     layout = msgspec.structs.replace(job.layout, dp=len(whole))
     job = msgspec.structs.replace(job, layout=layout, world_size=None)
+    schedule = stated_schedule(job)
     tables = {
-        (i, s): _of_worker(workers[d, s], clocks, s) for i, d in enumerate(whole) for s in range(pp)
+        (i, s): _of_worker(workers[d, s], clocks, s, schedule, job, path)
+        for i, d in enumerate(whole)
+        for s in range(pp)
     }
-    rows = _rows(tables, job)
+    pairs = {(key[2], s) for (_, s), ops in tables.items() for key in ops if key[1] in PIPELINED}
+    stage_to_rank = check_places(list(pairs), pp, schedule, path)
+    rows = _rows(tables, job, stage_to_rank)
     return JoinedOps(rows, job, clocks, tuple(notes))
 
 
@@ -117,41 +128,58 @@ def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
     return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
 
 
-_Ops = dict[tuple[int, str, int], RankOp]  # By step, kind and microbatch.
+_Key = tuple[int, str, int, int]  # Step, kind, virtual stage and microbatch.
+_Ops = dict[_Key, RankOp]
+_Times = dict[tuple[int, int, *_Key], tuple[int, int]]  # Replica and pipeline rank before.
 
 
-def _of_worker(ranks: RankOps, clocks: Clocks, stage: int) -> _Ops:
+def _of_worker(
+    ranks: RankOps,
+    clocks: Clocks,
+    rank: int,
+    schedule: AbstractSchedule | None,
+    job: Job,
+    path: str,
+) -> _Ops:
     offset = clocks.offsets[ranks.rank]
     return {
-        (op.step, op.op, op.microbatch): dataclasses.replace(
-            op, start=op.start + offset, end=op.end + offset, stage=stage
+        (op.step, op.op, op.stage, op.microbatch): dataclasses.replace(
+            op, start=op.start + offset, end=op.end + offset
         )
-        for op in ranks.ops
+        for op in numbered(ranks.ops, rank, schedule, job.schedule.num_microbatches, path)
     }
 
 
-def _rows(tables: dict[tuple[int, int], _Ops], job: Job) -> list:
-    found: dict[tuple[int, int, int, str, int], tuple[int, int]] = {}
+def _rows(tables: dict[tuple[int, int], _Ops], job: Job, stage_to_rank: Sequence[int]) -> list:
+    found: _Times = {}
     origins = _origins(tables)
-    waits = job.schedule.blocking is not False
     for (d, s), ops in tables.items():
-        for (step, kind, call), op in ops.items():
+        for key, op in ops.items():
+            step, kind, *_ = key
             if step in origins:
                 start = max(op.start, origins[step])
                 # Other stages than the first one wait for a microbatch, and not for data.
                 end = start if kind == LOAD_DATA and s else op.end
-                found[d, s, step, kind, call] = start, end
+                found[d, s, *key] = start, end
+    waits = job.schedule.blocking is not False
+    before = {worker: _ends_before(ops) for worker, ops in tables.items()}
     for d in range(job.layout.dp):
-        for s in range(1, job.layout.pp):
-            seen = _transfers(tables[d, s - 1], tables[d, s], (d, s), origins, waits)
-            found = seen | found  # What was recorded stays.
+        for stage in range(1, len(stage_to_rank)):
+            at = stage_to_rank[stage - 1], stage_to_rank[stage]
+            if at[0] != at[1]:
+                for link in (
+                    _Link(d, "forward", stage - 1, *at),
+                    _Link(d, "backward", stage, *at[::-1]),
+                ):
+                    # What was recorded stays.
+                    found = _transfers(tables, before, link, origins, waits) | found
     if job.layout.dp > 1:
         found |= _reductions(tables, origins)
     rows = []
-    for (d, s, step, kind, call), times in found.items():
+    for (d, s, step, kind, stage, call), times in found.items():
         start, end = (_exact_seconds(time - origins[step]) for time in times)
         if end >= start:
-            rows.append((d, s, step, kind, call, start, end - start))
+            rows.append((d, s, stage, step, kind, call, start, end - start))
     return rows
 
 
@@ -165,72 +193,87 @@ def _origins(tables: dict[tuple[int, int], _Ops]) -> dict[int, int]:
     origins: dict[int, int] = {}
     for (_, s), ops in tables.items():
         if s == 0:
-            for (step, _, _), op in ops.items():
+            for (step, *_), op in ops.items():
                 origins[step] = min(origins.get(step, op.start), op.start)
     return origins
 
 
-def _transfers(one: _Ops, other: _Ops, place, origins: dict[int, int], waits: bool) -> dict:
-    """Sends and receives between a stage and the next one.
+class _Link(NamedTuple):
+    """What one stage sends to the next, or to the one before it, and their ranks."""
+
+    replica: int
+    phase: str
+    stage: int
+    sender: int
+    receiver: int
+
+
+def _transfers(
+    tables: dict[tuple[int, int], _Ops],
+    ends_before: dict[tuple[int, int], dict[_Key, int]],
+    link: _Link,
+    origins: dict[int, int],
+    waits: bool,
+) -> _Times:
+    """Sends and receives between two stages.
 
     Where the receiver was idle, its compute starts when the transfer has ended. Where it was not,
     the transfer has ended before; when is not known, and it is taken to have lasted as long as
     others do, except where exchanges block and end when both are ready, as the first one does.
     """
-    d, s = place
-    found = {}
-    for phase, sender, receiver, at in (
-        ("forward", one, other, (s - 1, s)),
-        ("backward", other, one, (s, s - 1)),
-    ):
-        before = _ends_before(receiver)
-        kind = f"{phase}-compute"
-        pairs = [
-            (key, op, receiver[key])
-            for key, op in sender.items()
-            if key[1] == kind and key in receiver and key[0] in origins
-        ]
-        lags = [b.start - a.end for k, a, b in pairs if a.end >= before.get(k, a.end)]
-        typical = max(round(statistics.median(lags)), 0) if lags else 0
-        for key, sent, received in pairs:
-            step, _, call = key
-            end = max(received.start, sent.end)
-            ready = before.get(key, _begin(receiver, step, origins[step]))
-            if key in before and sent.end < ready and not waits:
-                end = min(sent.end + typical, end)
-            start = max(origins[step], min(ready, end))
-            found[d, at[0], step, f"{phase}-send", call] = sent.end, end
-            found[d, at[1], step, f"{phase}-recv", call] = start, end
+    forward = link.phase == "forward"
+    other = link.stage + (1 if forward else -1)
+    receiver = tables[link.replica, link.receiver]
+    before = ends_before[link.replica, link.receiver]
+    kinds = (FORWARD_COMPUTE,) if forward else (BACKWARD_COMPUTE, "backward-input")
+    pairs = []
+    for (step, kind, stage, call), op in tables[link.replica, link.sender].items():
+        if kind in kinds and stage == link.stage and step in origins:
+            keys = ((step, k, other, call) for k in kinds)
+            pairs += [(key, op, receiver[key]) for key in keys if key in receiver]
+    lags = [b.start - a.end for k, a, b in pairs if a.end >= before.get(k, a.end)]
+    typical = max(round(statistics.median(lags)), 0) if lags else 0
+    found: _Times = {}
+    for key, sent, received in pairs:
+        step, _, _, call = key
+        end = max(received.start, sent.end)
+        ready = before.get(key, _begin(receiver, step, origins[step]))
+        if key in before and sent.end < ready and not waits:
+            end = min(sent.end + typical, end)
+        start = max(origins[step], min(ready, end))
+        d, sender, receiver_rank = link.replica, link.sender, link.receiver
+        found[d, sender, step, f"{link.phase}-send", link.stage, call] = sent.end, end
+        found[d, receiver_rank, step, f"{link.phase}-recv", other, call] = start, end
     return found
 
 
 def _begin(ops: _Ops, step: int, origin: int) -> int:
     """When a worker begins a step, after it has its data."""
-    loads = ops.get((step, LOAD_DATA, 0))
+    loads = ops.get((step, LOAD_DATA, 0, 0))
     return origin if loads is None else max(origin, loads.start) + 1
 
 
-def _ends_before(ops: _Ops) -> dict[tuple[int, str, int], int]:
+def _ends_before(ops: _Ops) -> dict[_Key, int]:
     """When the op before each op of compute has ended, in its step."""
     compute = sorted((op.start, key) for key, op in ops.items() if key[1] in COMPUTE)
-    ends: dict[tuple[int, str, int], int] = {}
+    ends: dict[_Key, int] = {}
     for (_, before), (_, key) in it.pairwise(compute):
         if before[0] == key[0]:
             ends[key] = ops[before].end
     return ends
 
 
-def _reductions(tables: dict[tuple[int, int], _Ops], origins: dict[int, int]) -> dict:
+def _reductions(tables: dict[tuple[int, int], _Ops], origins: dict[int, int]) -> _Times:
     """From the last backward of a worker to its optimizer, where no range says it."""
-    found = {}
+    found: _Times = {}
     for (d, s), ops in tables.items():
         last: dict[int, int] = {}
-        for (step, kind, _), op in ops.items():
-            if kind in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+        for (step, kind, *_), op in ops.items():
+            if kind in COMPUTE:
                 last[step] = max(last.get(step, op.end), op.end)
         for step in last.keys() & origins.keys():
-            optimizer = ops.get((step, OPTIMIZER, 0))
-            if optimizer is not None and (step, REDUCE, 0) not in ops:
+            optimizer = ops.get((step, OPTIMIZER, 0, 0))
+            if optimizer is not None and (step, REDUCE, 0, 0) not in ops:
                 end = max(optimizer.start, last[step])
-                found[d, s, step, REDUCE, 0] = last[step], end
+                found[d, s, step, REDUCE, 0, 0] = last[step], end
     return found

@@ -1,4 +1,10 @@
-"""Reading a JSON file whose array of events may be larger than memory."""
+"""Reading a JSON file whose array of events may be larger than memory.
+
+The file is cut into pieces, and msgspec decodes each to records. ijson 3.6 with its C backend does
+such cutting itself, but takes 33 s of CPU for a GB of events as records where this takes 10 s
+(2026-11-22, two shared CPU cores), and another pass of 13 s for each key beside the array; and it
+refuses the NaN that some profilers write.
+"""
 
 import dataclasses
 import os

@@ -33,7 +33,7 @@ _LEAST_CALL_S, _FEWEST_CALLS = 5e-7, 100
 _CALLS = ("cpu_op", "cuda_runtime", "hip_runtime")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
-_NODE = "autograd::engine::evaluate_function"
+NODE = "autograd::engine::evaluate_function"
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -132,7 +132,7 @@ class _Reader:
                 self.sequences[_whole(args.outer)] = sequence
             elif name.startswith("gloo:"):
                 kind, message = MESSAGE, Message(collective_of(name))
-            elif name.startswith(_NODE):
+            elif name.startswith(NODE):
                 kind = BACKWARD
             else:
                 kind = RANGE if category == "user_annotation" else HOST_OP

@@ -1,17 +1,21 @@
 """The ops of a trace: which run once for each microbatch or step, on which workers, with whom."""
 
-import numpy as np
-from jaxtyping import Bool
-
-
-# Ops that a worker runs once for each microbatch.
-COMPUTE = ("forward-compute", "backward-compute")
-# And those of which the first or the last stage has none.
+# Ops that a worker runs for each microbatch of each of its stages, and their letters in the tokens
+# of schedules. A backward is one op, or two: of the input, on which the next stage waits, and of
+# the weights.
+LETTERS = {
+    "forward-compute": "F",
+    "backward-compute": "B",
+    "backward-input": "I",
+    "backward-weight": "W",
+}
+COMPUTE = tuple(LETTERS)
+# And those that it has with another stage: how far this one is away.
 TRANSFERS = {
-    "forward-send": slice(None, -1),
-    "forward-recv": slice(1, None),
-    "backward-send": slice(1, None),
-    "backward-recv": slice(None, -1),
+    "forward-send": 1,
+    "forward-recv": -1,
+    "backward-send": -1,
+    "backward-recv": 1,
 }
 PIPELINED = (*COMPUTE, *TRANSFERS)
 # Ops that it runs once in a step, and with whom: the other replicas of its stage, the last stage
@@ -26,14 +30,3 @@ SCOPES = {
     "optimizer": "self",
     "gc": "self",
 }
-
-
-def expected_calls(
-    op: str, there: Bool[np.ndarray, "steps dp pp calls"]
-) -> Bool[np.ndarray, "dp pp calls"]:
-    """Which calls every step should have: what the pipeline needs, or what most steps have."""
-    if op not in PIPELINED:
-        return np.mean(there, axis=0) >= 0.5
-    expected = np.zeros(there.shape[1:], bool)
-    expected[:, TRANSFERS.get(op, slice(None))] = True
-    return expected

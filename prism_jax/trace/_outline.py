@@ -26,12 +26,11 @@ def outline(trace: Trace) -> Outline:
     long gap before its next op, in all steps or in some. It is taken to wait for the smallest group
     after whose last member's end the gap is shortest, by a high quantile over the steps.
     """
-    first = trace.start[COMPUTE[0]][..., 0]
-    if "forward-recv" in trace.start:
-        first = np.fmin(first, trace.start["forward-recv"][..., 0])
+    starts = [trace.start[op] for op in (COMPUTE[0], "forward-recv") if op in trace.start]
+    first = ft.reduce(np.fmin, (np.fmin.reduce(x, axis=-1) for x in starts))
     once = [op for op in trace.start if op in SCOPES and op != "gc"]  # A pause, not an op.
     leading = [op for op in once if np.nanmean(trace.start[op][..., 0] - first) < 0]
-    last = ft.reduce(np.fmax, (trace.end[op][..., -1] for op in _pipeline(trace)))
+    last = ft.reduce(np.fmax, (np.fmax.reduce(trace.end[op], axis=-1) for op in _pipeline(trace)))
     before, _ = _calls(trace, leading, np.zeros_like(last))
     after, _ = _calls(trace, [op for op in once if op not in leading], last)
     return Outline(before, after)

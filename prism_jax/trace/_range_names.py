@@ -12,9 +12,8 @@ from ..data import convert, read_toml
 from ._ops import PIPELINED, SCOPES
 
 
-BACKWARD_INPUT, BACKWARD_WEIGHT = "backward-input", "backward-weight"
 # Kinds of ops that a range may stand for.
-KNOWN = (*PIPELINED, BACKWARD_INPUT, BACKWARD_WEIGHT, *SCOPES)
+KNOWN = (*PIPELINED, *SCOPES)
 
 
 class RangeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,8 +51,8 @@ class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _FRAMEWORKS = (
     (r"PP:(?P<stage>\d+)F(?P<microbatch>\d+)", "forward-compute"),
     (r"PP:(?P<stage>\d+)B(?P<microbatch>\d+)", "backward-compute"),
-    (r"PP:(?P<stage>\d+)I(?P<microbatch>\d+)", BACKWARD_INPUT),
-    (r"PP:(?P<stage>\d+)W(?P<microbatch>\d+)", BACKWARD_WEIGHT),
+    (r"PP:(?P<stage>\d+)I(?P<microbatch>\d+)", "backward-input"),
+    (r"PP:(?P<stage>\d+)W(?P<microbatch>\d+)", "backward-weight"),
     (r"PP:(?P<stage>\d+)REDUCE_GRAD\d*", "grads-reduce-scatter"),
     (r"PP:(?P<stage>\d+)SEND_F(?P<microbatch>\d+)", "forward-send"),
     (r"PP:(?P<stage>\d+)RECV_F(?P<microbatch>\d+)", "forward-recv"),

@@ -6,27 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from ._ops import TRANSFERS
-from ._range_names import BACKWARD_INPUT, BACKWARD_WEIGHT, Reader
+from ._ops import COMPUTE, TRANSFERS
+from ._pattern import ops_of_pattern
+from ._range_names import Reader
+from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, WAITING, RankOp
 from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, RankTrace, Spans
-
-
-FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
-LOAD_DATA = "load-data"  # What a step has before its first op.
-
-
-@dataclasses.dataclass(frozen=True)
-class RankOp:
-    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 where names do not
-    say.
-    """
-
-    step: int
-    op: str
-    microbatch: int
-    stage: int
-    start: int
-    end: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +23,7 @@ class RankOps:
     - `steps`: `(steps, 3)`: number, start and end of each.
     - `ops`: in the order of their starts.
     - `collectives`: of each message with its sequence number, `(calls, 2)` starts and ends.
+    - `by_pattern`: whether no range names its compute, which was told by its pattern.
     """
 
     rank: int
@@ -46,21 +31,26 @@ class RankOps:
     steps: Int[np.ndarray, "steps 3"]
     ops: tuple[RankOp, ...]
     collectives: dict[tuple[Message, int], tuple[int, int]]
+    by_pattern: bool = False
 
 
-def rank_ops(trace: RankTrace, rank: int, reader: Reader) -> RankOps:
+def rank_ops(
+    trace: RankTrace, rank: int, reader: Reader, num_microbatches: int | None = None
+) -> RankOps:
     """The ops of one rank.
 
     The range of an op is on the host; the op lasts from the first to the last kernel that was
     launched meanwhile, without collectives, for these wait. Where there is no device, operators of
     the host take the place of kernels. A backward that nobody has named is what autograd runs after
-    each forward.
+    each forward; and where no range names compute at all, it is told by its pattern.
 
     **Arguments:**
 
     - `trace`: of one rank.
     - `rank`: its number.
     - `reader`: of names.
+    - `num_microbatches`: that a rank runs in a step, on all its stages; without it no pattern is
+        looked for.
     """
     spans = trace.spans
     ranges = _named(spans, reader)
@@ -70,10 +60,14 @@ def rank_ops(trace: RankTrace, rank: int, reader: Reader) -> RankOps:
     computing = _Kernels(spans, spans[device & (spans.message < 0)])
     nodes = spans[spans.kind == BACKWARD]
     ops: list[RankOp] = []
+    by_pattern = False
     for number, start, end in steps.tolist():
         before = max((op.end for op in ops), default=start)  # A device is behind the host.
         first = len(ops)
         mine = [r for r in ranges if start <= r.start < end]
+        if num_microbatches and not any(r.op in COMPUTE for r in mine):
+            mine += ops_of_pattern(spans, number, start, end, mine, num_microbatches)
+            by_pattern = True
         if not any(r.op.startswith("backward") for r in mine):
             mine += _unnamed_backwards(mine, nodes, number, end)
         mine = [dataclasses.replace(_without_waits(r, nodes), step=number) for r in mine]
@@ -87,7 +81,7 @@ def rank_ops(trace: RankTrace, rank: int, reader: Reader) -> RankOps:
             # By a nanosecond at least, so that it comes first.
             start = min(max(start, before), begin - 1)
             ops.append(RankOp(number, LOAD_DATA, 0, -1, start, begin))
-    return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans))
+    return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans), by_pattern)
 
 
 def _named(spans: Spans, reader: Reader) -> list[RankOp]:
@@ -173,7 +167,7 @@ class _Kernels:
             device = device[known]
             launched = launches.start[order][place[known]] if len(links) else device.start
         else:
-            computes = np.array([not n.startswith(_WAITING) for n in spans.names] or [False])
+            computes = np.array([not n.startswith(WAITING) for n in spans.names] or [False])
             device = spans[(spans.kind == HOST_OP) & computes[spans.name]]
             launched = device.start
         order = np.argsort(launched, kind="stable")
@@ -192,9 +186,7 @@ class _Kernels:
 
 
 # Ops of which the collectives are waits for others; any other op is a collective itself.
-_COMPUTING = (FORWARD_COMPUTE, BACKWARD_COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, OPTIMIZER)
-# Operators of the host that wait for others.
-_WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
+_COMPUTING = (*COMPUTE, OPTIMIZER)
 
 
 def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:

@@ -35,7 +35,8 @@ def read_profile_traces(
 
     - `path`: a folder with a file for each rank, or one file.
     - `job`: its layout and schedule must be those of the traced job.
-    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems.
+    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems;
+        `chakra`, Chakra execution traces.
     - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
     - `time_unit`: of the times in the files, where it is not the format's.
 
@@ -78,16 +79,22 @@ def joined_ops(
     """The ops of all ranks, each rank's spans let go when they are read."""
     reader = Reader(names)
     found, notes = [], []
+    number = job.schedule.num_microbatches * job.schedule.virtual_stages
     for trace in ranks:
-        found.append(rank_ops(trace, trace.rank or 0, reader))
+        found.append(rank_ops(trace, trace.rank or 0, reader, number))
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
         if not ops.ops:
             raise ValueError(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')} and no op "
-                "that its ranges name; say with --names what they stand for, or record them with "
-                "`record_function`."
+                "that its ranges or their pattern tell; say with --names what they stand for, or "
+                "record them with `record_function`."
             )
+    if told := [ops.rank for ops in found if ops.by_pattern]:
+        notes.append(
+            f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
+            "microbatches are told by the pattern of the host's operators"
+        )
     joined = join_ranks(found, job, reader.order, shown(path))
     return JoinedOps(joined.rows, joined.job, joined.clocks, (*notes, *joined.notes))
 
@@ -96,9 +103,18 @@ def table_of(joined: JoinedOps) -> "pl.DataFrame":
     """As `read_trace` reads it from a file."""
     import polars as pl
 
-    order = ("dp_rank", "stage", "step", "optype", "seq_id", "start_ts", "duration")
+    order = (
+        "dp_rank",
+        "stage",
+        "virtual_stage",
+        "step",
+        "optype",
+        "seq_id",
+        "start_ts",
+        "duration",
+    )
     return pl.DataFrame(
-        sorted(joined.rows, key=lambda row: (row[2], row[0], row[1], row[5])),
+        sorted(joined.rows, key=lambda row: (row[3], row[0], row[1], row[6])),
         schema={name: getattr(pl, COLUMNS[name]) for name in order},
         orient="row",
     )

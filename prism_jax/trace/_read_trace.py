@@ -1,15 +1,29 @@
 """Reading a trace: a table of ops with their starts and durations, checked against the job."""
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from .._files import shown
 from .._misc import counted, unknown_name
 from ..data import Job
-from ._ops import COMPUTE, PIPELINED, SCOPES, expected_calls
+from ..schedule import AbstractSchedule, order_of
+from ._ops import PIPELINED, SCOPES
+from ._orders import (
+    check_backwards,
+    check_orders,
+    check_places,
+    expected_calls,
+    needed_ops,
+    notes_of_orders,
+    stages_of_ranks,
+    stated_schedule,
+    traced_orders,
+)
 from ._table import collect, columns_of, rows_have, scan, with_numbers
 from ._trace import Trace
 
@@ -22,6 +36,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "dp_rank": "Int32",
     "stage": "Int32",
+    "virtual_stage": "Int32",
     "step": "Int64",
     "optype": "String",
     "seq_id": "Int32",
@@ -32,6 +47,7 @@ COLUMNS = {
 
 # Cells of a table of ops for each row of the trace; whole steps have fewer than one.
 _MOST_SPARSE = 4
+_MOST_STAGES = 10**5
 
 
 def read_trace(path: str | os.PathLike, job: Job) -> Trace:
@@ -41,8 +57,11 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
 
     - `path`: a table with a row for each op: `dp_rank`, `stage` (the pipeline rank), `step`,
         `optype`, `seq_id` (the number of the op among those of its type on its worker, in its
-        step), `start_ts` and `duration` in seconds. Other columns are not read.
-    - `job`: its layout and schedule must be those of the traced job.
+        step), `start_ts` and `duration` in seconds. Where ranks have several stages,
+        `virtual_stage` says on which an op is, numbered through all ranks. Other columns are not
+        read.
+    - `job`: its layout and schedule must be those of the traced job. Where the kind of the
+        schedule is `traced`, the order of ops is that of the trace.
 
     **Returns:**
 
@@ -52,8 +71,8 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     **Raises:**
 
     `ValueError` where columns are missing or hold something else (a fractional rank, step or
-    microbatch, or booleans), an op is unknown, a duration is negative or not finite, or a rank or
-    microbatch does not fit the job.
+    microbatch, or booleans), an op is unknown, a duration is negative or not finite, a rank, stage
+    or microbatch does not fit the job, or ops do not start in the order of its schedule.
     """
     return trace_of_rows(scan(path), path, job)
 
@@ -62,16 +81,21 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike, job: Job) -> T
     """As `read_trace`, of rows that are read already; `path` is for messages."""
     import polars as pl
 
-    rows = _typed(frame, path)
+    schedule = stated_schedule(job)
+    rows = _typed(frame, path, job)
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
-    _check_job(job)
     _check_rows(rows, path, dp, pp, microbatches)
+    stage_to_rank = check_places(_places(rows, path), pp, schedule, shown(path))
+    local = {s: i for stages in stages_of_ranks(stage_to_rank, pp) for i, s in enumerate(stages)}
+    virtual_stages = max(local.values(), default=0) + 1
+    own = pl.col("virtual_stage").replace_strict(local, return_dtype=pl.Int32)
+    rows = rows.with_columns(seq_id=pl.col("seq_id") + microbatches * own)
     steps = collect(rows.select(pl.col("step").unique().sort()), path)["step"].to_numpy()
     ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)), path)["optype"]
     # A job with many more ops than there are rows is another one, and its tables may not fit.
     cells, number = len(steps) * dp * pp * microbatches, collect(rows.select(pl.len()), path).item()
-    if cells > _MOST_SPARSE * max(number, 1000):
+    if cells * virtual_stages > _MOST_SPARSE * max(number, 1000):
         raise ValueError(
             f"{shown(path)}: it has {counted(number, 'row')}, but dp * pp * num_microbatches = "
             f"{dp} * {pp} * {microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; "
@@ -81,18 +105,18 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike, job: Job) -> T
     start, end = {}, {}
     whole = np.ones(len(steps), bool)
     for op in ops:  # One kind at a time: a table of all rows may not fit into memory.
-        calls = microbatches if op in PIPELINED else 1
+        calls = microbatches * virtual_stages if op in PIPELINED else 1
         shape = (len(steps), dp, pp, calls)
         part = collect(rows.filter(pl.col("optype") == op).drop("optype"), path)
         start[op], end[op], twice, contradicting = _placed(part, steps, shape)
         again["duplicate rows"] += twice
         again["rows that contradict another"] += contradicting
         there = ~np.isnan(start[op])
-        expected = expected_calls(op, there)
+        expected = expected_calls(op, there, stage_to_rank, schedule)
         whole &= np.all(there | ~expected, axis=(1, 2, 3))
         start[op][:, ~expected] = np.nan
         end[op][:, ~expected] = np.nan
-    needed = COMPUTE if pp == 1 else PIPELINED
+    needed = needed_ops(pp, start)
     missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
@@ -109,26 +133,61 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike, job: Job) -> T
             "traced one."
         )
     trace = Trace(job, steps, start, end, dropped)
-    return trace if whole.all() else trace[np.flatnonzero(whole)]
+    trace = trace if whole.all() else trace[np.flatnonzero(whole)]
+    return _in_order(trace, stage_to_rank, schedule, shown(path))
 
 
-def _check_job(job: Job) -> None:
-    if job.schedule.virtual_stages > 1:
-        raise ValueError(
-            f"Job `{job.name}` has {job.schedule.virtual_stages} virtual stages on each rank; only "
-            "traces with one stage on each can be read."
-        )
+def _in_order(
+    trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
+) -> Trace:
+    """The trace with the order of its ops, which is the one that the job states, if it does."""
+    orders, others = traced_orders(trace.start, trace.end, stage_to_rank, schedule)
+    trace = dataclasses.replace(trace, notes=notes_of_orders(others))
+    if schedule is not None:
+        check_orders(orders, schedule, trace.job.schedule.kind, path)
+        return trace
+    check_backwards(orders, path)
+    config = msgspec.structs.replace(
+        trace.job.schedule,
+        orders=tuple(" ".join(order) for order in orders),
+        virtual_stages=len(stage_to_rank) // trace.job.layout.pp,
+    )
+    try:
+        order_of(config, trace.job.layout)
+    except ValueError as error:
+        raise ValueError(f"{path}: the order of its ops is none that could run: {error}") from None
+    return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
 
 
-def _typed(frame: "pl.LazyFrame", path) -> "pl.LazyFrame":
-    """The columns that are needed, as what they should hold."""
+def _places(rows: "pl.LazyFrame", path) -> list[tuple[int, int]]:
+    """Virtual stages with the ranks that they are on."""
     import polars as pl
 
-    columns_of(frame, path, COLUMNS)
+    mine = rows.filter(pl.col("optype").is_in(PIPELINED))
+    return collect(mine.select("virtual_stage", "stage").unique(), path).rows()
+
+
+def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
+    """The columns that are needed, as what they should hold. Where all ranks have one stage,
+    `virtual_stage` may be left out; ops that run once in a step have none, and get zero.
+    """
+    import polars as pl
+
+    given = columns_of(frame, path, [name for name in COLUMNS if name != "virtual_stage"])
+    if "virtual_stage" not in given:
+        if job.schedule.virtual_stages > 1:
+            raise ValueError(
+                f"{shown(path)}: the column `virtual_stage` is missing, but the job has "
+                f"{job.schedule.virtual_stages} virtual stages on each rank; say of each op on "
+                "which of them it is."
+            )
+        frame = frame.with_columns(virtual_stage=pl.col("stage"))
     integers = [name for name, kind in COLUMNS.items() if kind.startswith("Int")]
     numbers = [name for name, kind in COLUMNS.items() if kind != "String"]
     frame = with_numbers(frame, path, numbers, integers)
-    return frame.select(pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items())
+    frame = frame.select(pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items())
+    pipelined = pl.col("optype").is_in(PIPELINED)
+    return frame.with_columns(virtual_stage=pl.when(pipelined).then("virtual_stage").otherwise(0))
 
 
 def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> None:
@@ -142,6 +201,10 @@ def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int)
         (pl.col("duration") < 0, "a negative duration"),
         (~pl.col("dp_rank").is_between(0, dp - 1), f"a `dp_rank` that is not below dp = {dp}"),
         (~pl.col("stage").is_between(0, pp - 1), f"a `stage` that is not below pp = {pp}"),
+        (
+            ~pl.col("virtual_stage").is_between(0, _MOST_STAGES - 1),
+            f"a `virtual_stage` that is not below {_MOST_STAGES}",
+        ),
         (
             pipelined & ~pl.col("seq_id").is_between(0, microbatches - 1),
             f"a microbatch (`seq_id`) that is not below num_microbatches = {microbatches}",

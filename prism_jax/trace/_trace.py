@@ -16,8 +16,9 @@ class Trace:
 
     - `job`: the layout and schedule that it was recorded on.
     - `steps`: `(steps,)`, the numbers of the steps.
-    - `start`, `end`: for each kind of op, `(steps, dp, pp, calls)`: a call for each microbatch, or
-        one; `nan` where a worker has no such op.
+    - `start`, `end`: for each kind of op, `(steps, dp, pp, calls)`: a call for each microbatch of
+        the first of its rank's stages, then for those of the next one; or one call. `nan` where a
+        worker has no such op.
     - `dropped`: what was left out, as reason and number.
     - `notes`: what a reader of its fit should know.
     """

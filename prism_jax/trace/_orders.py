@@ -1,0 +1,211 @@
+"""Which stages the ranks of a trace have, what they run for each microbatch, and in which order."""
+
+import itertools as it
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from jaxtyping import Bool
+
+from .._misc import quoted
+from ..data import Job
+from ..schedule import TRACED, AbstractSchedule, order_of
+from ._ops import LETTERS, PIPELINED, TRANSFERS
+
+
+# The order of so many replicas' steps is looked at.
+_MOST_LOOKS = 1000
+# More other orders than this are a reader's to know.
+_NOTED = 0.05
+
+
+def stated_schedule(job: Job) -> AbstractSchedule | None:
+    """The schedule that a job states; `None` where it is to be read off the trace.
+
+    **Raises:**
+
+    `ValueError` where it is none of whole ops on one chain of stages.
+    """
+    if job.schedule.kind == TRACED and job.schedule.orders is None:
+        return None
+    schedule = order_of(job.schedule, job.layout)
+    orders = schedule.orders()
+    pairs = any(token.startswith("(") for order in orders for token in order)
+    if pairs or len(schedule.chain_starts) > 1:
+        what = "pairs of overlapped ops" if pairs else "several chains of stages"
+        raise ValueError(
+            f"Job `{job.name}` runs `{job.schedule.kind}` with {what}; only traces of forwards and "
+            "backwards by themselves, on one chain of stages, can be read."
+        )
+    return schedule
+
+
+def stages_of_ranks(stage_to_rank: Sequence[int], pp: int) -> tuple[tuple[int, ...], ...]:
+    """The stages of each rank."""
+    return tuple(
+        tuple(stage for stage, place in enumerate(stage_to_rank) if place == rank)
+        for rank in range(pp)
+    )
+
+
+def check_places(
+    pairs: Sequence[tuple[int, int]], pp: int, schedule: AbstractSchedule | None, path: str
+) -> tuple[int, ...]:
+    """The rank of each stage.
+
+    **Arguments:**
+
+    - `pairs`: stages and ranks that the rows have together.
+    - `pp`: the number of ranks.
+    - `schedule`: what the job states.
+    - `path`: for messages.
+
+    **Raises:**
+
+    `ValueError` where a stage is on two ranks or on another than stated, one is missing, or ranks
+    have different numbers of them.
+    """
+    if not pairs:
+        raise ValueError(f"{path}: it has no op of a pipeline; give at least `forward-compute`.")
+    found: dict[int, int] = {}
+    for stage, rank in sorted(pairs):
+        if found.setdefault(stage, rank) != rank:
+            raise ValueError(
+                f"{path}: `virtual_stage` {stage} is on the ranks (`stage`) {found[stage]} and "
+                f"{rank}; number the stages through all ranks."
+            )
+    if schedule is not None:
+        stated = schedule.stage_to_rank
+        for stage, rank in found.items():
+            if stage >= len(stated) or stated[stage] != rank:
+                has = f"puts it on {stated[stage]}" if stage < len(stated) else "has no such stage"
+                raise ValueError(
+                    f"{path}: `virtual_stage` {stage} is on rank (`stage`) {rank}, but the job's "
+                    f"schedule {has}; give the schedule that was traced."
+                )
+        return stated
+    stage_to_rank = tuple(found.get(stage, -1) for stage in range(max(found, default=-1) + 1))
+    numbers = sorted({len(stages) for stages in stages_of_ranks(stage_to_rank, pp)})
+    if -1 in stage_to_rank or len(numbers) > 1:
+        what = (
+            f"`virtual_stage` {stage_to_rank.index(-1)} is missing"
+            if -1 in stage_to_rank
+            else f"ranks have {numbers[0]} to {numbers[-1]} stages"
+        )
+        raise ValueError(
+            f"{path}: {what}; number them from 0 without a gap, equally many for each rank."
+        )
+    return stage_to_rank
+
+
+def expected_calls(
+    op: str,
+    there: Bool[np.ndarray, "steps dp pp calls"],
+    stage_to_rank: Sequence[int],
+    schedule: AbstractSchedule | None,
+) -> Bool[np.ndarray, "dp pp calls"]:
+    """Which calls every step should have: what the schedule needs, and what most steps have."""
+    usual = np.mean(there, axis=0) >= 0.5
+    if op not in PIPELINED:
+        return usual
+    expected = np.zeros(there.shape[1:], bool)
+    ranks = stages_of_ranks(stage_to_rank, there.shape[2])
+    stated = set() if schedule is None else set(it.chain(*schedule.orders()))
+    last = len(stage_to_rank) - 1
+    for rank, stages in enumerate(ranks):
+        if not stages:
+            continue
+        numbers = np.arange(there.shape[3]).reshape(len(stages), -1)
+        for stage, calls in zip(stages, numbers, strict=True):
+            if op in TRANSFERS:
+                other = stage + TRANSFERS[op]
+                expected[:, rank, calls] = 0 <= other <= last and stage_to_rank[other] != rank
+            elif schedule is not None:
+                mine = [f"{stage}{LETTERS[op]}{m}" in stated for m in range(len(calls))]
+                expected[:, rank, calls] = mine
+            else:
+                expected[:, rank, calls] = op == "forward-compute"
+    return expected if op in TRANSFERS else expected | usual
+
+
+def needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
+    """Kinds of ops without which there is no step, beside those that are there."""
+    backward = "backward-input" if {"backward-input", "backward-weight"} & {*found} else ""
+    compute = ("forward-compute", backward or "backward-compute")
+    return compute if pp == 1 else (*compute, *TRANSFERS)
+
+
+def traced_orders(
+    start: dict[str, np.ndarray],
+    end: dict[str, np.ndarray],
+    stage_to_rank: Sequence[int],
+    schedule: AbstractSchedule | None,
+) -> tuple[list[list[str]], float]:
+    """The tokens of each rank in the order in which most replicas start them in most steps, and
+    the largest share of a rank's steps that have another. Ops that start together are in the order
+    of the schedule, if one is stated.
+    """
+    orders, others = [], 0.0
+    pp = next(iter(start.values())).shape[2]
+    for rank, stages in enumerate(stages_of_ranks(stage_to_rank, pp)):
+        columns = {}
+        for op, letter in LETTERS.items():
+            if op not in start:
+                continue
+            calls = start[op].shape[3] // max(len(stages), 1)
+            for number, (stage, m) in enumerate(it.product(stages, range(calls))):
+                times = [x[op][:, :, rank, number].reshape(-1) for x in (start, end)]
+                if not np.isnan(times[0]).all():
+                    columns[f"{stage}{letter}{m}"] = times
+        stated = [] if schedule is None else schedule.orders()[rank]
+        tokens = [token for token in stated if token in columns]
+        tokens += [token for token in columns if token not in {*stated}]
+        starts, ends = (np.array([columns[token][i] for token in tokens]) for i in (0, 1))
+        every = max(starts.shape[1] // _MOST_LOOKS, 1)
+        rows = np.lexsort((ends[:, ::every], starts[:, ::every]), axis=0).T
+        kinds, counts = np.unique(rows, axis=0, return_counts=True)
+        orders.append([tokens[i] for i in kinds[np.argmax(counts)]])
+        others = max(others, 1 - float(counts.max()) / len(rows))
+    return orders, others
+
+
+def check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str, path: str) -> None:
+    """Raises a `ValueError` that names the first op that is not as stated."""
+    differs = []
+    for rank, pair in enumerate(zip(orders, schedule.orders(), strict=True)):
+        for position, (found, stated) in enumerate(it.zip_longest(*pair)):
+            if found != stated:
+                differs.append((position, rank, found, stated))
+                break
+    if differs:
+        position, rank, found, stated = min(differs, key=lambda place: place[:2])
+        found, stated = (f"`{x}`" if x else "none" for x in (found, stated))
+        raise ValueError(
+            f"{path}: op {position + 1} of rank {rank} is {found} in the trace, but {stated} in "
+            f"the schedule `{quoted(kind)}`; give the schedule that was traced, or `kind = "
+            f'"{TRACED}"` to take that of the trace.'
+        )
+
+
+def check_backwards(orders: list[list[str]], path: str) -> None:
+    """Raises a `ValueError` that names a forward without a backward, or one of half a backward."""
+    tokens = set(it.chain(*orders))
+    for token in it.chain(*orders):
+        if "F" in token and token.replace("F", "B") not in tokens:
+            absent = [half for half in "IW" if token.replace("F", half) not in tokens]
+            if absent:
+                what = (
+                    "no backward" if len(absent) == 2 else f"no `{token.replace('F', absent[0])}`"
+                )
+                raise ValueError(
+                    f"{path}: `{token}` has {what} in most steps; check that the job's "
+                    "`num_microbatches` is that of the trace."
+                )
+
+
+def notes_of_orders(others: float) -> tuple[str, ...]:
+    """What a reader should know of orders that are not the same in all steps."""
+    if others <= _NOTED:
+        return ()
+    return (
+        f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in most",
+    )

@@ -1,0 +1,23 @@
+"""One op of one rank."""
+
+import dataclasses
+
+
+FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+LOAD_DATA = "load-data"  # What a step has before its first op.
+# Operators of the host that wait for others.
+WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOp:
+    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 where names do not
+    say.
+    """
+
+    step: int
+    op: str
+    microbatch: int
+    stage: int
+    start: int
+    end: int

@@ -1,0 +1,184 @@
+"""Chakra execution traces. The files are made here, by the public schema: none is recorded."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.trace import contents, read_profile_traces, read_ranks
+
+from .test_kineto import _events
+from .test_trace import _job, _made_trace, _plain
+
+
+def _varint(value):
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _field(number, value):
+    if isinstance(value, bytes):
+        return _varint(number << 3 | 2) + _varint(len(value)) + value
+    return _varint(number << 3) + _varint(value)
+
+
+def _attribute(name, value):
+    number = 27 if isinstance(value, bool) else 9 if isinstance(value, int) else 29
+    content = value.encode() if isinstance(value, str) else value % 2**64
+    return _field(1, name.encode()) + _field(number, content)
+
+
+def _protobuf(nodes, **metadata):
+    """Length-delimited messages: the metadata, then the nodes."""
+    parts = [b"".join(_field(2, _attribute(k, v)) for k, v in metadata.items())]
+    for id, name, type, before, start, duration, attributes in nodes:
+        part = _field(1, id) + _field(2, name.encode()) + _field(3, type)
+        part += _field(4, b"".join(map(_varint, before)))  # Packed.
+        part += _field(6, start) + _field(7, duration) + _field(8, _field(1, b"[]"))
+        parts.append(part + b"".join(_field(10, _attribute(k, v)) for k, v in attributes.items()))
+    return b"".join(_varint(len(part)) + part for part in parts)
+
+
+_NAMES = {4: "COMP_NODE", 7: "COMM_COLL_NODE"}
+
+
+def _json(nodes, **metadata):
+    """As Chakra's own converter writes it: objects one after the other, long numbers as texts."""
+
+    def attributes(given):
+        keys = {bool: "boolVal", int: "int64Val", str: "stringVal"}
+        return [
+            {"name": k, keys[type(v)]: str(v) if type(v) is int else v} for k, v in given.items()
+        ]
+
+    objects = [{"version": "0.0.4", "attr": attributes(metadata)}]
+    for id, name, type_, before, start, duration, own in nodes:
+        node = {"id": str(id), "name": name, "type": _NAMES[type_], "attr": attributes(own)}
+        node |= {"ctrlDeps": [str(b) for b in before], "startTimeMicros": str(start)}
+        objects.append(node | {"durationMicros": str(duration)})
+    return "\n".join(json.dumps(x, indent=2) for x in objects).encode()
+
+
+def _nodes(events):
+    """What a converter makes of Kineto's events: the host's ranges and launches, and what they
+    launch, in whole microseconds."""
+    nodes, launches = [], {}
+    for number, e in enumerate(events):
+        start = round(e["ts"])
+        times = (start, round(e["ts"] + e["dur"]) - start)
+        link = e["args"].get("correlation")
+        if e["cat"] == "kernel":
+            collective = e["args"].get("Collective name")
+            own = {"stream": e["tid"]}
+            if collective:
+                kind = {"allreduce": 0, "allgather": 2, "reducescatter": 7}[collective]
+                own |= {
+                    "comm_type": kind,
+                    "comm_size": 8,
+                    "pg_name": str(e["args"]["Process Group Name"]),
+                }
+            before = [launches[link]] if link in launches else []
+            type_ = 7 if collective else 4
+            nodes.append((number, e["name"], type_, before, *times, own))
+        else:
+            name = f"aten::{e['name']}" if e["cat"] == "cuda_runtime" else e["name"]
+            nodes.append((number, name, 4, [], *times, {"is_cpu_op": True}))
+            if link is not None:
+                launches[link] = number
+    return nodes
+
+
+@pytest.fixture(scope="module")
+def made():
+    return _made_trace(_job(), 5, _plain)
+
+
+@pytest.mark.parametrize(("suffix", "write"), [("et", _protobuf), ("json", _json)])
+def test_a_chakra_trace_has_the_same_ops(tmp_path, made, suffix, write):
+    for rank in range(4):
+        content = write(_nodes(_events(made, rank % 2, rank // 2)), world_size=4)
+        (tmp_path / f"chakra.{rank}.{suffix}").write_bytes(content)
+    trace = read_profile_traces(tmp_path, made.job, "chakra")
+    assert trace.steps.tolist() == made.steps.tolist()
+    for op, end in made.end.items():
+        np.testing.assert_allclose(trace.end[op] - 1e-4, end, atol=2.1e-6)
+    found = contents(read_ranks(tmp_path, "chakra"))
+    assert found.ranks == (0, 1, 2, 3)
+    assert found.clocks.matched == 5 * 3
+    (tmp_path / f"chakra.3.{suffix}").unlink()
+    assert contents(read_ranks(tmp_path, "chakra")).missing == (3,)
+    notes = read_profile_traces(tmp_path, made.job, "chakra").notes
+    assert "replica 1, stage 1, rank 3" in notes[0]
+
+
+def test_a_node_on_which_no_operator_of_the_host_depends_is_an_op_by_itself(tmp_path):
+    nodes = [(1, "forward-compute", 4, [], 10, 5, {}), (2, "optimizer", 4, [1], 20, 5, {})]
+    (tmp_path / "rank0.et").write_bytes(_protobuf(nodes))
+    found = contents(read_ranks(tmp_path, "chakra"))
+    assert found.ops == {"forward-compute": 1, "optimizer": 1, "load-data": 1}
+
+
+def test_numbers_are_read_as_the_schema_writes_them(tmp_path):
+    from prism_jax.trace._chakra import _attribute as read
+
+    named = _field(1, b"a")
+    assert read(_attribute("a", -3)) == ("a", -3)
+    assert read(named + _field(15, 5)) == ("a", -3)  # sint32
+    assert read(named + _varint(3 << 3 | 1) + struct.pack("<d", 2.5)) == ("a", 2.5)
+    assert read(named + _varint(5 << 3 | 5) + struct.pack("<f", 2.5)) == ("a", 2.5)
+    assert read(named + _varint(19 << 3 | 5) + struct.pack("<I", 7)) == ("a", 7)
+
+
+_ONE = [(1, "a", 4, [], 10, 5, {}), (2, "b", 4, [1], 20, 5, {})]
+_UNTIMED = [(1, "a", 4, [], 0, 0, {}), (2, "b", 4, [1], 0, 0, {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.et", _protobuf(_ONE)[:-3], "ends within a node"),
+        ("a.et", _protobuf(_UNTIMED), "none of its 2 nodes has a duration"),
+        ("a.et", _protobuf([]), "it has no nodes"),
+        ("a.et", b"", "it has no nodes"),
+        ("a.et", b"{}{}{}", "it "),
+        ("a.et", b"\x02\x0f\x0f\x02\x0f\x0f", "no Chakra execution trace"),
+        ("a.et", b"\xff" * 40, "no Chakra execution trace"),
+        ("a.et", _protobuf([(1, "a", 4, [], 2**63, 5, {})]), "beyond any clock"),
+        ("a.json", _json(_ONE)[:-30], "ends within a node"),
+        ("a.json", _json(_UNTIMED), "none of its 2 nodes has a duration"),
+        ("a.json", b"no", "no Chakra execution trace"),
+        ("a.json", b'{"traceEvents": []}', "no Chakra execution trace"),
+        ("a.json", b'[{"id": "x"}]', "no Chakra execution trace"),
+        ("a.json", b"[3]", "no Chakra execution trace"),
+        ("a.json", b"\xff\xfe", "no Chakra execution trace"),
+    ],
+)
+def test_what_is_no_chakra_trace_is_refused_in_one_sentence(
+    tmp_path, capsys, name, content, message
+):
+    (tmp_path / name).write_bytes(content)
+    assert main(["trace", str(tmp_path / name), "--format", "chakra"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_any_bytes_are_read_or_refused(tmp_path):
+    """Each byte of a good file changed, one at a time."""
+    good, refusals = _protobuf(_ONE, rank=0), []
+    for place in range(len(good)):
+        for change in (1, 0x80):
+            bad = bytearray(good)
+            bad[place] ^= change
+            (tmp_path / "rank0.et").write_bytes(bad)
+            try:
+                contents(read_ranks(tmp_path, "chakra"))
+            except ValueError as error:
+                refusals.append(str(error))
+    assert refusals
+    assert "\n" not in "".join(refusals)
