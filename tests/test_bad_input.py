@@ -308,6 +308,18 @@ def test_a_grid_of_a_million_points_is_refused_in_time(capsys, monkeypatch):
     assert time.monotonic() - start < 5
 
 
+def test_options_that_nothing_would_read(tmp_path, capsys):
+    table = tmp_path / "ops.csv"
+    table.write_text("step_time_s\n1\n2\n3\n")
+    words = ["fit", table, "--job", _JOB, "--out", tmp_path / "p", "--time-unit", "ms"]
+    assert "is in seconds" in _refused(words, capsys)
+    assert "go together" in _refused(["trace", table, "--job", _JOB], capsys)
+    left = _refused(["score", _JOB, "--against", table, "--steps", "2:"], capsys)
+    assert "1 step of 3 left to score" in left
+    assert "is not a range" in _refused(["sweep", _JOB, "--over", "layout.dp=1:inf:2"], capsys)
+    assert not (tmp_path / "p").exists()
+
+
 def test_factors_of_1e300(tmp_path, capsys):
     path = tmp_path / "factors.csv"
     for factor in ("1e300", "1e-300", "1e7"):
