@@ -308,6 +308,18 @@ def test_a_grid_of_a_million_points_is_refused_in_time(capsys, monkeypatch):
     assert time.monotonic() - start < 5
 
 
+def test_a_locale_without_unicode(tmp_path):
+    """Files are in UTF-8 wherever they are written."""
+    script = (
+        "import sys; from prism_jax.data import load_job, save_job;"
+        "job = load_job(sys.argv[1], ['name=\\u2603']); save_job(job, sys.argv[2]);"
+        "assert load_job(sys.argv[2]).name == '\\u2603'"
+    )
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    words = [sys.executable, "-c", script, _JOB, str(tmp_path / "job.toml")]
+    subprocess.run(words, env={**os.environ, **locale}, check=True, timeout=120)
+
+
 def test_options_that_nothing_would_read(tmp_path, capsys):
     table = tmp_path / "ops.csv"
     table.write_text("step_time_s\n1\n2\n3\n")

@@ -161,7 +161,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
     # Last, for without it the folder is no profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
     with written_whole(folder / "profile.toml") as partial:
-        partial.write_text(tomli_w.dumps(table))
+        partial.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def load_profile(
