@@ -320,6 +320,14 @@ def test_a_locale_without_unicode(tmp_path):
     subprocess.run(words, env={**os.environ, **locale}, check=True, timeout=120)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "part"),
+    [("1.5", "`cluster.num_nodes` is 1.5"), ("x", "is 'x'"), ("1000000000", "devices that a")],
+)
+def test_a_number_of_nodes(nodes, part, capsys):
+    assert part in _refused(["memory", _JOB, "--set", f"num_nodes={nodes}"], capsys)
+
+
 def test_options_that_nothing_would_read(tmp_path, capsys):
     table = tmp_path / "ops.csv"
     table.write_text("step_time_s\n1\n2\n3\n")
