@@ -320,6 +320,14 @@ def test_a_locale_without_unicode(tmp_path):
     subprocess.run(words, env={**os.environ, **locale}, check=True, timeout=120)
 
 
+def test_a_mean_that_is_there_twice(tmp_path):
+    path = _profile(tmp_path / "p") / "means.csv"
+    rows = path.read_text()
+    path.write_text(rows + rows.splitlines()[1].replace("0.1", "0.2") + "\n")
+    with pytest.raises(ValueError, match=r"line 4: .*stage 0 is there twice; keep one"):
+        prism.load_profile(path.parent)
+
+
 @pytest.mark.parametrize(
     ("nodes", "part"),
     [("1.5", "`cluster.num_nodes` is 1.5"), ("x", "is 'x'"), ("1000000000", "devices that a")],
