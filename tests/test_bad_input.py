@@ -308,6 +308,46 @@ def test_a_grid_of_a_million_points_is_refused_in_time(capsys, monkeypatch):
     assert time.monotonic() - start < 5
 
 
+def test_a_locale_without_unicode(tmp_path):
+    """Files are in UTF-8 wherever they are written."""
+    script = (
+        "import sys; from prism_jax.data import load_job, save_job;"
+        "job = load_job(sys.argv[1], ['name=\\u2603']); save_job(job, sys.argv[2]);"
+        "assert load_job(sys.argv[2]).name == '\\u2603'"
+    )
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    words = [sys.executable, "-c", script, _JOB, str(tmp_path / "job.toml")]
+    subprocess.run(words, env={**os.environ, **locale}, check=True, timeout=120)
+
+
+def test_a_mean_that_is_there_twice(tmp_path):
+    path = _profile(tmp_path / "p") / "means.csv"
+    rows = path.read_text()
+    path.write_text(rows + rows.splitlines()[1].replace("0.1", "0.2") + "\n")
+    with pytest.raises(ValueError, match=r"line 4: .*stage 0 is there twice; keep one"):
+        prism.load_profile(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "part"),
+    [("1.5", "`cluster.num_nodes` is 1.5"), ("x", "is 'x'"), ("1000000000", "devices that a")],
+)
+def test_a_number_of_nodes(nodes, part, capsys):
+    assert part in _refused(["memory", _JOB, "--set", f"num_nodes={nodes}"], capsys)
+
+
+def test_options_that_nothing_would_read(tmp_path, capsys):
+    table = tmp_path / "ops.csv"
+    table.write_text("step_time_s\n1\n2\n3\n")
+    words = ["fit", table, "--job", _JOB, "--out", tmp_path / "p", "--time-unit", "ms"]
+    assert "is in seconds" in _refused(words, capsys)
+    assert "go together" in _refused(["trace", table, "--job", _JOB], capsys)
+    left = _refused(["score", _JOB, "--against", table, "--steps", "2:"], capsys)
+    assert "1 step of 3 left to score" in left
+    assert "is not a range" in _refused(["sweep", _JOB, "--over", "layout.dp=1:inf:2"], capsys)
+    assert not (tmp_path / "p").exists()
+
+
 def test_factors_of_1e300(tmp_path, capsys):
     path = tmp_path / "factors.csv"
     for factor in ("1e300", "1e-300", "1e7"):

@@ -62,7 +62,7 @@ def _sentence(raised) -> str:
         ("model = { nun_layers = 1 }\n" + _JOB, ["`model.nun_layers`", "`model.num_layers`"]),
         (_FULL.replace("= 1\nseq", "= 0\nseq"), ["`training.microbatch_size` is 0"]),
         (_FULL + "dtype = 'fp4'", ["`training.dtype` is 'fp4'"]),
-        (_FULL + "zero = 3", ["`training.zero` is 3"]),
+        (_FULL + "zero = 4", ["`training.zero` is 4"]),
         (_FULL + "recompute = true", ["`training.recompute` is True"]),
         (_FULL.replace("tp = 2", "tp = 2\ndp = 999"), ["1998 ranks", "64 devices"]),
         (_FULL.replace("h100", "a100") + "dtype = 'fp8'", ["`training.dtype` is 'fp8'", "bf16"]),

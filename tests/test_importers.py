@@ -286,7 +286,10 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
         # Flags that begin like harmless ones.
         ({"lr-of-what": 1, "data-parallel-sharding-strategy": "all"}, ["`lr-of-what`", "sharding"]),
         ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "all"}, ["strategy` all"]),
-        ({"use-megatron-fsdp": True, "outer-dp-sharding-strategy": "optim"}, ["copies of shards"]),
+        (
+            {"use-megatron-fsdp": True, "outer-dp-sharding-strategy": "optim"},
+            ["sharding-strategy` optim"],
+        ),
         ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
         ({"moe-expert-capacity-factor": 1.0}, ["experts that drop tokens"]),
         ({"encoder-num-layers": 12}, ["an encoder"]),

@@ -213,10 +213,12 @@ def test_the_named_changes_make_a_job_fit(name, overrides, capsys):
         assert prism.memory(changed).fits
         assert all(text in str(raised.value) for text in texts)
     words = [word for text in overrides for word in ("--set", text)]
-    assert main(["simulate", name, *words, "--samples", "8"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
+    for command in (["simulate"], ["sweep", "--over", "kernels.gemm.sigma=0.1,0.2"]):
+        assert main([*command[:1], name, *command[1:], *words, "--samples", "8"]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert len(said.err.splitlines()) == 1
+        assert "--allow-oom" in said.err
 
 
 def test_a_job_that_does_not_fit_goes_on_where_allowed(capsys):

@@ -82,6 +82,9 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change the job, for example layout.dp=64; may be given again",
     )
+
+
+def add_oom_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-oom", action="store_true", help="go on with a job that does not fit its devices"
     )
@@ -121,4 +124,5 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_seed_argument(parser)
     add_set_argument(parser)
+    add_oom_argument(parser)
     add_progress_argument(parser)

@@ -92,6 +92,12 @@ def _read(arguments: argparse.Namespace, job):
     from ..trace import read_profile_traces, read_trace
 
     if arguments.format == "ops":
+        for option in ("names", "time_unit"):
+            if getattr(arguments, option) is not None:
+                raise ValueError(
+                    f"--{option.replace('_', '-')} is for what a profiler wrote; give its --format "
+                    "too, or leave it out: a table of ops names them and is in seconds."
+                )
         return read_trace(arguments.trace, job)
     return read_profile_traces(
         arguments.trace,

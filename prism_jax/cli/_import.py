@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from ._arguments import add_set_argument, count
+from ._arguments import add_oom_argument, add_set_argument, count
 
 
 HELP = "make a job of a Hugging Face config.json or of the arguments of Megatron-LM"
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="JOB.toml", help="the job to write")
     add_set_argument(parser)
+    add_oom_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:

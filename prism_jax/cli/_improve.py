@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    job = load(
-        arguments.job, arguments.overrides, arguments.allow_oom
-    )  # Bad input fails before JAX starts.
+    job = load(arguments)  # Bad input fails before JAX starts.
     costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in arguments.cost)
     if len(costs) < len(arguments.cost):
         raise ValueError("--cost names a part twice; give one cost for each.")

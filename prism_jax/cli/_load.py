@@ -29,11 +29,13 @@ class Loaded:
     compile: Callable[[], Any]
 
 
-def load(name: str, overrides: list[str], allow_oom: bool = False) -> Loaded:
-    """Loads a shipped name, a `.toml` file, or the folder of a profile.
+def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
+    """Loads what the command line names: a shipped job, a `.toml` file, or the folder of a profile.
 
-    A job that needs more memory than its devices have is refused, unless `allow_oom`.
+    To compile a job that needs more memory than its devices have is refused, unless
+    `--allow-oom`. `changes` are made after those of `--set`.
     """
+    name, overrides = arguments.job, [*arguments.overrides, *changes]
     if is_profile(name):
         if overrides:
             raise ValueError(
@@ -55,7 +57,7 @@ def load(name: str, overrides: list[str], allow_oom: bool = False) -> Loaded:
     def compile_job_():
         from ..program import check_memory, compile_job
 
-        if not allow_oom:
+        if not arguments.allow_oom:
             check_memory(job)
         return compile_job(job)
 

@@ -32,9 +32,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         (r.rank, f"{r.bytes / 1e9:.2f}", *(f"{r.parts.get(n, 0) / 1e9:.2f}" for n in names))
         for r in found.ranks
     ]
-    device = job.cluster.device.name if job.cluster else ""
-    fits = f"fits {device}, which has {found.device_bytes / 1e9:.1f} GB"
-    text = f"{table(header, rows)}\n\n{job.name} {'' if found.fits else 'does not '}{fits}."
-    text = text.replace("does not fits", "does not fit")
+    assert job.cluster is not None
+    fits = "fits" if found.fits else "does not fit"
+    text = (
+        f"{table(header, rows)}\n\n{job.name} {fits} {job.cluster.device.name}, which has "
+        f"{found.device_bytes / 1e9:.1f} GB."
+    )
     result = {"ranks": listed, "device_bytes": found.device_bytes, "fits": found.fits}
     return result, text

@@ -7,6 +7,7 @@ from typing import Any
 from .._files import shown
 from ._arguments import (
     add_job_argument,
+    add_oom_argument,
     add_progress_argument,
     add_seed_argument,
     add_set_argument,
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_objective_argument(parser)
     add_seed_argument(parser)
     add_set_argument(parser)
+    add_oom_argument(parser)
     add_progress_argument(parser)
 
 
@@ -44,9 +46,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_factors
     from ._load import compiled, load
 
-    job = load(
-        arguments.job, arguments.overrides, arguments.allow_oom
-    )  # Bad input fails before JAX starts.
+    job = load(arguments)  # Bad input fails before JAX starts.
     factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
     if arguments.out is not None:
         folder = os.path.dirname(arguments.out) or "."

@@ -4,6 +4,8 @@ import argparse
 import math
 from typing import Any
 
+from .._files import shown
+from .._misc import counted
 from ._arguments import add_job_arguments, add_steps_argument
 
 
@@ -25,8 +27,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_step_times
     from ._load import compiled, load
 
-    measured = read_step_times(arguments.against)[arguments.steps]
-    loaded = load(arguments.job, arguments.overrides, arguments.allow_oom)
+    given = read_step_times(arguments.against)
+    measured = given[arguments.steps]
+    if len(measured) < 2:
+        raise ValueError(
+            f"{shown(arguments.against)}: {counted(len(measured), 'step')} of {len(given)} left "
+            "to score against; give at least two, and a `--steps` that leaves them."
+        )
+    loaded = load(arguments)
 
     from ..analysis import score
     from ..engine import simulate

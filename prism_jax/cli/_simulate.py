@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    job = load(
-        arguments.job, arguments.overrides, arguments.allow_oom
-    )  # Bad input fails before JAX starts.
+    job = load(arguments)  # Bad input fails before JAX starts.
     if arguments.epistemic and job.job is None:
         raise ValueError(
             f"{shown(arguments.job)}: this is a profile, whose fit does not say how well its level "

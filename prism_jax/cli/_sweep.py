@@ -60,7 +60,7 @@ def values(text: str) -> tuple[str, list[str]]:
     try:
         first, last, number = given.split(":")
         low, high, many = float(first), float(last), int(number)
-        if not 1 <= many <= _MOST_POINTS:
+        if not (1 <= many <= _MOST_POINTS and math.isfinite(high - low)):
             raise ValueError
     except ValueError:
         raise ValueError(
@@ -108,9 +108,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import msgspec
 
     from ..analysis import sweep_points
-    from ..program import compile_job
+    from ..program import check_memory, compile_job
     from ._load import say, tell_notes, wants_progress
 
+    if not arguments.allow_oom:
+        # Laws and latencies of kernels take no memory.
+        shapes = (msgspec.structs.replace(job, kernels=jobs[0].kernels) for job in jobs)
+        for job in {msgspec.json.encode(job): job for job in shapes}.values():
+            check_memory(job)
     use_all_cores()
     say(arguments, f"compiling and simulating {len(jobs):,} rows of {arguments.samples:,} steps")
     by_point = {tuple(point.values()): job for point, job in zip(points, jobs, strict=True)}

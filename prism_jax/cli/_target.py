@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    job = load(
-        arguments.job, arguments.overrides, arguments.allow_oom
-    )  # Bad input fails before JAX starts.
+    job = load(arguments)  # Bad input fails before JAX starts.
 
     from ..analysis import target
 

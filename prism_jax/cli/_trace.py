@@ -46,12 +46,13 @@ def read_names(arguments: argparse.Namespace):
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ..trace import contents
+    from ..trace import contents, write_ops
 
     names = read_names(arguments)
+    job = _job_of_ops(arguments)
     found = contents(_ranks(arguments), names)
-    if arguments.ops:
-        _write_ops(arguments, names)
+    if job is not None:
+        write_ops(arguments.ops, _ranks(arguments), job, names, arguments.trace)
     result = {"trace": arguments.trace, **dataclasses.asdict(found)}
     return result, "\n".join(_lines(arguments.trace, found))
 
@@ -62,17 +63,18 @@ def _ranks(arguments: argparse.Namespace):
     return read_ranks(arguments.trace, arguments.format, time_unit=arguments.time_unit)
 
 
-def _write_ops(arguments: argparse.Namespace, names) -> None:
+def _job_of_ops(arguments: argparse.Namespace):
+    """The job that was traced, where ops are to be written."""
     from ..data import load_job
-    from ..trace import write_ops
 
-    if not arguments.job or not arguments.ops.endswith(".parquet"):
+    if not arguments.ops and not arguments.job:
+        return None
+    if not arguments.job or not (arguments.ops or "").endswith(".parquet"):
         raise ValueError(
-            "--ops needs a name that ends in `.parquet`, and --job, whose layout says "
-            "which rank is which worker."
+            "--ops and --job go together: a name that ends in `.parquet`, and the job whose layout "
+            "says which rank is which worker."
         )
-    ranks = _ranks(arguments)
-    write_ops(arguments.ops, ranks, load_job(arguments.job), names, arguments.trace)
+    return load_job(arguments.job)
 
 
 def _lines(path: str, found) -> list[str]:

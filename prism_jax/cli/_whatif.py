@@ -28,13 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load, tell_notes
 
-    job = load(
-        arguments.job, arguments.overrides, arguments.allow_oom
-    )  # Bad input fails before JAX starts.
-    changed = {
-        f"{text}": load(arguments.job, [*arguments.overrides, text], arguments.allow_oom)
-        for text in arguments.change
-    }
+    job = load(arguments)  # Bad input fails before JAX starts.
+    changed = {text: load(arguments, text) for text in arguments.change}
     for text in arguments.link:
         name, factor = named_factor(text, "--link", "infiniband:1.5")
         if job.job is None:
@@ -49,9 +44,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             raise ValueError(unknown_name("link", name, links))
         bandwidth = links[name].bandwidth_bytes_per_s / factor
         key = f"cluster.links.{name}.bandwidth_bytes_per_s={bandwidth!r}"
-        changed[f"link {text}"] = load(
-            arguments.job, [*arguments.overrides, key], arguments.allow_oom
-        )
+        changed[f"link {text}"] = load(arguments, key)
     places = [
         (option, text, *_place(text, option))
         for option, texts in (("slow rank", arguments.slow_rank), ("hot node", arguments.hot_node))

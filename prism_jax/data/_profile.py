@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 
 from .._files import shown, written_whole
+from .._misc import quoted
 from ._check import MAX_BLOCKS, check_job
 from ._job import Job, Layout, ScheduleConfig
 from ._kernels import Variation
-from ._read import convert, read_csv, read_toml, without_none, write_csv
+from ._read import convert, read_csv, read_rows, read_toml, without_none, write_csv
 from ._types import Count, Label, Name, NonNegative
 from ._variations import read_variations, write_variations
 
@@ -167,7 +168,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
     # Last, for without it the folder is no profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
     with written_whole(folder / "profile.toml") as partial:
-        partial.write_text(tomli_w.dumps(table))
+        partial.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def load_profile(
@@ -196,11 +197,24 @@ def load_profile(
         about.layout,
         about.schedule,
         Outline(about.before, about.after, about.slow_links),
-        tuple(read_csv(path / "means.csv", WorkerMean)),
+        _read_means(path / "means.csv"),
         read_variations(path / "variability.csv", check_law),
         about.fitted,
         _read_sets(path / _SETS, about.schedule.num_microbatches),
     )
+
+
+def _read_means(file: pathlib.Path) -> tuple[WorkerMean, ...]:
+    means: dict[tuple[str, int, int], WorkerMean] = {}
+    for where, mean in read_rows(file, WorkerMean):
+        key = mean.kind, mean.dp_rank, mean.stage
+        if key in means:
+            raise ValueError(
+                f"{where}: `{quoted(mean.kind)}` of dp_rank {mean.dp_rank}, stage {mean.stage} is "
+                "there twice; keep one of its rows."
+            )
+        means[key] = mean
+    return tuple(means.values())
 
 
 def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, ...], ...]:

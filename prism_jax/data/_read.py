@@ -156,7 +156,7 @@ def _cells(path: pathlib.Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
 
 def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
     """Writes rows that `read_csv` reads."""
-    with written_whole(path) as partial, open(partial, "w", newline="") as file:
+    with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

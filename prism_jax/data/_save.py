@@ -58,7 +58,8 @@ def save_job(job: Job, path: str | os.PathLike) -> None:
     ):
         table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
     with written_whole(path) as partial:
-        partial.write_text(tomli_w.dumps({"kind": "job", **without_none(table)}))
+        text = tomli_w.dumps({"kind": "job", **without_none(table)})
+        partial.write_text(text, encoding="utf-8")
 
 
 def _is_shipped(kind: str, part: Any, load: Any) -> bool:

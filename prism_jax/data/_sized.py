@@ -3,6 +3,9 @@
 from typing import Any
 
 
+_MOST = 10**9  # As of any count.
+
+
 def sized(table: dict[str, Any], num_nodes: Any = None) -> dict[str, Any]:
     """The table of a cluster of so many nodes, by default as many as it says itself.
 
@@ -10,7 +13,7 @@ def sized(table: dict[str, Any], num_nodes: Any = None) -> dict[str, Any]:
 
     **Raises:**
 
-    A `ValueError` of one clause where nothing says how many nodes there are.
+    A `ValueError` of one clause where nothing says how many nodes there are, or too many.
     """
     table = dict(table)
     if num_nodes is not None:
@@ -21,14 +24,21 @@ def sized(table: dict[str, Any], num_nodes: Any = None) -> dict[str, Any]:
             "`num_nodes`"
         )
     nodes, each, links = (table.get(key) for key in ("num_nodes", "devices_per_node", "links"))
-    if type(nodes) is not int or type(each) is not int or not isinstance(links, list):
-        return table  # Which of them is wrong is said where it is converted.
+    if not isinstance(links, list):
+        return table
+    # Where one of these is no number, that is said where it is converted.
+    devices = nodes * each if type(nodes) is int and type(each) is int else 1
+    if devices > _MOST:
+        raise ValueError(
+            f"`num_nodes` = {nodes} with {each} devices each is more than the {_MOST:,} devices "
+            "that a cluster may have; give fewer"
+        )
     kept: list[Any] = []
     for link in links:
         if isinstance(link, dict) and "group" not in link:
-            if kept and _joined(kept[-1]) >= nodes * each:
+            if kept and _joined(kept[-1]) >= devices:
                 continue
-            link = {**link, "group": nodes * each}
+            link = {**link, "group": max(devices, 1)}
         kept.append(link)
     return {**table, "links": kept}
 

@@ -241,13 +241,9 @@ def _zero(read: Reader) -> int:
         return 3
     if not read.flag("use-megatron-fsdp"):
         return zero
-    if read.text("outer-dp-sharding-strategy", "no_shard") != "no_shard":
-        read.problems.append("`outer-dp-sharding-strategy`, which shares between copies of shards")
+    read.choice("outer-dp-sharding-strategy", "no_shard", ("no_shard",))
     strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-    strategy = read.text("data-parallel-sharding-strategy", strategies[0])
-    if strategy not in strategies:
-        read.problems.append(f"`data-parallel-sharding-strategy` {strategy}")
-        return zero
+    strategy = read.choice("data-parallel-sharding-strategy", strategies[0], strategies)
     return strategies.index(strategy)
 
 

@@ -61,7 +61,7 @@ def save_schedule(schedule: AbstractSchedule, path: str | os.PathLike) -> None:
     - `schedule`: any schedule.
     - `path`: the file, which is replaced if it is there.
     """
-    with written_whole(path) as partial, open(partial, "w", newline="") as file:
+    with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(schedule.orders())
 
 
