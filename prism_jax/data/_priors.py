@@ -61,6 +61,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `network`, `constant_s`, `growth`: of the logarithm of the factor on communication between
         nodes, of the constant per step, and of the exponent of the replicas; see `Calibrated`.
+    - `constant_share`: what the constant is of the shortest step at most.
     - `scale`: of the logarithm of a run's median around what these explain at other scales.
     - `configuration`: of the logarithm of a run's median over what is predicted without any run.
     - `system_spreads`, `system_shares`: of the logarithms of the spread of the core of a system,
@@ -82,6 +83,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     network: Prior
     constant_s: Prior
+    constant_share: Worth
     growth: Prior
     scale: Prior
     configuration: Prior
