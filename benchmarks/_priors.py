@@ -1,15 +1,19 @@
-"""What families tell of the level of a step at other scales: one `network`, `constant_s` and
-`growth` for all of them, a factor on compute for each.
+"""What families tell of a step at other scales: one `network`, `constant_s` and `growth` for all
+of them, a factor on compute for each; and the noise of collectives, each family's and in all.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import msgspec
 import numpy as np
 
 from prism_jax.data import Prior, Priors, load_priors
-from prism_jax.fitting._level import slope_of_level, with_level
+from prism_jax.fitting._calibrated_job import without_calibration
+from prism_jax.fitting._collective_noise import Split, split_of
+from prism_jax.fitting._level import Point, fit_level, slope_of_level, with_level
+from prism_jax.fitting._scale import scale_of
 from prism_jax.program import constant_step
 
 
@@ -19,6 +23,9 @@ _BEFORE = np.array([[0.22, 0.15], [0.0, 0.1], [0.0, 0.02]])
 # What a median is off by in any case.
 _NOISE = 2e-3
 _ITERATIONS = 4
+# Steps simulated of each system, and the least part of a variance that tells what makes it.
+_SAMPLES = 8192
+_TOLD = 0.01
 
 
 class Linear(NamedTuple):
@@ -66,9 +73,47 @@ def solved(found: Sequence[Linear], level: np.ndarray) -> tuple[np.ndarray, dict
     return moved, dict(zip(names, map(float, change), strict=False))
 
 
-def priors_without(near: tuple[np.ndarray, list[Linear]], family: str) -> Priors:
+def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
+    """What makes the spread of the core of each system, at the level that it was measured at."""
+    priors, found = load_priors(), {}
+    for family, systems in families.items():
+        replicas, splits = systems[0].job.layout.dp, []
+        for one in systems:
+            scale = scale_of(without_calibration(one.job, "a family"), one.runs)
+            point = Point(scale.seconds, one.median, _NOISE)
+            values = fit_level([point], [scale.kernels], replicas, priors).values
+            kernels = with_level(scale.kernels, values, replicas)
+            splits.append(split_of(scale, kernels, priors, jax.random.key(0), _SAMPLES))
+        found[family] = splits
+    return found
+
+
+def noises(splits: Mapping[str, list[Split]]) -> tuple[dict[str, float], Prior, Prior]:
+    """Of each family the mean logarithm of the noise that makes all of what steps do not share; the
+    law of it over families, less what systems of one family differ by; and that. Where the usual
+    noise makes less than a hundredth of its variance, nothing is told.
+    """
+    usual = np.exp(2 * load_priors().collective_noise.mean)
+    logs = {
+        family: [np.log((one.alone - one.kernels) / one.collectives) / 2 for one in mine]
+        for family, mine in splits.items()
+        if all(one.collectives * usual > _TOLD * one.alone for one in mine)
+    }
+    means = {family: float(np.mean(mine)) for family, mine in logs.items()}
+    degrees = sum(len(mine) - 1 for mine in logs.values())
+    within = sum(np.var(mine) * len(mine) for mine in logs.values()) / degrees
+    shared = np.mean([1 / len(mine) for mine in logs.values()])
+    between = np.var(list(means.values()), ddof=1) - within * shared
+    law = Prior(float(np.mean(list(means.values()))), float(np.sqrt(max(between, 0))), "families")
+    return means, law, Prior(0.0, float(np.sqrt(within)), "families")
+
+
+def priors_without(
+    near: tuple[np.ndarray, list[Linear]], splits: Mapping[str, list[Split]], family: str
+) -> Priors:
     """The shipped priors, with the means that all families say but those that share a machine."""
     level, found = near
+    apart = {name: mine for name, mine in splits.items() if _machine(name) != _machine(family)}
     left = [one for one in found if _machine(one.family) != _machine(family)]
     network, constant, growth = solved(left, level)[0]
     shipped = load_priors()
@@ -81,6 +126,7 @@ def priors_without(near: tuple[np.ndarray, list[Linear]], family: str) -> Priors
         network=moved(shipped.network, network),
         constant_s=moved(shipped.constant_s, max(constant, 0.0)),
         growth=moved(shipped.growth, growth),
+        collective_noise=moved(shipped.collective_noise, noises(apart)[1].mean),
     )
 
 

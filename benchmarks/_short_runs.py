@@ -5,11 +5,12 @@ import pathlib
 
 import numpy as np
 
-from prism_jax.data import load_priors
 from prism_jax.fitting import observe
+from prism_jax.fitting._collective_noise import Split, alone, most_likely_noise
 from prism_jax.fitting._step_law import law_of_outliers, spread_of
 
 from ._families import families
+from ._priors import linearised, priors_without, splits_of
 
 
 _NUMBERS = (20, 40, 60, 120, 100_000)
@@ -19,15 +20,20 @@ _SAMPLES = 8192
 
 def short_table(folder: pathlib.Path) -> str:
     """Mean absolute errors of p95/p50, in Markdown: each pair of the smallest system of a family
-    and another counts alike, at each number of consecutive steps of one run. The noise of kernels
-    is left out: all of the spread is the step's. So are stretches that `calibrate` refuses.
+    and another counts alike, at each number of consecutive steps of one run. Variances of steps and
+    of kernels add up, as they nearly do. Stretches that `calibrate` refuses are left out, and the
+    noise of collectives leans on families of other machines.
     """
+    every = families(folder)
+    splits, near = splits_of(every), linearised(every)
     errors: dict[int, list[tuple[float, float]]] = {number: [] for number in _NUMBERS}
-    for systems in families(folder).values():
-        for system in systems[1:]:
+    for family, systems in every.items():
+        priors = priors_without(near, splits, family)
+        for system, other in zip(systems[1:], splits[family][1:], strict=True):
             measured = float(np.median([_tail(run) for run in system.runs]))
             for number, mine in errors.items():
-                mine.append(_pair(systems[0].runs, number, measured))
+                scales = (splits[family][0], other)
+                mine.append(_pair(systems[0].runs, scales, priors, number, measured))
     lines = ["| steps | p95/p50 off by | carried over |", "|---|---|---|"]
     for number, mine in errors.items():
         ours, carried = np.mean(mine, axis=0)
@@ -36,9 +42,9 @@ def short_table(folder: pathlib.Path) -> str:
     return "\n".join(lines)
 
 
-def _pair(runs, number: int, measured: float) -> tuple[float, float]:
+def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, float]:
     """The mean errors of the calibrated law and of the run's own."""
-    rng, found, priors = np.random.default_rng(0), [], load_priors()
+    rng, found = np.random.default_rng(0), []
     for i in range(_STRETCHES):
         run = runs[i % len(runs)]
         first = rng.integers(0, max(len(run) - number, 0) + 1)
@@ -50,11 +56,24 @@ def _pair(runs, number: int, measured: float) -> tuple[float, float]:
         ):  # Most of a run's slow steps come together, and such stretches are refused.
             continue
         spread = spread_of(observed, priors)
-        law = dataclasses.replace(law_of_outliers([observed], spread, priors), sigma=spread)
+        law = law_of_outliers([observed], spread, priors)
+        law = dataclasses.replace(law, sigma=_elsewhere(observed, spread, scales, priors))
         ours = _tail(law.factors(_SAMPLES))
         found.append((abs(ours - measured), abs(_tail(steps) - measured)))
     ours, carried = np.mean(found, axis=0)
     return float(ours), float(carried)
+
+
+def _elsewhere(observed, spread: float, scales: tuple[Split, Split], priors) -> float:
+    """The spread of the core at the other scale."""
+    here = dataclasses.replace(
+        scales[0], alone=alone(observed, spread, priors), num_steps=observed.num_steps
+    )
+    noise = most_likely_noise([here], priors)
+    assert noise is not None
+    now, then = (one.kernels + one.collectives * noise**2 for one in scales)
+    less = min(1.0, spread**2 / now)  # As where kernels are made less noisy.
+    return float(np.sqrt(spread**2 - less * now + less * then))
 
 
 def _tail(steps: np.ndarray) -> float:

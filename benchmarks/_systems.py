@@ -1,48 +1,85 @@
 """The tail of a system of which nothing is known: the law over the others, leaving it out."""
 
 import pathlib
+import re
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from prism_jax.data import Prior, Priors, Worth, load_priors
+from prism_jax.data import Line, Priors, Sampled, SampledSpread, load_priors
 from prism_jax.fitting import core_spread, observe
-from prism_jax.fitting._step_law import laws_of_systems
+from prism_jax.fitting._systems import laws_of_systems
 
 
 _DRAWN = 1000
-_STEPS = 2000
+_STEPS = 1000
+_GENERATIONS = (("h100-sxm", "h200-sxm"), ("b200", "gb200"))
+_SOURCE = "the systems"
 
 
 class System(NamedTuple):
     """What the runs of a system say of its steps."""
 
     name: str
+    device: str
     spread: float
     share: float
     excess: float
     tail: float
 
+    @property
+    def machine(self) -> str:
+        """By the beginning of its name; the two Eos are one."""
+        return re.split("[_.-]", self.name)[0]
 
-def systems_table(folder: pathlib.Path) -> str:
-    """For each system of GPT-3 and of Llama 3.1 405B (256 GPUs and more) where its p95/p50 lies
-    with 90 %, by the spreads, shares and sizes of outliers of the others, and what was measured.
-    """
+
+def systems(folder: pathlib.Path) -> list[System]:
+    """Those of GPT-3 and of Llama 3.1 405B: 256 GPUs and more."""
     import polars as pl
 
     table = pl.read_parquet(folder / "step_times.parquet").filter(pl.col("phase") == "steady")
     large = table.filter(~pl.col("bench").str.ends_with("8b"))
     keys = ["round", "system", "bench"]
-    systems = [_system(part) for part in large.partition_by(keys, maintain_order=True)]
-    lines = ["| system | p95/p50 with 90 % | measured | |", "|---|---|---|---|"]
-    held = []
-    for one in systems:
-        low, high = _band(_priors([other for other in systems if other is not one]))
-        held.append(low <= one.tail <= high)
-        out = "" if held[-1] else "(out)"
-        lines.append(f"| {one.name} | {low:.4f} .. {high:.4f} | {one.tail:.4f} | {out} |")
-    return "\n".join([*lines, "", f"held: {sum(held)} of {len(held)}"])
+    return [_system(part) for part in large.partition_by(keys, maintain_order=True)]
+
+
+def systems_table(folder: pathlib.Path) -> str:
+    """For each system where its p95/p50 lies with 90 %, by the spreads, shares and sizes of
+    outliers of the others, and of those of other machines, and what was measured; and the laws.
+    """
+    every = systems(folder)
+    header = ("system", "p95/p50 with 90 %", "without its machine", "measured")
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    held = np.zeros(2, int)
+    for one in every:
+        others = [other for other in every if other is not one]
+        apart = [other for other in others if other.machine != one.machine]
+        bands = [_band(left, one.device) for left in (others, apart)]
+        inside = [low <= one.tail <= high for low, high in bands]
+        held += inside
+        cells = [
+            f"{low:.4f} .. {high:.4f}" + ("" if is_in else " (out)")
+            for (low, high), is_in in zip(bands, inside, strict=True)
+        ]
+        lines.append("| " + " | ".join([one.name, *cells, f"{one.tail:.4f}"]) + " |")
+    lines += ["", f"held: {held[0]} and {held[1]} of {len(every)}", ""]
+    return "\n".join([*lines, *_laws(fitted(every))])
+
+
+def _laws(priors: Priors) -> list[str]:
+    """As `kernels/priors.toml` has them."""
+    named: dict[str, Sampled] = {
+        ", ".join(one.devices) or "any device": one for one in priors.system_spreads
+    }
+    named["outliers"] = priors.system_shares
+    lines = [
+        f"{name}: mean {one.mean:.2f}, deviation {one.deviation:.2f}, number {one.number}"
+        for name, one in named.items()
+    ]
+    line = priors.system_excess
+    text = f"mean {line.mean:.2f}, slope {line.slope:.2f}, deviation {line.deviation:.2f}"
+    return [*lines, f"excess: {text}"]
 
 
 def _system(part) -> System:
@@ -52,35 +89,46 @@ def _system(part) -> System:
     excess = float(np.median(observed.excess)) / observed.median if len(observed.excess) else np.nan
     tail = float(np.median([np.quantile(run, 0.95) / np.median(run) for run in runs]))
     share = len(observed.excess) / observed.num_steps
-    return System(part["system"][0], spread, share, excess / spread, tail)
+    name = part["system"][0]
+    return System(name, _device(name), spread, share, excess / spread, tail)
 
 
-def _priors(others: list[System]) -> Priors:
-    """The moments of the others; how outliers of one system differ is as shipped."""
-    shipped = load_priors()
-    spreads = np.array([one.spread for one in others])
-    shares = np.array([one.share for one in others])
-    logs = np.log([one.excess for one in others if one.excess > 0])
-    width = shipped.outlier_spread.value
-    source = "the other systems"
-    rate = float(shares.mean() / shares.var(ddof=1))
+def _device(name: str) -> str:
+    """By the names of MLPerf's systems."""
+    parts = {"H200": "h200-sxm", "b200": "b200", "carina": "gb200", "tyche": "gb200"}
+    return next((device for part, device in parts.items() if part in name), "h100-sxm")
+
+
+def fitted(systems: list[System]) -> Priors:
+    """The shipped priors with the laws over these systems."""
+    groups = [*_GENERATIONS, ()]
+    spreads = [
+        SampledSpread(*_moments([np.log(one.spread) for one in mine]), _SOURCE, devices)
+        for devices in groups
+        if len(mine := [one for one in systems if not devices or one.device in devices]) > 2
+    ]
+    rows = [one for one in systems if one.share > 0]
+    shares, excesses = np.log([(one.share, one.excess) for one in rows]).T
+    slope = float(np.cov(shares, excesses)[0, 1] / np.var(shares, ddof=1))
+    left = excesses - excesses.mean() - slope * (shares - shares.mean())
+    deviation = float(np.sqrt(np.sum(left**2) / (len(rows) - 2)))
     return msgspec.structs.replace(
-        shipped,
-        step_spread=Worth(float(np.median(spreads)), 0.0, source),
-        system_spread=Prior(0.0, float(np.std(np.log(spreads), ddof=1)), source),
-        outlier_share=Worth(float(shares.mean()), rate, source),
-        outlier_excess=Worth(
-            float(np.exp(np.median(logs))), (width / logs.std(ddof=1)) ** 2, source
-        ),
+        load_priors(),
+        system_spreads=tuple(spreads),
+        system_shares=Sampled(*_moments(shares), _SOURCE),
+        system_excess=Line(float(excesses.mean()), slope, deviation, _SOURCE),
     )
 
 
-def _band(priors: Priors) -> tuple[float, float]:
-    laws = laws_of_systems(priors, _DRAWN)
-    tails = [np.quantile(factors, 0.95) / np.median(factors) for factors in _factors(laws)]
+def _moments(values) -> tuple[float, float, int]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)), len(values)
+
+
+def _band(systems: list[System], device: str) -> tuple[float, float]:
+    tails = [_tail(law.factors(_STEPS)) for law in laws_of_systems(fitted(systems), device, _DRAWN)]
     low, high = np.quantile(tails, [0.05, 0.95])
     return float(low), float(high)
 
 
-def _factors(laws):
-    return (law.factors(_STEPS) for law in laws)
+def _tail(steps: np.ndarray) -> float:
+    return float(np.quantile(steps, 0.95) / np.median(steps))

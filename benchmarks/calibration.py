@@ -35,12 +35,12 @@ _LEVELS = (np.arange(4000) + 0.5) / 4000
 def rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A row for each system that is predicted, and what from."""
     from benchmarks._families import families
-    from benchmarks._priors import linearised, priors_without
+    from benchmarks._priors import linearised, priors_without, splits_of
 
     every = families(folder)
-    near = linearised(every)
+    near, splits = linearised(every), splits_of(every)
     for family, systems in every.items():
-        priors = priors_without(near, family)
+        priors = priors_without(near, splits, family)
         sources = [(systems[:1], systems[1:])]
         if len(systems) > 2:
             sources += [([s for s in systems if s is not one], [one]) for one in systems]
@@ -158,17 +158,23 @@ def _means(found: list[dict[str, Any]]) -> str:
 def priors_text(folder: pathlib.Path) -> str:
     """What the families say of the level at other scales, all of them and without one machine."""
     from benchmarks._families import families
-    from benchmarks._priors import linearised, priors_without
+    from benchmarks._priors import linearised, noises, priors_without, splits_of
 
     every = families(folder)
-    near = linearised(every)
-    lines = ["| left out | network | constant_s | growth |", "|---|---|---|---|"]
+    near, splits = linearised(every), splits_of(every)
+    means, noise, scale = noises(splits)
+    header = ("left out", "network", "constant_s", "growth", "collective_noise")
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     network, constant, growth = near[0]
-    lines.append(f"| none | {network:.3f} | {constant:.4f} | {growth:.5f} |")
+    lines.append(f"| none | {network:.3f} | {constant:.4f} | {growth:.5f} | {noise.mean:.2f} |")
     for family in every:
-        one = priors_without(near, family)
+        one = priors_without(near, splits, family)
         cells = f"{one.network.mean:.3f} | {one.constant_s.mean:.4f} | {one.growth.mean:.5f}"
-        lines.append(f"| {family} | {cells} |")
+        lines.append(f"| {family} | {cells} | {one.collective_noise.mean:.2f} |")
+    lines += ["", f"collective_noise differs by {noise.deviation:.2f}, of one family by"]
+    lines[-1] += (
+        f" {scale.deviation:.2f}; of {', '.join(f'{f}: {m:.2f}' for f, m in means.items())}"
+    )
     return "\n".join(lines)
 
 

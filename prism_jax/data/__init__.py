@@ -39,7 +39,15 @@ from ._load_kernels import (
     load_variability as load_variability,
 )
 from ._model import Layer as Layer, Model as Model
-from ._priors import Prior as Prior, Priors as Priors, Worth as Worth, load_priors as load_priors
+from ._priors import (
+    Line as Line,
+    Prior as Prior,
+    Priors as Priors,
+    Sampled as Sampled,
+    SampledSpread as SampledSpread,
+    Worth as Worth,
+    load_priors as load_priors,
+)
 from ._profile import (
     Call as Call,
     Component as Component,

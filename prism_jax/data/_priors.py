@@ -30,6 +30,30 @@ class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Text
 
 
+class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A normal law whose mean and standard deviation were estimated from so many systems."""
+
+    mean: _Number
+    deviation: Positive
+    number: Annotated[int, msgspec.Meta(ge=3)]
+    source: Text
+
+
+class SampledSpread(Sampled, frozen=True, forbid_unknown_fields=True):
+    """That of systems of these devices; of any, where none is named."""
+
+    devices: tuple[Text, ...]
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure at the mean of another, its slope, and its standard deviation around the line."""
+
+    mean: _Number
+    slope: _Number
+    deviation: NonNegative
+    source: Text
+
+
 class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `calibrate` knows of any system: `kernels/priors.toml`.
 
@@ -37,9 +61,13 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `network`, `constant_s`, `growth`: of the logarithm of the factor on communication between
         nodes, of the constant per step, and of the exponent of the replicas; see `Calibrated`.
+    - `constant_share`: what the constant is of the shortest step at most.
     - `scale`: of the logarithm of a run's median around what these explain at other scales.
-    - `configuration`: of the logarithm of a run's median over what is predicted without any run,
-        and `system_spread` of its spread.
+    - `configuration`: of the logarithm of a run's median over what is predicted without any run.
+    - `system_spreads`, `system_shares`: of the logarithms of the spread of the core of a system,
+        by its devices, and of its share of outliers.
+    - `system_excess`: of the logarithm of what an outlier takes, in spreads of the core, by that of
+        their share.
     - `spread_elsewhere`: of the logarithm of the spread of a run at another scale over that where
         it was calibrated.
     - `collective_noise`: of the logarithm of the standard deviation of the logarithm of what
@@ -55,10 +83,13 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     network: Prior
     constant_s: Prior
+    constant_share: Worth
     growth: Prior
     scale: Prior
     configuration: Prior
-    system_spread: Prior
+    system_spreads: tuple[SampledSpread, ...]
+    system_shares: Sampled
+    system_excess: Line
     spread_elsewhere: Prior
     collective_noise: Prior
     collective_scale: Prior

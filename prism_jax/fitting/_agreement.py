@@ -13,7 +13,7 @@ from ._step_law import step_law_of
 
 
 def agreement(
-    job: Job, runs: Sequence[Float[np.ndarray, " steps"]], *, num_samples: int = 8192
+    job: Job, runs: Sequence[Float[np.ndarray, "_"]], *, num_samples: int = 8192
 ) -> dict[str, tuple[float, float]]:
     """Figures of the steps of one run, by a calibrated job and as measured (the median of the
     runs' figures).

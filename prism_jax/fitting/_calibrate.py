@@ -27,7 +27,7 @@ from ._scale import Scale, scale_of, steps_of_kernels
 from ._step_law import StepLaw, law_of_outliers, solve_spread, spread_of
 
 
-Runs = Sequence[Float[np.ndarray, " steps"]]
+Runs = Sequence[Float[np.ndarray, "_"]]
 
 
 def calibrate(

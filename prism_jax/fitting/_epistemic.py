@@ -10,13 +10,13 @@ from ..data import Job, load_priors
 from ..law import Law
 from ..program import constant_step
 from ._level import slope_of_level
-from ._step_law import laws_of_systems
+from ._systems import laws_of_systems, spread_of_device
 
 
 # Evenly likely points: of the steps of a run, of its level, of its spread.
 _STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
 # How many systems stand for all, where nothing is known of a job's own.
-_SYSTEMS = 64
+_SYSTEMS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,10 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     assert job.kernels is not None
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if known is None:
-        level, spread = priors.configuration.deviation, priors.system_spread.deviation
-        laws = laws_of_systems(priors, _SYSTEMS)
+        device = "" if job.cluster is None else job.cluster.device.name
+        level = priors.configuration.deviation
+        spread = spread_of_device(priors, device).deviation
+        laws = laws_of_systems(priors, device, _SYSTEMS)
         factors = np.stack([one.factors(len(_STEPS)) for one in laws])
         runs = factors / np.median(factors, axis=1, keepdims=True)
     else:

@@ -15,8 +15,6 @@ _FURTHEST = 10.0
 _ITERATIONS = 12
 # By which derivatives are taken: of logarithms, of seconds in units of the step, of an exponent.
 _APART = np.array([1e-3, 1e-2, 1e-3, 1e-3])
-# A constant is no more of a step, whatever it is of systems with steps of seconds.
-_LARGEST_CONSTANT = 0.02
 # What is known this much less well than before is told by the steps.
 _TOLD = 0.7
 
@@ -78,7 +76,7 @@ def fit_level(
     `ValueError` where no factor of up to ten on compute explains a median.
     """
     shortest = min(point.median for point in points)
-    mean, deviation = _prior(priors, _LARGEST_CONSTANT * shortest)
+    mean, deviation = _prior(priors, priors.constant_share.value * shortest)
     wanted = np.log([point.median for point in points])
     noise = np.array([point.noise for point in points])
     apart = _APART * np.array([1, 1, shortest, 1])

@@ -44,7 +44,7 @@ class Observed:
     num_steps: int
 
 
-def observe(runs: Sequence[Float[np.ndarray, " steps"]]) -> Observed:
+def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
     """Takes step times apart: level, core, what steps share, outliers. Runs are not pooled.
 
     **Arguments:**

@@ -35,7 +35,7 @@ class Scale:
         return self.job.kernels
 
 
-def scale_of(job: Job, runs: Sequence[Float[np.ndarray, " steps"]]) -> Scale:
+def scale_of(job: Job, runs: Sequence[Float[np.ndarray, "_"]]) -> Scale:
     """A job and its runs.
 
     **Raises:**

@@ -53,26 +53,6 @@ def _scores(number: int) -> Float[np.ndarray, " number"]:
     return ndtri((np.arange(number) + 0.5) / max(number, 1))
 
 
-def laws_of_systems(priors: Priors, number: int) -> list[StepLaw]:
-    """The laws of steps of so many systems of which nothing is known, drawn with a constant key:
-    spreads are log-normal, shares of outliers gamma, and their excess follows the spread.
-    """
-    rng = np.random.default_rng(0)
-    sigma = priors.step_spread.value * np.exp(
-        priors.system_spread.deviation * rng.standard_normal(number)
-    )
-    share = priors.outlier_share
-    shares = rng.gamma(share.value * share.observations, 1 / share.observations, number)
-    excess, width = priors.outlier_excess, priors.outlier_spread.value
-    between = width / np.sqrt(excess.observations)
-    excesses = excess.value * sigma * np.exp(between * rng.standard_normal(number))
-    columns = (sigma, np.minimum(shares, 1), excesses)
-    return [
-        StepLaw(float(body), float(share), float(excess), width)
-        for body, share, excess in zip(*columns, strict=True)
-    ]
-
-
 def step_law_of(kernels: Kernels) -> StepLaw:
     """The law that the kernels of a calibrated job have."""
     variation = kernels.find_variation("step")
