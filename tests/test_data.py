@@ -14,16 +14,20 @@ from prism_jax.data import (
     list_devices,
     list_jobs,
     list_kernels,
+    list_software,
     load_cluster,
     load_device,
     load_job,
     load_kernels,
     load_model,
+    load_software,
     load_source,
     save_job,
 )
 from prism_jax.latency import families
 from prism_jax.workload import count_parameters
+
+from .helpers import kernels_of, lower_job
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -325,3 +329,33 @@ def test_structs_are_immutable():
     with pytest.raises(AttributeError):
         job.layout.tp = 2  # pyright: ignore
     assert msgspec.structs.replace(job.layout, tp=2).tp == 2
+
+
+def test_a_stack_sets_what_a_job_does_not():
+    for name in list_software():
+        assert load_software(name).source
+    old = load_job("megatron-22b-a100-8", "training.software=megatron-2021").training
+    assert old is not None
+    assert (old.overlap_tp_backward, old.launch_floor_s) == (False, 3.8e-6)
+    # The job says what it computes again and how it splits norms; an override says the rest.
+    plain = load_job("megatron-22b-a100-8", ("training.software=torchtitan", "training.prefetch=2"))
+    assert plain.training is not None
+    assert (plain.training.zero, plain.training.attention) == (0, "unfused")
+    assert (plain.training.prefetch, plain.training.overlap_tp_backward) == (2, False)
+
+
+def test_mistakes_in_a_stack(tmp_path):
+    path = tmp_path / "mine.toml"
+    for line, part in (("zero = 7", "`training.zero`"), ("micro = 1", "training.micro")):
+        path.write_text(f'kind = "software"\nsource = "me"\n[training]\n{line}\n')
+        with pytest.raises(ValueError, match=part):
+            load_software(path)
+    with pytest.raises(ValueError, match="No software stack `megatron`; did you mean"):
+        load_job("megatron-22b-a100-8", "training.software=megatron")
+
+
+def test_no_kernel_is_shorter_than_its_launch():
+    job = load_job("megatron-22b-a100-8", "training.launch_floor_s=1e-3")
+    kernels = {k for k in kernels_of(lower_job(job).forward[0]) if k.link is None}
+    assert min(kernel.mean for kernel in kernels) == 1e-3
+    assert max(kernel.mean for kernel in kernels) > 1e-3
