@@ -39,27 +39,27 @@ class Published(msgspec.Struct, frozen=True):
     median: bool = False
 
 
-# Megatron-LM of 2021 and 2022: attention in parts, dropout, and no data-parallel overlap.
-_OLD: dict[str, Any] = {"attention": "unfused", "gradient_dtype": "fp16"}
-_OLD |= {"overlap_grad_reduce": False, "overlap_param_gather": False, "sequence_parallel": False}
-# The collectives of a backward came to run beside its GEMMs after Narayanan et al. 2021. vTrain
-# does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of that time.
-_NOT_HIDDEN: dict[str, Any] = {"overlap_tp_backward": False}
-_NEMO: dict[str, Any] = {"tp_overlap": True, "gradient_dtype": "bf16"}
 # The paper interleaves wherever there is a pipeline and prints neither of these.
 _ASSUMED = "assumed: micro-batch 1, 2 virtual stages"
-# Of each source: part of its text, its table, and what its software does.
-_SOFTWARE: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("cases_april2021", f"Megatron-LM 2021, A100, {_ASSUMED}", {**_OLD, **_NOT_HIDDEN}),
-    ("arXiv:2205.05198", "Korthikanti et al. 2022, A100", _OLD),
-    # "No overlap features": nothing but what Transformer Engine does by itself.
+_PLAIN = "assumed: micro-batch 1, not interleaved"
+# Of each source: part of its text, its table, its stack, and what it says of its switches.
+_NOT_BESIDE: dict[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+_SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("cases_april2021", f"Megatron-LM 2021, A100, {_ASSUMED}", "megatron-2021", {}),
+    # The collectives of a backward run beside its GEMMs since that paper.
     (
-        "SimuMax",
-        "SimuMax, B200",
-        {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        "arXiv:2205.05198",
+        "Korthikanti et al. 2022, A100",
+        "megatron-2021",
+        {"overlap_tp_backward": True},
     ),
-    ("Megatron-Bridge", "Megatron-Bridge", _NEMO),
-    ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", _NEMO),
+    # "No overlap features": nothing but what Transformer Engine does by itself.
+    ("SimuMax", "SimuMax, B200", "megatron-core-2024", _NOT_BESIDE),
+    ("Megatron-Bridge", "Megatron-Bridge", "nemo-2023", {}),
+    ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", "nemo-2023", {}),
+    ("model_table", f"Megatron-Core r0.8, H100, {_PLAIN}", "megatron-core-2024", {}),
+    ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
+    ("torchtitan", "torchtitan, FSDP", "torchtitan", {}),
 )
 _CLUSTERS = {
     "A100-80GB": "dgx-a100",
@@ -70,6 +70,7 @@ _CLUSTERS = {
     "DGX-GB300": "gb300-nvl72",
     "DGX-H100": "dgx-h100",
     "H100": "dgx-h100",
+    "H100-SXM": "dgx-h100",
     "H100-96GB HBM2e 500W": "hgx-h100-96g",
     "H200": "dgx-h200",
     "TPU v5p": "tpu-v5p",
@@ -77,13 +78,26 @@ _CLUSTERS = {
     "a100_80gb": "dgx-a100",
     "h100_80gb": "dgx-h100",
 }
-_DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "FP8": "fp8"}
-_DTYPES["MXFP8"] = "fp8"  # Other scaling factors, the same products.
+_DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "BF16": "bf16"}
+_DTYPES |= {"FP8": "fp8", "FP8-CS": "fp8"}
+_DTYPES |= {"amp_fp8": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "fp4"}
+_DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
+_ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
 # What the names of the models say; GPT is what is not named here.
 _LLAMA: dict[str, Any] = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
 _LLAMA |= {"bias": False, "tied_embeddings": False}
-_WITH_EXPERTS = "deepseek|qwen|oss|kimi|nemotron|mixtral"
+_MPT: dict[str, Any] = {"bias": False}
 _GPT: dict[str, Any] = {"dropout": True}
+# Models whose layers no column says; those of another generation than the name stay unknown.
+_SHIPPED = {
+    "DeepSeekV3": "deepseek-v3",
+    "GPT OSS 120B": "gpt-oss-120b",
+    "Kimi_K2": "kimi-k2",
+    "Nemotron_3_Nano": "nemotron-3-nano",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b",
+}
+_WITH_EXPERTS = "deepseek|qwen|oss|kimi|nemotron|mixtral"
 
 
 def published(folder: pathlib.Path) -> Iterator[Published]:
@@ -124,12 +138,15 @@ def _expressed(table, name, seconds, job_of, row) -> Published:
 
 def _table_of(row: dict[str, str]) -> str:
     source = row["source"]
-    for part, table, _ in _SOFTWARE:
+    for part, table, *_ in _SOFTWARE:
         if part in source:
             if table == "SimuMax, B200":
                 return f"{table}, {'context parallel' if _degree(row, 'cp') > 1 else 'others'}"
             if table == "Megatron-Bridge":
-                return f"{table}, {row['gpu_type'].removeprefix('DGX-')}"
+                kind = "experts" if re.search(_WITH_EXPERTS, row["model"].lower()) else "dense"
+                return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
+            if table == "llm-foundry, FSDP":
+                return f"{table}, {row['gpu_type']}"
             return table
     return source.split(" ")[0]
 
@@ -140,8 +157,8 @@ def _steps_name(row: dict[str, str]) -> str:
 
 
 def _dtype(row: dict[str, str]) -> str:
-    """Without the recipe of its scaling factors."""
-    return row["dtype"].split("-")[0].split(" ")[0]
+    """Without what is in brackets."""
+    return row["dtype"].split(" ")[0]
 
 
 def _degree(row: dict[str, str], key: str) -> int:
@@ -149,61 +166,102 @@ def _degree(row: dict[str, str], key: str) -> int:
 
 
 def _of_steps(row: dict[str, str]) -> data.Job:
-    table, software = next(
-        ((t, s) for part, t, s in _SOFTWARE if part in row["source"]), ("", None)
+    table, stack, switches = next(
+        ((t, s, d) for part, t, s, d in _SOFTWARE if part in row["source"]), ("", "", {})
     )
-    if _ASSUMED in table and _degree(row, "pp") > 1:
-        row = {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "2"}
-    _check(row, software)
-    assert software is not None
-    llama = "llama" in row["model"].lower()
-    layers = _degree(row, "layers")
-    model = data.Model(
-        num_layers=layers,
-        hidden_size=_degree(row, "hidden"),
-        num_heads=_degree(row, "heads"),
-        num_kv_heads=_degree(row, "kv_heads"),
-        ffn_size=_degree(row, "ffn"),
-        vocab_size=_degree(row, "vocab"),
-        **(_LLAMA if llama else _GPT),
-    )
+    row = _as_assumed(row, table)
+    _check(row, stack)
+    model = _model(row)
+    tp, pp, cp, ep = (_degree(row, key) for key in ("tp", "pp", "cp", "ep"))
     layout = data.Layout(
-        tp=_degree(row, "tp"),
-        pp=_degree(row, "pp"),
-        cp=_degree(row, "cp"),
-        dp=_degree(row, "gpus") // (_degree(row, "tp") * _degree(row, "pp") * _degree(row, "cp")),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp=_degree(row, "gpus") // (tp * pp * cp),
+        ep=ep,
+        etp=1 if ep > 1 else None,
     )
-    virtual, size = _degree(row, "vpp"), _degree(row, "micro_batch")
-    stages = layout.pp * virtual
-    # Megatron's way to deal out a number of layers that is two short.
-    counted = stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
-    schedule = data.ScheduleConfig(
-        kind="interleaved-1f1b" if virtual > 1 else "1f1b",
-        num_microbatches=_degree(row, "global_batch") // (layout.dp * size),
-        virtual_stages=virtual,
-        embedding_counts_as_layer=counted,
-        head_counts_as_layer=counted,
-    )
-    options = {k: v for k, v in software.items() if k != "sequence_parallel"}
-    split = row["seq_parallel"] in ("", "1.0")
+    schedule = _schedule(row, model, layout)
+    options = {**_switches(stack), **switches}
+    if stack != "llm-foundry":
+        options["sequence_parallel"] = row["seq_parallel"] in ("", "1.0")
+    if row["zero"]:
+        options["zero"] = _ZERO[row["zero"]]
     training = data.Training(
-        microbatch_size=size,
+        microbatch_size=_degree(row, "micro_batch"),
         sequence_length=_degree(row, "seq"),
         dtype=_DTYPES[_dtype(row)],  # pyright: ignore
         recompute=row["recompute"] or "none",  # pyright: ignore
-        zero=int(row["zero"]),  # pyright: ignore
-        sequence_parallel=split,
+        software=stack,
         **options,
     )
     return _job(model, layout, schedule, training, _CLUSTERS[row["gpu_type"]])
 
 
-def _check(row: dict[str, str], software: dict[str, Any] | None) -> None:
+def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
+    """With what a table says that it assumes, and with what the note of a row says."""
+    if _ASSUMED in table and _degree(row, "pp") > 1:
+        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "2"}
+    if _PLAIN in table:
+        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
+    if "Megatron-Bridge" in row["source"]:  # It has a column for it, where a dash says none.
+        return {**row, "vpp": row["vpp"] or "1"}
+    local = re.search(r"local batch (\d+)", row["note"])
+    if local and _degree(row, "pp") == 1:  # Without a pipeline torchtitan does not accumulate.
+        return {**row, "micro_batch": row["micro_batch"] or local[1]}
+    return row
+
+
+_switches = ft.cache(lambda stack: data.load_software(stack).training)
+_shipped_model = ft.cache(data.load_model)
+
+
+def _model(row: dict[str, str]) -> data.Model:
+    name, _, variant = row["model"].partition(" (")
+    if name in _SHIPPED:
+        model = _shipped_model(_SHIPPED[name])
+        further = 0 if variant.startswith("w/o MTP") else model.num_mtp_layers
+        return msgspec.structs.replace(model, num_mtp_layers=further)
+    lower = name.lower()
+    positions = _degree(row, "seq") if lower.startswith("mpt") else 2048
+    return data.Model(
+        num_layers=_degree(row, "layers"),
+        hidden_size=_degree(row, "hidden"),
+        num_heads=_degree(row, "heads"),
+        num_kv_heads=_degree(row, "kv_heads"),
+        ffn_size=_degree(row, "ffn"),
+        vocab_size=_degree(row, "vocab"),
+        max_positions=positions,
+        **(_LLAMA if "llama" in lower else _MPT if lower.startswith("mpt") else _GPT),
+    )
+
+
+def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
+    virtual = _degree(row, "vpp")
+    stages, layers = layout.pp * virtual, model.num_layers
+    # Megatron's way to deal out a number of layers that is two short; otherwise the recipes of
+    # Megatron-Bridge fill the stages one by one.
+    counted = stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
+    each = -(-layers // stages)
+    filled = tuple(max(0, min(each, layers - each * stage)) for stage in range(stages))
+    uneven = layers % stages != 0 and not counted and "Bridge" in row["source"]
+    return data.ScheduleConfig(
+        kind="interleaved-1f1b" if virtual > 1 else "1f1b",
+        num_microbatches=_degree(row, "global_batch") // (layout.dp * _degree(row, "micro_batch")),
+        virtual_stages=virtual,
+        embedding_counts_as_layer=counted,
+        head_counts_as_layer=counted,
+        layers_per_stage=filled if uneven else None,
+    )
+
+
+def _check(row: dict[str, str], stack: str) -> None:
     """Raises a `ValueError` for what a job cannot say."""
-    if row["zero"] not in ("0", "1"):
-        raise ValueError("parameters or gradients are sharded")
-    if _degree(row, "ep") > 1 or re.search(_WITH_EXPERTS, row["model"].lower()):
-        raise ValueError("experts")
+    if row["zero"] not in _ZERO and row["zero"]:
+        raise ValueError(f"shards {row['zero']}")
+    name = row["model"].partition(" (")[0]
+    if name not in _SHIPPED and re.search(_WITH_EXPERTS, name.lower()):
+        raise ValueError(f"the layers of {name} are not known")
     if row["gpu_type"] not in _CLUSTERS:
         raise ValueError(f"no device {row['gpu_type']}")
     if _dtype(row) not in _DTYPES:
@@ -212,13 +270,16 @@ def _check(row: dict[str, str], software: dict[str, Any] | None) -> None:
         raise ValueError("`vpp` is not told")
     if "SFT" in row["note"] or "LoRA" in row["note"]:
         raise ValueError("packed sequences of unknown lengths")
-    for key in ("layers", "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
+    columns = () if name in _SHIPPED else ("layers",)
+    for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
         if not row[key]:
             raise ValueError(f"`{key}` is not told")
-    if software is None:
+    if not stack:
         raise ValueError("what its software does is not known here")
     if row["recompute"] not in ("", "none", "selective", "full"):
         raise ValueError("recomputes something else")
+    if stack == "torchtitan" and row["recompute"] == "selective":
+        raise ValueError("recomputes something else")  # Every other matrix multiplication.
     ranks = _degree(row, "tp") * _degree(row, "pp") * _degree(row, "cp")
     if _degree(row, "gpus") % ranks or _degree(row, "global_batch") % (
         _degree(row, "gpus") // ranks * _degree(row, "micro_batch")
@@ -226,6 +287,7 @@ def _check(row: dict[str, str], software: dict[str, Any] | None) -> None:
         raise ValueError("its numbers do not divide")
 
 
+# vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.
 def _of_vtrain(row: dict[str, str]) -> data.Job:
     def number(key: str) -> int:
         return int(row[key])
@@ -247,9 +309,8 @@ def _of_vtrain(row: dict[str, str]) -> data.Job:
         sequence_length=number("sequence length"),
         dtype="fp16",
         recompute="full",
-        zero=0,
-        **_OLD,
-        **_NOT_HIDDEN,
+        software="megatron-2021",
+        **_switches("megatron-2021"),
     )
     schedule = data.ScheduleConfig("1f1b", number("global batch") // (dp * size))
     return _job(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100")
@@ -269,7 +330,8 @@ _kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, n
 def _job(model, layout, schedule, training, cluster: str) -> data.Job:
     nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
     machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
-    _check_memory(model, layout, machine)
+    if training.zero < 2 and layout.ep == 1:
+        _check_memory(model, layout, machine)
     parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
     return data.Job(layout, schedule, name="published", **parts)
 

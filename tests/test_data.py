@@ -14,16 +14,20 @@ from prism_jax.data import (
     list_devices,
     list_jobs,
     list_kernels,
+    list_software,
     load_cluster,
     load_device,
     load_job,
     load_kernels,
     load_model,
+    load_software,
     load_source,
     save_job,
 )
 from prism_jax.latency import families
 from prism_jax.workload import count_parameters
+
+from .helpers import kernels_of, lower_job
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -134,6 +138,10 @@ def test_what_stands_in_for_a_table_is_said():
         ("mixtral-8x22b", 140.6, 1e-3),
         ("deepseek-v3", 671.0, 1e-3),
         ("qwen3-235b-a22b", 235.0, 1e-3),
+        ("qwen3-30b-a3b", 30.532122624, 1e-9),
+        ("kimi-k2", 1026.0, 1e-3),
+        ("gpt-oss-120b", 116.83, 1e-3),
+        ("nemotron-3-nano", 31.6, 1e-3),
         ("nemotron-h-8b", 8.1, 1e-3),
         ("megatron-22b", 22.0, 0.02),
         ("megatron-530b", 529.6, 0.005),
@@ -325,3 +333,33 @@ def test_structs_are_immutable():
     with pytest.raises(AttributeError):
         job.layout.tp = 2  # pyright: ignore
     assert msgspec.structs.replace(job.layout, tp=2).tp == 2
+
+
+def test_a_stack_sets_what_a_job_does_not():
+    for name in list_software():
+        assert load_software(name).source
+    old = load_job("megatron-22b-a100-8", "training.software=megatron-2021").training
+    assert old is not None
+    assert (old.overlap_tp_backward, old.launch_floor_s) == (False, 3.8e-6)
+    # The job says what it computes again and how it splits norms; an override says the rest.
+    plain = load_job("megatron-22b-a100-8", ("training.software=torchtitan", "training.prefetch=2"))
+    assert plain.training is not None
+    assert (plain.training.zero, plain.training.attention) == (0, "unfused")
+    assert (plain.training.prefetch, plain.training.overlap_tp_backward) == (2, False)
+
+
+def test_mistakes_in_a_stack(tmp_path):
+    path = tmp_path / "mine.toml"
+    for line, part in (("zero = 7", "`training.zero`"), ("micro = 1", "training.micro")):
+        path.write_text(f'kind = "software"\nsource = "me"\n[training]\n{line}\n')
+        with pytest.raises(ValueError, match=part):
+            load_software(path)
+    with pytest.raises(ValueError, match="No software stack `megatron`; did you mean"):
+        load_job("megatron-22b-a100-8", "training.software=megatron")
+
+
+def test_no_kernel_is_shorter_than_its_launch():
+    job = load_job("megatron-22b-a100-8", "training.launch_floor_s=1e-3")
+    kernels = {k for k in kernels_of(lower_job(job).forward[0]) if k.link is None}
+    assert min(kernel.mean for kernel in kernels) == 1e-3
+    assert max(kernel.mean for kernel in kernels) > 1e-3

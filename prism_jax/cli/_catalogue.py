@@ -138,7 +138,14 @@ class KernelProfiles:
             lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
             lines += [f"  chosen: {c.name} = {c.value}: {c.reason}" for c in source.constants]
             sections.append("\n".join(lines))
-        return {"kernels": [msgspec.to_builtins(s) for s in sources]}, "\n\n".join(sections)
+        stacks = [data.load_software(name) for name in data.list_software()]
+        for stack in stacks:
+            switches = (f"  {key} = {value}" for key, value in stack.training.items())
+            sections.append("\n".join([f"software {stack.name}: {stack.source}", *switches]))
+        result = {"kernels": [msgspec.to_builtins(s) for s in sources]}
+        return result | {"software": [msgspec.to_builtins(s) for s in stacks]}, "\n\n".join(
+            sections
+        )
 
 
 def _variability(names: Sequence[str]) -> tuple[dict[str, Any], str]:

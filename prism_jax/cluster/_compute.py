@@ -19,7 +19,7 @@ def compute_latency(
     **Returns:**
 
     The larger of the times of computing and of moving, and the overhead of the call, times
-    `kernels.compute`.
+    `kernels.compute`; `kernels.floor_s` at least.
     """
     moving = kernels.find_efficiency("elementwise", "")
     table = kernels.find_efficiency(kind, dtype) or moving
@@ -34,4 +34,4 @@ def compute_latency(
     if flop > 0:
         efficiency = 1.0 if table is None or table is moving else table.at(flop)
         seconds = max(seconds, flop / (efficiency * device.peak_flop_per_s[dtype]))
-    return kernels.compute * (seconds + overhead)
+    return max(kernels.compute * (seconds + overhead), kernels.floor_s)

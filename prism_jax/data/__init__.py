@@ -61,5 +61,10 @@ from ._profile import (
 )
 from ._read import convert as convert, read_text as read_text, read_toml as read_toml
 from ._save import check_job_path as check_job_path, save_job as save_job
+from ._software import (
+    Software as Software,
+    list_software as list_software,
+    load_software as load_software,
+)
 from ._types import Count as Count
 from ._variations import replace_variations as replace_variations

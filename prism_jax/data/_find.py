@@ -14,6 +14,7 @@ _WHAT = {
     "hardware/devices": "device",
     "hardware/clusters": "cluster",
     "kernels": "profile of kernels",
+    "kernels/software": "software stack",
 }
 
 

@@ -8,7 +8,7 @@ from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
 from ._model import Model
-from ._types import Count, Label, Name, Positive, Text
+from ._types import Count, Label, Name, NonNegative, Positive, Text
 
 
 RecomputedModule: TypeAlias = Literal[
@@ -102,6 +102,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
         beside the backward and the forward.
     - `gradient_dtype`: in which gradients are reduced.
+    - `launch_floor_s`: no compute kernel is shorter: how long the host takes to launch one.
+    - `software`: the stack whose switches these are, where the job does not set them itself.
     """
 
     microbatch_size: Count
@@ -122,6 +124,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    launch_floor_s: NonNegative = 0.0
+    software: Name | None = None
 
     @property
     def base_dtype(self) -> str:

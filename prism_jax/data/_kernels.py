@@ -127,6 +127,7 @@ class Kernels(msgspec.Struct, frozen=True):
         collectives do between nodes.
     - `growth`: compute takes `(dp / num_replicas) ** growth` times as long with `dp` replicas.
     - `constant_s`: what a step takes besides its kernels, whatever its size, in seconds.
+    - `floor_s`: no compute kernel is shorter, in seconds.
     """
 
     efficiency: tuple[Efficiency, ...]
@@ -138,6 +139,7 @@ class Kernels(msgspec.Struct, frozen=True):
     growth: float = 0.0
     num_replicas: int = 1
     constant_s: float = 0.0
+    floor_s: float = 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:

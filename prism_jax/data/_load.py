@@ -19,6 +19,7 @@ from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
 from ._read import check_keys, convert, read_toml
 from ._sized import sized
+from ._software import load_software
 
 
 def list_jobs() -> tuple[str, ...]:
@@ -115,6 +116,8 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     for override in parsed:
         if override.keys in (("model",), ("cluster",)):
             raw[override.key] = override.value
+        elif override.keys == ("training", "software") and isinstance(raw.get("training"), dict):
+            raw["training"]["software"] = override.value
         elif override.keys == ("num_nodes",):
             changes.append(msgspec.structs.replace(override, keys=("cluster", "num_nodes")))
         elif override.keys[0] != "kernels":
@@ -165,6 +168,9 @@ def _resolve(
     raw: dict[str, Any], path: pathlib.Path, changes: list[Override], num_nodes: Any
 ) -> None:
     """Puts the tables of what is given by name into the table of a job, in place."""
+    training = raw.get("training")
+    if isinstance(training, dict) and isinstance(training.get("software"), str):
+        raw["training"] = {**load_software(training["software"], path.parent).training, **training}
     if isinstance(raw.get("model"), str):
         raw["model"] = _load("jobs/models", "model", raw["model"], Model, path.parent)[1]
     if isinstance(raw.get("cluster"), str):

@@ -43,7 +43,9 @@ def lower(
     """
     check_split(model, layout, schedule, training)
     waited = (layout.dp / kernels.num_replicas) ** kernels.growth
-    kernels = msgspec.structs.replace(kernels, compute=waited * kernels.compute)
+    kernels = msgspec.structs.replace(
+        kernels, compute=waited * kernels.compute, floor_s=training.launch_floor_s
+    )
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
     forward = _blocks(stages.parts, lambda part: forward_part(costs, part))
