@@ -146,7 +146,8 @@ def _text(job, program, result) -> str:
         if (value := getattr(layout, name)) > 1
     )
     lines = [
-        f"{job.name}: {layout.world_size:,} GPUs ({degrees}), {job.schedule.kind}, "
+        f"{job.name}: {layout.world_size:,} GPU{'s' * (layout.world_size > 1)}"
+        f"{f' ({degrees})' if degrees else ''}, {job.schedule.kind}, "
         f"{job.schedule.num_microbatches} microbatches, {program.num_ops:,} ops",
         "",
     ]
