@@ -12,9 +12,10 @@ _STEPS = 2**14
 _LONG = 2**20
 
 
-def measure(repetitions: int) -> list[dict[str, Any]]:
-    """Of estimates and their derivatives, of `what_if` and of `sensitivity`."""
-    return [*_of_estimators(repetitions), *_of_analyses(repetitions)]
+def measure(repetitions: int, of: str | None = None) -> list[dict[str, Any]]:
+    """Of estimates and their derivatives, and of `what_if` and `sensitivity`; `of` one of these."""
+    rows = [] if of == "analyses" else _of_estimators(repetitions)
+    return rows if of == "estimators" else [*rows, *_of_analyses(repetitions)]
 
 
 def table(rows: list[dict[str, Any]], repetitions: int) -> str:
@@ -29,8 +30,8 @@ def _of_estimators(repetitions: int) -> list[dict[str, Any]]:
 
     from benchmarks._programs import programs
     from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
-    from prism_jax.analysis._batches import in_batches
-    from prism_jax.analysis._estimate import figure, figure_gradient
+    from prism_jax.analysis._batches import NUM_BATCHES, Batched, beside
+    from prism_jax.analysis._estimate import figure, figure_batches, gradient_batches
     from prism_jax.engine import composed_steps
 
     cases = [("chain, log-normal", o) for o in (Mean(), Std(), Quantile(0.9), CVaR(0.9), None)]
@@ -41,23 +42,22 @@ def _of_estimators(repetitions: int) -> list[dict[str, Any]]:
         if objective is None:
             steps = composed_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
             objective = Exceedance(float(np.quantile(steps, 0.9)))
-        conditional_on = ""
 
-        def both(count, key, program=program, objective=objective):
-            nonlocal conditional_on
-            value, composed, how = figure(program, objective, num_samples=count, key=key)
-            gradient = figure_gradient(composed, how)
-            conditional_on = composed.over.last if composed.over else ""
-            sigma: Any = gradient.variability.residual["gemm"]
-            return np.array([value, float(sigma.sigma)])
+        def both(number, seed, program=program, objective=objective):
+            options = {"num_samples": number, "key": jax.random.key(seed)}
+            found = figure(program, objective, batches=NUM_BATCHES, **options)
+            slopes: Any = [one.variability.residual["gemm"] for one in gradient_batches(found)]
+            sigmas = np.array([[float(law.sigma)] for law in slopes])
+            derivative = Batched(sigmas, sigmas.mean(axis=0))
+            return beside(figure_batches(found), derivative), found.composed.over
 
-        truth = in_batches(both, num_samples=2**24, key=jax.random.key(0)).value
-        inside = []
+        long, over = both(2**24, 0)
+        truth, inside = long.of_all, []
         for seed in range(repetitions):
-            low, high = in_batches(both, num_samples=2**15, key=jax.random.key(1 + seed)).interval()
+            low, high = both(2**15, 1 + seed)[0].interval()
             inside.append((low <= truth) & (truth <= high))
         value, derivative = np.mean(inside, axis=0).tolist()
-        label = NAMES[type(objective).__name__ + conditional_on]
+        label = NAMES[type(objective).__name__ + (over.last if over else "")]
         rows.append({"what": f"{label}: value", "coverage": value})
         rows.append({"what": f"{label}: derivative", "coverage": derivative})
     return rows

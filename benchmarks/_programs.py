@@ -48,7 +48,7 @@ def programs() -> dict[str, Any]:
             OneFOneB(3, 4), stalls=two, step=lognormal(0.01), num_replicas=64, **tail
         ),
         "1f1b, everything, 16 replicas": made(
-            OneFOneB(3, 4), **shared, network=congested, stalls=stalls, num_replicas=16, **options
+            OneFOneB(3, 4), **shared, network=congested, stalls=two, num_replicas=16, **options
         ),
         "interleaved, 64 replicas": made(
             InterleavedOneFOneB(3, 6, 2), **shared, num_replicas=64, **options

@@ -7,7 +7,7 @@ A pair is a program, one of its parameters (or an array of them, changed in prop
 objective. Its derivative is taken in 16 batches, and so is the central difference, with the same
 random numbers; `z` is their difference over the standard error of it. `relative error` is the
 standard error of a derivative, relative to the largest of the program, that nine in ten do not
-exceed. `cost` is the time of value and derivatives of all parameters over that of the value.
+exceed. `cost` is the CPU time of value and derivatives of all parameters over that of the value.
 """
 
 import argparse
@@ -79,7 +79,6 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
     import jax
 
     from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
-    from prism_jax.analysis._batches import in_batches
     from prism_jax.analysis._estimate import figure, figure_gradient
 
     parameters = Parameters(program)
@@ -89,74 +88,90 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
     by = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
     objectives.append(Exceedance(float(np.quantile(composed.steps, 0.9))))
-    seconds = {"value": 0.0, "both": 0.0}
-    ways: dict[str, str] = {}
-
-    def gradients(count, key):
-        found = []
-        for objective in objectives:
-            start = time.perf_counter()
-            _, composed, how = figure(program, objective, num_samples=count, key=key)
-            middle = time.perf_counter()
-            gradient = jax.block_until_ready(figure_gradient(composed, how))
-            end = time.perf_counter()
-            seconds["value"] += middle - start
-            seconds["both"] += end - start
-            ways[type(objective).__name__] = composed.over.last if composed.over else ""
-            found.append(parameters.relative(gradient))
-        return np.array(found)
-
-    def differences(count, key):
-        return central_differences(program, parameters, by, objectives, count, key)
-
-    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "num_batches": NUM_BATCHES}
-    gradients(NUM_SAMPLES // NUM_BATCHES, jax.random.key(2))  # Compiles.
-    seconds = dict.fromkeys(seconds, 0.0)
-    ours = in_batches(gradients, key=jax.random.key(3), **options)
-    theirs = in_batches(differences, key=jax.random.key(3), **options)
-    shared = {"program": name, "cost": seconds["both"] / seconds["value"]}
+    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "batches": NUM_BATCHES}
+    options["key"] = jax.random.key(3)
+    for objective in objectives:  # Compiles.
+        derivatives(program, parameters, objective, options)
+    each = [derivatives(program, parameters, objective, options) for objective in objectives]
+    ours = np.stack([found for found, *_ in each], axis=1)
+    theirs = central_differences(program, parameters, by, objectives, options)
+    value, both = np.sum([seconds for *_, seconds in each], axis=0)
     return [
-        {**shared, "conditional_on": ways[row["objective"]], **row}
-        for row in compared(parameters, objectives, ours, theirs)
+        {
+            "program": name,
+            "cost": both / value,
+            "conditional_on": each[o][1],
+            "objective": type(objective).__name__,
+            **row,
+        }
+        for o, objective in enumerate(objectives)
+        for row in compared(parameters, ours[:, o], theirs[:, o])
     ]
 
 
-def central_differences(program, parameters: Parameters, by, objectives, count, key) -> np.ndarray:
-    """Of each objective and parameter, with the same random numbers."""
+def derivatives(
+    program, parameters: Parameters, objective, options: dict[str, Any]
+) -> tuple[np.ndarray, str, tuple[float, float]]:
+    """Of each batch for itself and of each parameter; what the figure is conditional on; and the
+    seconds of CPU time of the value, and of value and derivatives.
+    """
+    import jax
+
     from prism_jax.analysis._estimate import figure
+    from prism_jax.engine import pull_back_batches
+
+    start = time.process_time()
+    _, composed, how = figure(program, objective, **options)
+    middle = time.process_time()
+    batches = np.split(composed.steps, NUM_BATCHES)
+    slope = np.concatenate([how.slope(steps) for steps in batches])
+    influence = np.concatenate([how.influence(steps) / len(steps) for steps in batches])
+    gradients = jax.block_until_ready(pull_back_batches(composed, slope, influence))
+    end = time.process_time()
+    found = np.array([parameters.relative(gradient) for gradient in gradients])
+    return found, composed.over.last if composed.over else "", (middle - start, end - start)
+
+
+def central_differences(
+    program, parameters: Parameters, by, objectives, options: dict[str, Any]
+) -> np.ndarray:
+    """Of each batch, objective and parameter, with the same random numbers."""
+    from prism_jax.analysis._batches import beside
+    from prism_jax.analysis._estimate import figure_batches, figure_of
     from prism_jax.engine import composed_steps
 
-    options: dict[str, Any] = {"num_samples": count, "key": key}
-    options["like"] = composed_steps(program, **options)
-    found = []
-    for i, step in zip(parameters.varied, by, strict=True):
-        up, down = (
-            [figure(parameters.changed(i, b), o, **options)[0] for o in objectives]
-            for b in (step, -step)
-        )
-        found.append(np.subtract(up, down) / (2 * step))
-    return np.array(found).T
+    like = composed_steps(program, **options)
+
+    def figures(i, by):
+        composed = composed_steps(parameters.changed(i, by), like=like, **options)
+        return beside(*(figure_batches(figure_of(composed, o)) for o in objectives)).of_batches
+
+    found = [
+        (figures(i, step) - figures(i, -step)) / (2 * step)
+        for i, step in zip(parameters.varied, by, strict=True)
+    ]
+    return np.stack(found, axis=2)
 
 
-def compared(parameters: Parameters, objectives, ours, theirs) -> Iterator[dict[str, Any]]:
-    """What was found of each objective and parameter, derivatives beside differences."""
-    gap = ours.of_batches - theirs.of_batches
-    for o, objective in enumerate(objectives):
-        largest = np.abs(ours.value[o]).max()
-        for p, i in enumerate(parameters.varied):
-            mean, scatter = gap[:, o, p].mean(), gap[:, o, p].std(ddof=1) / np.sqrt(NUM_BATCHES)
-            # What single precision and the third derivative leave.
-            scatter = np.hypot(scatter, 2e-4 * max(abs(theirs.value[o, p]), 1e-3 * largest))
-            error = float(ours.standard_error[o, p])
-            yield {
-                "parameter": parameters.paths[i],
-                "objective": type(objective).__name__,
-                "derivative": float(ours.value[o, p]),
-                "difference": float(theirs.value[o, p]),
-                "standard_error": error,
-                "z": float(mean / scatter) if scatter > 0 else 0.0,
-                "relative_error": float(error / largest) if largest else 0.0,
-            }
+def compared(
+    parameters: Parameters, ours: np.ndarray, theirs: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """What was found of each parameter, derivatives beside differences, by batch."""
+    largest = np.abs(ours.mean(axis=0)).max()
+    for p, i in enumerate(parameters.varied):
+        gap = ours[:, p] - theirs[:, p]
+        derivative, difference = (float(x[:, p].mean()) for x in (ours, theirs))
+        scatter, error = (float(x.std(ddof=1)) / np.sqrt(NUM_BATCHES) for x in (gap, ours[:, p]))
+        # What single precision and the third derivative leave.
+        scatter = np.hypot(scatter, 2e-4 * max(abs(difference), 1e-3 * largest))
+        yield {
+            "parameter": parameters.paths[i],
+            "derivative": derivative,
+            "difference": difference,
+            "standard_error": error,
+            "z": float(gap.mean() / scatter) if scatter > 0 else 0.0,
+            "relative_error": float(error / largest) if largest else 0.0,
+        }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -191,6 +206,11 @@ def main() -> None:
     parser.add_argument(
         "--coverage", type=int, default=0, metavar="N", help="only how often intervals hold, of N"
     )
+    parser.add_argument(
+        "--of",
+        choices=("estimators", "analyses"),
+        help="of these alone; analyses are the quick ones",
+    )
     arguments = parser.parse_args()
 
     import jax
@@ -199,13 +219,18 @@ def main() -> None:
     if arguments.coverage:
         from benchmarks import _coverage
 
-        rows = _coverage.measure(arguments.coverage)  # So short that one device is quicker.
+        rows = _coverage.measure(
+            arguments.coverage, arguments.of
+        )  # So short that one device is quicker.
         text = _coverage.table(rows, arguments.coverage)
     else:
         from benchmarks._programs import programs
 
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-        rows = [row for name, program in programs().items() for row in pairs_of(name, program)]
+        rows = []
+        for name, program in programs().items():
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            rows += pairs_of(name, program)
         text = table(rows)
     print(json.dumps(rows) if arguments.json else text)
 

@@ -19,6 +19,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--samples", type=int, nargs="+", default=[5_000, 100_000])
     parser.add_argument("--truth", type=int, default=4_000_000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    ways = ("plain", "auto", "importance")
+    parser.add_argument("--sampling", nargs="+", choices=ways, default=ways)
     arguments = parser.parse_args()
 
     import jax
@@ -40,8 +43,9 @@ def main() -> None:
         f"{'steps':>8} {'sampling':>11} {'figure':>6} {'unknown':>8} {'coverage':>9} {'width':>6}"
     )
     for num_samples in arguments.samples:
-        for sampling in ("plain", "auto", "importance"):
-            runs = np.array([found(num_samples, seed, sampling) for seed in range(arguments.seeds)])
+        for sampling in arguments.sampling:
+            seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+            runs = np.array([found(num_samples, seed, sampling) for seed in seeds])
             for i, name in enumerate(_FIGURES):
                 value, low, high = runs[:, i].T
                 known = ~np.isnan(low)

@@ -96,9 +96,8 @@ def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program
 def first_batches(found: Figure, number: int) -> Figure:
     """The figure of the first few of its batches."""
     _, composed, objective = found
-    steps, stretches = (
-        x[: len(x) * number // composed.batches] for x in (composed.steps, composed.stretches)
-    )
+    steps = composed.steps[: len(composed.steps) * number // composed.batches]
+    stretches = composed.stretches[: len(composed.stretches) * number // composed.batches]
     few = dataclasses.replace(composed, steps=steps, stretches=stretches, batches=number)
     return Figure(objective.value(steps), few, objective)
 

@@ -1,6 +1,7 @@
 """By how much a figure falls under changes of a program, with the same random numbers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
@@ -28,7 +29,7 @@ def falls(
     # One program after the other, so that memory holds the steps of one.
     with progress_bar(len(programs), progress, what, "program") as advance:
         for program in programs:
-            options = {"num_samples": len(like.steps), "batches": like.batches}
+            options: dict[str, Any] = {"num_samples": len(like.steps), "batches": like.batches}
             found.append(figure_batches(figure(program, objective, key=key, like=like, **options)))
             advance(1)
     return beside(*found).through(lambda x: x[:, :1] - x[:, 1:])

@@ -13,12 +13,18 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, vector_rule_notes
+from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
 from ._batches import NUM_BATCHES, beside, whole_batches
 from ._estimate import figure, figure_batches, figure_gradient
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
+
+
+# The search takes one step in so many.
+_SEARCH = 4
+# Of the budget: what moves less has settled.
+_SETTLED = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +86,9 @@ def improve(
     - `costs`: for parts named as in `sensitivity` (`gemm`, `rank`, `stalls of gemm`, `stage 3`),
         the cost of taking away all of its spread, in any unit of money.
     - `budget`: in the same unit.
-    - `num_samples`: how many steps for each figure.
+    - `num_samples`: how many steps for each figure. The search takes a quarter of them.
     - `key`: a `jax.random` key.
-    - `num_iterations`: steps of the descent.
+    - `num_iterations`: steps of the descent, at most: it ends where the shares settle.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
@@ -106,7 +112,10 @@ def improve(
     if num_iterations < 1:
         raise ValueError(f"`num_iterations={num_iterations}` must be at least 1.")
     check_steps(objective, num_samples, NUM_BATCHES)
+    count = whole_batches(num_samples)
     of_search, of_report = jax.random.split(key)
+    search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
+    search["like"] = composed_steps(turn(program, ones), **search)
 
     def improved(removed):
         return scaled(ones, dict(zip(costs, 1 - removed, strict=True)))
@@ -114,7 +123,7 @@ def improve(
     def value_and_gradient(removed):
         knobs = improved(removed)
         changed = turn(program, knobs)
-        value, composed, how = figure(changed, objective, num_samples=num_samples, key=of_search)
+        value, composed, how = figure(changed, objective, **search)
         check_reached(objective, value)
         gradient = through_knobs(program, knobs, figure_gradient(composed, how))
         advance(1)
@@ -123,7 +132,7 @@ def improve(
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
     changed = turn(program, improved(removed))
-    options: dict[str, Any] = {"num_samples": whole_batches(num_samples), "key": of_report}
+    options: dict[str, Any] = {"num_samples": count, "key": of_report}
     options |= {"batches": NUM_BATCHES, "progress": progress}
     was = figure(turn(program, ones), objective, **options)
     now = figure(changed, objective, like=was.composed, **options)
@@ -139,7 +148,7 @@ def improve(
         after=after,
         gain=gain,
         path=path,
-        num_samples=len(now.composed.steps),
+        num_samples=count,
         notes=vector_rule_notes(now.composed.run),
     )
 
@@ -169,7 +178,9 @@ def _descend(
     for _ in range(num_iterations):
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes.
             change, state = optimiser.update(jnp.asarray(gradient / scale), state)
-        spent = _affordable(spent + np.asarray(change, float), prices, budget)
+        before, spent = spent, _affordable(spent + np.asarray(change, float), prices, budget)
+        if np.abs(spent - before).max() < _SETTLED * budget:
+            break
         value, gradient = value_and_gradient(spent / prices)
         gradient = gradient / prices
         path.append(value)

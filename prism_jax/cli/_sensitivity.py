@@ -63,5 +63,7 @@ def _text(name: str, found, top: int) -> str:
         f"and stalls: {found.sum_of_gains}",
     ]
     lines += [f"Shapley value of {name}: {value}" for name, value in found.shapley.items()]
-    lines.append(f"{found.num_samples:,} steps in {found.num_batches} batches")
+    lines.append(
+        f"{found.num_samples:,} steps in {found.num_batches} batches; gains in half of them"
+    )
     return "\n".join([*lines, *found.notes])

@@ -20,7 +20,6 @@ from .._progress import progress_bar
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import (
-    TILE,
     Plan,
     by_strata,
     given_scores,
@@ -28,6 +27,7 @@ from ..replica import (
     gradients_of,
     interruptible,
     replica_ends,
+    tile_size,
     tiles,
     tiles_of,
     without_graph,
@@ -47,10 +47,6 @@ from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, step_tiles
 from ._sampling import led
 from ._weights import through_weights
-
-
-# Few replica samples go back in tiles of so many.
-_FEW = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,11 +259,8 @@ def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
         return ids, rank[some].astype(np.int32), weight, *given
 
     shared = (run.plan, draws.lead, run.key)
-    # The time goes with the lanes of a tile, filled or not.
-    size = TILE if len(needed) >= TILE else _FEW
-    for batch in tiles(
-        _replica_vjp, shared, len(needed), inputs, per_batch=tiles_of(run.plan), size=size
-    ):
+    options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed))}
+    for batch in tiles(_replica_vjp, shared, len(needed), inputs, **options):
         of_tables = batch.added_to(of_tables)
     return of_tables
 

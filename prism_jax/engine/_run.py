@@ -93,9 +93,8 @@ def step_tiles(
     def all_inputs(first, count):
         first -= first_id
         each = [stretches[k].decision.inputs(a, b - a) for k, a, b in parts(ends, first, count)]
-        latest, regimes = (
-            np.concatenate(x) if len(x) > 1 else x[0] for x in zip(*each, strict=True)
-        )
+        latest = np.concatenate([ends for ends, _ in each])
+        regimes = np.concatenate([regimes for _, regimes in each])
         padding = np.zeros((count, plan.structure.ranks - latest.shape[1]), latest.dtype)
         latest = np.concatenate([latest, padding], axis=1) if padding.size else latest
         return latest, regimes, *inputs(first, count)

@@ -11,7 +11,15 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..engine import Run, check_num_samples, prepare
 from ..program import Program
-from ..replica import Sampled, poisson_stalls, replica_ends, tiles, tiles_of, without_graph
+from ..replica import (
+    Sampled,
+    poisson_stalls,
+    replica_ends,
+    tile_size,
+    tiles,
+    tiles_of,
+    without_graph,
+)
 from ..step import SILVER, barriers, last_draws
 
 
@@ -102,7 +110,9 @@ def ready_slopes(
         some = slice(first, first + count)
         return _inputs(steps, slowest[some], noise[some], step[some])
 
-    found = _all(steps.run, _slope_tile, _shared(steps), len(noise), inputs)
+    number = len(noise)
+    options = {"size": tile_size(number)}
+    found = _all(steps.run, _slope_tile, _shared(steps), number, inputs, **options)
     return found[:, : steps.run.program.num_ranks]
 
 
@@ -117,9 +127,11 @@ def _inputs(steps: Placed, slowest, noise, step) -> tuple[np.ndarray, ...]:
     return slowest, noise.astype(np.uint32), step.astype(np.uint32), steps.regimes[step]
 
 
-def _all(run: Run, function: Callable[..., Any], shared, number: int, inputs) -> np.ndarray:
+def _all(
+    run: Run, function: Callable[..., Any], shared, number: int, inputs, **options: int
+) -> np.ndarray:
     """All that a function gives for so many samples."""
-    batches = tiles(function, shared, number, inputs, per_batch=tiles_of(run.plan))
+    batches = tiles(function, shared, number, inputs, per_batch=tiles_of(run.plan), **options)
     return np.concatenate([batch.samples() for batch in batches])
 
 

@@ -23,6 +23,7 @@ _MOST_WIDE_TILES = 128
 _SHARE_OF_MEMORY = 0.25
 # A CPU takes them one after the other, and batches of up to so many share compiled code.
 _MOST_TILES = 8
+_SMALL_TILE = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,13 @@ def tiles(
         for last in in_hand:
             yield last
             interrupt.check()
+
+
+def tile_size(num_samples: int) -> int:
+    """Of derivatives of so many samples: they take as long as there is room in a tile, filled or
+    not.
+    """
+    return TILE if num_samples >= TILE else _SMALL_TILE
 
 
 def tiles_of(plan: Plan) -> int:
