@@ -28,7 +28,8 @@ class Knobs(eqx.Module):
     - `kernel_mean`, `kernel_spread`: for each kind of kernel, on its mean latency and on the
         spread of its own noise.
     - `factor_spread`: on the spread of each shared factor: `rank`, `step`, `worker_step`,
-        `microbatch`, and `network`, where it multiplies what congestion adds.
+        `microbatch`, `network`, where it multiplies what congestion adds, and `expert_load`, where
+        it multiplies how far loads are from their mean.
     - `stall_rate`: for each kind of kernel that stalls.
     - `stage_mean`, `stage_spread`: `(stages,)`, on the latency of the ops of a (global virtual)
         stage, and on the spread of their own noise.
@@ -49,6 +50,7 @@ def neutral(program: Program) -> Knobs:
     variability = program.variability
     one = jnp.ones((), program.latencies.mean.dtype)
     shared = [name for name in (*_SHARED, "network") if getattr(variability, name) is not None]
+    shared += [] if program.loads is None else ["expert_load"]
     stages = jnp.ones((int(program.ops.stage.value.max(initial=0)) + 1,), one.dtype)
     return Knobs(
         kernel_mean=dict.fromkeys(program.latencies.kinds, one),
@@ -82,8 +84,14 @@ def turn(program: Program, knobs: Knobs) -> Program:
         kind: dataclasses.replace(stall, rate=stall.rate * knobs.stall_rate[kind])
         for kind, stall in variability.stalls.items()
     }
+    loads = program.loads
+    if loads is not None:
+        spread = loads.unevenness.spread * knobs.factor_spread["expert_load"]
+        unevenness = dataclasses.replace(loads.unevenness, spread=spread)
+        loads = dataclasses.replace(loads, unevenness=unevenness)
     return dataclasses.replace(
         program,
+        loads=loads,
         latencies=dataclasses.replace(table, mean=table.mean * factors[table.kind.value]),
         variability=dataclasses.replace(
             variability, residual=residual, network=network, stalls=stalls, **shared

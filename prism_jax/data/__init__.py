@@ -66,5 +66,9 @@ from ._software import (
     list_software as list_software,
     load_software as load_software,
 )
-from ._types import Count as Count
+from ._types import (
+    AtLeastOne as AtLeastOne,
+    Count as Count,
+    PositiveOrInfinite as PositiveOrInfinite,
+)
 from ._variations import replace_variations as replace_variations

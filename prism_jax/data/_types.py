@@ -10,6 +10,9 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=10**5)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
+# Infinity is a limit that has a meaning.
+PositiveOrInfinite: TypeAlias = Annotated[float, Meta(gt=0)]
+AtLeastOne: TypeAlias = Annotated[float, Meta(ge=1, lt=1e30)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 # What messages and tables show: short, on one line, and nothing that a terminal would act on.

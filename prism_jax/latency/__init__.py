@@ -10,7 +10,7 @@ from ._normal import Normal as Normal
 from ._outlying import Outlying as Outlying
 from ._parameters import Rule as Rule
 from ._registry import families as families, make_latency as make_latency
-from ._scores import score_of_maximum as score_of_maximum
+from ._scores import expectation as expectation, score_of_maximum as score_of_maximum
 from ._three_moment import (
     ThreeMoment as ThreeMoment,
     cube_normal as cube_normal,

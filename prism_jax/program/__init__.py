@@ -15,6 +15,12 @@ from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._compile_profile import compile_profile as compile_profile
 from ._constant_step import constant_step as constant_step
 from ._digest import digest as digest
+from ._expert_load import (
+    Fullest as Fullest,
+    Loads as Loads,
+    Unevenness as Unevenness,
+    fullest as fullest,
+)
 from ._fits import check_memory as check_memory
 from ._lay_out import (
     ALONE as ALONE,
@@ -25,6 +31,12 @@ from ._lay_out import (
     STARTS as STARTS,
 )
 from ._load_profile import load_profile as load_profile
+from ._loaded import (
+    ExpertLoads as ExpertLoads,
+    added_load as added_load,
+    at_fullest as at_fullest,
+    fuller as fuller,
+)
 from ._memory import Memory as Memory, RankMemory as RankMemory, memory as memory
 from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._program import (

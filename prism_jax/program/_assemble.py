@@ -14,6 +14,7 @@ from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
 from ._check import check_arguments, check_variability
 from ._lay_out import lay_out
+from ._loaded import expert_loads
 from ._program import Ops, Program, Rows
 from ._stalls import make_strata, stall_entries
 from ._table import LatencyTable
@@ -27,6 +28,7 @@ def assemble(
     variability: Variability | None = None,
     reduce_scatter: Sequence[Block] = (),
     tail: Block = (),
+    members: int | None = None,
     group_size: int = 1,
     num_replicas: int = 1,
     network_links: Sequence[str] = (),
@@ -42,9 +44,10 @@ def assemble(
     - `variability`: what makes latencies vary; nothing by default.
     - `reduce_scatter`: for each pipeline rank, the exposed reduction of gradients over replicas.
     - `tail`: what follows when all ranks of all replicas have met.
-    - `group_size`: members of a tensor- and context-parallel group, who wait for one another at
-        the collectives of a block.
-    - `num_replicas`: data-parallel copies of the graph.
+    - `members`: of a tensor- and context-parallel group, who wait for one another at the
+        collectives of a block, where its segment does not say how many; by default `group_size`.
+    - `group_size`: GPUs of each pipeline rank.
+    - `num_replicas`: copies of the graph that meet at the end of a step only.
     - `network_links`: the links that share the network's regime.
     - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency.
         Slow; a check of the collapse.
@@ -70,11 +73,18 @@ def assemble(
     # The class of an op has the number of its block. A stage without layers has an empty block,
     # which takes no time.
     world_size = group_size * graph.num_ranks * num_replicas
-    classes = _number((b, group_size) for b in (*different, *filter(None, reduce_scatter)))
+    members = group_size if members is None else members
+    loads = expert_loads(list(kernels), table.mean.dtype)
+    if loads is not None and resolution == "kernel":
+        raise ValueError(
+            'The loads of experts vary, which `resolution="kernel"` does not draw; leave '
+            "`load_concentration` out, or compile blocks."
+        )
+    classes = _number((b, members) for b in (*different, *filter(None, reduce_scatter)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
     laid_out, sequences = lay_out(list(classes), kernels)
-    reductions = [classes[(b, group_size)] if b else -1 for b in reduce_scatter]
+    reductions = [classes[(b, members)] if b else -1 for b in reduce_scatter]
 
     ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
     stalls = stall_entries(variability, different, block_of_op, group_size)
@@ -96,6 +106,7 @@ def assemble(
         group_size=group_size,
         world_size=world_size,
         resolution=resolution,
+        loads=loads,
     )
 
 

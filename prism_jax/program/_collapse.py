@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray
 from ._branches import Overlaps, branch_moments
+from ._expert_load import Fullest
+from ._loaded import added_load, at_fullest, fuller
 from ._segment import Group, segment_alone, segment_maxima, shape_of
 
 
@@ -51,6 +53,7 @@ class Collapse(eqx.Module):
     - `members`: `(segments,)`, how many members run each.
     - `group`: `(segments,)`, which group of GPUs they are.
     - `overlaps`: the branches; `None` where there are none, which takes no time.
+    - `loads`: `(loads, kernels)`, one where a kernel takes longer with a load; `None` for none.
     """
 
     segments: Float[Array, "segments kernels"]
@@ -59,6 +62,7 @@ class Collapse(eqx.Module):
     members: Float[Array, " segments"]
     group: Int[Array, " segments"]
     overlaps: Overlaps | None
+    loads: Float[Array, "loads kernels"] | None
 
 
 def segment_skewness(
@@ -76,6 +80,7 @@ def class_moments(
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
     groups: Group,
+    load: Fullest | None = None,
     *,
     apart: bool = False,
 ) -> tuple[
@@ -98,10 +103,13 @@ def class_moments(
     - `cumulants`: of each kernel's latency.
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
+    - `load`: the laws of the loads of their members, where `collapse` has any.
     - `apart`: whether to give the last.
     """
     unit, cumulants = _in_units(cumulants)
     serial = cumulants @ collapse.segments.T
+    if load is not None and collapse.loads is not None:
+        serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
     mine = jax.tree.map(lambda x: x[collapse.group], groups)
 
     def one(segment):
@@ -112,6 +120,9 @@ def class_moments(
     # Computed again for the derivative: kept for all rows, it would take longer to write.
     one = jax.checkpoint(one)
     slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members)), 0, 1)
+    if load is not None and collapse.loads is not None:
+        slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
+        cumulants = at_fullest(collapse.loads, cumulants, load)
     *compute, shared = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
     powers = jnp.stack([network, network**2, network**3])
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)

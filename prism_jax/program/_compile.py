@@ -119,8 +119,10 @@ def compile_program(
         variability=variability_of(kernels.variability) if variability is None else variability,
         reduce_scatter=workload.reduce_scatter,
         tail=workload.tail,
+        members=workload.members,
         group_size=workload.group_size,
-        num_replicas=layout.dp,
+        # Replicas that share experts meet in every microbatch, and are one.
+        num_replicas=layout.tp * layout.cp * layout.dp // workload.group_size,
         # The innermost link joins the devices of a node; what goes further shares the network.
         network_links=tuple(link.name for link in cluster.links[1:]),
         resolution=resolution,

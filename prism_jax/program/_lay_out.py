@@ -28,7 +28,7 @@ def lay_out(
         class_branches.append({})
         sequence: list[tuple[int, int]] = []
         for segment, repeats in block:
-            alone, beside = rows.add(segment, members)
+            alone, beside = rows.add(segment, segment.members or members)
             for contains, number in ((class_segments[c], alone), (class_branches[c], beside)):
                 if number >= 0:
                     contains[number] = contains.get(number, 0) + repeats

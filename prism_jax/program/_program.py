@@ -9,6 +9,7 @@ from ..maxplus import Levels
 from ..schedule import SEND_RECV
 from ._adjustment import Adjustment
 from ._collapse import Blocks
+from ._loaded import ExpertLoads
 from ._table import LatencyTable
 from ._variability import Variability
 
@@ -85,11 +86,12 @@ class Program(eqx.Module):
     - `stall_ops`, `stall_kinds`, `stall_counts`: which ops may stall: op, position of the kernel's
         kind in `sorted(variability.stalls)`, and calls times members.
     - `strata`: how the replica samples are divided.
-    - `num_replicas`: the data-parallel copies of the pipeline.
-    - `group_size`: members of a tensor- and context-parallel group.
+    - `num_replicas`: the copies of the pipeline that meet at the end of a step only.
+    - `group_size`: GPUs of each pipeline rank of one of them.
     - `world_size`: GPUs of the job.
     - `resolution`: `"block"`, or `"kernel"` to draw every kernel of every member.
     - `adjustment`: further factors on ops, also parameters; `None` for none.
+    - `loads`: of the members of expert-parallel groups; `None` where they are equal.
     """
 
     latencies: LatencyTable
@@ -110,6 +112,7 @@ class Program(eqx.Module):
     world_size: int = eqx.field(static=True)
     resolution: str = eqx.field(static=True)
     adjustment: Adjustment | None = None
+    loads: ExpertLoads | None = None
 
     @property
     def num_ops(self) -> int:

@@ -42,8 +42,13 @@ def _of_program(program: Program, of_parameters: Parameters) -> Program:
             spread=_cut(of_parameters.spread_factor, adjustment.spread),
             gpu=_cut(of_parameters.gpu_factor, adjustment.gpu),
         )
+    loads = whole.loads
+    if loads is not None:
+        unevenness = jax.tree.map(jnp.asarray, of_parameters.unevenness)
+        loads = dataclasses.replace(loads, unevenness=unevenness)
     return dataclasses.replace(
         whole,
+        loads=loads,
         latencies=dataclasses.replace(
             whole.latencies,
             mean=_cut(of_parameters.mean, whole.latencies.mean),

@@ -15,8 +15,10 @@ from ..program import (
     Program,
     Sets,
     Stall,
+    Unevenness,
     Variability,
     class_moments,
+    fullest,
     gpu_factors,
     kernel_cumulants,
     segment_skewness,
@@ -40,6 +42,7 @@ class Parameters(eqx.Module):
     mean: Float[Array, " kernels"]
     loading: Float[Array, " kernels"] | None
     variability: Variability
+    unevenness: Unevenness | None
     latency_factor: Float[Array, " groups"] | None
     spread_factor: Float[Array, " groups"] | None
     gpu_factor: Float[Array, " ranks"] | None
@@ -132,6 +135,7 @@ def parameters_of(program: Program) -> Parameters:
         mean=_grown(table.mean, kernels_of(program), 0),
         loading=None if table.loading is None else _grown(table.loading, kernels_of(program)),
         variability=dataclasses.replace(variability, residual=residual),
+        unevenness=program.loads and program.loads.unevenness,
         latency_factor=adjustment and _grown(adjustment.latency, number),
         spread_factor=adjustment and _grown(adjustment.spread, number),
         gpu_factor=adjustment and _grown(adjustment.gpu, ranks_of(program)),
@@ -167,8 +171,9 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
     apart = variability.worker_step is not None
+    load = classes.loads and fullest(classes.loads, parameters.unevenness)
     moments, shared, communication = class_moments(
-        classes.collapse, cumulants, network, groups, apart=apart
+        classes.collapse, cumulants, network, groups, load, apart=apart
     )
     return Tables(
         moments=moments,

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from ..latency import log_sigma
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
-from ..program import KINDS, Collapse, Overlaps, Program, Sets
+from ..program import KINDS, Collapse, Loads, Overlaps, Program, Sets
 from ._sequences import Sequences, sequences_of
 from ._strata import Strata, strata_of
 
@@ -34,6 +34,7 @@ class Classes(eqx.Module):
     - `kind`, `on_network`: of each kernel; kinds are numbered as in `all_kinds`.
     - `collapse`: what the classes are made of.
     - `members`: how many GPUs the group of a rank has, and how many there are in all.
+    - `loads`: of members of expert-parallel groups; `None` where they are equal.
     - `stall_kind`, `stall_calls`: of each entry of `Stalls`.
     - `most_stalls`: of the stratum that has the most.
     - `tables`: whether some op needs the table of a law.
@@ -47,6 +48,7 @@ class Classes(eqx.Module):
     on_network: Bool[Array, " kernels"]
     collapse: Collapse
     members: Float[Array, "2"]
+    loads: Loads | None
     stall_kind: Int[Array, " stalls"] | None
     stall_calls: Float[Array, " stalls"] | None
     most_stalls: Int[Array, ""]
@@ -185,6 +187,7 @@ def _classes(program: Program) -> Classes:
         on_network=_padded(table.on_network.value, kernels_of(program), False),
         collapse=_collapse(program),
         members=jnp.asarray([program.group_size, program.world_size], dtype),
+        loads=program.loads and program.loads.laws(dtype),
         stall_kind=_padded(kind, room, int(kind[-1])) if stalls else None,
         stall_calls=_padded(calls, room) if stalls else None,
         most_stalls=jnp.asarray(most, jnp.int32),
@@ -236,8 +239,9 @@ def _collapse(program: Program) -> Collapse:
         ),
         members=_padded(members.astype(dtype), num_segments),
         # A group as large as the world is the world.
-        group=_padded((members != program.group_size).astype(np.int32), num_segments),
+        group=_padded((members > program.group_size).astype(np.int32), num_segments),
         overlaps=_overlaps(program, num_segments),
+        loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
     )
 
 

@@ -3,6 +3,7 @@ from ._block import (
     Block as Block,
     Branches as Branches,
     Kernel as Kernel,
+    Load as Load,
     Row as Row,
     Segment as Segment,
     Workload as Workload,

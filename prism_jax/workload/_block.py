@@ -3,6 +3,27 @@
 import msgspec
 
 
+class Load(msgspec.Struct, frozen=True):
+    """How unevenly the ranks of an expert-parallel group are loaded. See `program.Loads`.
+
+    **Attributes:**
+
+    - `concentration`: of the popularity of experts.
+    - `members`: parts that the experts are dealt to.
+    - `counts`: tokens of a microbatch of all of them, once for each expert that a token goes to.
+    - `experts`: of a member.
+    - `split`: ranks that share a member's experts.
+    - `capacity`: the most tokens that an expert takes, over the mean; infinite for any number.
+    """
+
+    concentration: float
+    members: int
+    counts: int
+    experts: int
+    split: int
+    capacity: float
+
+
 class Kernel(msgspec.Struct, frozen=True):
     """A GPU kernel or collective at one size; the key of a latency table.
 
@@ -13,12 +34,15 @@ class Kernel(msgspec.Struct, frozen=True):
     - `size`: the rest of its name: dtype and shape, or bytes, group and link.
     - `mean`: its mean latency, in seconds.
     - `link`: the name of the cluster's link that a collective uses; `None` for compute.
+    - `load`: what it takes longer by on each member: in proportion to the member's load, and a
+        collective to that of the fullest; `None` for equal loads.
     """
 
     kind: str
     size: str
     mean: float
     link: str | None = None
+    load: Load | None = None
 
 
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.
@@ -74,11 +98,13 @@ class Segment(msgspec.Struct, frozen=True):
     - `collective`: what closes the segment: it starts when the slowest member arrives. `None` where
         nobody waits within the group.
     - `branches`: what then runs side by side, before the closing collective; `None` for nothing.
+    - `members`: how many ranks wait there; `None`: those of a tensor- and context-parallel group.
     """
 
     kernels: Row
     collective: Kernel | None = None
     branches: Branches | None = None
+    members: int | None = None
 
 
 Block = tuple[tuple[Segment, int], ...]  # Each segment with how often it occurs.
@@ -96,7 +122,9 @@ class Workload(msgspec.Struct, frozen=True):
         replicas that nothing hides; an empty block where there is none.
     - `tail`: grad-norm, optimizer and the parameters' all-gather that nothing hides, after all
         pipeline ranks of all replicas have met.
-    - `group_size`: ranks of a tensor- and context-parallel group, the members of a segment.
+    - `members`: ranks of a tensor- and context-parallel group, the members of a segment.
+    - `group_size`: ranks of a stage that meet in every microbatch: those, and all that share
+        experts with them.
     """
 
     forward: tuple[Block, ...]
@@ -106,4 +134,5 @@ class Workload(msgspec.Struct, frozen=True):
     send_recv: dict[tuple[int, int], Kernel]
     reduce_scatter: tuple[Block, ...]
     tail: Block
+    members: int
     group_size: int

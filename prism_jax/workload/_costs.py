@@ -102,6 +102,13 @@ class Costs(msgspec.Struct, frozen=True):
     def edp(self) -> Group:
         return edp_group(self.layout)
 
+    @property
+    def expert_ranks(self) -> int | None:
+        """Ranks that share the experts of a layer, and so meet in every microbatch; `None` where
+        each has all of them.
+        """
+        return self.layout.ep * self.layout.expert_tp if self.layout.ep > 1 else None
+
     def norm(self, passes: int = 2) -> Kernel:
         """A norm of the hidden states: forward it reads and writes, backward it reads two."""
         return self.move("norm", 2 * passes * self.norm_tokens * self.model.hidden_size)

@@ -1,6 +1,7 @@
 """From a job to the kernels of its step."""
 
 import functools as ft
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -58,7 +59,8 @@ def lower(
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reduce_scatter=reduce_scatters(costs, stages, backward),
         tail=tail(costs, stages, forward),
-        group_size=layout.tp * layout.cp,
+        members=layout.tp * layout.cp,
+        group_size=math.lcm(layout.tp * layout.cp, costs.expert_ranks or 1),
     )
 
 

@@ -7,10 +7,13 @@ from ._block import Block, Branches, Kernel, Row, Segment
 
 
 def segment(
-    kernels: Iterable[Kernel], collective: Kernel | None = None, branches: Branches | None = None
+    kernels: Iterable[Kernel],
+    collective: Kernel | None = None,
+    branches: Branches | None = None,
+    members: int | None = None,
 ) -> Segment:
     """A segment of these kernels, each counted once."""
-    return Segment(row(kernels), collective, branches)
+    return Segment(row(kernels), collective, branches, members)
 
 
 def row(kernels: Iterable[Kernel]) -> Row:
@@ -21,7 +24,7 @@ def row(kernels: Iterable[Kernel]) -> Row:
 def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
     """A block of lists of segments, each with how often it occurs.
 
-    Segments without a collective have nobody to wait for, so they become one.
+    Segments without a collective where nobody is said to wait become one.
     """
     counts: Counter[Segment] = Counter()
     loose: Counter[Kernel] = Counter()
@@ -29,7 +32,7 @@ def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
         for one in segments:
             if times == 0 or not (one.kernels or one.collective or one.branches):
                 continue
-            if one.collective is None and one.branches is None:
+            if one.collective is None and one.branches is None and one.members is None:
                 for kernel, count in one.kernels:
                     loose[kernel] += count * times
             else:

@@ -1,7 +1,10 @@
 import dataclasses
+import math
 
-from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Segment
+import msgspec
+
+from ...data import AtLeastOne, Count, Layout, Model, PositiveOrInfinite, Training
+from .._block import Kernel, Load, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
 from ._around import cast, cast_gradient, gradients
@@ -12,11 +15,12 @@ from ._mlp import MLP, Activation, gate_factor
 @dataclasses.dataclass(frozen=True)
 class MoE(AbstractModule):
     """A mixture of experts: each token goes to its best few of many MLPs, which are dealt to the
-    ranks of the expert-parallel group, and to the shared ones. All experts get equally many tokens.
+    ranks of the expert-parallel group, and to the shared ones.
 
     A rank routes the tokens that sequence parallelism left it and sends them to the ranks of their
     experts (all_to_all), which multiply them group by group and send them back. Where experts are
-    split (`layout.etp`), each group gathers its tokens first and scatters the sums.
+    split (`layout.etp`), each group gathers its tokens first and scatters the sums. What experts
+    do takes as long as their rank has tokens, and the exchanges as the fullest rank has.
 
     **Attributes:**
 
@@ -27,6 +31,12 @@ class MoE(AbstractModule):
     - `shared_ffn_size`: the width of all these together; by default as of so many experts.
     - `shared_gate`: whether what these make is scaled by a gate of its own.
     - `activation`: as of `MLP`.
+    - `load_concentration`: of the popularity of experts, which is Dirichlet with this sum of
+        parameters, all equal: that of one expert varies by `sqrt((num_experts - 1) / (1 + this))`
+        of its mean. Infinite: experts are equally popular, and only counts of tokens vary; `None`:
+        all experts get equally many.
+    - `capacity_factor`: the most tokens an expert takes of a microbatch over its mean, at least 1;
+        others are dropped. Where the load varies.
     """
 
     kind = "moe"
@@ -38,6 +48,8 @@ class MoE(AbstractModule):
     shared_ffn_size: Count | None = None
     shared_gate: bool = False
     activation: Activation = "swiglu"
+    load_concentration: PositiveOrInfinite | None = None
+    capacity_factor: AtLeastOne | None = None
 
     @property
     def shared(self) -> tuple[MLP, ...]:
@@ -60,6 +72,11 @@ class MoE(AbstractModule):
             raise ValueError(
                 f"`layout.etp` = {layout.expert_tp} does not divide `expert_ffn_size` = "
                 f"{self.expert_ffn_size}; use a divisor."
+            )
+        if self.capacity_factor is not None and self.load_concentration is None:
+            raise ValueError(
+                f"`capacity_factor` = {self.capacity_factor} cuts loads that vary, but all experts "
+                "get equally many tokens; give `load_concentration`, too."
             )
         for mlp in self.shared:
             mlp.check(model, layout, training)
@@ -120,7 +137,9 @@ class MoE(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
-        return [segment([linear.wgrad for linear in self._linears(costs)]), *shared]
+        router, *experts = [linear.wgrad for linear in self._linears(costs)]
+        loaded = segment(_with_load(experts, self._load(costs)), members=costs.expert_ranks)
+        return [segment([router]), loaded, *shared]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         routed, ffn, width = self._shape(costs)
@@ -158,19 +177,39 @@ class MoE(AbstractModule):
         )
 
     def _exchange(self, costs: Costs, first: list[Kernel], experts: list[Kernel]) -> list[Segment]:
-        """To the experts, through them and back."""
+        """To the experts, through them and back; all who have experts wait for the slowest."""
+        ranks, load = costs.expert_ranks, self._load(costs)
         num_bytes = 2 * self.top_k * costs.norm_tokens * costs.model.hidden_size
         send = costs.collective("all_to_all", num_bytes, costs.ep) if costs.ep.size > 1 else None
         sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
+
+        def closed(kernels: list[Kernel], by: Kernel | None) -> Segment:
+            return segment(_with_load(kernels, load), _with_load([by], load)[0], members=ranks)
+
+        out = segment(first, _with_load([send], load)[0], members=ranks)
         if costs.etp.size == 1:
-            return [segment(first, send), segment([*sort, *experts, *sort], send)]
+            return [out, closed([*sort, *experts, *sort], send)]
         gathered = num_bytes * costs.etp.size
         gather = costs.collective("all_gather", gathered, costs.etp)
         scatter = costs.collective("reduce_scatter", gathered, costs.etp)
-        back = [] if send is None else [segment(sort, send)]
         if send is None:
             return [segment(first, gather), segment(experts, scatter)]
-        return [segment(first, send), segment(sort, gather), segment(experts, scatter), *back]
+        return [out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
+
+    def _load(self, costs: Costs) -> Load | None:
+        """The law of the load of a rank; `None` where all have the same."""
+        layout = costs.layout
+        if self.load_concentration is None or layout.ep == 1:
+            return None
+        routed, *_ = self._shape(costs)
+        return Load(
+            concentration=self.load_concentration,
+            members=layout.ep,
+            counts=routed * layout.ep,
+            experts=self.num_experts // layout.ep,
+            split=layout.expert_tp,
+            capacity=math.inf if self.capacity_factor is None else self.capacity_factor,
+        )
 
     def _permute(self, costs: Costs) -> Kernel:
         """Reads the tokens of a rank once and writes them `top_k` times, or the other way round."""
@@ -180,3 +219,13 @@ class MoE(AbstractModule):
     def _choose(self, costs: Costs) -> Kernel:
         """The softmax and the best of it, in float32: three passes."""
         return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)
+
+
+def _with_load(kernels: list, load: Load | None) -> list:
+    """The kernels, if there are any, that take as long as a rank has tokens."""
+    if load is None:
+        return kernels
+    return [
+        kernel and msgspec.structs.replace(kernel, size=f"{kernel.size} by load", load=load)
+        for kernel in kernels
+    ]

@@ -47,8 +47,9 @@ def make_module(model: Model, name: str) -> AbstractModule:
         return msgspec.convert(given, known[kind])
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        missing = message.removeprefix("Object missing required field `").rstrip("`")
+        missing = message.removeprefix("Object missing required field `")
         if missing != message:
+            missing = missing.rstrip("`")
             raise ValueError(
                 f"the key `model.{missing}` is missing, which the module `{quoted(name)}` needs; "
                 "add it."

@@ -1,0 +1,171 @@
+r"""How full the fullest member of an expert-parallel group is.
+
+The popularities of the experts are $p \sim \mathrm{Dirichlet}(c\, p_0)$ with even $p_0$; a
+microbatch sends $N$ tokens, each counted once for every expert that it goes to, by a multinomial
+law. A member of $n$ holds an even share of the experts, so the counts of members are multinomial
+with popularities of $\mathrm{Dirichlet}(c / n, \dots, c / n)$. The load of a member is its count
+over the mean, $N / n$.
+
+Loads are replaced by $1 + \beta (n q - 1)$ with $q \sim \mathrm{Dirichlet}(c' / n, \dots)$, whose
+sum is right, and whose $c'$ and $\beta$ are those of the variance and the skewness of a count:
+exact without the noise of the multinomial law, and three moments of it where it is all there is.
+The shares $q$ are $g_i / S$ with independent gamma variates $g_i$ and their sum $S$, of which they
+are independent (Basu, 1955), so that
+
+$$E[\max_i g_i^k] = E[S^k]\, E[\max_i q_i^k],$$
+
+and the left side is an integral over one variable.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..latency import Gamma, cube_normal, expectation, score_of_maximum
+
+
+# The cube of a normal variate is no good stand-in for a gamma law of a smaller shape.
+_LEAST_SHAPE = 0.5
+
+Moments = Float[Array, "3 loads"]  # Mean, variance and third central moment.
+
+
+class Unevenness(eqx.Module):
+    """The parameters of laws of loads, one entry for each.
+
+    **Attributes:**
+
+    - `concentration`: $c$, positive; infinite where all experts are equally popular.
+    - `spread`: a factor on how far loads are from one.
+    """
+
+    concentration: Float[Array, " loads"]
+    spread: Float[Array, " loads"]
+
+
+class Loads(eqx.Module):
+    """Laws of the loads of expert-parallel groups, apart from their parameters; one entry for each.
+
+    **Attributes:**
+
+    - `members`: $n$, at least 2.
+    - `counts`: $N$, of a microbatch.
+    - `experts`: of a member.
+    - `split`: ranks that share a member's experts and its load.
+    - `capacity`: the most tokens that an expert takes, over the mean, at least 1; what comes beyond
+        is dropped. `None` where none is.
+    """
+
+    members: Float[Array, " loads"]
+    counts: Float[Array, " loads"]
+    experts: Float[Array, " loads"]
+    split: Float[Array, " loads"]
+    capacity: Float[Array, " loads"] | None
+
+
+class Fullest(eqx.Module):
+    """The fullest member of each group, and independent ranks that stand for its ranks.
+
+    **Attributes:**
+
+    - `load`: of the fullest.
+    - `member`: of one of as many independent ranks, by the law of `ThreeMoment`.
+    - `correction`: `load` less the same of the fullest of these independent ranks.
+    """
+
+    load: Moments
+    member: Moments
+    correction: Moments
+
+
+def fullest(loads: Loads, unevenness: Unevenness) -> Fullest:
+    """Moments of the load of the fullest member, whose mean over members is one unless some is
+    dropped. Differentiable in the concentration, the spread and the capacity.
+
+    Without a capacity as exact as the module's docstring says. A capacity cuts the fullest, whose
+    law is taken to be that of `ThreeMoment`; where a member has several experts, each of which is
+    cut, it changes the fullest by as much as that of independent members: within 2 % of the mean.
+    """
+    concentration, stretch = _matched(loads.counts, unevenness.concentration)
+    ranks = loads.members * loads.split
+    shape = jnp.maximum(concentration / loads.members, _LEAST_SHAPE)
+    ones = jnp.ones_like(shape)
+    load = _fullest_uncut(concentration, stretch, loads.members)
+    member = jnp.stack([ones, stretch**2 / shape, 2 * stretch**3 / shape**2])
+    if loads.capacity is not None:
+        cut = _member(shape / loads.experts, stretch, loads.experts, loads.capacity)
+        several = load + _independent(cut, loads.members) - _independent(member, loads.members)
+        load = jnp.where(loads.experts > 1, several, _cut(load, loads.capacity))
+        member = cut
+    factor = unevenness.spread
+    powers = jnp.stack([factor, factor**2, factor**3])
+
+    def spread(moments: Moments) -> Moments:
+        return (moments.at[0].add(-1) * powers).at[0].add(1)
+
+    correction = (load - _independent(member, ranks)) * powers
+    return Fullest(spread(load), spread(member), correction)
+
+
+def _matched(number, concentration) -> tuple[Float[Array, " loads"], Float[Array, " loads"]]:
+    r"""$c'$ and $\beta$. For any member the variance and the third central moment of its share are
+    those of one that has all or nothing, multiplied by numbers that do not depend on who it is.
+    """
+    spread = 1 / concentration
+    variance = (number * spread + 1) / (number * (spread + 1))
+    third = (1 + 2 * number * spread) * variance / (number * (1 + 2 * spread))
+    half = third / (2 * variance**1.5)  # sqrt(c' + 1) / (c' + 2)
+    root = (1 + jnp.sqrt(1 - 4 * half**2)) / (2 * half)
+    return root**2 - 1, jnp.sqrt(variance) * root
+
+
+def _fullest_uncut(concentration, stretch, members) -> Moments:
+    cv = jnp.sqrt(members / concentration)
+    mean, variance, third = _moments(
+        lambda z: Gamma(1.0, cv).from_normal(score_of_maximum(z, members)) - 1, cv
+    )
+    middle, e = 1 + mean, 1 / concentration
+    # Divided by the moments of the sum, whose mean is one: 1 + e, and (1 + e) (1 + 2 e).
+    of_share = [
+        mean,
+        (variance - middle**2 * e) / (1 + e),
+        (third - 6 * middle * e * variance + 4 * middle**3 * e**2) / (1 + e) / (1 + 2 * e),
+    ]
+    powers = jnp.stack([stretch, stretch**2, stretch**3])
+    return (jnp.stack(of_share) * powers).at[0].add(1)
+
+
+def _member(shape, stretch, experts, capacity) -> Moments:
+    """The mean over independent experts, each of whose loads is cut."""
+    law = Gamma(1.0, 1 / jnp.sqrt(shape))
+    mean, variance, third = _moments(
+        lambda z: jnp.minimum(stretch * (law.from_normal(z) - 1), capacity - 1), shape
+    )
+    return jnp.stack([1 + mean, variance / experts, third / experts**2])
+
+
+def _independent(member: Moments, members) -> Moments:
+    """The fullest of independent members."""
+    std = jnp.sqrt(member[1])
+    skewness = member[2] / std**3
+    mean, *rest = _moments(lambda z: std * cube_normal(score_of_maximum(z, members), skewness), std)
+    return jnp.stack([member[0] + mean, *rest])
+
+
+def _cut(load: Moments, most) -> Moments:
+    """Of what is cut at `most`."""
+    std = jnp.sqrt(load[1])
+    skewness, room = load[2] / std**3, most - load[0]
+    mean, *rest = _moments(lambda z: jnp.minimum(std * cube_normal(z, skewness), room), std)
+    return jnp.stack([load[0] + mean, *rest])
+
+
+def _moments(at_score, like) -> list[Float[Array, " loads"]]:
+    """Mean, variance and third central moment of a function of a standard normal score."""
+
+    def powers(z):
+        x = at_score(jnp.broadcast_to(z, like.shape))
+        return jnp.stack([x, x**2, x**3])
+
+    mean, second, third = expectation(powers, like.dtype)
+    return [mean, second - mean**2, third - 3 * mean * second + 2 * mean**3]

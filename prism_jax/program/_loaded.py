@@ -1,0 +1,131 @@
+"""Where the loads of expert-parallel groups enter the collapse.
+
+What a member runs in a segment is `X + l Y` with its load `l`; the segment waits for the slowest of
+members of that law times their GPUs' factors. The members are those of `Fullest`, independent and
+of three moments, as all that `segment_maxima` takes; what that leaves out of the fullest of members
+who share a fixed number of tokens is added at the pace of the mean GPU: it is large where one
+member has most tokens, and that one may be on any GPU.
+
+A member's load is drawn anew for each microbatch, layer and step: the popularity of experts does
+not stay.
+"""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._misc import FrozenArray
+from ..workload import Kernel
+from ._expert_load import Fullest, Loads, Unevenness
+
+
+class ExpertLoads(eqx.Module):
+    """The loads of a program's expert-parallel groups, and what takes longer with them.
+
+    **Attributes:**
+
+    - `unevenness`: the parameters of each.
+    - `members`, `counts`, `experts`, `split`, `capacity`: as of `Loads`. Static.
+    - `kernels`: `(loads, kernels)`, whether a kernel takes longer with a load. Static.
+    """
+
+    unevenness: Unevenness
+    members: FrozenArray = eqx.field(static=True)
+    counts: FrozenArray = eqx.field(static=True)
+    experts: FrozenArray = eqx.field(static=True)
+    split: FrozenArray = eqx.field(static=True)
+    capacity: FrozenArray = eqx.field(static=True)
+    kernels: FrozenArray = eqx.field(static=True)
+
+    def laws(self, dtype) -> Loads:
+        """What the laws are apart from their parameters, as arrays."""
+        names = ("members", "counts", "experts", "split", "capacity")
+        columns = {name: jnp.asarray(getattr(self, name).value, dtype) for name in names}
+        if np.all(np.isinf(self.capacity.value)):
+            columns["capacity"] = None
+        return Loads(**columns)
+
+    def of_kernels(self, number: int, dtype) -> Float[Array, "loads kernels"]:
+        """One where a kernel takes longer with a load, with room for so many kernels."""
+        kernels = self.kernels.value
+        return jnp.asarray(np.pad(kernels, ((0, 0), (0, number - kernels.shape[1]))), dtype)
+
+
+def expert_loads(kernels: Sequence[Kernel], dtype) -> ExpertLoads | None:
+    """The loads of a program's kernels; `None` where all have equal loads."""
+    loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
+    if not loads:
+        return None
+    names = ("members", "counts", "experts", "split", "capacity")
+    static = {name: FrozenArray(np.array([getattr(one, name) for one in loads])) for name in names}
+    return ExpertLoads(
+        unevenness=Unevenness(
+            jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
+        ),
+        kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
+        **static,
+    )
+
+
+def added_load(
+    loads: Float[Array, "loads kernels"],
+    cumulants: Float[Array, "3 kernels"],
+    segments: Float[Array, "segments kernels"],
+    load: Fullest,
+) -> Float[Array, "3 segments"]:
+    """What the loads of members add to the cumulants of what each of them runs."""
+    mean, variance = _loaded(loads, cumulants[:2], segments)
+    middle, spread, skewed = load.member[:, :, None]
+    return jnp.stack(
+        [
+            jnp.sum(mean * (middle - 1), axis=0),
+            jnp.sum(mean**2 * spread + variance * (spread + middle**2 - 1), axis=0),
+            jnp.sum(mean**3 * skewed, axis=0),
+        ]
+    )
+
+
+def fuller(
+    slowest: Float[Array, "4 segments nodes"],
+    loads: Float[Array, "loads kernels"],
+    cumulants: Float[Array, "3 kernels"],
+    segments: Float[Array, "segments kernels"],
+    load: Fullest,
+) -> Float[Array, "4 segments nodes"]:
+    """The slowest of independent members, with what the fullest of the true ones differs by.
+
+    **Arguments:**
+
+    - `slowest`: what `segment_maxima` gives for each segment.
+    - `loads`, `cumulants`, `segments`, `load`: as of `added_load`.
+    """
+    (mean,) = _loaded(loads, cumulants[:1], segments)
+    powers = jnp.stack([mean, mean**2, mean**3])
+    more = jnp.sum(powers * load.correction[:, :, None], axis=1)[:, :, None]
+    first, variance, third = slowest[:3] + more
+    # What the other GPUs share is no more than what is left.
+    return jnp.stack([first, jnp.maximum(variance, 0), third, slowest[3]])
+
+
+def at_fullest(
+    loads: Float[Array, "loads kernels"], cumulants: Float[Array, "3 kernels"], load: Fullest
+) -> Float[Array, "3 kernels"]:
+    """The cumulants of each kernel at the load of the fullest member: of collectives."""
+    none = (1 - jnp.sum(loads, axis=0))[None]
+    middle, spread, skewed = load.load @ loads + none * jnp.asarray([[1], [0], [0]], none.dtype)
+    mean, variance, third = cumulants
+    return jnp.stack(
+        [
+            mean * middle,
+            variance * (middle**2 + spread) + mean**2 * spread,
+            third * middle**3 + mean**3 * skewed,
+        ]
+    )
+
+
+def _loaded(loads, cumulants, segments) -> Float[Array, "orders loads segments"]:
+    """The cumulants of what of each segment takes longer with each load."""
+    return jnp.einsum("lk,jk,sk->jls", loads, cumulants, segments)

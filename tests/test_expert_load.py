@@ -1,0 +1,220 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.program import (
+    Loads,
+    Unevenness,
+    added_load,
+    at_fullest,
+    fuller,
+    fullest,
+    gpu_factors,
+    segment_maxima,
+)
+
+from .helpers import lognormal
+
+
+# Concentration, members, tokens that are sent.
+_CASES = [
+    (c, n, tokens)
+    for c in (0.1, 1.0, 10.0, 100.0, 1000.0, np.inf)
+    for n, tokens in ((2, 8192), (8, 65536), (8, 400), (64, 131072))
+]
+_fullest = jax.jit(fullest)
+
+
+def _loads(cases, experts=1, capacity=None, spread=1.0):
+    concentration, members, counts = (jnp.asarray(x, float) for x in zip(*cases, strict=True))
+    alike = jnp.ones_like(members)
+    capacity = None if capacity is None else jnp.asarray(capacity, float)
+    loads = Loads(members, counts, experts * alike, alike, capacity)
+    return loads, Unevenness(concentration, spread * alike)
+
+
+def _drawn(rng, samples, concentration, members, counts, experts=1, capacity=np.inf):
+    """The loads of all members, by counting tokens."""
+    number = members * experts
+    popular = np.full((samples, number), 1 / number)
+    if np.isfinite(concentration):
+        popular = rng.gamma(concentration / number, size=(samples, number))
+        popular /= popular.sum(axis=1, keepdims=True)
+    loads = rng.multinomial(counts, popular) * number / counts
+    return np.minimum(loads, capacity).reshape(samples, members, experts).mean(axis=2)
+
+
+def test_the_fullest_member_is_that_of_counted_tokens():
+    rng, samples = np.random.default_rng(0), 20_000
+    found = np.asarray(_fullest(*_loads(_CASES)).load)
+    for case, moments in zip(_CASES, found.T, strict=True):
+        drawn = _drawn(rng, samples, *case).max(axis=1)
+        apart = drawn - moments[0]
+        for power, moment in enumerate([0.0, *moments[1:]], 1):
+            noise = np.std(apart**power) / np.sqrt(samples)
+            assert abs(np.mean(apart**power) - moment) < 4.5 * noise, (case, power)
+
+
+def test_the_mean_of_the_fullest_has_its_derivative():
+    """Where all are equally popular, only the noise of counts is left, and nothing to gain."""
+
+    loads, uneven = _loads([(1.0, 8, 65536)] * 5)
+
+    def mean(concentration):
+        return jnp.sum(fullest(loads, Unevenness(concentration, uneven.spread)).load[0])
+
+    value = jax.jit(jax.value_and_grad(mean))
+    at = np.array([0.1, 3.0, 50.0, 1e4, np.inf])
+    slopes = np.asarray(value(jnp.asarray(at))[1])
+    assert slopes[-1] == 0
+    for i, slope in enumerate(slopes[:-1]):
+        step = np.where(np.arange(5) == i, 1e-4 * at[i], 0)
+        up, down = (float(value(jnp.asarray(at + sign * step))[0]) for sign in (1, -1))
+        assert slope == pytest.approx((up - down) / (2e-4 * at[i]), rel=1e-4)
+
+
+@pytest.mark.parametrize(("experts", "error"), [(1, 0.002), (4, 0.02)])
+def test_what_is_dropped_is_cut(experts, error):
+    cases = [(10.0, 8, 65536), (100.0, 8, 65536), (1000.0, 8, 65536), (1000.0, 64, 262144)]
+    capacity = [1.5, 1.25, 1.25, 1.25]
+    found = np.asarray(_fullest(*_loads(cases, experts, capacity)).load[0])
+    free = np.asarray(_fullest(*_loads(cases, experts, [1e9] * 4)).load[0])
+    rng = np.random.default_rng(1)
+    for case, most, mean, uncut in zip(cases, capacity, found, free, strict=True):
+        drawn = _drawn(rng, 10_000, *case, experts, most).max(axis=1)
+        assert mean == pytest.approx(np.mean(drawn), rel=error)
+        assert mean < uncut - 1e-3 or case[0] == 1000.0
+
+
+def test_members_wait_for_the_slowest_of_load_times_gpu():
+    """A member runs 0.4 whatever its load is and 0.6 in proportion to it, on a GPU of its own."""
+    rng, samples, sigma, noise = np.random.default_rng(2), 40_000, 0.02, 0.01
+    cases = {number: case for number, case in enumerate(_CASES) if case[2] == 65536}
+    counts = jnp.asarray([[1.0, 1.0]])
+    cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
+    loaded = jnp.asarray([[0.0, 1.0]])
+    groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([8.0]), jnp.zeros(1))
+    group = jax.tree.map(lambda x: x[0], groups)
+
+    @jax.jit
+    def slowest(load):
+        serial = cumulants @ counts.T + added_load(loaded, cumulants, counts, load)
+        moments = segment_maxima(*serial[:, 0], group, jnp.asarray(8.0))[:, None]
+        return fuller(moments, loaded, cumulants, counts, load)[:, 0]
+
+    found = _fullest(*_loads(_CASES))
+    gpus = np.exp(sigma * rng.standard_normal((samples, 8)) - sigma**2 / 2)
+    for number, case in cases.items():
+        load = jax.tree.map(lambda x, i=number: x[:, i : i + 1], found)
+        runs = 1 + noise * rng.standard_normal((2, samples, 8))
+        drawn = _drawn(rng, samples, *case)
+        ends = (gpus * (0.4 * runs[0] + 0.6 * drawn * runs[1])).max(axis=1)
+        mean, variance, _, shared = (
+            np.interp(gpus.max(axis=1), group.slowest, row) for row in np.asarray(slowest(load))
+        )
+        error = np.std(ends) / np.sqrt(samples)
+        assert abs(np.mean(ends) - np.mean(mean)) < 4 * error + 5e-4 * np.mean(ends), case
+        std = np.sqrt(np.mean(variance + shared**2) + np.var(mean))
+        assert std == pytest.approx(np.std(ends), rel=0.02 if case[0] > 0.5 else 0.05), case
+
+
+def test_without_spread_loads_are_equal():
+    found = _fullest(*_loads(_CASES))
+    equal = _fullest(*_loads(_CASES, spread=0.0))
+    cumulants = jnp.asarray([[2.0, 3.0], [0.1, 0.2], [0.01, 0.02]])
+    loaded = jnp.zeros((len(_CASES), 2)).at[0, 1].set(1)
+    assert np.array_equal(at_fullest(loaded, cumulants, equal), cumulants)
+    added = added_load(loaded, cumulants, jnp.ones((1, 2)), equal)
+    assert np.abs(added).max() == 0
+    assert np.asarray(at_fullest(loaded, cumulants, found))[0, 1] == pytest.approx(
+        3 * float(found.load[0, 0])
+    )
+
+
+_SMALL = """
+kind = "job"
+cluster = "dgx-h100"
+num_nodes = 4
+name = "experts"
+[layout]
+tp = 2
+dp = 16
+ep = 8
+etp = 1
+[schedule]
+kind = "1f1b"
+num_microbatches = 2
+[model]
+hidden_size = 1024
+vocab_size = 32000
+num_heads = 16
+activation = "swiglu"
+bias = false
+[[model.layers]]
+modules = ["attention", "moe"]
+repeat = 2
+[model.modules.moe]
+num_experts = 8
+top_k = 2
+expert_ffn_size = 2048
+[training]
+microbatch_size = 1
+sequence_length = 4096
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.modules.moe.load_concentration=0", ["load_concentration", "> 0"]),
+        ("model.modules.moe.load_concentration=-3", ["load_concentration", "> 0"]),
+        ("model.modules.moe.load_concentration=nan", ["load_concentration"]),
+        ("model.modules.moe.load_concentration=even", ["load_concentration", "got `str`"]),
+        ("model.modules.moe.capacity_factor=0.9", ["capacity_factor", ">= 1"]),
+        ("model.modules.moe.capacity_factor=1.5", ["capacity_factor", "load_concentration"]),
+        ("model.modules.moe.load_concentrations=1", ["load_concentrations", "load_concentration"]),
+        ("layout.ep=16", ["`layout.ep` = 16", "`num_experts` = 8"]),
+    ],
+)
+def test_loads_that_cannot_be(override, parts, tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text(_SMALL)
+    assert main(["simulate", str(path), "--set", override]) == 2
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1
+    assert all(part in said.err for part in parts)
+
+
+@pytest.mark.slow
+def test_a_job_with_uneven_experts_and_its_derivative(tmp_path, capsys):
+    """Slower than with equal loads, and by less the more even experts are."""
+    from prism_jax import compile_job, estimate, load_job
+    from prism_jax.analysis import Mean
+
+    path = tmp_path / "job.toml"
+    path.write_text(_SMALL)
+    means = {}
+    for value in ("50", "1000", "inf", None):
+        extra = [] if value is None else ["--set", f"model.modules.moe.load_concentration={value}"]
+        assert main(["simulate", str(path), "--json", "--samples", "16384", *extra]) == 0
+        means[value] = json.loads(capsys.readouterr().out)["step_time_s"]["mean"]
+    assert means["50"] > 1.02 * means["1000"] > 1.02 * means["inf"] > means[None]
+    job = load_job(path, overrides=["model.modules.moe.load_concentration=50"])
+    program = compile_job(job)
+
+    def mean(by):
+        loads = program.loads
+        unevenness = loads.unevenness
+        changed = dataclasses.replace(unevenness, concentration=unevenness.concentration * (1 + by))
+        moved = dataclasses.replace(loads, unevenness=changed)
+        moved = dataclasses.replace(program, loads=moved)
+        return estimate(moved, Mean(), num_samples=16384, key=jax.random.key(0))
+
+    slope = jax.grad(mean)(jnp.asarray(0.0))
+    up, down = float(mean(jnp.asarray(0.02))), float(mean(jnp.asarray(-0.02)))
+    assert float(slope) == pytest.approx((up - down) / 0.04, rel=0.01)
