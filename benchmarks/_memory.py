@@ -72,8 +72,6 @@ def _lines(rows: list[Row], refused: list[tuple[str, str]]) -> Iterator[str]:
 
 def _predicted(row: dict[str, str]) -> float:
     """The most that the allocator of the last rank holds, in bytes."""
-    if row["group"] == "bert":
-        raise ValueError("a bidirectional model, which its arguments do not say")
     arguments = json.loads(row["args"])
     raw = from_megatron(arguments, int(row["gpus"] or _least_gpus(arguments)), row["case"])
     # Of the machine nothing but its size matters here.

@@ -1,11 +1,12 @@
 """Foreign configurations: what they say is in the job, and what a job cannot say is named."""
 
 import json
+import pathlib
 
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.data import load_job
+from prism_jax.data import load_job, make_job
 from prism_jax.importers import from_megatron, import_job
 from prism_jax.importers._megatron_schedule import layers_of_layout
 from prism_jax.importers._pipeline_layout import repeated
@@ -292,7 +293,10 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
         ),
         ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
         ({"moe-expert-capacity-factor": 1.0}, ["experts that drop tokens"]),
-        ({"encoder-num-layers": 12}, ["an encoder"]),
+        (
+            {"encoder-num-layers": 12, "pipeline-model-parallel-size": 2},
+            ["first stages are an encoder"],
+        ),
         ({"bf16": False}, ["float32"]),
         ({"optimizer": "muon"}, ["`optimizer` muon"]),
         ({"vocab-size": None}, ["give `--vocab-size`"]),
@@ -358,3 +362,35 @@ def test_a_family_has_as_many_nodes_as_the_gpus_need(tmp_path):
 )
 def test_what_replicas_share(flags, zero):
     assert from_megatron(_SMALL | flags, 8, "here")["training"]["zero"] == zero
+
+
+_WORDS = {"vocab-file": "bert-large-cased-vocab.txt", "vocab-size": None}
+
+
+def test_t5_is_an_encoder_and_a_decoder_that_reads_it():
+    flags = {"encoder-num-layers": 3, "decoder-num-layers": 2, "vocab-extra-ids": 100}
+    flags |= {"encoder-seq-length": 512, "decoder-seq-length": 128, "num-layers": None}
+    raw = from_megatron(_SMALL | _WORDS | flags, 8, "here")
+    assert raw["training"]["sequence_length"] == 128
+    assert raw["model"]["vocab_size"] == 29_184  # 28,996 words and 100 more, padded.
+    job = make_job(raw | {"cluster": "dgx-h100", "num_nodes": 1}, pathlib.Path("t5"))
+    assert job.model is not None
+    h, f = 512, 2048
+    norm, bias = 2 * h, 4 * h
+    attention, mlp = 4 * h * h + bias + norm, 2 * h * f + f + h + norm
+    layers = 3 * (attention + mlp) + 2 * (2 * attention + mlp)
+    ends = 29_184 * h + job.model.max_positions * h + norm
+    assert count_parameters(job.model) == layers + ends
+
+
+def test_bert_is_known_by_its_words():
+    def model(**flags):
+        raw = from_megatron(_SMALL | _WORDS | flags, 8, "here")
+        return make_job(raw | {"cluster": "dgx-h100", "num_nodes": 1}, pathlib.Path("bert")).model
+
+    both, one = model(), model(**{"bert-no-binary-head": True})
+    assert both is not None
+    assert one is not None
+    assert both.modules is not None
+    assert both.modules["attention"]["causal"] is False
+    assert count_parameters(both) - count_parameters(one) == 512 * 513 + 2 * 512

@@ -355,3 +355,58 @@ def test_every_module_says_what_it_is():
     for kind, cls in modules().items():
         assert cls.kind == kind
         assert cls.__doc__
+
+
+def test_an_encoder_and_a_decoder_that_reads_it():
+    """Products of weights count each stream by its own tokens, and pairs of query and key are
+    those of the whole square."""
+    encoder, decoder, hidden, ffn = 512, 128, 1024, 4096
+    model = msgspec.structs.replace(
+        _SMALL,
+        num_kv_heads=8,
+        activation="gelu",
+        num_layers=5,
+        layers=(
+            Layer(("both", "mlp"), 2, sequence_length=encoder),
+            Layer(("attention", "cross", "mlp"), 3),
+        ),
+        modules={
+            "both": {"kind": "attention", "causal": False},
+            "cross": {"kind": "attention", "causal": False, "context_length": encoder},
+        },
+    )
+    options = ("training.sequence_length=128", "training.microbatch_size=1", "layout.tp=1")
+    _, work = _lowered(model, options)
+    pairs = {"8x512x512x128 all": 2, "8x128x512x128 all": 3, "8x128x128x128": 3}
+    seen = {}
+    for kernel, count in kernels_of(work.forward[0]).items():
+        if kernel.kind == "attention":
+            name = kernel.size.removeprefix("fp16 1x").removesuffix(" forward")
+            seen[name] = count
+    assert seen == pairs
+    square, mlp = hidden * hidden, 2 * hidden * ffn
+    products = 2 * encoder * (4 * square + mlp) + 3 * decoder * (4 * square + mlp)
+    products += 3 * (2 * decoder + 2 * encoder) * square + decoder * hidden * 32000
+    for blocks, times in ((work.forward, 2), (work.backward, 4)):
+        found = sum(
+            kernel_flop(kernel) * count
+            for kernel, count in kernels_of(blocks[0]).items()
+            if kernel.kind == "gemm"
+        )
+        assert found == times * products
+    split = kernels_of(work.backward_input[0]) + kernels_of(work.backward_weight[0])
+    assert sum(kernel_flop(k) * n for k, n in split.items() if k.kind == "gemm") == 4 * products
+
+
+def test_attention_to_all_keys_is_twice_as_much():
+    work = [
+        _lowered(
+            msgspec.structs.replace(_SMALL, num_layers=1, layers=(Layer(("both",)),), modules=m),
+            ("training.sequence_length=16384", "layout.tp=1"),
+        )[1]
+        for m in ({"both": {"kind": "attention", "causal": c}} for c in (True, False))
+    ]
+    half, whole = (
+        next(k.mean for k in kernels_of(one.forward[0]) if k.kind == "attention") for one in work
+    )
+    assert 1.8 < whole / half < 2.0  # Larger kernels are a little more efficient.

@@ -14,15 +14,17 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `modules`: what one of them is made of, in order: names of `Model.modules`, or of kinds.
     - `repeat`: how many there are.
+    - `sequence_length`: where it is not that of the training, as in an encoder.
     """
 
     modules: tuple[Name, ...]
     repeat: Layers = 1
+    sequence_length: Count | None = None
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A decoder-only model. In its short form, which gives no `layers`, it is a dense transformer
-    in the style of GPT or of Llama: `num_layers` of attention and MLP.
+    """A decoder, or an encoder, or one before the other. In its short form, without `layers`, it is
+    a dense transformer in the style of GPT or of Llama: `num_layers` of attention and MLP.
 
     **Attributes:**
 
@@ -40,6 +42,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     - `bias`: whether linear layers have one.
     - `tied_embeddings`: whether the head shares the embedding's matrix.
     - `dropout`: whether hidden states and attention are dropped out.
+    - `head_transforms`: dense layers of the model's width, each with an activation and a norm, that
+        the head has besides its last norm: one in BERT, two with the pooler of its second task.
     - `num_mtp_layers`: further layers, like the last one, that predict the words after the next.
     - `name`, `source`: what it is called, and where the numbers are from.
     """
@@ -60,6 +64,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     bias: bool = True
     tied_embeddings: bool = True
     dropout: bool = False
+    head_transforms: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
     num_mtp_layers: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     name: Label = ""
     source: str = ""

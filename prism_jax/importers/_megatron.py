@@ -4,6 +4,7 @@ import itertools as it
 from collections.abc import Mapping
 from typing import Any
 
+from ._megatron_encoder import encoder_and_decoder, has_encoder, is_encoder
 from ._megatron_flags import IGNORED, REFUSED
 from ._megatron_schedule import schedule_of
 from ._pipeline_layout import repeated
@@ -17,6 +18,8 @@ _WORDS = (
     ("nemotron_2_256k", 256_000),
     ("multiMixV8.gpt4o_nc_sd.500000.128k", 131_072),
     ("vocab.json", 50_257),  # GPT-2's.
+    ("bert-large-cased-vocab.txt", 28_996),
+    ("vocab.txt", 30_522),  # BERT's without capitals.
 )
 _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -45,8 +48,6 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
             read.problems.append(f"`{key}` ({REFUSED[key]})")
         elif key not in REFUSED and key not in IGNORED:
             read.problems.append(f"`{key}`, a flag that is not known here")
-    if str(read.get("vocab-file", "")).startswith(("bert", "vocab.txt")):
-        read.problems.append("a vocabulary of WordPiece (a bidirectional model)")
     if read.problems:
         raise InexpressibleError(where, read.problems)
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}
@@ -80,6 +81,9 @@ def _model(read: Reader) -> Table:
         "dropout": any(dropout),
     }
     modules: Table = {"attention": {"kind": "attention"}}
+    if is_encoder(read):
+        modules["attention"]["causal"] = False
+        model["head_transforms"] = 1 if read.flag("bert-no-binary-head") else 2
     modules["attention"]["qk_norm"] = read.flag("qk-layernorm")
     modules["attention"]["qkv_bias"] = read.flag("add-qkv-bias")
     attention = "attention"
@@ -89,6 +93,9 @@ def _model(read: Reader) -> Table:
     if "num-experts" in read:
         modules["moe"] = _moe(read, model)
     layers, mtp = _layers(read, attention)
+    if has_encoder(read):
+        layers, added = encoder_and_decoder(read)
+        modules |= added
     names = {name for layer in layers for name in layer["modules"]}
     if "mamba" in names:
         modules["mamba"] = _mamba(read, hidden)
@@ -111,7 +118,9 @@ def _vocabulary(read: Reader) -> int:
     multiple = read.count("make-vocab-size-divisible-by", 128)
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
-    known = [size for name, size in _WORDS if name in names]
+    known = [
+        size + read.count("vocab-extra-ids", 0, least=0) for name, size in _WORDS if name in names
+    ]
     padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
     if padded:
         return padded
@@ -166,7 +175,7 @@ def _layers(read: Reader, attention: str) -> tuple[list[Table], int]:
         names = [(_SYMBOLS[symbol],) for symbol in main if symbol in _SYMBOLS]
         read.get("num-layers")
     else:
-        count = read.count("num-layers")
+        count = read.count("num-layers", 1 if has_encoder(read) else None)
         names = [(attention, what) for what in _feed_forwards(read, count)]
     runs = [(list(name), len([*group])) for name, group in it.groupby(names)]
     return [{"modules": name, "repeat": count} for name, count in runs], mtp
@@ -218,7 +227,9 @@ def _training(read: Reader, model: Table) -> Table:
         in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
     training: Table = {
         "microbatch_size": read.count("micro-batch-size"),
-        "sequence_length": read.count("seq-length", model["max_positions"]),
+        "sequence_length": read.count(
+            "decoder-seq-length" if has_encoder(read) else "seq-length", model["max_positions"]
+        ),
         "dtype": "fp8" if "fp8-format" in read or "fp8" in read else half,
         "zero": _zero(read),
         "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),

@@ -71,9 +71,6 @@ _NAMES = """
 IGNORED = frozenset(_NAMES.split())
 
 REFUSED = {
-    "encoder-num-layers": "a model with an encoder",
-    "decoder-num-layers": "a model with an encoder",
-    "encoder-seq-length": "a model with an encoder",
     "patch-dim": "images",
     "img-h": "images",
     "perform-rl-step": "reinforcement learning, which also generates",
@@ -81,7 +78,6 @@ REFUSED = {
     "optimizer-cpu-offload": "an optimizer in the memory of the host",
     "cpu-offloading": "activations in the memory of the host",
     "export-kd-cfg": "a second model that teaches",
-    "bert-no-binary-head": "a bidirectional model",
     "experimental-attention-variant": "attention of another kind",
     "heterogeneous-layers-config-path": "layers that another file describes",
     "use-packed-sequence": "sequences that are packed",

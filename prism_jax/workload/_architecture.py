@@ -24,10 +24,12 @@ class Part(NamedTuple):
 
     - `modules`: in order.
     - `is_layer`: whether a norm is before each module and a residual after it.
+    - `sequence_length`: where it is another than that of the training.
     """
 
     modules: tuple[AbstractModule, ...]
     is_layer: bool = True
+    sequence_length: int | None = None
 
     def parameters(self, model: Model) -> Parameters:
         """With the norms."""
@@ -57,7 +59,8 @@ def layers_of(model: Model) -> tuple[Part, ...]:
         return (Part((make("attention"), make("mlp"))),) * model.num_layers
     found: list[Part] = []
     for layer in model.layers:
-        found += [Part(tuple(map(make, layer.modules)))] * layer.repeat
+        part = Part(tuple(map(make, layer.modules)), sequence_length=layer.sequence_length)
+        found += [part] * layer.repeat
     return tuple(found)
 
 

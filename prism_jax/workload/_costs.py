@@ -50,6 +50,13 @@ class Costs(msgspec.Struct, frozen=True):
     cluster: Cluster
     kernels: Kernels
 
+    def of_length(self, sequence_length: int | None) -> "Costs":
+        """As these, for sequences of another length, if one is given."""
+        if sequence_length is None:
+            return self
+        training = msgspec.structs.replace(self.training, sequence_length=sequence_length)
+        return msgspec.structs.replace(self, training=training)
+
     @property
     def tokens(self) -> int:
         """Tokens of a microbatch on one context-parallel rank."""
@@ -161,12 +168,16 @@ class Costs(msgspec.Struct, frozen=True):
         key_size: int,
         value_size: int,
         window: int | None,
+        causal: bool,
+        context: int | None,
         *,
         backward: bool,
     ) -> Kernel:
-        """Fused causal attention. Of a context-parallel group, each rank has an equal share."""
+        """Fused attention, of queries to the keys before them, to all of the sequence, or to all of
+        a context of another length. Of a context-parallel group, each rank has an equal share."""
         training, layout = self.training, self.layout
         queries, keys = training.sequence_length // layout.cp, training.sequence_length
+        keys = keys if context is None else context
         phase = "backward" if backward else "forward"
         batch = training.microbatch_size
         sizes = f"{key_size}" if key_size == value_size else f"{key_size}+{value_size}"
@@ -174,6 +185,9 @@ class Costs(msgspec.Struct, frozen=True):
         # Two products forward, five backward; a causal mask leaves half of each.
         products = 3 * key_size + 2 * value_size if backward else key_size + value_size
         flop = batch * heads * queries * keys * products
+        if context is not None or not causal:
+            flop *= 2
+            size += " all"
         if window is not None and window < keys:
             size += f" window{window}"
             flop *= (2 - window / keys) * window / keys

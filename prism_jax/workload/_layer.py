@@ -9,6 +9,7 @@ from ._sharded import gathers, reductions
 
 def forward_part(costs: Costs, part: Part) -> list[Segment]:
     """The segments of the forward of one layer, or end of the model, and microbatch."""
+    costs = costs.of_length(part.sequence_length)
     return [*gathers(costs, part), *_forward(costs, part)]
 
 
@@ -26,6 +27,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     """The segments of the backward of one layer, or end of the model, and microbatch; where it
     computes all `again`, with its forward. Without `weights`, of its phase backward-input.
     """
+    costs = costs.of_length(part.sequence_length)
     segments = gathers(costs, part) if costs.training.reshard_after_forward else []
     segments += _forward(costs, part) if again else []
     before: list[Kernel] = []
@@ -40,5 +42,6 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
 
 def backward_weight_part(costs: Costs, part: Part) -> list[Segment]:
     """The segments of the gradients of the weights of one layer, or end, and microbatch."""
+    costs = costs.of_length(part.sequence_length)
     found = [one for module in reversed(part.modules) for one in module.backward_weight(costs)]
     return [*found, *reductions(costs, part)]

@@ -74,14 +74,15 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     logits = gradients = 0.0
     each = training.recompute_layers if training.recompute_method == "uniform" else 1
     for one in recomputed(stages.parts[stage], training):
-        parts = _kept(costs, one.part)
-        gradients = max(gradients, *_of_modules(costs, one.part))
+        own = costs.of_length(one.part.sequence_length)
+        parts = _kept(own, one.part)
+        gradients = max(gradients, *_of_modules(own, one.part))
         logits += parts.get("logits", 0.0) * one.count
         if not one.again:
             add_sizes(kept, parts, one.count)
             continue
         # Of `each` layers only the input is kept; these are computed again all at once.
-        states = costs.activation_bytes * costs.norm_tokens * costs.model.hidden_size
+        states = costs.activation_bytes * own.norm_tokens * costs.model.hidden_size
         add_sizes(kept, {"checkpoints": float(states)}, -(-one.count // each))
         whole = add_sizes({}, parts, min(each, one.count))
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))

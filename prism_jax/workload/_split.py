@@ -94,12 +94,15 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
     """Raises a `ValueError` of one sentence where a layout does not fit a model."""
     check_modules(model, layout, training)
     parts = layout.cp * (layout.tp if training.sequence_parallel else 1)
-    if training.sequence_length % parts != 0:
-        degrees = "tp*cp" if training.sequence_parallel else "cp"
-        raise ValueError(
-            f"`training.sequence_length` = {training.sequence_length} is not divisible by "
-            f"{degrees} = {parts}; use a multiple of it."
-        )
+    own = (layer.sequence_length or parts for layer in model.layers or ())
+    lengths = {"training": (training.sequence_length,), "model.layers": own}
+    for where, length in ((where, one) for where, found in lengths.items() for one in found):
+        if length % parts != 0:
+            degrees = "tp*cp" if training.sequence_parallel else "cp"
+            raise ValueError(
+                f"`{where}.sequence_length` = {length} is not divisible by {degrees} = {parts}; "
+                "use a multiple of it."
+            )
     stage = layout.tp * layout.cp * layout.dp
     if stage % (layout.ep * layout.expert_tp) != 0:
         raise ValueError(

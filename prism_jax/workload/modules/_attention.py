@@ -20,7 +20,7 @@ from ._core import Core
 
 @dataclasses.dataclass(frozen=True)
 class Attention(AbstractModule):
-    """Causal self-attention, of many heads or of grouped queries.
+    """Attention, of many heads or of grouped queries: causal, bidirectional, or to a context.
 
     **Attributes:**
 
@@ -30,6 +30,9 @@ class Attention(AbstractModule):
     - `window`: how many keys a query sees, itself included; by default all before it.
     - `qkv_bias`: whether the first matrix has a bias even where the model has none.
     - `qk_norm`: whether each head's queries and keys are normed.
+    - `causal`: whether a query sees no key after it.
+    - `context_length`: cross-attention: keys and values are made of a context of so many tokens for
+        each sequence, as of an encoder's output or of a text, and not of the sequence itself.
     """
 
     kind = "attention"
@@ -40,6 +43,8 @@ class Attention(AbstractModule):
     window: Count | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    causal: bool = True
+    context_length: Count | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -53,6 +58,10 @@ class Attention(AbstractModule):
             raise ValueError(
                 f"`model.num_heads` = {self.num_heads} does not divide `model.hidden_size` = "
                 f"{model.hidden_size}; give `model.head_size`."
+            )
+        if self.context_length is not None and layout.cp > 1:
+            raise ValueError(
+                "cross-attention is not known in context-parallel groups; use `layout.cp` = 1."
             )
         check_divides(("tp", layout.tp), "num_heads", self.num_heads)
         check_divides(("tp", layout.tp), "num_kv_heads", self.kv_heads)
@@ -77,6 +86,7 @@ class Attention(AbstractModule):
         first = [
             *cast(costs, tokens * costs.model.hidden_size),
             qkv.forward,
+            *(one.forward for one in self._of_context(costs)),
             *self._norms(costs, 2),
             *self._rotary(costs),
         ]
@@ -99,6 +109,7 @@ class Attention(AbstractModule):
         inputs = [
             *self._rotary(costs),
             *self._norms(costs, 3),
+            *(kernel for one in self._of_context(costs) for kernel in gradients(one, weights)),
             *cast_gradient(costs, tokens * qkv_width),
         ]
         segments = open_module(costs, before, out.dgrad)
@@ -109,13 +120,16 @@ class Attention(AbstractModule):
         return [*segments, *close_backward(costs, kernels + inputs, qkv, weights)]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
-        return weight_gradients(costs, *self._linears(costs))
+        return weight_gradients(costs, *self._linears(costs), *self._of_context(costs))
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, width, qkv = self._shape(costs)
         normed = qkv - (qkv - width) // 2 if self.qk_norm else 0
+        values = tokens * (qkv + normed + width)
+        if self.context_length is not None:
+            values -= (tokens - self._context_tokens(costs)) * (qkv - width)
         return {
-            "attention": costs.activation_bytes * tokens * (qkv + normed + width),
+            "attention": costs.activation_bytes * values,
             **self._core(costs).activations(costs),
         }
 
@@ -128,11 +142,23 @@ class Attention(AbstractModule):
     def _linears(self, costs: Costs) -> tuple[Linear, Linear]:
         tokens, width, qkv = self._shape(costs)
         hidden = costs.model.hidden_size
-        return costs.linear(tokens, qkv, hidden), costs.linear(tokens, hidden, width)
+        made = qkv if self.context_length is None else width
+        return costs.linear(tokens, made, hidden), costs.linear(tokens, hidden, width)
+
+    def _of_context(self, costs: Costs) -> list[Linear]:
+        """What makes keys and values of a context."""
+        if self.context_length is None:
+            return []
+        _, width, qkv = self._shape(costs)
+        return [costs.linear(self._context_tokens(costs), qkv - width, costs.model.hidden_size)]
+
+    def _context_tokens(self, costs: Costs) -> int:
+        return costs.training.microbatch_size * (self.context_length or 0)
 
     def _core(self, costs: Costs) -> Core:
         tp, dim = costs.layout.tp, self.head_dim(costs.model)
-        return Core(self.num_heads // tp, self.kv_heads // tp, dim, dim, self.window)
+        heads = (self.num_heads // tp, self.kv_heads // tp)
+        return Core(*heads, dim, dim, self.window, self.causal, self.context_length)
 
     def _kv_bytes(self, costs: Costs) -> int:
         """Keys and values of the whole sequence, for the heads of one rank."""

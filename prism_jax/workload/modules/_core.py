@@ -14,6 +14,8 @@ class Core(NamedTuple):
     - `num_heads`, `kv_heads`: of one GPU.
     - `key_size`, `value_size`: of a head.
     - `window`: how many keys a query sees; all before it by default.
+    - `causal`: whether it sees none after it.
+    - `context`: how many keys there are, where they are not those of the sequence.
     """
 
     num_heads: int
@@ -21,6 +23,8 @@ class Core(NamedTuple):
     key_size: int
     value_size: int
     window: int | None = None
+    causal: bool = True
+    context: int | None = None
 
     def forward(self, costs: Costs) -> list[Kernel]:
         if costs.training.attention == "flash":
@@ -65,4 +69,5 @@ class Core(NamedTuple):
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         training = costs.training
         queries, keys = training.sequence_length // costs.layout.cp, training.sequence_length
+        keys = keys if self.context is None else self.context
         return training.microbatch_size * self.num_heads, queries, keys

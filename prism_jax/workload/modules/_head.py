@@ -2,8 +2,9 @@ import dataclasses
 
 from ...data import Layout, Model, Training
 from .._block import Segment
-from .._costs import Costs
+from .._costs import Costs, Linear
 from .._parts import segment
+from ._around import gradients
 from ._base import AbstractModule, Parameters
 
 
@@ -17,11 +18,12 @@ class Head(AbstractModule):
     def parameters(self, model: Model) -> Parameters:
         """With the last norm; a head that shares the embedding's matrix has none of its own."""
         words = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
-        return Parameters(words, norm_parameters(model))
+        transform = model.hidden_size * (model.hidden_size + 1) + norm_parameters(model)
+        return Parameters(words, norm_parameters(model) + model.head_transforms * transform)
 
     def forward(self, costs: Costs, before: list) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
-        norm = [*before, costs.norm()]
+        norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
         logits = [costs.gemm(tokens, vocabulary, hidden, costs.base_dtype)]
         # In float32: converted, its maximum found and taken off, its exponential summed.
         loss = costs.move("loss", 20 * tokens * vocabulary)
@@ -40,7 +42,8 @@ class Head(AbstractModule):
         dgrad = costs.gemm(tokens, hidden, vocabulary, costs.base_dtype)
         wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
         both = [dgrad, wgrad] if weights else [dgrad]
-        norm = segment([costs.norm(3)])
+        transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
+        norm = segment([*transform, costs.norm(3)])
         if costs.layout.tp == 1:
             return [segment([*loss, *both]), norm]
         num_bytes = 2 * tokens * hidden
@@ -61,16 +64,25 @@ class Head(AbstractModule):
     def backward_weight(self, costs: Costs) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
         wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
+        kernels = [wgrad, *(linear.wgrad for linear in self._transform(costs))]
         if not costs.splits_sequence:
-            return [segment([wgrad])]
+            return [segment(kernels)]
         gather = costs.collective("all_gather", 2 * tokens * hidden, costs.tp)
-        return [segment([], gather), segment([wgrad])]
+        return [segment([], gather), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         """The input of the norm, what the head reads, and the softmax of the logits in float32."""
         tokens, hidden, vocabulary = self._shape(costs)
         states = 2 * costs.activation_bytes * costs.norm_tokens * hidden
+        states += 2 * states if costs.model.head_transforms else 0
         return {"head": states, "logits": 4 * tokens * vocabulary}
+
+    def _transform(self, costs: Costs) -> list[Linear]:
+        """Of all tokens, on each rank; a pooler reads one token and takes no time."""
+        if not costs.model.head_transforms:
+            return []
+        hidden = costs.model.hidden_size
+        return [costs.linear(costs.norm_tokens, hidden, hidden, costs.base_dtype)]
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
