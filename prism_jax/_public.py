@@ -29,8 +29,10 @@ from .analysis import (
     what_if as what_if,
 )
 from .data import (
+    Cause as Cause,
     Cluster as Cluster,
     Device as Device,
+    Failures as Failures,
     Job as Job,
     Kernels as Kernels,
     Layout as Layout,
@@ -40,6 +42,7 @@ from .data import (
     Training as Training,
     load_cluster as load_cluster,
     load_device as load_device,
+    load_failures as load_failures,
     load_job as load_job,
     load_model as load_model,
     save_job as save_job,
@@ -97,3 +100,4 @@ from .schedule import (
     save_schedule as save_schedule,
 )
 from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
+from .training_run import RunCosts as RunCosts, RunLaw as RunLaw, training_run as training_run

@@ -21,6 +21,7 @@ _COMMANDS = {
     "improve": "_improve",
     "target": "_target",
     "sweep": "_sweep",
+    "run": "_run",
     "memory": "_memory",
     "import": "_import",
     "trace": "_trace",

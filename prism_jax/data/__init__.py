@@ -5,6 +5,12 @@ from ._calibrated import (
     apply_calibrated as apply_calibrated,
 )
 from ._check import check_parts as check_parts
+from ._failures import (
+    Cause as Cause,
+    Failures as Failures,
+    list_failures as list_failures,
+    load_failures as load_failures,
+)
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link
 from ._job import (
     Job as Job,

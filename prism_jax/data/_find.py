@@ -13,6 +13,7 @@ _WHAT = {
     "jobs/models": "model",
     "hardware/devices": "device",
     "hardware/clusters": "cluster",
+    "hardware/failures": "count of failures",
     "kernels": "profile of kernels",
     "kernels/software": "software stack",
 }

@@ -1,0 +1,160 @@
+"""`prism-jax run`: how long a whole training run takes, with what interrupts it."""
+
+import argparse
+from typing import Any
+
+from .._misc import quoted
+from ._arguments import add_job_arguments, count
+from ._catalogue import table
+from ._json import plain
+
+
+HELP = "how long a whole training run takes, with what interrupts it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    # The mean of a step is known to a hundredth of its spread, and every replica is simulated.
+    parser.set_defaults(samples=8_192)
+    parser.add_argument(
+        "--steps", type=count, required=True, metavar="N", help="training steps of a run"
+    )
+    parser.add_argument(
+        "--deadline", type=_days, metavar="DAYS", help="tell the chance to end within so many days"
+    )
+    parser.add_argument(
+        "--failures",
+        default="llama-3",
+        metavar="NAME",
+        help="what interrupts runs: a shipped count, or a .toml file (llama-3)",
+    )
+    for name, what in (
+        ("interval", "work between two checkpoints (the best)"),
+        ("blocking", "for how long a checkpoint holds up the job (of the failures)"),
+        ("background", "how much later a checkpoint is safe (0)"),
+        ("restart", "from noticing an interruption to the first step (of the failures)"),
+        ("repair", "until a node that was replaced can be a spare (0)"),
+        ("evaluation", "of evaluations in each interval (0)"),
+    ):
+        parser.add_argument(f"--{name}", type=_seconds, metavar="S", help=f"seconds: {what}")
+    parser.add_argument("--spares", type=_spares, metavar="K", help="spare nodes (always one more)")
+    parser.add_argument("--runs", type=count, default=100_000, metavar="M", help="runs (100000)")
+    parser.add_argument(
+        "--derivatives", action="store_true", help="by how many days rates and costs count"
+    )
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ._load import compiled, load
+
+    # Bad input fails before JAX starts.
+    job = load(arguments.job, arguments.overrides, arguments.allow_oom)
+
+    from ..data import load_failures
+
+    failures = load_failures(arguments.failures)
+
+    from ..training_run import training_run
+
+    program, options = compiled(arguments, job)
+    law = training_run(
+        program,
+        num_steps=arguments.steps,
+        failures=failures,
+        costs=_costs(arguments, failures, program.world_size),
+        num_spares=arguments.spares,
+        num_runs=arguments.runs,
+        derivatives=arguments.derivatives,
+        **options,
+    )
+    days: dict[str, Any] = {"mean": law.mean.value}
+    days |= {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
+    result: dict[str, Any] = {
+        "job": job.name,
+        "world_size": job.layout.world_size,
+        "steps": arguments.steps,
+        "days": days,
+        "goodput": law.goodput,
+        "parts_days": law.parts,
+        "interruptions": law.interruptions,
+        "interval_s": law.interval_s,
+        "best_interval_s": plain(law.best_interval_s),
+        "failures": failures.source,
+    }
+    if arguments.deadline is not None:
+        result["deadline_days"] = arguments.deadline
+        result["probability"] = law.probability(arguments.deadline).value
+    if arguments.derivatives:
+        result["derivatives_days"] = plain(law.derivatives)
+    return result, _text(result, law)
+
+
+def _text(result: dict[str, Any], law) -> str:
+    days = result["days"]
+    lines = [
+        f"{result['job']}: {result['steps']:,} steps on {result['world_size']:,} GPUs",
+        "",
+        f"days          mean {days['mean']:.4g}, p5 {days['p5']:.4g}, p50 {days['p50']:.4g}, "
+        f"p95 {days['p95']:.4g}",
+    ]
+    if "probability" in result:
+        chance = 100 * result["probability"]
+        lines.append(f"chance        {chance:.4g} % within {result['deadline_days']:g} days")
+    rest = ", ".join(f"{name} {d:.3g}" for name, d in result["parts_days"].items() if d)
+    number = sum(law.interruptions.values())
+    lines += [
+        f"goodput       {100 * law.goodput:.4g} % of the time in steps that count",
+        f"days by part  {rest}",
+        f"interrupted   {number:.4g} times: "
+        + ", ".join(f"{name} {n:.3g}" for name, n in law.interruptions.items() if n),
+        f"checkpoints   after each {law.interval_s:.4g} s of work; "
+        f"the best is {law.best_interval_s:.4g} s",
+    ]
+    if law.derivatives:
+        ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))
+        rows = [(name, f"{d.value / 100:+.2g}") for name, d in ordered]
+        lines += ["", table(("1 % more of", "days"), rows)]
+    return "\n".join([*lines, "", f"failures: {result['failures']}"])
+
+
+def _costs(arguments: argparse.Namespace, failures, world_size: int):
+    """What was given, and else what the failures say; `None` where nothing was given."""
+    from ..training_run import RunCosts, best_interval
+
+    names = ("interval", "blocking", "background", "restart", "repair", "evaluation")
+    given = {f"{n}_s": v for n in names if (v := getattr(arguments, n)) is not None}
+    if not given:
+        return None
+    costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **given}
+    if "interval_s" not in costs:
+        counted = sum(cause.count for cause in failures.causes)
+        rate = counted * world_size / (failures.device_hours * 3600)
+        if not (rate and costs["blocking_s"]):
+            raise ValueError(
+                "No interval between checkpoints is best where they cost nothing, or nothing "
+                "interrupts the run; give `--interval`."
+            )
+        costs["interval_s"] = best_interval(rate, costs["blocking_s"])
+    return RunCosts(**costs)
+
+
+def _number(text: str, least: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be a number of {what}")
+    return value
+
+
+def _days(text: str) -> float:
+    return _number(text, 1e-9, "days above 0")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, 0, "seconds, 0 or more")
+
+
+def _spares(text: str) -> int:
+    return 0 if text.strip() == "0" else count(text)

@@ -1,0 +1,160 @@
+"""Runs as cycles between interruptions, many runs side by side."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCosts:
+    """What a run costs beside its steps, in seconds.
+
+    **Attributes:**
+
+    - `interval_s`: of work between two checkpoints.
+    - `blocking_s`: for how long a checkpoint holds up the job.
+    - `background_s`: how much later it is safe; one that is not does not help.
+    - `restart_s`: from when an interruption is noticed to the first step.
+    - `repair_s`: until a node that was replaced can serve as a spare.
+    - `evaluation_s`: of evaluations, for each interval.
+    """
+
+    interval_s: float
+    blocking_s: float
+    restart_s: float
+    background_s: float = 0.0
+    repair_s: float = 0.0
+    evaluation_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazards:
+    """What interrupts a run: one entry per cause.
+
+    **Attributes:**
+
+    - `rates`: per second of the whole job, for each run.
+    - `detection_s`: until an interruption is noticed.
+    - `takes_node`, `reallocates`, `announced`: see `Cause`.
+    - `num_spares`: nodes that can take the place of others at once; `None` for always one more.
+    """
+
+    rates: Float[np.ndarray, "runs causes"]
+    detection_s: Float[np.ndarray, "causes"]
+    takes_node: np.ndarray
+    reallocates: np.ndarray
+    announced: np.ndarray
+    num_spares: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Simulated runs.
+
+    **Attributes:**
+
+    - `parts`: the seconds of each run by `PARTS`; they add up to it.
+    - `interruptions`: by cause.
+    """
+
+    parts: Float[np.ndarray, "runs parts"]
+    interruptions: Int[np.ndarray, "runs causes"]
+
+
+def run_cycles(
+    work: Float[np.ndarray, "runs"],
+    slowness: Float[np.ndarray, "runs sets"],
+    hazards: Hazards,
+    costs: RunCosts,
+    rng: np.random.Generator,
+) -> Runs:
+    """Simulates runs from interruption to interruption.
+
+    A cycle begins with what was interrupted being down (not the first), and then works, saving a
+    checkpoint after each interval. The next interruption comes after an exponential time, whatever
+    the run does; it loses what is not safe.
+
+    **Arguments:**
+
+    - `work`: of each run, in seconds on GPUs of the mean speed.
+    - `slowness`: factors on it on the sets of GPUs that a run has one after the other; from the
+        last on, they are taken in turn.
+    - `hazards`, `costs`: what interrupts, and what it costs.
+    - `rng`: the same one gives the same random numbers to each run and cycle.
+    """
+    num_runs, num_causes = hazards.rates.shape
+    rate = hazards.rates.sum(axis=1)
+    chance = np.cumsum(hazards.rates, axis=1) / np.where(rate > 0, rate, 1)[:, None]
+    interruptions = np.zeros((num_runs, num_causes), np.int64)
+    parts = np.zeros((num_runs, len(PARTS)))
+    spares = np.zeros((num_runs, max(hazards.num_spares or 0, 1)))  # When each node comes.
+    done, clock, down, wait = (np.zeros(num_runs) for _ in range(4))
+    sets, taken = np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64)
+    going = np.arange(num_runs)
+    evaluated = costs.evaluation_s / costs.interval_s
+    while len(going):
+        until = rng.exponential(size=num_runs)[going]
+        which = rng.random(num_runs)[going]
+        with np.errstate(divide="ignore"):
+            until = until / rate[going]
+        slow = slowness[going, sets[going] % slowness.shape[1]]
+        found = _cycle(work[going] - done[going], slow, until - down[going] - wait[going], costs)
+        cause = np.minimum((chance[going] < which[:, None]).sum(axis=1), num_causes - 1)
+        # What was announced loses nothing but the part of a checkpoint.
+        told = np.where(hazards.announced[cause], found.lost, 0.0)
+        kept = np.minimum(told / (slow * (1 + evaluated)), costs.interval_s)
+        safe, lost = found.safe + kept, found.lost - told
+        checkpoint = found.checkpoint + told - kept * slow * (1 + evaluated)
+        used = np.minimum(until, down[going] + wait[going])
+        waited = np.maximum(used - down[going], 0)
+        worked = safe * slow
+        columns = (worked, worked * evaluated, checkpoint, lost, used - waited, waited)
+        parts[going] += np.stack(columns, axis=1)
+        done[going] += safe
+        clock[going] = parts[going].sum(axis=1)
+
+        going, cause = going[~found.ends], cause[~found.ends]
+        interruptions[going, cause] += 1
+        sets[going] += hazards.reallocates[cause]
+        down[going] = hazards.detection_s[cause] + costs.restart_s
+        wait[going] = 0
+        if hazards.num_spares is not None:
+            # Nodes come back in the order in which they failed, each after the same time.
+            needs, failed = going[hazards.takes_node[cause]], cause[hazards.takes_node[cause]]
+            back = clock[needs] + costs.repair_s
+            slot = taken[needs] % spares.shape[1]
+            free = spares[needs, slot] if hazards.num_spares else back
+            wait[needs] = np.maximum(free - clock[needs] - hazards.detection_s[failed], 0)
+            spares[needs, slot] = back
+            taken[needs] += 1
+    return Runs(parts, interruptions)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cycle:
+    """Of each run: the work that is safe, seconds in checkpoints and lost, and whether it ends."""
+
+    safe: np.ndarray
+    checkpoint: np.ndarray
+    lost: np.ndarray
+    ends: np.ndarray
+
+
+def _cycle(left, slow, until, costs: RunCosts) -> _Cycle:
+    """What runs with so much work `left` do until they are interrupted."""
+    # Evaluations stretch the intervals; they are as safe, or lost, as the work.
+    stretched = slow * (1 + costs.evaluation_s / costs.interval_s)
+    between = np.ceil(left / costs.interval_s) - 1  # The end needs no checkpoint.
+    between = np.maximum(between, 0)
+    ends = until >= left * stretched + between * costs.blocking_s
+    each = costs.interval_s * stretched + costs.blocking_s
+    with np.errstate(invalid="ignore"):
+        saved = np.floor(np.maximum(until - costs.background_s, 0) / each)
+    saved = np.where(ends, between, np.minimum(saved, between))
+    safe = np.where(ends, left, saved * costs.interval_s)
+    worked = np.maximum(until, 0) - saved * each
+    return _Cycle(safe, saved * costs.blocking_s, np.where(ends, 0.0, worked), ends)

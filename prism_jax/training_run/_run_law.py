@@ -1,0 +1,84 @@
+"""The law of a whole training run."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from .._estimate import Estimate
+
+
+DAY = 86_400.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunLaw:
+    """How long a training run takes, from many simulated ones.
+
+    **Attributes:**
+
+    - `days`: of each run, sorted.
+    - `parts`: the mean days of a run by what they are for: `work`, `evaluation`, `checkpoint`,
+        `lost` (done again), `down` (noticing and restarting) and `waiting` (for a spare node).
+    - `interruptions`: the mean number of them by cause.
+    - `interval_s`: of work between checkpoints, in seconds.
+    - `best_interval_s`: the one that makes the mean shortest; see `best_interval`.
+    - `derivatives`: by how many days the mean grows for each unit of the logarithm of a cost, or of
+        the rate of a cause (`rate of gpu`): a hundredth of it is the effect of one percent more.
+    """
+
+    days: Float[np.ndarray, "runs"]
+    parts: dict[str, float]
+    interruptions: dict[str, float]
+    interval_s: float
+    best_interval_s: float
+    derivatives: dict[str, Estimate]
+
+    @property
+    def mean(self) -> Estimate:
+        """Of the days."""
+        error = self.days.std(ddof=1) / np.sqrt(len(self.days))
+        return Estimate(float(self.days.mean()), float(error))
+
+    @property
+    def goodput(self) -> float:
+        """The share of a run's time in which it takes steps that count."""
+        return self.parts["work"] / sum(self.parts.values())
+
+    def quantile(self, q: float) -> float:
+        """The days that a share `q` of runs takes at most.
+
+        **Raises:**
+
+        `ValueError` for a `q` that is not between 0 and 1.
+        """
+        if not 0 <= q <= 1:
+            raise ValueError(f"The quantile `q={q}` must lie in [0, 1].")
+        return float(np.quantile(self.days, q))
+
+    def probability(self, deadline_days: float) -> Estimate:
+        """Of a run of at most so many days.
+
+        **Raises:**
+
+        `ValueError` for a deadline that is not positive.
+        """
+        if not deadline_days > 0:
+            raise ValueError(
+                f"The deadline of {deadline_days:g} days must be positive; give the days from the "
+                "first step to the last."
+            )
+        number = len(self.days)
+        within = int(np.searchsorted(self.days, deadline_days, side="right"))
+        # With one more run on each side, so that a certainty has an error too.
+        share = (within + 1) / (number + 2)
+        return Estimate(within / number, float(np.sqrt(share * (1 - share) / number)))
+
+    def __repr__(self) -> str:
+        quantiles = ", ".join(
+            f"p{round(100 * q)} {self.quantile(q):.4g}" for q in (0.05, 0.5, 0.95)
+        )
+        return (
+            f"RunLaw({len(self.days):,} runs: mean {self.mean.value:.4g} days, {quantiles}; "
+            f"goodput {self.goodput:.3f}, {sum(self.interruptions.values()):.4g} interruptions)"
+        )

@@ -1,0 +1,272 @@
+"""How long a whole training run takes."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from .._estimate import Estimate
+from .._progress import progress_bar
+from ..data import Failures, load_failures
+from ..engine import simulate
+from ..program import Program
+from ..random import key_data
+from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
+from ._expected import best_interval, expected_seconds
+from ._run_law import DAY, RunLaw
+
+
+# Runs side by side, few enough for what they are to stay in a core's cache.
+_BLOCK = 4096
+# Sets of GPUs of which the program's steps are simulated, and how many a run can have in turn.
+_ALLOCATIONS = 64
+_SETS = 32
+# More interruptions than any run survives in practice; each takes a pass over all runs.
+_MOST_INTERRUPTIONS = 1e5
+# Of a central difference in the logarithm of a cost, and the runs that it is taken of.
+_APART = 0.1
+_WORK = PARTS.index("work")
+_DIFFERENCE_RUNS = 4 * _BLOCK
+
+
+def training_run(
+    program: Program,
+    *,
+    num_steps: int,
+    key: PRNGKeyArray,
+    failures: Failures | str = "llama-3",
+    costs: RunCosts | None = None,
+    num_spares: int | None = None,
+    autocorrelation_time: float = 1.0,
+    known_rates: bool = False,
+    num_runs: int = 100_000,
+    num_samples: int = 8_192,
+    derivatives: bool = False,
+    progress: bool = False,
+) -> RunLaw:
+    """Simulates whole training runs: their steps on GPUs that they keep, and what interrupts them.
+
+    The sum of the steps of a run is normal around what its GPUs take for them. Interruptions come
+    at a constant rate for each cause, also during a restart; each loses the work since the last
+    checkpoint that was safe.
+
+    **Arguments:**
+
+    - `program`: its steps.
+    - `num_steps`: of a run.
+    - `key`: of the random numbers.
+    - `failures`: what interrupts runs of how many device-hours, or the name of a shipped one.
+    - `costs`: of checkpoints and restarts. By default those of `failures`, with the best interval.
+    - `num_spares`: nodes that can take the place of others at once; `None` for always one more.
+    - `autocorrelation_time`: of the steps on the same GPUs; see `Law.run_mean_std`.
+    - `known_rates`: whether the rates are exactly those that were counted. By default each run
+        draws them from what the counts leave open (a gamma law, with Jeffreys' prior).
+    - `num_runs`: how many runs.
+    - `num_samples`: how many steps, for the law of a step.
+    - `derivatives`: whether to take the derivatives of the mean too.
+    - `progress`: whether to show a progress bar.
+
+    **Returns:**
+
+    A [`RunLaw`][].
+
+    **Raises:**
+
+    `ValueError` for numbers that are not positive, for checkpoints that take longer than the work
+    between them, and where interruptions come too often for a run to end.
+    """
+    failures = load_failures(failures) if isinstance(failures, str) else failures
+    _check_numbers(num_steps, num_runs, num_spares)
+    devices = program.world_size
+    counts = np.array([cause.count for cause in failures.causes])
+    per_second = devices / (failures.device_hours * 3600)
+    rates = counts * per_second
+    best = best_interval(rates.sum(), failures.blocking_s) if rates.sum() else math.inf
+
+    varies = program.variability.rank is not None and num_samples >= 2 * _ALLOCATIONS
+    law = simulate(
+        program,
+        num_samples=num_samples,
+        key=key,
+        allocations=_ALLOCATIONS if varies else None,
+        progress=progress,
+    )
+    work = num_steps * law.mean
+    if costs is None:
+        interval = min(best, work)
+        costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
+    else:
+        best = best_interval(rates.sum(), costs.blocking_s) if rates.sum() else math.inf
+    _check_costs(costs)
+    _check_ends(work, costs, failures, rates)
+    steps = _Steps(law, num_steps, autocorrelation_time)
+    simulated = _Simulation(work, law.mean, steps, failures, per_second, num_spares, known_rates)
+    seeds = np.asarray(key_data(key)).tolist()
+    with progress_bar(num_runs, progress, "runs", "run") as bar:
+        runs, drawn = simulated.runs(costs, num_runs, seeds, bar)
+    names = [cause.name for cause in failures.causes]
+    found: dict[str, Estimate] = {}
+    if derivatives:
+        found = _of_rates(runs, drawn, names)
+        for name, moved in _moved(costs).items():
+            less, more = (
+                simulated.runs(c, min(num_runs, _DIFFERENCE_RUNS), seeds)[0].parts.sum(axis=1)
+                for c in moved
+            )
+            found[name] = _mean((more - less) / (2 * _APART) / DAY)
+    return RunLaw(
+        days=np.sort(runs.parts.sum(axis=1)) / DAY,
+        parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
+        interruptions=dict(zip(names, runs.interruptions.mean(axis=0).tolist(), strict=True)),
+        interval_s=costs.interval_s,
+        best_interval_s=best,
+        derivatives=found,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulation:
+    """All of a run that its costs do not change; `per_second` makes a count a rate of the job."""
+
+    work: float
+    step: float
+    steps: "_Steps"
+    failures: Failures
+    per_second: float
+    num_spares: int | None
+    known_rates: bool
+
+    def runs(
+        self, costs: RunCosts, number: int, seeds: list[int], bar: Callable[[float], object] = id
+    ) -> tuple[Runs, Float[np.ndarray, "runs causes"]]:
+        """Runs with their rates, of the same random numbers for the same seeds."""
+        sequence = np.random.SeedSequence(seeds)
+        blocks, rates = [], []
+        for begin in range(0, number, _BLOCK):
+            rng = np.random.default_rng(sequence.spawn(1)[0])
+            hazards = self._hazards(min(_BLOCK, number - begin), rng)
+            blocks.append(self._block(costs, hazards, rng))
+            rates.append(hazards.rates)
+            bar(len(hazards.rates))
+        parts = np.concatenate([runs.parts for runs in blocks])
+        interruptions = np.concatenate([runs.interruptions for runs in blocks])
+        return Runs(parts, interruptions), np.concatenate(rates)
+
+    def _hazards(self, number: int, rng: np.random.Generator) -> Hazards:
+        causes = self.failures.causes
+        counts = np.array([cause.count for cause in causes], float)
+        shape = (number, len(counts))
+        drawn = np.broadcast_to(counts, shape)
+        if not self.known_rates:
+            drawn = rng.gamma(counts + 0.5, size=shape)
+        return Hazards(
+            drawn * self.per_second,
+            np.array([cause.detection_s for cause in causes]),
+            np.array([cause.takes_node for cause in causes]),
+            np.array([cause.reallocates for cause in causes]),
+            np.array([cause.announced for cause in causes]),
+            self.num_spares,
+        )
+
+    def _block(self, costs: RunCosts, hazards: Hazards, rng: np.random.Generator) -> Runs:
+        number = len(hazards.rates)
+        slowness, noise = self.steps.draw(number, rng)
+        runs = run_cycles(np.full(number, self.work), slowness, hazards, costs, rng)
+        executed = runs.parts[:, [_WORK, PARTS.index("lost")]].sum(axis=1)
+        runs.parts[:, _WORK] += noise * np.sqrt(executed / self.step)
+        return runs
+
+
+class _Steps:
+    """What sets of GPUs take for the steps of a run."""
+
+    def __init__(self, law, num_steps: int, autocorrelation_time: float):
+        self.factors, within = np.ones(1), law.std
+        if law.allocations is not None:
+            means, within = np.array(law.allocations.means), law.allocations.std
+            steps_each = law.num_samples / len(means)
+            # The means scatter more than the sets differ, by what a mean of some steps does.
+            between = law.allocations.run_mean_std(math.inf, steps_each)
+            shrunk = between / max(float(means.std(ddof=1)), 1e-300)
+            self.factors = 1 + shrunk * (means / means.mean() - 1)
+        # One more check of both numbers, with the words of the law.
+        if not (autocorrelation_time >= 1 and math.isfinite(autocorrelation_time)):
+            raise ValueError(
+                f"`autocorrelation_time={autocorrelation_time}` must be finite and at least 1; "
+                "give 1 for independent steps."
+            )
+        self.noise = within * math.sqrt(min(autocorrelation_time, num_steps))
+
+    def draw(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Of so many runs: the factors of the sets of GPUs that they have one after the other, and
+        the error of the sum of their steps, in seconds for each root of a step."""
+        which = rng.integers(len(self.factors), size=(number, _SETS))
+        return self.factors[which], self.noise * rng.normal(size=number)
+
+
+def _of_rates(runs: Runs, rates: Float[np.ndarray, "runs causes"], names) -> dict[str, Estimate]:
+    """By the score of the law of the interruptions, which are a Poisson process over a run."""
+    seconds = runs.parts.sum(axis=1)
+    score = runs.interruptions - rates * seconds[:, None]
+    centred = (seconds - seconds.mean()) / DAY
+    return {
+        f"rate of {name}": _mean(centred * score[:, i])
+        for i, name in enumerate(names)
+        if rates[:, i].any()
+    }
+
+
+def _moved(costs: RunCosts) -> dict[str, tuple[RunCosts, RunCosts]]:
+    """The costs with each that is not zero a little lower, and higher."""
+    found = {}
+    for field in dataclasses.fields(costs):
+        value = getattr(costs, field.name)
+        if value > 0:
+            less, more = (value * math.exp(apart) for apart in (-_APART, _APART))
+            found[field.name] = (
+                dataclasses.replace(costs, **{field.name: less}),
+                dataclasses.replace(costs, **{field.name: more}),
+            )
+    return found
+
+
+def _mean(values: np.ndarray) -> Estimate:
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
+
+
+def _check_numbers(num_steps, num_runs, num_spares) -> None:
+    for name, value, least in (
+        ("num_steps", num_steps, 1),
+        ("num_runs", num_runs, 2),
+        ("num_spares", 0 if num_spares is None else num_spares, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}.")
+
+
+def _check_costs(costs: RunCosts) -> None:
+    for field in dataclasses.fields(costs):
+        value = getattr(costs, field.name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"`costs.{field.name}={value}` must be finite and not negative.")
+    if not costs.interval_s > costs.blocking_s:
+        raise ValueError(
+            f"A checkpoint holds up the job for {costs.blocking_s:g} s, but there are only "
+            f"{costs.interval_s:g} s of work between two; give a longer interval."
+        )
+
+
+def _check_ends(work: float, costs: RunCosts, failures: Failures, rates: np.ndarray) -> None:
+    downs = [costs.restart_s + cause.detection_s for cause in failures.causes]
+    pairs = list(zip(rates.tolist(), downs, strict=True))
+    interval = min(costs.interval_s + costs.background_s, work)
+    seconds = expected_seconds(work, interval, costs.blocking_s, pairs)
+    if seconds * rates.sum() > _MOST_INTERRUPTIONS:
+        raise ValueError(
+            f"An interruption comes every {1 / rates.sum():.4g} s, more than "
+            f"{_MOST_INTERRUPTIONS:,.0f} times in the run; save checkpoints more often than every "
+            f"{costs.interval_s:.4g} s, restart faster than in {max(downs):.4g} s, or train for "
+            "fewer steps."
+        )

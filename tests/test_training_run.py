@@ -1,0 +1,261 @@
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.data import Cause, Failures, load_failures
+from prism_jax.training_run import RunCosts, best_interval, effective_share, training_run
+from prism_jax.training_run._cycles import PARTS, Hazards, run_cycles
+from prism_jax.training_run._expected import expected_seconds
+
+
+HOUR = 3600.0
+
+
+def hazards(rates, number, *, down=None, spares=None, announced=None, takes=False):
+    kinds = len(rates)
+    none = np.zeros(kinds, bool)
+    return Hazards(
+        np.broadcast_to(np.asarray(rates, float), (number, kinds)),
+        np.zeros(kinds) if down is None else np.asarray(down, float),
+        none | takes,
+        none,
+        none if announced is None else np.asarray(announced),
+        spares,
+    )
+
+
+def run(costs, what, number, *, hours=100.0, seed=0):
+    work = np.full(number, hours * HOUR)
+    return run_cycles(work, np.ones((number, 1)), what, costs, np.random.default_rng(seed))
+
+
+def steps(std):
+    law = prism.latency.LogNormal(np.exp(-(std**2) / 2), std)  # Its mean is one.
+    return prism.compile_graph([prism.Op(law)])
+
+
+@pytest.mark.parametrize("rates", [(2e-4,), (1e-4, 5e-5, 2e-4)])
+def test_the_mean_is_dalys(rates):
+    costs = RunCosts(interval_s=1800, blocking_s=60, restart_s=300)
+    extra = 900.0 * np.arange(len(rates))
+    found = run(costs, hazards(rates, 20_000, down=extra), 20_000)
+    seconds = found.parts.sum(axis=1)
+    downs = list(zip(rates, (300 + extra).tolist(), strict=True))
+    # All intervals but the last save a checkpoint, which costs no more than itself done again.
+    whole = expected_seconds(100 * HOUR, 1800, 60, downs)
+    last = expected_seconds(1800, 1800, 60, downs) - expected_seconds(1800, 1800, 0, downs)
+    error = seconds.std() / np.sqrt(len(seconds))
+    assert abs(seconds.mean() - (whole - last)) < 4 * error
+
+
+def test_parts_add_up_to_a_run_and_all_its_work_is_done():
+    costs = RunCosts(1800, 60, 300, background_s=120, repair_s=9000, evaluation_s=30)
+    what = hazards((2e-4, 1e-4), 500, spares=1, takes=True, announced=[False, True])
+    found = run(costs, what, 500)
+    work, evaluation = (found.parts[:, PARTS.index(name)] for name in ("work", "evaluation"))
+    np.testing.assert_allclose(work, 100 * HOUR, rtol=1e-9)
+    np.testing.assert_allclose(evaluation, work * 30 / 1800, rtol=1e-9)
+    assert np.all(found.parts >= -1e-6)
+    assert np.all(found.parts[:, PARTS.index("waiting")].mean() > 0)
+    # An interruption comes at its rate, whatever the run does.
+    expected = 1e-4 * found.parts.sum()
+    assert abs(found.interruptions[:, 1].sum() - expected) < 4 * np.sqrt(expected)
+
+
+def test_what_is_announced_loses_nothing():
+    costs = RunCosts(1800, 0, 300)
+    lost = run(costs, hazards((2e-4,), 300, announced=[True]), 300).parts[:, PARTS.index("lost")]
+    np.testing.assert_array_equal(lost, 0)
+
+
+def test_without_spares_a_run_waits_for_every_repair_and_with_many_for_none():
+    costs = RunCosts(1800, 60, 300, repair_s=900)
+    none, many, always = (
+        run(costs, hazards((2e-4,), 2000, spares=spares, takes=True), 2000)
+        for spares in (0, 40, None)
+    )
+    longer = RunCosts(1800, 60, 1200)
+    as_long = run(longer, hazards((2e-4,), 2000), 2000)
+    np.testing.assert_allclose(none.parts.sum(axis=1), as_long.parts.sum(axis=1))
+    np.testing.assert_allclose(many.parts, always.parts)
+
+
+@pytest.mark.parametrize("blocking", [0.01, 30.0, 3000.0])
+def test_no_interval_is_better_than_the_best(blocking):
+    rate = 1e-4
+    best = best_interval(rate, blocking)
+    at, less, more = (
+        expected_seconds(1e7, best * by, blocking, [(rate, 600.0)]) for by in (1, 0.97, 1.03)
+    )
+    assert at <= less
+    assert at <= more
+    if blocking < 1:
+        assert best == pytest.approx(np.sqrt(2 * blocking / rate), rel=0.01)
+
+
+def test_goodput_is_the_known_ratio_where_interruptions_are_rare():
+    rate, interval, blocking, down = 1e-6, 7200.0, 60.0, 600.0
+    exact = 1e7 / expected_seconds(1e7, interval, blocking, [(rate, down)])
+    assert effective_share(rate, interval, blocking, down) == pytest.approx(exact, rel=1e-4)
+
+
+def _step_by_step(rng, num_steps, rate, costs, step, spread):
+    """One run, one step after the other."""
+    clock, safe, done = 0.0, 0, 0
+    every = round(costs.interval_s / step)
+    until = rng.exponential(1 / rate)
+    while done < num_steps:
+        latency = step * (1 + spread * rng.normal())
+        saves = (done + 1) % every == 0 and done + 1 < num_steps
+        latency += costs.blocking_s * saves
+        if clock + latency < until:
+            clock, done = clock + latency, done + 1
+            safe = done if saves else safe
+            continue
+        clock, done = until, safe
+        while True:  # Restarts may be interrupted.
+            until = clock + rng.exponential(1 / rate)
+            if until > clock + costs.restart_s:
+                clock += costs.restart_s
+                break
+            clock = until
+    return clock
+
+
+def test_short_runs_are_those_of_one_step_after_the_other():
+    costs = RunCosts(interval_s=100.0, blocking_s=5.0, restart_s=40.0)
+    number = 2000
+    rate = 1 / 300.0
+    failures = Failures(
+        device_hours=1000.0,
+        causes=(Cause(name="gpu", count=rate * HOUR * 1000.0),),
+        restart_s=40.0,
+        blocking_s=5.0,
+        source="made",
+    )
+    law = training_run(
+        steps(0.05),
+        num_steps=550,
+        failures=failures,
+        costs=costs,
+        known_rates=True,
+        num_runs=40_000,
+        num_samples=2**18,
+        key=jax.random.key(0),
+    )
+    rng = np.random.default_rng(1)
+    slow = np.array([_step_by_step(rng, 550, rate, costs, 1.0, 0.05) for _ in range(number)])
+    days = slow / 86_400
+    for level in (0.05, 0.25, 0.5, 0.75, 0.95):
+        within = np.mean(days <= law.quantile(level))
+        assert abs(within - level) < 4 * np.sqrt(level * (1 - level) / number)
+    assert abs(law.mean.value - days.mean()) < 4 * days.std() / np.sqrt(number)
+    chance = law.probability(float(np.median(days)))
+    assert abs(chance.value - 0.5) < 4 * np.sqrt(0.25 / number)
+
+
+def test_derivatives_are_those_of_dalys_formula():
+    costs = RunCosts(interval_s=3600.0, blocking_s=120.0, restart_s=900.0)
+    failures = Failures(
+        device_hours=1000.0,
+        causes=(Cause(name="a", count=200), Cause(name="b", count=50, detection_s=600.0)),
+        restart_s=900.0,
+        blocking_s=120.0,
+        source="made",
+    )
+    law = training_run(
+        steps(1e-3),
+        num_steps=360_000,
+        failures=failures,
+        costs=costs,
+        known_rates=True,
+        num_runs=20_000,
+        key=jax.random.key(2),
+        derivatives=True,
+    )
+
+    def mean(scale):
+        a, b = (count * scale.get(name, 1) / 3.6e6 for name, count in (("a", 200), ("b", 50)))
+        restart = 900 * scale.get("restart_s", 1)
+        interval, blocking = 3600 * scale.get("interval_s", 1), 120 * scale.get("blocking_s", 1)
+        downs = [(a, restart), (b, restart + 600)]
+        return expected_seconds(360_000.0, interval, blocking, downs) / 86_400
+
+    for name, key in (
+        ("rate of a", "a"),
+        ("rate of b", "b"),
+        ("restart_s", "restart_s"),
+        ("blocking_s", "blocking_s"),
+        ("interval_s", "interval_s"),
+    ):
+        wanted = (mean({key: np.exp(0.1)}) - mean({key: np.exp(-0.1)})) / 0.2
+        found = law.derivatives[name]
+        # The last interval saves no checkpoint: one part in a hundred of what checkpoints cost.
+        slack = 0.01 * abs(wanted) + 0.003 * mean({}) * (key == "interval_s")
+        assert abs(found.value - wanted) < 4 * found.standard_error + slack, name
+
+
+def test_llama_3_was_interrupted_as_often_and_as_effective():
+    failures = load_failures("llama-3")
+    rates = [cause.count / (failures.device_hours * HOUR) * 16_384 for cause in failures.causes]
+    assert sum(cause.count for cause in failures.causes) == 466
+    announced = [cause.announced for cause in failures.causes]
+    interval = best_interval(sum(rates), failures.blocking_s)
+    costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
+    found = run(costs, hazards(rates, 1000, announced=announced), 1000, hours=54 * 24 * 0.88)
+    days = found.parts.sum(axis=1) / 86_400
+    interruptions = found.interruptions.sum(axis=1) * 54 / days
+    assert abs(interruptions.mean() - 466) < np.sqrt(466)
+    # What the job was up: "higher than 90 % effective training time" leaves out checkpoints.
+    up = 1 - found.parts[:, PARTS.index("down")] / found.parts.sum(axis=1)
+    assert up.mean() > 0.9
+    assert 50 < days.mean() < 58
+
+
+def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
+    what = hazards((2e-4,), 4000)
+    costs = RunCosts(1800, 60, 300)
+    slowness = np.where(np.random.default_rng(0).random((4000, 32)) < 0.5, 0.98, 1.02)
+    work = np.full(4000, 100 * HOUR)
+
+    def spread(reallocates):
+        one = dataclasses.replace(what, reallocates=np.array([reallocates]))
+        runs = run_cycles(work, slowness, one, costs, np.random.default_rng(1))
+        return runs.parts[:, PARTS.index("work")].std()
+
+    assert spread(False) == pytest.approx(0.02 * 100 * HOUR, rel=0.02)
+    assert spread(True) < 0.4 * spread(False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--deadline", "0"], "days above 0"),
+        (["--deadline", "nan"], "days above 0"),
+        (["--interval", "20"], "longer interval"),
+        (["--interval", "1e9", "--restart", "1e9"], "save checkpoints more often"),
+        (["--failures", "llama-33"], "llama-3"),
+        (["--spares", "-1"], "at least 1"),
+        (["--blocking", "0"], "give `--interval`"),
+    ],
+)
+def test_bad_input_of_a_run_is_one_sentence(words, message, capsys):
+    job = ["run", "megatron-22b-a100-8", "--steps", "100000", "--samples", "64", *words]
+    assert main(job) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_the_command_prints_the_law_of_a_run(capsys):
+    words = ["megatron-22b-a100-8", "--samples", "256", "--runs", "500", "--deadline", "20"]
+    assert main(["run", *words, "--steps", "1000000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["days"]["p5"] < found["days"]["p50"] < found["days"]["p95"]
+    assert 0 <= found["probability"] <= 1
+    assert 0.9 < found["goodput"] < 1
