@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
     # Bad input fails before JAX starts.
-    job = load(arguments.job, arguments.overrides, arguments.allow_oom)
+    job = load(arguments)
 
     from ..data import load_failures
 
