@@ -12,7 +12,7 @@ from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
 from prism_jax.program import Network, Stall, Variability, assemble
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
-from prism_jax.workload import Block, Kernel, Segment, Workload, lower
+from prism_jax.workload import Block, Kernel, Segment, Workload, lower, rows_of
 
 
 def event_loop_ends(predecessors, latencies) -> list[float]:
@@ -131,10 +131,9 @@ def kernels_of(block: Block) -> Counter[Kernel]:
     """How often each kernel of a block runs, collectives too."""
     counts: Counter[Kernel] = Counter()
     for segment, times in block:
-        for kernel, count in segment.kernels:
-            counts[kernel] += count * times
-        if segment.collective is not None:
-            counts[segment.collective] += times
+        for row, _ in rows_of(segment):
+            for kernel, count in row:
+                counts[kernel] += count * times
     return counts
 
 

@@ -13,15 +13,15 @@ from prism_jax.workload import Block, Branches, Kernel, Segment, block_mean
 from .helpers import graph_of, lognormal
 
 
-def _block(scale: float, contention: tuple[float, float], closing: bool = True) -> Block:
+def _block(scale: float, contention: tuple[float, float], times: int = 1) -> Block:
     """Something alone, then compute beside collectives that take `scale` as long, in two rows."""
     alone = (Kernel("norm", "a", 3e-4), 2)
     compute = ((Kernel("gemm", "b", 1e-3), 1), (Kernel("norm", "c", 2e-4), 2))
     first = ((Kernel("all_gather", "d", scale * 7e-4, "nvlink"), 2),)
     second = ((Kernel("reduce_scatter", "e", scale * 1.3e-3, "network"), 1),)
-    last = Kernel("all_gather", "f", 2e-4, "nvlink") if closing else None
+    last = Kernel("all_gather", "f", 2e-4, "nvlink")
     branches = Branches(compute, (first, second), contention)
-    return ((Segment((alone,), last, branches), 1),)
+    return ((Segment((alone,), last, (branches,) * times), 1),)
 
 
 def _program(block: Block, members: int, spread: float, gpus: float, **options):
@@ -48,8 +48,7 @@ def _program(block: Block, members: int, spread: float, gpus: float, **options):
 def _every_kernel(rng, block: Block, program, samples: int, regime: int):
     """Draws of a block's latency, and of its slowest GPU, kernel by kernel. NumPy."""
     ((segment, _),) = block
-    members, branches = program.group_size, segment.branches
-    assert branches is not None
+    members = program.group_size
     gpus = np.exp(float(program.variability.rank.sigma) * rng.standard_normal((samples, members)))
     gpus /= np.exp(float(program.variability.rank.sigma) ** 2 / 2)
 
@@ -64,39 +63,49 @@ def _every_kernel(rng, block: Block, program, samples: int, regime: int):
             total += kernel.mean * slowed * drawn.sum(axis=0)
         return total
 
-    alone = gpus * run(segment.kernels, gpus.shape)
-    ends = (alone + gpus * run(branches.compute, gpus.shape)).max(axis=1)
-    start = alone.max(axis=1)
-    longest = np.max([run(row, (samples,)) for row in branches.communication], axis=0)
-    a, b = branches.contention
-    x, y = (ends - start) * (1 + a), longest * (1 + b)
-    end = start + np.maximum(x + (y - x) / (1 + b), y + (x - y) / (1 + a))
+    ends = gpus * run(segment.kernels, gpus.shape)
+    for branches in segment.branches:
+        start = ends.max(axis=1, keepdims=True)
+        compute = ends + gpus * run(branches.compute, gpus.shape) - start
+        longest = np.max([run(row, start.shape) for row in branches.communication], axis=0)
+        a, b = branches.contention
+        x, y = compute * (1 + a), longest * (1 + b)
+        ends = start + np.maximum(x + (y - x) / (1 + b), y + (x - y) / (1 + a))
+    end = ends.max(axis=1)
     if segment.collective is not None:
         end += run(((segment.collective, 1),), (samples,))
     return end, gpus.max(axis=1)
+
+
+def _assert_equal_to_every_kernel_drawn(block, members, spread, gpus, samples=60_000):
+    rng = np.random.default_rng(3)
+    program = _program(block, members, spread, gpus)
+    tables = make_plan(program).tables
+    assert tables.shared is not None
+    for regime in range(2):
+        drawn, slowest = _every_kernel(rng, block, program, samples, regime)
+        mean, std, shared = (
+            np.interp(slowest, np.asarray(tables.nodes), np.asarray(values))
+            for values in (*tables.moments[:2, 0, regime], tables.shared[0, regime])
+        )
+        # Given the slowest GPU, what is left is the noise of kernels and other GPUs.
+        assert np.std(drawn - mean) / np.sqrt(samples) < 3e-4 * np.mean(drawn)
+        assert abs(np.mean(mean - drawn)) < 5e-4 * np.mean(drawn)
+        whole = np.sqrt(np.var(mean) + np.mean(std**2 + shared**2))
+        assert whole == pytest.approx(np.std(drawn), rel=0.02)
 
 
 @pytest.mark.parametrize("members", [1, 8])
 @pytest.mark.parametrize(("spread", "gpus"), [(0.01, 0.005), (0.03, 0.02), (0.002, 0.03)])
 @pytest.mark.parametrize("contention", [(0.0, 0.0), (0.2, 0.3)])
 def test_branches_equal_every_kernel_drawn(members, spread, gpus, contention):
-    rng, samples = np.random.default_rng(3), 60_000
     for scale in (0.5, 1.0, 1.6):
-        block = _block(scale, contention)
-        program = _program(block, members, spread, gpus)
-        tables = make_plan(program).tables
-        assert tables.shared is not None
-        for regime in range(2):
-            drawn, slowest = _every_kernel(rng, block, program, samples, regime)
-            mean, std, shared = (
-                np.interp(slowest, np.asarray(tables.nodes), np.asarray(values))
-                for values in (*tables.moments[:2, 0, regime], tables.shared[0, regime])
-            )
-            # Given the slowest GPU, what is left is the noise of kernels and other GPUs.
-            assert np.std(drawn - mean) / np.sqrt(samples) < 3e-4 * np.mean(drawn)
-            assert abs(np.mean(mean - drawn)) < 5e-4 * np.mean(drawn)
-            whole = np.sqrt(np.var(mean) + np.mean(std**2 + shared**2))
-            assert whole == pytest.approx(np.std(drawn), rel=0.02)
+        _assert_equal_to_every_kernel_drawn(_block(scale, contention), members, spread, gpus)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.6])
+def test_members_do_not_wait_between_branches(scale):
+    _assert_equal_to_every_kernel_drawn(_block(scale, (0.2, 0.0), 2), 8, 0.01, 0.005)
 
 
 _together = jax.jit(together)
@@ -122,7 +131,7 @@ def test_without_variance_the_end_is_exact(contention, longer):
     assert found[:, 0].tolist() == pytest.approx([end, 0, 0, 0], abs=1e-14)
     compute = ((Kernel("gemm", "", 0.5), 2),)
     collectives = ((Kernel("all_gather", "", longer, "nvlink"), 1),)
-    one = Segment(compute, None, Branches(compute, (collectives,), contention))
+    one = Segment(compute, None, (Branches(compute, (collectives,), contention),))
     assert block_mean(((one, 3),)) == pytest.approx(3 * (1 + end))
 
 

@@ -235,12 +235,12 @@ class Convolution(AbstractModule):
     def forward(self, costs, before):
         linear = self._linear(costs)
         closed = close_module(costs, [linear.forward], linear.forward)
-        return [*open_module(costs, before, linear.forward), *closed]
+        return open_module(costs, before, linear.forward, closed)
 
     def backward(self, costs, before, *, weights=True):
         linear = self._linear(costs)
         closed = close_backward(costs, [], linear, weights)
-        return [*open_module(costs, before, linear.dgrad), *closed]
+        return open_module(costs, before, linear.dgrad, closed)
 
     def backward_weight(self, costs):
         from prism_jax.workload._parts import segment

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.workload import block_mean
+from prism_jax.workload import block_mean, rows_of
 
 from .helpers import lower_job
 
@@ -25,10 +25,9 @@ def _kernels(*blocks, collectives=False):
     counts = Counter()
     for block in blocks:
         for segment, times in block:
-            for kernel, count in segment.kernels:
-                counts[kernel] += times * count
-            if collectives and segment.collective is not None:
-                counts[segment.collective] += times
+            for row, by_member in rows_of(segment):
+                for kernel, count in row if by_member or collectives else ():
+                    counts[kernel] += times * count
     return counts
 
 

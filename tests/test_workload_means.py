@@ -11,9 +11,9 @@ from benchmarks._means import mean_rows, mean_table
 from benchmarks._published import published
 from prism_jax.data import Job, Kernels, list_jobs, load_device, load_job
 from prism_jax.schedule import evaluate, make_schedule
-from prism_jax.workload import Block, Kernel
+from prism_jax.workload import Block, Kernel, block_mean, rows_of
 
-from .helpers import lower_job
+from .helpers import kernels_of, lower_job
 
 
 def _normal_maximum(n: float) -> float:
@@ -30,10 +30,11 @@ def _seconds(parts: Block, members: int, kernels: Kernels) -> float:
 
     total = 0.0
     for segment, times in parts:
-        mean = sum(kernel.mean * count for kernel, count in segment.kernels)
-        variance = sum(deviation(kernel) ** 2 * count for kernel, count in segment.kernels)
-        if segment.collective is not None:
-            mean += segment.collective.mean + _normal_maximum(members) * math.sqrt(variance)
+        mean = block_mean(((segment, 1),))
+        alone = [one for row, by_member in rows_of(segment) for one in row if by_member]
+        variance = sum(deviation(kernel) ** 2 * count for kernel, count in alone)
+        if segment.collective is not None or segment.branches:
+            mean += _normal_maximum(members) * math.sqrt(variance)
         total += times * mean
     return total
 
@@ -222,7 +223,7 @@ def test_attention_on_b200_is_not_twice_as_efficient_as_measured():
     peak = load_device("b200").peak_flop_per_s["bf16"]
     square = 64 * 4096**2 * 128
     for blocks, products, measured in ((workload.forward, 4, 0.71), (workload.backward, 10, 0.69)):
-        (found,) = {k for s, _ in blocks[0] for k, _ in s.kernels if k.kind == "attention"}
+        (found,) = {k for k in kernels_of(blocks[0]) if k.kind == "attention"}
         efficiency = products * square / found.mean / peak
         assert 0.8 * measured < efficiency < 1.05 * measured
 
@@ -260,7 +261,7 @@ def test_the_backward_all_reduce_of_2021_is_not_hidden():
     hidden, bare = (lower_job(load_job("megatron-175b-a100-64", old[:count])) for count in (1, 2))
     assert bare.forward == hidden.forward
     of_forward, of_backward, of_hidden = (
-        sum(s.collective.mean * times for s, times in block if s.collective)
+        block_mean(block) - sum(k.mean * n for k, n in kernels_of(block).items() if not k.link)
         for block in (bare.forward[1], bare.backward[1], hidden.backward[1])
     )
     assert of_backward == pytest.approx(of_forward)

@@ -1,7 +1,7 @@
 """Profiles of kernels: how near to the hardware's limits they run, and how much they vary."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -68,12 +68,12 @@ class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `contention`: what the hidden part of a collective costs the compute that hides it, as a part
-        of its own latency.
+    - `contention`: the share of the units that compute which a collective beside them takes, so
+        that a hidden collective costs this part of its own latency; below one.
     - `data_parallel`: what part of the data-parallel collectives that could be hidden is.
     """
 
-    contention: Fraction
+    contention: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     data_parallel: Fraction
 
 

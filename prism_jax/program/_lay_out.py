@@ -29,8 +29,8 @@ def lay_out(
         sequence: list[tuple[int, int]] = []
         for segment, repeats in block:
             alone, beside = rows.add(segment, segment.members or members)
-            for contains, number in ((class_segments[c], alone), (class_branches[c], beside)):
-                if number >= 0:
+            for contains, numbers in ((class_segments[c], alone), (class_branches[c], beside)):
+                for number in numbers:
                     contains[number] = contains.get(number, 0) + repeats
             compute[c] |= any(row for row, by_member in rows_of(segment) if by_member)
             if segment.collective is not None:
@@ -61,21 +61,23 @@ def lay_out(
 class _Rows(NamedTuple):
     """The different rows that members run, and branches, numbered as they are added.
 
-    A branch is known by the row of what precedes it, that of all up to its end (-1 for nothing),
-    and what runs in it.
+    Branches are known by the row of what precedes them, that of all up to their end (-1 for
+    nothing), and what runs in them.
     """
 
     segments: dict[tuple[Row, int], int]
     branches: dict[tuple[int, int, Branches], int]
 
-    def add(self, segment: Segment, members: int) -> tuple[int, int]:
-        """The numbers of the row of what members run alone, and of the branch; -1 for none."""
-        alone = self._row(segment.kernels, members)
-        if segment.branches is None:
-            return alone, -1
-        whole = self._row(segment.kernels + segment.branches.compute, members)
-        key = (alone, whole, segment.branches)
-        return alone, self.branches.setdefault(key, len(self.branches))
+    def add(self, segment: Segment, members: int) -> tuple[list[int], list[int]]:
+        """The number of the row of what members run alone, if any, and of the branches."""
+        row, branches = segment.kernels, []
+        before = alone = self._row(row, members)
+        for one in segment.branches:
+            # Members do not wait for one another between branches.
+            row += one.compute
+            key = (before, before := self._row(row, members), one)
+            branches.append(self.branches.setdefault(key, len(self.branches)))
+        return [alone] if alone >= 0 else [], branches
 
     def _row(self, row: Row, members: int) -> int:
         return self.segments.setdefault((row, members), len(self.segments)) if row else -1
@@ -113,7 +115,7 @@ def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
 
 
 def _steps(
-    segment: Segment, branch: int, kernels: Mapping[Kernel, int]
+    segment: Segment, numbers: Sequence[int], kernels: Mapping[Kernel, int]
 ) -> Iterator[tuple[int, int]]:
     """A segment kernel by kernel: which, or -1, and what it does.
 
@@ -123,18 +125,18 @@ def _steps(
     """
     compute = [(kernels[k], ALONE) for k, count in segment.kernels for _ in range(count)]
     yield from compute
-    if segment.branches is not None:
+    for number, branches in zip(numbers, segment.branches, strict=True):
         yield -1, STARTS
-        for kernel, count in segment.branches.compute:
+        for kernel, count in branches.compute:
             yield from [(kernels[kernel], ALONE)] * count
-        for row in segment.branches.communication:
+        for row in branches.communication:
             for kernel, count in row:
                 yield from [(kernels[kernel], BESIDE)] * count
             yield -1, ROW_ENDS
-        yield branch, MEETS
+        yield number, MEETS
     if segment.collective is not None:
         yield kernels[segment.collective], CLOSES
-    elif compute or segment.branches is not None:
+    elif compute or segment.branches:
         yield -1, CLOSES
 
 

@@ -51,8 +51,8 @@ Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with h
 class Branches(msgspec.Struct, frozen=True):
     """What runs side by side: compute of every member, and collectives of the whole group.
 
-    The collectives start when the slowest member has come so far; the branches end when all have
-    ended on all members. Rows of collectives do not slow one another.
+    The collectives start when the slowest member has come so far. Who has ended its compute, and
+    the collectives, goes on. Rows of collectives do not slow one another.
 
     **Attributes:**
 
@@ -97,13 +97,14 @@ class Segment(msgspec.Struct, frozen=True):
     - `kernels`: what each member runs alone, before the branches.
     - `collective`: what closes the segment: it starts when the slowest member arrives. `None` where
         nobody waits within the group.
-    - `branches`: what then runs side by side, before the closing collective; `None` for nothing.
+    - `branches`: what then runs side by side, one after the other, before the closing collective.
+        A segment that has them ends when all members have ended them.
     - `members`: how many ranks wait there; `None`: those of a tensor- and context-parallel group.
     """
 
     kernels: Row
     collective: Kernel | None = None
-    branches: Branches | None = None
+    branches: tuple[Branches, ...] = ()
     members: int | None = None
 
 

@@ -1,5 +1,7 @@
 """Kernels of one job, priced."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ..cluster import (
@@ -17,7 +19,8 @@ from ..cluster import (
     tp_group,
 )
 from ..data import Cluster, Kernels, Layout, Model, Training
-from ._block import Kernel
+from ._block import Branches, Kernel
+from ._parts import row
 
 
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
@@ -222,28 +225,25 @@ class Costs(msgspec.Struct, frozen=True):
         size = f"{round(num_bytes)}B {group.name}{group.size} {transfer.link}"
         return Kernel(kind, size, transfer.latency, transfer.link)
 
-    def overlapped(self, collective: Kernel, beside: Kernel) -> Kernel:
-        """What is left of a collective of a backward that may run beside a GEMM."""
-        if not self.training.overlap_tp_backward:
-            return collective
-        hidden = min(collective.mean, beside.mean)
-        left = collective.mean - hidden + self.kernels.overlap.contention * hidden
-        size = f"{collective.size} beside {beside.size}"
-        return msgspec.structs.replace(collective, size=size, mean=left)
-
-    def pipelined(self, collective: Kernel, beside: Kernel) -> Kernel:
-        """What is left of a tensor-parallel collective that runs in pieces beside a GEMM.
-
-        The piece of one rank cannot be hidden: the first to come or the last to go.
+    def beside(self, compute: Iterable[Kernel], collective: Kernel) -> Branches:
+        """Compute and a collective side by side, of which the collective takes a share of the units
+        that compute: it takes `1 / (1 - share)` times as long meanwhile.
         """
-        if not self.training.tp_overlap:
-            return collective
-        pieces = self.layout.tp
-        alone = collective.mean / pieces
-        hidden = min(collective.mean - alone, beside.mean)
-        left = collective.mean - hidden + self.kernels.overlap.contention * hidden
-        size = f"{collective.size} in {pieces} pieces beside {beside.size}"
-        return msgspec.structs.replace(collective, size=size, mean=left)
+        share = self.kernels.overlap.contention
+        return Branches(row(compute), (row([collective]),), (share / (1 - share), 0.0))
+
+    def in_pieces(self, kind: str, num_bytes: int, gemm: Kernel) -> tuple[Kernel, Branches]:
+        """A tensor-parallel collective in as many pieces as the group has members: one that nothing
+        hides, the first to come or the last to go, and the others beside a GEMM.
+        """
+        whole, pieces = self.collective(kind, num_bytes, self.tp), self.layout.tp
+
+        def some(count: int) -> Kernel:
+            size = whole.size.replace(f"{num_bytes}B", f"{num_bytes * count // pieces}B", 1)
+            size += f", {count} of {pieces} pieces"
+            return msgspec.structs.replace(whole, size=size, mean=whole.mean * count / pieces)
+
+        return some(1), self.beside([gemm], some(pieces - 1))
 
     def send_recv(self, sender: int, receiver: int) -> Kernel:
         """The activations, or their gradients, of a microbatch between two pipeline ranks."""

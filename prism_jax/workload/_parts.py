@@ -9,7 +9,7 @@ from ._block import Block, Branches, Kernel, Row, Segment
 def segment(
     kernels: Iterable[Kernel],
     collective: Kernel | None = None,
-    branches: Branches | None = None,
+    *branches: Branches,
     members: int | None = None,
 ) -> Segment:
     """A segment of these kernels, each counted once."""
@@ -19,6 +19,13 @@ def segment(
 def row(kernels: Iterable[Kernel]) -> Row:
     """Serial kernels, each counted once."""
     return tuple(Counter(kernels).items())
+
+
+def without(kernels: Row, one: Kernel) -> Row:
+    """A row in which one kernel runs once less."""
+    counts = Counter(dict(kernels))
+    counts[one] -= 1
+    return tuple((+counts).items())
 
 
 def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
@@ -32,7 +39,7 @@ def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
         for one in segments:
             if times == 0 or not (one.kernels or one.collective or one.branches):
                 continue
-            if one.collective is None and one.branches is None and one.members is None:
+            if one.collective is None and not one.branches and one.members is None:
                 for kernel, count in one.kernels:
                     loose[kernel] += count * times
             else:
@@ -45,9 +52,9 @@ def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
 def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
     """The rows of kernels of a segment, and whether each is run by every member by itself."""
     yield one.kernels, True
-    if one.branches is not None:
-        yield one.branches.compute, True
-        for communication in one.branches.communication:
+    for branches in one.branches:
+        yield branches.compute, True
+        for communication in branches.communication:
             yield communication, False
     if one.collective is not None:
         yield ((one.collective, 1),), False
@@ -60,10 +67,10 @@ def block_mean(parts: Block) -> float:
 
 def _segment_mean(one: Segment) -> float:
     mean = _row_mean(one.kernels) + (one.collective.mean if one.collective else 0.0)
-    if one.branches is not None:
-        alpha, beta = one.branches.slowdowns
-        compute = _row_mean(one.branches.compute)
-        longest = max(map(_row_mean, one.branches.communication), default=0.0)
+    for branches in one.branches:
+        alpha, beta = branches.slowdowns
+        compute = _row_mean(branches.compute)
+        longest = max(map(_row_mean, branches.communication))
         mean += max(longest + beta * compute, compute + alpha * longest)
     return mean
 

@@ -1,23 +1,36 @@
 """What modules have in common: how their input is gathered and their output scattered.
 
-Forward, a module is two segments: what comes before its input is gathered (all_gather) and what
-comes before its output is scattered (reduce_scatter). Backward, it is three: up to the gathering of
-the gradient; up to the gathering, once more, of the input, beside the dgrad GEMM; and up to the
-scattering of the input's gradient, beside the wgrad GEMM. Without sequence parallelism an
-all_reduce closes each module.
+Forward, a module is two segments: what comes before its input is gathered (all_gather), and what
+comes before its output is scattered (reduce_scatter). Backward, the second goes on with the
+gathering, once more, of the input, beside the dgrad GEMM, and with the scattering of the input's
+gradient, beside the wgrad GEMM. Without sequence parallelism an all_reduce closes each module.
 """
+
+import msgspec
 
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from .._parts import segment
+from .._parts import row, segment, without
 
 
-def open_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segment]:
-    """What comes before a gather, beside which `gemm` may run."""
+def open_module(
+    costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: list[Segment]
+) -> list[Segment]:
+    """What comes before a gather, and the rest, in the first segment of which `gemm` may run beside
+    the pieces of the gather.
+    """
     if not costs.splits_sequence:
-        return [segment(kernels)]
-    gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
-    return [segment(kernels, costs.pipelined(gather, gemm))]
+        return [segment(kernels), *rest]
+    first, *later = rest
+    # A product that other pieces run beside already hides none of these.
+    if not costs.training.tp_overlap or gemm not in dict(first.kernels):
+        gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
+        return [segment(kernels, gather), *rest]
+    bare, beside = costs.in_pieces("all_gather", tp_bytes(costs), gemm)
+    changed = msgspec.structs.replace(
+        first, kernels=without(first.kernels, gemm), branches=(beside, *first.branches)
+    )
+    return [segment(kernels, bare), changed, *later]
 
 
 def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segment]:
@@ -25,10 +38,10 @@ def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segm
     if costs.layout.tp == 1:
         return [segment(kernels)]
     kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
-    collective = costs.collective(kind, tp_bytes(costs), costs.tp)
-    if costs.splits_sequence:
-        collective = costs.pipelined(collective, gemm)
-    return [segment(kernels, collective)]
+    if not (costs.splits_sequence and costs.training.tp_overlap):
+        return [segment(kernels, costs.collective(kind, tp_bytes(costs), costs.tp))]
+    bare, beside = costs.in_pieces(kind, tp_bytes(costs), gemm)
+    return [Segment(without(row(kernels), gemm), bare, (beside,))]
 
 
 def close_backward(
@@ -36,23 +49,30 @@ def close_backward(
 ) -> list[Segment]:
     """What ends with the gradients of the matrix that reads the gathered input."""
     dgrad, wgrad = inputs.dgrad, inputs.wgrad
-    both = [dgrad, wgrad] if weights else [dgrad]
+    return gradients_of_input(costs, kernels, [dgrad], [wgrad] if weights else [], tp_bytes(costs))
+
+
+def gradients_of_input(
+    costs: Costs, kernels: list[Kernel], dgrad: list[Kernel], wgrad: list[Kernel], num_bytes: int
+) -> list[Segment]:
+    """The same of any matrix, whose input and its gradient have so many bytes."""
     if costs.layout.tp == 1:
-        return [segment([*kernels, *both])]
-    beside = both[-1]
+        return [segment([*kernels, *dgrad, *wgrad])]
+    beside = costs.training.overlap_tp_backward
     if not costs.splits_sequence:
-        reduce = costs.collective("all_reduce", tp_bytes(costs), costs.tp)
-        # A backward-input ends with the reduction, so there is nothing left to run beside it.
-        left = costs.overlapped(reduce, beside) if weights else reduce
-        return [segment([*kernels, *both], left)]
-    scatter = costs.collective("reduce_scatter", tp_bytes(costs), costs.tp)
-    if not weights:
-        return [segment([*kernels, dgrad], scatter)]
-    gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
-    return [
-        segment([*kernels, dgrad], costs.overlapped(gather, dgrad)),
-        segment([wgrad], costs.overlapped(scatter, wgrad)),
-    ]
+        reduce = costs.collective("all_reduce", num_bytes, costs.tp)
+        if not (wgrad and beside):
+            # A backward-input ends with the reduction, so nothing is left to run beside it.
+            return [segment([*kernels, *dgrad, *wgrad], reduce)]
+        return [segment([*kernels, *dgrad], None, costs.beside(wgrad, reduce))]
+    scatter = costs.collective("reduce_scatter", num_bytes, costs.tp)
+    if not wgrad:
+        return [segment([*kernels, *dgrad], scatter)]
+    gather = costs.collective("all_gather", num_bytes, costs.tp)
+    if not beside:
+        return [segment([*kernels, *dgrad], gather), segment(wgrad, scatter)]
+    branches = costs.beside(dgrad, gather), costs.beside(wgrad, scatter)
+    return [segment(kernels, None, *branches)]
 
 
 def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> list[Segment]:
@@ -61,9 +81,9 @@ def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> list[Segm
     if not costs.splits_sequence:
         return [segment([*rest, inputs.wgrad])]
     gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
-    if rest:
-        gather = costs.overlapped(gather, rest[0])
-    return [segment(rest, gather), segment([inputs.wgrad])]
+    if not (rest and costs.training.overlap_tp_backward):
+        return [segment(rest, gather), segment([inputs.wgrad])]
+    return [segment([inputs.wgrad], None, costs.beside(rest, gather))]
 
 
 def gradients(linear: Linear, weights: bool) -> list[Kernel]:

@@ -96,7 +96,7 @@ class Attention(AbstractModule):
             rest = [segment(first, gather), *close_module(costs, last, out.forward)]
         else:
             rest = close_module(costs, first + last, out.forward)
-        return [*open_module(costs, before, qkv.forward), *rest]
+        return open_module(costs, before, qkv.forward, rest)
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         tokens, _, qkv_width = self._shape(costs)
@@ -112,12 +112,13 @@ class Attention(AbstractModule):
             *(kernel for one in self._of_context(costs) for kernel in gradients(one, weights)),
             *cast_gradient(costs, tokens * qkv_width),
         ]
-        segments = open_module(costs, before, out.dgrad)
+        segments = []
         if costs.layout.cp > 1:
             scatter = costs.collective("reduce_scatter", self._kv_bytes(costs), costs.cp)
             segments.append(segment(kernels, scatter))
             kernels = []
-        return [*segments, *close_backward(costs, kernels + inputs, qkv, weights)]
+        rest = [*segments, *close_backward(costs, kernels + inputs, qkv, weights)]
+        return open_module(costs, before, out.dgrad, rest)
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         return weight_gradients(costs, *self._linears(costs), *self._of_context(costs))

@@ -4,7 +4,7 @@ from ...data import Layout, Model, Training
 from .._block import Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import gradients
+from ._around import gradients, gradients_of_input
 from ._base import AbstractModule, Parameters
 
 
@@ -41,25 +41,11 @@ class Head(AbstractModule):
         loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
         dgrad = costs.gemm(tokens, hidden, vocabulary, costs.base_dtype)
         wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
-        both = [dgrad, wgrad] if weights else [dgrad]
         transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
         norm = segment([*transform, costs.norm(3)])
-        if costs.layout.tp == 1:
-            return [segment([*loss, *both]), norm]
         num_bytes = 2 * tokens * hidden
-        if not costs.splits_sequence:
-            reduce = costs.collective("all_reduce", num_bytes, costs.tp)
-            left = costs.overlapped(reduce, wgrad) if weights else reduce
-            return [segment([*loss, *both], left), norm]
-        scatter = costs.collective("reduce_scatter", num_bytes, costs.tp)
-        if not weights:
-            return [segment([*loss, dgrad], scatter), norm]
-        gather = costs.collective("all_gather", num_bytes, costs.tp)
-        return [
-            segment([*loss, dgrad], costs.overlapped(gather, dgrad)),
-            segment([wgrad], costs.overlapped(scatter, wgrad)),
-            norm,
-        ]
+        segments = gradients_of_input(costs, loss, [dgrad], [wgrad] if weights else [], num_bytes)
+        return [*segments, norm]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)

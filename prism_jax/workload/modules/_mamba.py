@@ -84,11 +84,8 @@ class Mamba(AbstractModule):
             last.forward,
         ]
         segments, kernels = self._exchanged(costs, [enter, scan, leave])
-        return [
-            *open_module(costs, before, first.forward),
-            *segments,
-            *close_module(costs, kernels, last.forward),
-        ]
+        rest = [*segments, *close_module(costs, kernels, last.forward)]
+        return open_module(costs, before, first.forward, rest)
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         first, last = self._linears(costs)
@@ -101,11 +98,8 @@ class Mamba(AbstractModule):
         scan = [*(3 * self._scan(costs)), self._move(costs, 4 * self.conv_width)]
         leave = cast_gradient(costs, costs.tokens * self.input_width // costs.layout.tp)
         segments, kernels = self._exchanged(costs, [enter, scan, leave])
-        return [
-            *open_module(costs, before, last.dgrad),
-            *segments,
-            *close_backward(costs, kernels, first, weights),
-        ]
+        rest = [*segments, *close_backward(costs, kernels, first, weights)]
+        return open_module(costs, before, last.dgrad, rest)
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         return weight_gradients(costs, *self._linears(costs))

@@ -60,10 +60,8 @@ class MLP(AbstractModule):
             *cast(costs, tokens * ffn),
             down.forward,
         ]
-        return [
-            *open_module(costs, before, up.forward),
-            *close_module(costs, kernels, down.forward),
-        ]
+        rest = close_module(costs, kernels, down.forward)
+        return open_module(costs, before, up.forward, rest)
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         up, down = self._linears(costs)
@@ -78,10 +76,8 @@ class MLP(AbstractModule):
             costs.move("elementwise", 2 * tokens * (ffn + 2 * width)),
             *cast_gradient(costs, tokens * width),
         ]
-        return [
-            *open_module(costs, before, down.dgrad),
-            *close_backward(costs, kernels, up, weights),
-        ]
+        rest = close_backward(costs, kernels, up, weights)
+        return open_module(costs, before, down.dgrad, rest)
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         return weight_gradients(costs, *self._linears(costs))

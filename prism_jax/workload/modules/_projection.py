@@ -23,17 +23,13 @@ class Projection(AbstractModule):
     def forward(self, costs: Costs, before: list) -> list[Segment]:
         linear = self._linear(costs)
         norms = [*before, costs.norm(), costs.norm()]
-        return [
-            *open_module(costs, norms, linear.forward),
-            *close_module(costs, [linear.forward], linear.forward),
-        ]
+        rest = close_module(costs, [linear.forward], linear.forward)
+        return open_module(costs, norms, linear.forward, rest)
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         linear = self._linear(costs)
-        return [
-            *open_module(costs, before, linear.dgrad),
-            *close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights),
-        ]
+        rest = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
+        return open_module(costs, before, linear.dgrad, rest)
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         return weight_gradients(costs, self._linear(costs))
