@@ -51,14 +51,15 @@ def _job(dp=2, pp=2, microbatches=4):
     return Job(Layout(dp=dp, pp=pp), schedule, name="made")
 
 
-def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0):
+def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0, gathered=()):
     """A trace of a step of which `latency(kind, worker, microbatch, rng)` gives all ops.
-    `worker_step` is the spread of a factor that a worker's compute has in a step."""
+    `worker_step` is the spread of a factor that a worker's compute has in a step; `gathered` are
+    kinds of compute that replicas begin together."""
     dp, pp, microbatches = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
     calls = microbatches * job.schedule.virtual_stages
     scopes = {"params-all-gather": "dp", "grads-reduce-scatter": "dp", "optimizer": "self"}
     before, *after = (Call(op, scope, _self(dp, pp)) for op, scope in scopes.items())
-    step = step_graph(job, Outline((before,), tuple(after)))
+    step = step_graph(job, Outline((before,), tuple(after), gathered=gathered))
     rng = np.random.default_rng(seed)
     shape = (steps, dp, pp)
     compute = {op for op, is_one in zip(step.op, step.computes, strict=True) if is_one}
@@ -87,7 +88,12 @@ def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0):
                     name += "-recv" if i else "-send"
                 if not kind.startswith("launch"):
                     start[name][place], end[name][place] = ready, ends[op]
+    if pp == 1:
+        start, end = ({k: v for k, v in x.items() if k[-4:] not in _SENT} for x in (start, end))
     return Trace(job, np.arange(steps), start, end, {})
+
+
+_SENT = ("send", "recv")
 
 
 def _rows(trace):

@@ -42,12 +42,14 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Once-in-a-step ops in the order in which workers run them, before and after the pipeline; and
     the pairs of workers, `dp_rank * pp + stage`, that send to one another over slower links than
-    others do, as between nodes, where the trace tells two classes.
+    others do, as between nodes, where the trace tells two classes; and the kinds of compute that
+    begin when all replicas have come to them, as where parameters are gathered for each.
     """
 
     before: tuple[Call, ...] = ()
     after: tuple[Call, ...] = ()
     slow_links: tuple[tuple[int, int], ...] = ()
+    gathered: tuple[Name, ...] = ()
 
 
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +134,7 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: tuple[Call, ...] = ()
     after: tuple[Call, ...] = ()
     slow_links: tuple[tuple[int, int], ...] = ()
+    gathered: tuple[Name, ...] = ()
 
 
 def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
@@ -156,6 +159,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
         profile.outline.before,
         profile.outline.after,
         profile.outline.slow_links,
+        profile.outline.gathered,
     )
     means = [msgspec.structs.astuple(mean) for mean in profile.means]
     write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s", "loading"), means)
@@ -196,7 +200,7 @@ def load_profile(
         about.name,
         about.layout,
         about.schedule,
-        Outline(about.before, about.after, about.slow_links),
+        Outline(about.before, about.after, about.slow_links, about.gathered),
         _read_means(path / "means.csv"),
         read_variations(path / "variability.csv", check_law),
         about.fitted,

@@ -8,6 +8,7 @@ from ..program import op_latencies, replay, step_graph
 from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
 from ._data_law import law_of_data
+from ._inner_waits import with_inner_waits
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
 from ._links import with_links
 from ._robust import in_core
@@ -62,7 +63,7 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         raise ValueError(
             f"Step {number} of the trace takes no time; give the starts and durations of its ops."
         )
-    job, shape = trace.job, outline(trace)
+    job, shape = trace.job, with_inner_waits(outline(trace), trace)
     step = step_graph(job, shape)
     latencies = op_latencies(trace, step)
     shape = with_links(shape, step, latencies)

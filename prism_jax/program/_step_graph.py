@@ -1,6 +1,7 @@
 """The graph of a whole traced job: the pipelines of all replicas, and what surrounds them."""
 
 import dataclasses
+import itertools as it
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -92,8 +93,9 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
         nodes.add(
             LAUNCH + PIPELINE, worker, nodes.done[worker], **part.recorded_launch(worker % pp)
         )
-    for d in range(dp):
-        nodes.add_pipeline(part, d)
+    # Where replicas wait for one another in it, op by op.
+    for together in [range(dp)] if outline.gathered else [[d] for d in range(dp)]:
+        nodes.add_pipelines(part, together, outline.gathered)
     nodes.add_calls(outline.after)
     return nodes.finished()
 
@@ -125,6 +127,15 @@ class _Pipeline:
 
     def call(self, stage: int, microbatch: int) -> int:
         return self.local[stage] * self.num_microbatches + microbatch
+
+    def number(self, d: int, op: int) -> dict:
+        """What an op is of; microbatches are numbered through all replicas."""
+        microbatch = int(self.graph.microbatch[op])
+        numbers = {"call": microbatch, "microbatch": d * self.num_microbatches + microbatch}
+        return {"phase": str(self.graph.phase[op]), **numbers}
+
+    def is_slow(self, members: tuple[int, int]) -> bool:
+        return frozenset(members) in self.slow_links
 
     def first(self, rank: int) -> tuple[list[int], int]:
         """What a rank waits to receive for its first op, and this op."""
@@ -214,48 +225,60 @@ class _Nodes:
         d, s = groups((worker // pp, worker % pp), (dp, pp))[scope]
         return tuple((d * pp + s).tolist())
 
-    def add_pipeline(self, part: _Pipeline, d: int) -> None:
+    def add_pipelines(
+        self, part: _Pipeline, replicas: Sequence[int], gathered: Sequence[str]
+    ) -> None:
         graph, pp = part.graph, self.shape[1]
-        starts: dict[int, tuple[int, ...]] = {}  # What the first op of each rank waits for besides.
-        for rank in range(pp):
+        starts: dict[tuple[int, int], tuple[int, ...]] = {}  # Of first ops, besides.
+        for d, rank in it.product(replicas, range(pp)):
             received, first = part.first(rank)
             for op in received or [first]:
-                starts[op] = (*starts.get(op, ()), *self.done[d * pp + rank])
-        new: list[int] = []
+                starts[d, op] = (*starts.get((d, op), ()), *self.done[d * pp + rank])
+        new: dict[int, list[int]] = {d: [] for d in replicas}
         seen: dict[tuple[int, ...], int] = {}
-        for op in range(graph.num_ops):
-            rank, microbatch = int(graph.rank[op]), int(graph.microbatch[op])
-            phase, peer, stage = str(graph.phase[op]), int(graph.peer[op]), int(graph.stage[op])
-            worker = d * pp + rank
-            waits = [*(new[p] for p in graph.predecessors[op]), *starts.get(op, ())]
-            numbered = {"phase": phase, "call": microbatch}
-            numbered["microbatch"] = d * part.num_microbatches + microbatch
-            if phase == SEND_RECV:
-                back = bool(graph.backward[op])
-                key = (*sorted(waits), *sorted((rank, peer)))
-                name = "backward" if back else "forward"
-                other = stage - 1 if back else stage + 1
-                far = frozenset((worker, d * pp + peer)) in part.slow_links
-                node = self.add(
-                    part.kind(f"{name}-send_recv{SLOW_LINK * far}", stage),
-                    worker,
-                    waits,
-                    op=name,
-                    calls=(part.call(stage, microbatch), part.call(other, microbatch)),
-                    members=(worker, d * pp + peer),
-                    peer=d * pp + peer,
-                    twin=key in seen,
-                    **numbered,
-                )
-                seen.setdefault(key, node)
+
+        def waits_of(d: int, op: int) -> list[int]:
+            return [*(new[d][p] for p in graph.predecessors[op]), *starts.get((d, op), ())]
+
+        for op, d in it.product(range(graph.num_ops), replicas):
+            if graph.phase[op] == SEND_RECV:
+                node = self._add_send_recv(part, d, op, waits_of(d, op), seen)
             else:
-                name, calls = _NAMES[phase], (part.call(stage, microbatch),)
+                stage, microbatch = int(graph.stage[op]), int(graph.microbatch[op])
+                name, calls = _NAMES[str(graph.phase[op])], (part.call(stage, microbatch),)
                 kind = part.kind(name, stage)
-                node = self.add(kind, worker, waits, op=name, calls=calls, **numbered)
+                # All have come to an op before one of the replicas runs it.
+                whom = replicas if kind in gathered else [d]
+                waits = [n for other in whom for n in waits_of(other, op)]
+                worker = d * pp + int(graph.rank[op])
+                node = self.add(kind, worker, waits, op=name, calls=calls, **part.number(d, op))
                 self.orders[worker].append(node)
-            new.append(node)
-        for s in range(pp):
-            self.done[d * pp + s] = tuple(new[n] for n in graph.last[s])
+            new[d].append(node)
+        for d, s in it.product(replicas, range(pp)):
+            self.done[d * pp + s] = tuple(new[d][n] for n in graph.last[s])
+
+    def _add_send_recv(
+        self, part: _Pipeline, d: int, op: int, waits: list[int], seen: dict[tuple[int, ...], int]
+    ) -> int:
+        graph, pp = part.graph, self.shape[1]
+        rank, peer = int(graph.rank[op]), int(graph.peer[op])
+        stage, microbatch = int(graph.stage[op]), int(graph.microbatch[op])
+        name, other = ("backward", stage - 1) if graph.backward[op] else ("forward", stage + 1)
+        members = d * pp + rank, d * pp + peer
+        key = (*sorted(waits), *sorted((rank, peer)))
+        node = self.add(
+            part.kind(f"{name}-send_recv{SLOW_LINK * part.is_slow(members)}", stage),
+            members[0],
+            waits,
+            op=name,
+            calls=(part.call(stage, microbatch), part.call(other, microbatch)),
+            members=members,
+            peer=members[1],
+            twin=key in seen,
+            **part.number(d, op),
+        )
+        seen.setdefault(key, node)
+        return node
 
     def finished(self) -> StepGraph:
         c = self.columns
