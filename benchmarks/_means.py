@@ -29,6 +29,13 @@ def mean_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             yield {**row, "predicted_s": predicted, "error": predicted / one.seconds - 1}
 
 
+def job_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """As `mean_rows`, without a prediction."""
+    for one in published(folder.parent):
+        row = {"table": one.table, "name": one.name, "measured_s": one.seconds}
+        yield row if one.job else {**row, "reason": one.reason}
+
+
 def _predicted(one: Published) -> float:
     import jax
 
@@ -51,7 +58,18 @@ def mean_table(rows: list[dict[str, Any]]) -> str:
         cells = (table, str(len(errors)), f"{errors.mean():+.1f} %")
         cells += (f"{np.abs(errors).mean():.1f} %", f"{worst:+.1f} %")
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", f"{len(expressed):,} of {len(rows):,} rows are jobs. The others:", ""]
+    return "\n".join([*lines, "", *_count_lines(rows)])
+
+
+def count_table(rows: list[dict[str, Any]]) -> str:
+    """In Markdown: how many rows of each table are jobs, and why the others are none."""
+    tables = Counter(row["table"] for row in rows if "reason" not in row)
+    lines = [f"| {table} | {count} |" for table, count in sorted(tables.items())]
+    return "\n".join(["| table | rows |", "|---|---|", *lines, "", *_count_lines(rows)])
+
+
+def _count_lines(rows: list[dict[str, Any]]) -> list[str]:
     reasons = Counter(row["reason"] for row in rows if "reason" in row)
-    lines += [f"- {count}: {reason}" for reason, count in reasons.most_common()]
-    return "\n".join(lines)
+    jobs = len(rows) - reasons.total()
+    lines = [f"{jobs:,} of {len(rows):,} rows are jobs. The others:", ""]
+    return [*lines, *(f"- {count}: {reason}" for reason, count in reasons.most_common())]

@@ -185,6 +185,8 @@ def _of_steps(row: dict[str, str]) -> data.Job:
     options = {**_switches(stack), **switches}
     if stack != "llm-foundry":
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1.0")
+    if stack == "torchtitan":
+        options["tp_overlap"] = "async" in row["note"].lower()
     if row["zero"]:
         options["zero"] = _ZERO[row["zero"]]
     training = data.Training(
@@ -209,6 +211,10 @@ def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
     local = re.search(r"local batch (\d+)", row["note"])
     if local and _degree(row, "pp") == 1:  # Without a pipeline torchtitan does not accumulate.
         return {**row, "micro_batch": row["micro_batch"] or local[1]}
+    if local and "Interleaved" not in row["note"] and "1F1B" in row["note"]:
+        # With one it makes as many microbatches as there are stages.
+        size = max(1, int(local[1]) // _degree(row, "pp"))
+        return {**row, "micro_batch": row["micro_batch"] or str(size), "vpp": row["vpp"] or "1"}
     return row
 
 

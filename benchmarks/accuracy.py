@@ -3,6 +3,7 @@
     python benchmarks/accuracy.py            # tables in Markdown; --json for one JSON object
     python benchmarks/accuracy.py --only scales
     python benchmarks/accuracy.py --means    # the same as --only means
+    python benchmarks/accuracy.py --means --count    # only which rows are jobs; seconds
     python benchmarks/accuracy.py --memory   # the same as --only memory
     python benchmarks/accuracy.py --collectives
 
@@ -38,6 +39,7 @@ def main() -> None:
         parser.add_argument(
             f"--{name}", dest="only", action="store_const", const=name, help=f"as --only {name}"
         )
+    parser.add_argument("--count", action="store_true", help="of means: only which rows are jobs")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
     for name, folder in _FOLDERS.items():
@@ -48,12 +50,13 @@ def main() -> None:
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     from benchmarks._collectives import collective_rows, collective_table
-    from benchmarks._means import mean_rows, mean_table
+    from benchmarks._means import count_table, job_rows, mean_rows, mean_table
     from benchmarks._memory import memory_rows, memory_table
     from benchmarks._scales import scale_rows, scale_table
     from benchmarks._traces import all_trace_rows, trace_table
 
-    parts = {"means": (mean_rows, mean_table), "traces": (all_trace_rows, trace_table)}
+    means = (job_rows, count_table) if arguments.count else (mean_rows, mean_table)
+    parts = {"means": means, "traces": (all_trace_rows, trace_table)}
     parts["scales"] = (scale_rows, scale_table)
     parts["collectives"] = (collective_rows, collective_table)
     result = {}
