@@ -42,11 +42,9 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype) -> Loads:
         """What the laws are apart from their parameters, as arrays."""
-        names = ("members", "counts", "experts", "split", "capacity")
-        columns = {name: jnp.asarray(getattr(self, name).value, dtype) for name in names}
-        if np.all(np.isinf(self.capacity.value)):
-            columns["capacity"] = None
-        return Loads(**columns)
+        columns = (self.members, self.counts, self.experts, self.split, self.capacity)
+        *rest, capacity = (jnp.asarray(column.value, dtype) for column in columns)
+        return Loads(*rest, None if np.all(np.isinf(self.capacity.value)) else capacity)
 
     def of_kernels(self, number: int, dtype) -> Float[Array, "loads kernels"]:
         """One where a kernel takes longer with a load, with room for so many kernels."""
