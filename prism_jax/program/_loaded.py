@@ -42,9 +42,14 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype) -> Loads:
         """What the laws are apart from their parameters, as arrays."""
-        columns = (self.members, self.counts, self.experts, self.split, self.capacity)
-        *rest, capacity = (jnp.asarray(column.value, dtype) for column in columns)
-        return Loads(*rest, None if np.all(np.isinf(self.capacity.value)) else capacity)
+        limited = bool(np.isfinite(self.capacity.value).any())
+        return Loads(
+            members=jnp.asarray(self.members.value, dtype),
+            counts=jnp.asarray(self.counts.value, dtype),
+            experts=jnp.asarray(self.experts.value, dtype),
+            split=jnp.asarray(self.split.value, dtype),
+            capacity=jnp.asarray(self.capacity.value, dtype) if limited else None,
+        )
 
     def of_kernels(self, number: int, dtype) -> Float[Array, "loads kernels"]:
         """One where a kernel takes longer with a load, with room for so many kernels."""
