@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import resource
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,7 @@ from prism_jax.program import (
 )
 
 from .helpers import lognormal
+from .test_importers import _PUBLISHED
 
 
 # Concentration, members, tokens that are sent.
@@ -104,7 +108,9 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     @jax.jit
     def slowest(load):
         serial = cumulants @ counts.T + added_load(loaded, cumulants, counts, load)
-        moments = segment_maxima(*serial[:, 0], group, jnp.asarray(8.0))[:, None]
+        moments = segment_maxima(serial[0, 0], serial[1, 0], serial[2, 0], group, jnp.asarray(8.0))[
+            :, None
+        ]
         return fuller(moments, loaded, cumulants, counts, load)[:, 0]
 
     found = _fullest(*_loads(_CASES))
@@ -209,6 +215,7 @@ def test_a_job_with_uneven_experts_and_its_derivative(tmp_path, capsys):
 
     def mean(by):
         loads = program.loads
+        assert loads is not None
         unevenness = loads.unevenness
         changed = dataclasses.replace(unevenness, concentration=unevenness.concentration * (1 + by))
         moved = dataclasses.replace(loads, unevenness=changed)
@@ -218,3 +225,51 @@ def test_a_job_with_uneven_experts_and_its_derivative(tmp_path, capsys):
     slope = jax.grad(mean)(jnp.asarray(0.0))
     up, down = float(mean(jnp.asarray(0.02))), float(mean(jnp.asarray(-0.02)))
     assert float(slope) == pytest.approx((up - down) / 0.04, rel=0.01)
+
+
+_JOBS = {
+    "mixtral-8x7b": (128, "layout.tp=2 layout.pp=4 layout.ep=8 layout.etp=1"),
+    "deepseek-v3": (
+        2048,
+        "layout.pp=16 layout.ep=64 schedule.kind=dual-pipe training.dtype=fp8 "
+        "training.recompute=full schedule.layers_per_stage=[4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3]",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _JOBS)
+def test_jobs_from_files_of_hugging_face(name, tmp_path):
+    """To a law within a minute on two cores, where nothing was compiled before; and the derivative
+    with respect to the means of a kind of kernel.
+    """
+    from prism_jax import compile_job, estimate, load_job
+    from prism_jax.analysis import Mean
+
+    gpus, overrides = _JOBS[name]
+    (tmp_path / "config.json").write_text(json.dumps(_PUBLISHED[name][0]))
+    path = tmp_path / "job.toml"
+    words = ["import", str(tmp_path / "config.json"), "--gpus", str(gpus), "--out", str(path)]
+    overrides += " training.sequence_length=4096 schedule.num_microbatches=60"
+    overrides += " model.modules.moe.load_concentration=1000"
+    assert main([*words, *(w for o in overrides.split() for w in ("--set", o))]) == 0
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "prism_jax", "simulate", str(path), "--no-cache"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert json.loads(done.stdout)["step_time_s"]["mean"] > 0
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+
+    program = compile_job(load_job(path))
+    moved = jnp.asarray([kind == "all_to_all" for kind in program.latencies.kinds], float)
+    moved = moved[program.latencies.kind.value]
+
+    def mean(by):
+        table = program.latencies
+        table = dataclasses.replace(table, mean=table.mean * (1 + by * moved))
+        changed = dataclasses.replace(program, latencies=table)
+        return estimate(changed, Mean(), num_samples=4096, key=jax.random.key(0))
+
+    slope = float(jax.grad(mean)(jnp.asarray(0.0)))
+    up, down = float(mean(jnp.asarray(0.01))), float(mean(jnp.asarray(-0.01)))
+    assert slope == pytest.approx((up - down) / 0.02, rel=0.01)

@@ -42,11 +42,14 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype) -> Loads:
         """What the laws are apart from their parameters, as arrays."""
-        names = ("members", "counts", "experts", "split", "capacity")
-        columns = {name: jnp.asarray(getattr(self, name).value, dtype) for name in names}
-        if np.all(np.isinf(self.capacity.value)):
-            columns["capacity"] = None
-        return Loads(**columns)
+        limited = bool(np.isfinite(self.capacity.value).any())
+        return Loads(
+            members=jnp.asarray(self.members.value, dtype),
+            counts=jnp.asarray(self.counts.value, dtype),
+            experts=jnp.asarray(self.experts.value, dtype),
+            split=jnp.asarray(self.split.value, dtype),
+            capacity=jnp.asarray(self.capacity.value, dtype) if limited else None,
+        )
 
     def of_kernels(self, number: int, dtype) -> Float[Array, "loads kernels"]:
         """One where a kernel takes longer with a load, with room for so many kernels."""

@@ -171,7 +171,8 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
     apart = variability.worker_step is not None
-    load = classes.loads and fullest(classes.loads, parameters.unevenness)
+    unevenness = parameters.unevenness
+    load = classes.loads and unevenness and fullest(classes.loads, unevenness)
     moments, shared, communication = class_moments(
         classes.collapse, cumulants, network, groups, load, apart=apart
     )
