@@ -42,7 +42,7 @@ def collective_rows(folder: pathlib.Path) -> Iterator[Row]:
     """Every row of the tables, from 16 MiB."""
     for kind, name in _TABLES.items():
         for gpus, size, seconds in _nccl(folder / f"{name}.csv"):
-            cluster = _joined(load_cluster("dgx-h100-512"), gpus)
+            cluster = _joined(load_cluster("dgx-h100", 64), gpus)
             found = _latency(kind, size, gpus, cluster)
             yield Row("H100, EFA", kind, gpus, size, seconds, found)
     cluster = _slingshot()
@@ -71,7 +71,7 @@ def _joined(cluster: Cluster, gpus: int) -> Cluster:
 
 
 def _slingshot() -> Cluster:
-    cluster = load_cluster("dgx-h100-512")
+    cluster = load_cluster("dgx-h100", 64)
     inner, outer = cluster.links
     inner = msgspec.structs.replace(inner, group=_NODE, bandwidth_bytes_per_s=_NVLINK)
     outer = msgspec.structs.replace(outer, bandwidth_bytes_per_s=_SLINGSHOT)

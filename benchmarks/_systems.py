@@ -14,7 +14,10 @@ from prism_jax.fitting._systems import laws_of_systems
 
 _DRAWN = 1000
 _STEPS = 1000
-_GENERATIONS = (("h100-sxm", "h200-sxm"), ("b200", "gb200"))
+_GENERATIONS = (
+    ("h100-sxm", "h200-sxm", "h100-96g", "h20"),
+    ("b200", "gb200", "b300", "gb300"),
+)
 _SOURCE = "the systems"
 
 
