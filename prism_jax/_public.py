@@ -61,6 +61,7 @@ from .program import (
     Memory as Memory,
     Network as Network,
     Op as Op,
+    Prediction as Prediction,
     Program as Program,
     Stall as Stall,
     Variability as Variability,
@@ -71,6 +72,7 @@ from .program import (
     load_profile as load_profile,
     load_program as load_program,
     memory as memory,
+    predict as predict,
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends

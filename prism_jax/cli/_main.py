@@ -22,6 +22,7 @@ _COMMANDS = {
     "target": "_target",
     "sweep": "_sweep",
     "run": "_run",
+    "predict": "_predict",
     "memory": "_memory",
     "import": "_import",
     "trace": "_trace",

@@ -15,16 +15,15 @@ from ..data import (
     check_parts,
 )
 from ..schedule import (
-    OVERLAPPED,
-    SEND_RECV,
     AbstractSchedule,
     OpGraph,
     op_graph,
     order_of,
 )
-from ..workload import Block, Segment, Workload, block_mean
+from ..workload import Block, Workload, block_mean
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
+from ._frame import block_of_kind, frame_of
 from ._program import Program
 from ._variability import Variability, variability_of
 
@@ -110,7 +109,7 @@ def compile_program(
     check_parts(model, layout, config, training, cluster)
     order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
     workload = lower_chains(model, layout, config, training, cluster, kernels, order)
-    order = _with_costs(order, workload)
+    order = with_costs(order, workload)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
     return assemble(
@@ -129,7 +128,7 @@ def compile_program(
     )
 
 
-def _with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
+def with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
     """The schedule for the means of the blocks, and of the slowest send_recv."""
     names = ("forward", "backward_input", "backward_weight")
     means = {name: tuple(map(block_mean, getattr(workload, name))) for name in names}
@@ -160,21 +159,7 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
 
 
 def blocks_of(graph: OpGraph, workload: Workload) -> list[Block]:
-    """The block of each op of a graph. What overlaps takes as long as one after the other."""
-    transfers = {pair: ((Segment((), kernel), 1),) for pair, kernel in workload.send_recv.items()}
-    phases = {
-        "F": workload.forward,
-        "B": workload.backward,
-        "I": workload.backward_input,
-        "W": workload.backward_weight,
-    }
-    columns = (graph.phase, graph.stage, graph.other_stage, graph.rank, graph.peer)
-    blocks = []
-    for phase, stage, other, rank, peer in zip(*(c.tolist() for c in columns), strict=True):
-        if phase == SEND_RECV:
-            blocks.append(transfers[rank, peer])
-        elif phase == OVERLAPPED:
-            blocks.append(workload.forward[stage] + workload.backward[other])
-        else:
-            blocks.append(phases[phase][stage])
-    return blocks
+    """The block of each op of a graph."""
+    of = frame_of(graph)
+    blocks = [block_of_kind(workload, kind) for kind in of.kinds]
+    return [blocks[kind] for kind in of.kind_of.tolist()]

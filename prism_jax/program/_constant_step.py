@@ -1,14 +1,49 @@
 """A job's step if nothing varied, on the host: for what is solved for, again and again."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float
 
 from ..data import Job, Kernels, check_parts
-from ..schedule import OVERLAPPED, SEND_RECV, op_graph, order_of, replay
+from ..schedule import SEND_RECV, op_graph, order_of, replay
 from ..workload import Workload, block_mean
 from ._chains import lower_chains
 from ._compile import parts_of
+from ._frame import Frame, block_of_kind, frame_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantStep:
+    """A step of constant latencies, in seconds.
+
+    **Attributes:**
+
+    - `seconds`: all of it.
+    - `latencies`: of each op.
+    - `reduced`: for each pipeline rank, what nothing hides of the reduction of its gradients.
+    - `tail`: what follows when all ranks have met.
+    """
+
+    seconds: float
+    latencies: Float[np.ndarray, "ops"]
+    reduced: Float[np.ndarray, "ranks"]
+    tail: float
+
+
+def run(of: Frame, workload: Workload, send_recv: bool = True) -> ConstantStep:
+    """A step of a workload; without `send_recv`, as if they took no time."""
+    means = [
+        block_mean(block_of_kind(workload, kind)) * (send_recv or kind.phase != SEND_RECV)
+        for kind in of.kinds
+    ]
+    latencies = np.array(means)[of.kind_of]
+    _, ends = replay(of.graph.predecessors, latencies)
+    last = np.array([ends[list(ops)].max(initial=0.0) for ops in of.graph.last])
+    reduced = np.array([block_mean(block) for block in workload.reduce_scatter])
+    tail = block_mean(workload.tail)
+    return ConstantStep(float(np.max(last + reduced) + tail), latencies, reduced, tail)
 
 
 def constant_step(job: Job) -> Callable[[Kernels], float]:
@@ -29,34 +64,10 @@ def constant_step(job: Job) -> Callable[[Kernels], float]:
     check_parts(model, job.layout, job.schedule, training, cluster)
     order = order_of(job.schedule, job.layout)
     blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
-    graph = op_graph(order, blocking=blocking)
-    columns = (graph.phase, graph.stage, graph.other_stage, graph.rank, graph.peer)
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    different = {row: number for number, row in enumerate(dict.fromkeys(rows))}
-    number = np.array([different[row] for row in rows])
+    of = frame_of(op_graph(order, blocking=blocking))
 
     def seconds(kernels: Kernels) -> float:
         parts = (model, job.layout, job.schedule, training, cluster, kernels)
-        workload = lower_chains(*parts, order)
-        latencies = np.array([_mean(workload, *row) for row in different])[number]
-        _, ends = replay(graph.predecessors, latencies)
-        last = np.array([ends[list(ops)].max(initial=0.0) for ops in graph.last])
-        reduced = np.array([block_mean(block) for block in workload.reduce_scatter])
-        return float(np.max(last + reduced) + block_mean(workload.tail))
+        return run(of, lower_chains(*parts, order)).seconds
 
     return seconds
-
-
-def _mean(workload: Workload, phase: str, stage: int, other: int, rank: int, peer: int) -> float:
-    """The mean latency of an op; as of `blocks_of`, which has them all one by one."""
-    if phase == SEND_RECV:
-        return workload.send_recv[rank, peer].mean
-    if phase == OVERLAPPED:
-        return block_mean(workload.forward[stage]) + block_mean(workload.backward[other])
-    phases = {
-        "F": workload.forward,
-        "B": workload.backward,
-        "I": workload.backward_input,
-        "W": workload.backward_weight,
-    }
-    return block_mean(phases[phase][stage])

@@ -1,5 +1,3 @@
-"""The law of a whole training run: its steps, what interrupts it, and what that costs."""
-
 from ._cycles import RunCosts as RunCosts
 from ._expected import best_interval as best_interval, effective_share as effective_share
 from ._run_law import RunLaw as RunLaw

@@ -15,5 +15,10 @@ from ._memory import (
     add_sizes as add_sizes,
     memory_of_stages as memory_of_stages,
 )
-from ._parts import block_mean as block_mean, rows_of as rows_of
+from ._parts import (
+    block_flop as block_flop,
+    block_mean as block_mean,
+    rows_of as rows_of,
+    split_mean as split_mean,
+)
 from ._split import check_split as check_split, layers_of_stages as layers_of_stages

@@ -36,6 +36,8 @@ class Kernel(msgspec.Struct, frozen=True):
     - `link`: the name of the cluster's link that a collective uses; `None` for compute.
     - `load`: what it takes longer by on each member: in proportion to the member's load, and a
         collective to that of the fullest; `None` for equal loads.
+    - `group`: the name of the ranks that run a collective together, such as `tp`.
+    - `flop`: floating-point operations of its products.
     """
 
     kind: str
@@ -43,6 +45,8 @@ class Kernel(msgspec.Struct, frozen=True):
     mean: float
     link: str | None = None
     load: Load | None = None
+    group: str = ""
+    flop: float = 0.0
 
 
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.

@@ -207,7 +207,7 @@ class Costs(msgspec.Struct, frozen=True):
             self.cluster.device,
             self.kernels,
         )
-        return Kernel("attention", f"{size} {phase}", mean)
+        return Kernel("attention", f"{size} {phase}", mean, flop=flop)
 
     def host(self) -> Kernel:
         """What a step takes besides its kernels."""
@@ -223,7 +223,7 @@ class Costs(msgspec.Struct, frozen=True):
         """A collective of `num_bytes`, the full tensor, that nothing hides."""
         transfer = collective_latency(kind, num_bytes, group, self.cluster, self.kernels)
         size = f"{round(num_bytes)}B {group.name}{group.size} {transfer.link}"
-        return Kernel(kind, size, transfer.latency, transfer.link)
+        return Kernel(kind, size, transfer.latency, transfer.link, group=group.name)
 
     def beside(self, compute: Iterable[Kernel], collective: Kernel) -> Branches:
         """Compute and a collective side by side, of which the collective takes a share of the units
@@ -251,10 +251,10 @@ class Costs(msgspec.Struct, frozen=True):
         link = find_send_link(self.cluster, self.layout, sender, receiver)
         transfer = send_recv_latency(num_bytes, link, self.kernels)
         mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
-        return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name)
+        return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name, group="pp")
 
     def _gemm(self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float) -> Kernel:
         flop = 2 * batch * m * n * k
         mean = compute_latency("gemm", dtype, flop, num_bytes, self.cluster.device, self.kernels)
         shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
-        return Kernel("gemm", f"{dtype} {shape}", mean)
+        return Kernel("gemm", f"{dtype} {shape}", mean, flop=flop)

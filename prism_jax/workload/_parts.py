@@ -1,6 +1,6 @@
 """Building blocks out of kernels."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from ._block import Block, Branches, Kernel, Row, Segment
@@ -62,17 +62,47 @@ def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
 
 def block_mean(parts: Block) -> float:
     """The latency of a block of constant kernels, in seconds."""
-    return sum(times * _segment_mean(one) for one, times in parts)
+    return sum((times * _segment_mean(one) for one, times in parts), start=0.0)
+
+
+def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
+    """What of a block of constant kernels is compute, by kind, and what is collectives that nothing
+    hides, by group; in seconds. The two add up to `block_mean`.
+    """
+    compute: defaultdict[str, float] = defaultdict(float)
+    exposed: defaultdict[str, float] = defaultdict(float)
+    for one, times in parts:
+        for kernels in (one.kernels, *(branches.compute for branches in one.branches)):
+            for kernel, count in kernels:
+                compute[kernel.kind] += times * count * kernel.mean
+        for branches in one.branches:
+            longest = max(branches.communication, key=_row_mean)
+            left = _branches_mean(branches) - _row_mean(branches.compute)
+            exposed[longest[0][0].group] += times * left
+        if one.collective:
+            exposed[one.collective.group] += times * one.collective.mean
+    return compute, exposed
+
+
+def block_flop(parts: Block) -> float:
+    """The floating-point operations of a block's products on one member."""
+    rows = ((kernels, times) for one, times in parts for kernels, _ in rows_of(one))
+    return sum(
+        (times * count * kernel.flop for kernels, times in rows for kernel, count in kernels),
+        start=0.0,
+    )
 
 
 def _segment_mean(one: Segment) -> float:
     mean = _row_mean(one.kernels) + (one.collective.mean if one.collective else 0.0)
-    for branches in one.branches:
-        alpha, beta = branches.slowdowns
-        compute = _row_mean(branches.compute)
-        longest = max(map(_row_mean, branches.communication))
-        mean += max(longest + beta * compute, compute + alpha * longest)
-    return mean
+    return mean + sum(map(_branches_mean, one.branches))
+
+
+def _branches_mean(branches: Branches) -> float:
+    alpha, beta = branches.slowdowns
+    compute = _row_mean(branches.compute)
+    longest = max(map(_row_mean, branches.communication))
+    return max(longest + beta * compute, compute + alpha * longest)
 
 
 def _row_mean(kernels: Row) -> float:

@@ -1,0 +1,53 @@
+"""`prism-jax predict`: a job's step if nothing varied, and what it is made of."""
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from ._arguments import add_oom_argument, add_set_argument
+from ._catalogue import table
+from ._json import plain
+
+
+HELP = "the step of a job if nothing varied, and what it is made of, at once"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job", metavar="JOB", help="a shipped job (`prism-jax jobs`), or a .toml file"
+    )
+    add_set_argument(parser)
+    add_oom_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ..data import load_job
+    from ._load import tell_notes
+
+    job = load_job(arguments.job, arguments.overrides)
+
+    from ..program import check_memory, predict
+
+    if not arguments.allow_oom:
+        check_memory(job)
+    found = predict(job)
+    tell_notes([job])
+    result = {"job": job.name, "world_size": job.layout.world_size}
+    result["step_time_s"] = {"mean": found.mean}
+    result |= {k: plain(v) for k, v in msgspec.structs.asdict(found).items() if k != "mean"}
+    ordered = sorted(found.breakdown.items(), key=lambda item: -item[1])
+    rows = [(name, f"{s:.4g} s", f"{100 * s / found.mean:.1f} %") for name, s in ordered]
+    mfu = f", {100 * found.mfu:.1f} % of the peak (MFU)" if found.mfu == found.mfu else ""
+    text = [
+        f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, if nothing "
+        "varied",
+        f"{found.tokens_per_s / job.layout.world_size:,.0f} tokens/s and "
+        f"{found.flop_per_s / 1e12:,.0f} TFLOP/s per GPU{mfu}; "
+        f"{found.memory_bytes / 1e9:.1f} GB on the fullest",
+        "",
+        table(("part", "time", "share"), rows),
+        "",
+        f"pipeline: waiting for other stages; {found.exposed_send_recv:.3g} s of it are sends",
+    ]
+    return result, "\n".join(text)

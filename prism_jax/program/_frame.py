@@ -1,0 +1,63 @@
+"""The graph of a schedule's ops, and which of them are alike."""
+
+import dataclasses
+import functools as ft
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from ..schedule import OVERLAPPED, SEND_RECV, OpGraph
+from ..workload import Block, Segment, Workload
+
+
+class OpKind(NamedTuple):
+    """All that decides the kernels of an op; see `OpGraph`."""
+
+    phase: str
+    stage: int
+    other: int
+    rank: int
+    peer: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Frame:
+    """What of a step its latencies do not change.
+
+    **Attributes:**
+
+    - `graph`: the ops.
+    - `kinds`: of ops, each once.
+    - `kind_of`: for each op, the position of its kind.
+    """
+
+    graph: OpGraph
+    kinds: tuple[OpKind, ...]
+    kind_of: Int[np.ndarray, "ops"]
+
+
+# As many graphs are kept by `op_graph`, which gives the same one again.
+@ft.lru_cache(maxsize=4)
+def frame_of(graph: OpGraph) -> Frame:
+    """The kinds of the ops of a graph."""
+    columns = (graph.phase, graph.stage, graph.other_stage, graph.rank, graph.peer)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+    kind_of = np.array([numbers[row] for row in rows])
+    return Frame(graph, tuple(OpKind(*row) for row in numbers), kind_of)
+
+
+def block_of_kind(workload: Workload, kind: OpKind) -> Block:
+    """The kernels of the ops of a kind. What overlaps takes as long as one after the other."""
+    if kind.phase == SEND_RECV:
+        return ((Segment((), workload.send_recv[kind.rank, kind.peer]), 1),)
+    if kind.phase == OVERLAPPED:
+        return workload.forward[kind.stage] + workload.backward[kind.other]
+    phases = {
+        "F": workload.forward,
+        "B": workload.backward,
+        "I": workload.backward_input,
+        "W": workload.backward_weight,
+    }
+    return phases[kind.phase][kind.stage]

@@ -1,0 +1,149 @@
+"""The step of a job if nothing varied, and what it is made of: on the host, without JAX."""
+
+from collections import Counter, defaultdict
+
+import msgspec
+import numpy as np
+
+from ..data import Job, check_parts
+from ..schedule import SEND_RECV, op_graph, order_of, parse_token
+from ..workload import Block, Workload, block_flop, split_mean
+from ._chains import lower_chains
+from ._compile import parts_of, with_costs
+from ._constant_step import ConstantStep, run
+from ._frame import Frame, block_of_kind, frame_of
+from ._memory import memory
+
+
+# Groups of ranks by the degree of parallelism that they communicate for.
+_DEGREES = {"etp": "tp", "edp": "dp", "all": "dp", "embedding": "pp"}
+# A forward and both halves of a backward do a product each.
+_PRODUCTS = 3
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """A step if nothing varied.
+
+    **Attributes:**
+
+    - `mean`: its time, in seconds. Steps that vary take longer: their ops wait for the slowest.
+    - `breakdown`: what a GPU does in it, in seconds that add up to `mean`, of the average pipeline
+        rank: kinds of kernels (`gemm`, `attention`, ...); `exposed ...`, collectives that nothing
+        hides, by the degree of parallelism; `pipeline`, waiting for other stages.
+    - `stages`: seconds of compute and exposed collectives of each (global virtual) stage.
+    - `phases`: the same of each phase of ops, of the average pipeline rank.
+    - `exposed_send_recv`: what the step would be shorter by if pipeline ranks sent in no time; part
+        of `pipeline`.
+    - `mfu`: the share of the devices' peak that the products of one forward and one backward take,
+        without what is computed again (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Fused
+        causal attention counts half, for it leaves out the other half.
+    - `flop_per_s`: of these products, on each device.
+    - `tokens_per_s`: of the whole job.
+    - `memory_bytes`: of the fullest rank.
+    """
+
+    mean: float
+    breakdown: dict[str, float]
+    stages: tuple[float, ...]
+    phases: dict[str, float]
+    exposed_send_recv: float
+    mfu: float
+    flop_per_s: float
+    tokens_per_s: float
+    memory_bytes: float
+
+
+def predict(job: Job) -> Prediction:
+    """Predicts the step of a job if every latency were its mean.
+
+    As `simulate` of the job without variability, in some milliseconds.
+
+    **Arguments:**
+
+    - `job`: from `load_job`, with a model and a cluster.
+
+    **Returns:**
+
+    A [`Prediction`][].
+
+    **Raises:**
+
+    `ValueError` where the job has no model, or its layout does not fit it.
+    """
+    model, cluster, training, kernels = parts_of(job)
+    parts = (model, job.layout, job.schedule, training, cluster, kernels)
+    try:
+        check_parts(model, job.layout, job.schedule, training, cluster)
+        order = order_of(job.schedule, job.layout)
+        workload = lower_chains(*parts, order)
+        order = with_costs(order, workload)
+        blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
+        of = frame_of(op_graph(order, blocking=blocking))
+    except ValueError as error:
+        raise ValueError(f"Job `{job.name}`: {error}") from None
+    step = run(of, workload)
+    breakdown, phases = _of_average_rank(of, workload, step)
+    forwards = Counter(
+        stage
+        for tokens in order.orders()
+        for i, token in enumerate(tokens)
+        for letter, stage, _ in parse_token(token, 0, i).parts
+        if letter == "F"
+    )
+    flop = _PRODUCTS * sum(block_flop(workload.forward[s]) * n for s, n in forwards.items())
+    members = workload.members * job.layout.dp
+    per_second = flop * members / step.seconds
+    devices = job.layout.world_size
+    peak = cluster.device.peak_flop_per_s.get(training.dtype, np.nan)
+    microbatches = sum(forwards[stage] for stage in order.chain_starts)
+    sequences = microbatches * training.microbatch_size * job.layout.dp
+    return Prediction(
+        mean=step.seconds,
+        breakdown=breakdown,
+        stages=_of_stages(of, step),
+        phases=phases,
+        exposed_send_recv=step.seconds - run(of, workload, send_recv=False).seconds,
+        mfu=float(per_second / devices / peak),
+        flop_per_s=per_second / devices,
+        tokens_per_s=sequences * training.sequence_length / step.seconds,
+        memory_bytes=memory(job).fullest.bytes,
+    )
+
+
+def _of_average_rank(
+    of: Frame, workload: Workload, step: ConstantStep
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What adds up to a step, and its phases; both of the average pipeline rank."""
+    ranks = of.graph.num_ranks
+    found: defaultdict[str, float] = defaultdict(float)
+    phases: defaultdict[str, float] = defaultdict(float)
+
+    def add(block: Block, times: float) -> float:
+        compute, exposed = split_mean(block)
+        for kind, seconds in compute.items():
+            found[kind] += times * seconds
+        for group, seconds in exposed.items():
+            degree = group.removesuffix("-peers")
+            found[f"exposed {_DEGREES.get(degree, degree)}"] += times * seconds
+        return times * (sum(compute.values()) + sum(exposed.values()))
+
+    for kind, count in zip(of.kinds, np.bincount(of.kind_of).tolist(), strict=True):
+        if kind.phase != SEND_RECV:
+            phases[kind.phase] += add(block_of_kind(workload, kind), count / ranks)
+    for block in workload.reduce_scatter:
+        add(block, 1 / ranks)
+    add(workload.tail, 1)
+    found["pipeline"] = max(step.seconds - sum(found.values()), 0.0)
+    return {name: s for name, s in found.items() if s}, dict(phases)
+
+
+def _of_stages(of: Frame, step: ConstantStep) -> tuple[float, ...]:
+    """The time of the ops of each stage; of a pair, half to each of its two."""
+    graph = of.graph
+    computes = ~graph.is_send_recv
+    pairs = graph.other_stage >= 0
+    share = np.where(pairs, 0.5, 1.0) * step.latencies
+    number = int(max(graph.stage.max(), graph.other_stage.max())) + 1
+    seconds = np.bincount(graph.stage[computes], share[computes], number)
+    seconds += np.bincount(graph.other_stage[pairs], share[pairs], number)
+    return tuple(seconds.tolist())

@@ -1,0 +1,81 @@
+import json
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.program import constant_step
+
+
+JOBS = ("megatron-22b-a100-8", "megatron-175b-a100-64", "gpt3-175b-h100-4096")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_prediction_is_the_step_of_constants_and_its_parts_add_up(name):
+    job = prism.load_job(name)
+    assert job.kernels is not None
+    found = prism.predict(job)
+    assert found.mean == pytest.approx(constant_step(job)(job.kernels), rel=1e-12)
+    assert sum(found.breakdown.values()) == pytest.approx(found.mean, rel=1e-12)
+    assert min(found.breakdown.values()) >= 0
+    assert 0 <= found.exposed_send_recv <= found.breakdown.get("pipeline", 0) + 1e-12
+    # Every op is of a stage, and of a phase.
+    assert sum(found.stages) == pytest.approx(sum(found.phases.values()) * job.layout.pp, rel=1e-12)
+    assert found.memory_bytes == prism.memory(job).fullest.bytes
+
+
+def test_products_are_those_of_the_closed_form():
+    """Six operations for each parameter of a matrix and token, and attention that is not fused."""
+    job = prism.load_job("megatron-22b-a100-8")
+    assert job.model is not None
+    assert job.training is not None
+    assert job.cluster is not None
+    model, tokens = job.model, job.training.sequence_length
+    layers, width = model.num_layers, model.hidden_size
+    matrices = 12 * layers * width**2 + width * model.vocab_size
+    found = prism.predict(job)
+    per_token = found.flop_per_s * job.layout.world_size / found.tokens_per_s
+    assert per_token == pytest.approx(6 * matrices + 12 * layers * width * tokens)
+    again = msgspec.structs.replace(job.training, recompute="full", recompute_layers=layers)
+    same = prism.predict(msgspec.structs.replace(job, training=again))
+    # What is computed again takes time, but is no work of the model.
+    assert same.mean > found.mean
+    assert same.flop_per_s * same.mean == pytest.approx(found.flop_per_s * found.mean)
+    peak = job.cluster.device.peak_flop_per_s[job.training.dtype]
+    assert found.mfu == pytest.approx(found.flop_per_s / peak)
+
+
+def test_two_copies_of_a_model_share_the_microbatches():
+    flat = ("megatron-175b-a100-64", ["schedule.virtual_stages=1"])
+    job = prism.load_job(*flat)
+    both = prism.load_job(flat[0], [*flat[1], "schedule.kind=dual-pipe"])
+    one, two = prism.predict(job), prism.predict(both)
+    assert two.tokens_per_s * two.mean == pytest.approx(one.tokens_per_s * one.mean)
+    assert two.flop_per_s * two.mean == pytest.approx(one.flop_per_s * one.mean)
+
+
+def test_the_command_prints_what_is_predicted(capsys):
+    assert main(["predict", "gpt3-175b-h100-4096", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = prism.predict(prism.load_job("gpt3-175b-h100-4096"))
+    assert printed["step_time_s"] == {"mean": found.mean}
+    assert printed["mfu"] == found.mfu
+    assert printed["breakdown"] == found.breakdown
+    assert main(["predict", "gpt3-175b-h100-4096"]) == 0
+    assert "exposed dp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt3-175b-h100-40960"], "gpt3-175b-h100-4096"),
+        (["gpt3-175b-h100-4096", "--set", "layout.tp=7"], "7168 ranks"),
+        (["gpt3-175b-h100-4096", "--set", "training.microbatch_size=64"], "--allow-oom"),
+    ],
+)
+def test_bad_input_of_a_prediction_is_one_sentence(words, message, capsys):
+    assert main(["predict", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
