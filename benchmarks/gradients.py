@@ -74,7 +74,7 @@ class Parameters:
         return [float(np.sum(np.asarray(slopes[i]) * self.leaves[i])) for i in self.varied]
 
 
-def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
+def pairs_of(name: str, program: Any, seed: int) -> list[dict[str, Any]]:
     """All parameters and objectives of a program."""
     import jax
 
@@ -89,7 +89,7 @@ def pairs_of(name: str, program: Any) -> list[dict[str, Any]]:
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
     objectives.append(Exceedance(float(np.quantile(composed.steps, 0.9))))
     options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "batches": NUM_BATCHES}
-    options["key"] = jax.random.key(3)
+    options["key"] = jax.random.key(seed)
     for objective in objectives:  # Compiles.
         derivatives(program, parameters, objective, options)
     each = [derivatives(program, parameters, objective, options) for objective in objectives]
@@ -211,6 +211,8 @@ def main() -> None:
         choices=("estimators", "analyses"),
         help="of these alone; analyses are the quick ones",
     )
+    parser.add_argument("--only", metavar="PROGRAM", help="one of the programs, by name")
+    parser.add_argument("--seed", type=int, default=3)
     arguments = parser.parse_args()
 
     import jax
@@ -229,8 +231,9 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
         rows = []
         for name, program in programs().items():
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            rows += pairs_of(name, program)
+            if arguments.only in (None, name):
+                print(f"{name} ...", file=sys.stderr, flush=True)
+                rows += pairs_of(name, program, arguments.seed)
         text = table(rows)
     print(json.dumps(rows) if arguments.json else text)
 
