@@ -66,7 +66,7 @@ def _sent(blocks: tuple[Block, ...]) -> Counter:
 
 _LAYOUTS = [
     (),
-    ("training.sequence_parallel=false",),
+    ("layout.tp=1", "training.sequence_parallel=false"),
     ("layout.tp=1",),
     ("layout.tp=2", "layout.dp=4", "layout.ep=4", "layout.etp=1"),
     ("layout.tp=2", "layout.dp=4", "layout.ep=2", "layout.etp=2"),
@@ -103,13 +103,8 @@ def test_matrices_run_once_forward_and_twice_backward(overrides):
     core = batch * 8 * seq**2 * (2 * (128 + 128) + 3 * (192 + 128))
     core_back = batch * 8 * seq**2 * (2 * 5 * 128 + 3 * (3 * 192 + 2 * 128))
     scan = 3 * 2 * tokens * (8 * 128 * 128 + 32 * (128 * 64 + 2 * 128 * 64))
-    # Not split by tp: the latents without sequence parallelism, and the router.
-    copied = 3 * (h * (256 + 128 + 64) + 8 * h)
-    again = 0 if job.training.sequence_parallel else (layout.tp - 1) * copied
-    if not job.training.sequence_parallel:
-        again += (layout.tp - 1) * 3 * 2 * expert  # Each rank routes all tokens.
-    forward = 2 * tokens * (matrices + again) + core + scan
-    backward = 4 * tokens * (matrices + again) + core_back + 3 * scan
+    forward = 2 * tokens * matrices + core + scan
+    backward = 4 * tokens * matrices + core_back + 3 * scan
     assert layout.tp * _flop(work.forward) == pytest.approx(forward, rel=1e-6)
     assert layout.tp * _flop(work.backward) == pytest.approx(backward, rel=1e-6)
 
@@ -316,6 +311,7 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
         ({}, ("layout.dp=3", "layout.ep=3"), ["`layout.ep` = 3", "`num_experts` = 8"]),
         ({}, ("layout.dp=1", "layout.ep=8"), ["ep*etp = 8*2", "tp*cp*dp = 2"]),
         ({}, ("layout.cp=2",), ["`layout.cp` = 2", "latent attention"]),
+        ({}, ("training.sequence_parallel=false",), ["`layout.tp` = 2", "all tokens"]),
         ({}, ("layout.etp=1024", "layout.dp=512"), ["`layout.etp`", "`expert_ffn_size` = 512"]),
     ],
 )

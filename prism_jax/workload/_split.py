@@ -126,17 +126,15 @@ class Held(NamedTuple):
     experts: float
 
 
-def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
-    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages.
+def held_of(total: Parameters, layout: Layout) -> Held:
+    """What one GPU holds of some parameters, of which it may have a shard besides."""
+    experts = total.experts / (layout.ep * layout.expert_tp)
+    return Held(total.split / layout.tp + total.copied, experts)
 
-    What each rank of a tensor-parallel group has a copy of (norms, some biases) is taken as split.
-    """
-    held = []
-    for stage in stages.of_rank(rank):
-        total = stages.parameters[stage]
-        experts = total.experts / (layout.ep * layout.expert_tp)
-        held.append(Held((total.split + total.copied) / layout.tp, experts))
-    return tuple(held)
+
+def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
+    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages."""
+    return tuple(held_of(stages.parameters[stage], layout) for stage in stages.of_rank(rank))
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:
