@@ -94,12 +94,13 @@ def _reduced(job):
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("change", ["bias=true"])
+@pytest.mark.parametrize("change", ["bias=true", "tied_embeddings=true", "num_mtp_layers=1"])
 def test_all_gradients_that_are_held_are_reduced(zero, change):
     """What each tensor-parallel rank, or each end of the pipeline, has a copy of, too."""
     changed = ("schedule.num_microbatches=4", f"model.{change}")
     held = prism.memory(_job(*_WIDE, *changed, "training.zero=1")).ranks
-    reduced = _reduced(_job(*_WIDE, *changed, f"training.zero={zero}"))
+    job = _job(*_WIDE, *changed, f"training.zero={zero}")
+    reduced = _reduced(job)
     assert reduced == pytest.approx([rank.parts["gradients"] for rank in held], rel=1e-7)
 
 

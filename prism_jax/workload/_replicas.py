@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..cluster import Group, all_group
+from ._architecture import reads_words_last
 from ._block import Block, Kernel
 from ._costs import Costs
 from ._parts import block, block_mean, segment
@@ -83,11 +84,13 @@ def _gradient_kernels(
         if training.overlap_grad_reduce:
             found = [_hide(costs, kernel, stages, rank, backward, part) for kernel in found]
         kernels += found
-    if model.tied_embeddings and len(stages.ends) > 1 and rank in stages.ends:
-        # The first and the last stage each have a copy of the embedding.
+    if reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends:
+        # The first and the last stage each have a copy of the embedding, or their shards of it.
         apart = max(stages.ends) - min(stages.ends)
         ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
         num_bytes = size * model.vocab_size * model.hidden_size / layout.tp
+        if shards(training)[0]:
+            num_bytes /= instance(costs.dp, training)[0].size
         kernels.append(costs.collective("all_reduce", num_bytes, ends))
     return kernels
 

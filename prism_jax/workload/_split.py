@@ -19,7 +19,7 @@ class Stages(msgspec.Struct, frozen=True):
 
     - `layers`: how many each global virtual stage has.
     - `parts`: what each stage runs.
-    - `parameters`: of each stage, with its copy of the embedding where the head is tied to it.
+    - `parameters`: of each stage, with its copy of the embedding where it needs one.
     - `rank`: of each stage.
     - `group`: how many microbatches a rank runs through one of its stages before the next.
     """
@@ -45,13 +45,10 @@ def deal(
     """Deals the layers. See `layers_of_stages`."""
     group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(model, layout, schedule)
-    parts = parts_of_stages(model, layers)
+    parts = parts_of_stages(model, layers, stage_to_rank[0] != stage_to_rank[-1])
     parameters_of = ft.cache(ft.partial(total_parameters, model))  # Most stages are alike.
-    parameters = [parameters_of(one) for one in parts]
-    if model.tied_embeddings and stage_to_rank[0] != stage_to_rank[-1]:
-        copy = Parameters(model.vocab_size * model.hidden_size)
-        parameters[-1] = parameters[-1].plus(copy)
-    return Stages(layers, parts, tuple(parameters), tuple(stage_to_rank), group)
+    parameters = tuple(map(parameters_of, parts))
+    return Stages(layers, parts, parameters, tuple(stage_to_rank), group)
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
