@@ -7,7 +7,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.workload import count_parameters
 
-from .helpers import lower_job
+from .helpers import kernels_of, lower_job
 
 
 _SMALL = ("layout.tp=1", "layout.pp=1", "layout.dp=16", "schedule.kind=1f1b", "num_nodes=2")
@@ -102,6 +102,18 @@ def test_all_gradients_that_are_held_are_reduced(zero, change):
     job = _job(*_WIDE, *changed, f"training.zero={zero}")
     reduced = _reduced(job)
     assert reduced == pytest.approx([rank.parts["gradients"] for rank in held], rel=1e-7)
+
+
+def test_the_optimizer_waits_for_the_largest_shard():
+    """Not for the rank that holds most: its words are shared by more ranks than experts are."""
+    stages = ("layout.pp=4", "num_nodes=8", "schedule.layers_per_stage=[1,15,15,1]")
+    moe = ("model=mixtral-8x7b", "model.vocab_size=2000000", "layout.ep=8", "training.zero=1")
+    job = _job(*stages, *moe, "schedule.num_microbatches=4")
+    ranks = [rank.parts for rank in prism.memory(job).ranks]
+    most, shard = (max(ranks, key=lambda parts: parts[key]) for key in ("parameters", "optimizer"))
+    assert most is not shard
+    sizes = [int(k.size[:-1]) for k in kernels_of(lower_job(job).tail) if k.kind == "optimizer"]
+    assert max(sizes) == pytest.approx(30 * shard["optimizer"] / 12, rel=1e-7)
 
 
 def test_memory_of_shards():

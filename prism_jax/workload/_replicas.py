@@ -30,12 +30,8 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
     layout, training = costs.layout, costs.training
     held = [_sum(parameters_of_rank(layout, stages, r)) for r in range(layout.pp)]
-    largest = max(held, key=sum)
-    shard = sum(largest)
-    if training.zero:
-        instances = training.optimizer_instances
-        shard = largest.dense / (costs.dp.size // instances)
-        shard += largest.experts / (costs.edp.size // instances)
+    shards_of = [_shard(costs, one) for one in held]
+    shard = max(shards_of)
     segments = [
         segment(
             [costs.move("optimizer", 4 * shard)],
@@ -47,9 +43,9 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     if costs.kernels.constant_s:
         segments.append(segment([costs.host()]))
     if training.zero and not shards(training)[1]:
-        rank = held.index(largest)
+        rank = shards_of.index(shard)
         for part, group in _reduced(costs):
-            parameters = getattr(largest, part)
+            parameters = getattr(held[rank], part)
             if parameters == 0:
                 continue
             kernel = costs.collective("all_gather", 2 * parameters, instance(group, training)[0])
@@ -99,6 +95,14 @@ def _reduced(costs: Costs) -> list[tuple[str, Group]]:
     """The fields of `Held` with the group of each over which gradients are reduced, if any."""
     groups = (("dense", costs.dp), ("experts", costs.edp))
     return [(part, group) for part, group in groups if group.size > 1]
+
+
+def _shard(costs: Costs, held: Held) -> float:
+    """How many of its parameters a GPU updates."""
+    if not costs.training.zero:
+        return sum(held)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    return sum(number / instance(group, costs.training)[0].size for number, group in groups)
 
 
 def _sum(held: Iterable[Held]) -> Held:
