@@ -11,6 +11,7 @@ import prism_jax as prism
 from prism_jax.cluster import compute_latency
 from prism_jax.data import Layer, Model, ScheduleConfig, load_job, load_model
 from prism_jax.workload import Block, Workload, count_parameters, lower
+from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
 from prism_jax.workload.modules._around import close_backward, close_module, open_module
 
@@ -119,6 +120,17 @@ def test_tokens_go_to_their_experts_and_back():
     # Gradients of experts are reduced over the two replicas of each, all others over four.
     groups = {k.size.split()[1] for k in kernels_of(work.reduce_scatter[0])}
     assert groups == {"dp4", "edp2"}
+
+
+def test_gradients_of_experts_are_added_in_float32():
+    """With few tokens each, they take as long as their bytes: 8 of a gradient, 2 of a weight."""
+    job = load_job("megatron-22b-a100-8")
+    assert job.training is not None
+    assert job.cluster is not None
+    costs = Costs(load_model("mixtral-8x7b"), job.layout, job.training, job.cluster, job.kernels)
+    experts, one = costs.grouped(1, 4096, 2048, 16), costs.linear(1, 4096, 2048)
+    assert experts.wgrad.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
+    assert experts.wgrad.mean / one.wgrad.mean == pytest.approx(16, rel=0.1)
 
 
 def test_scans_of_a_sequence_that_is_split():
