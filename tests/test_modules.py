@@ -150,6 +150,19 @@ def test_scans_of_a_sequence_that_is_split():
         assert _sent(getattr(whole, phase))["all_to_all"] == 0
 
 
+def test_the_last_chunk_of_a_scan_may_not_be_full():
+    def scans(length):
+        layers = {"layers": (Layer(("mamba",)),), "num_layers": 1}
+        model = msgspec.structs.replace(
+            _SMALL, **layers, modules={"mamba": {"mamba_num_heads": 32}}
+        )
+        _, work = _lowered(model, ("layout.tp=1", f"training.sequence_length={length}"))
+        found = (k.size.split()[1] for k in kernels_of(work.forward[0]) if k.kind == "gemm")
+        return [size for size in found if size.count("x") == 3]
+
+    assert scans(200) == scans(256) != scans(128)
+
+
 def test_shards_are_reduced_over_their_copies():
     options = ("training.zero=1", "training.overlap_grad_reduce=false", "layout.dp=4")
     (_, one), (_, two) = (
