@@ -203,6 +203,19 @@ def test_one_more_layer_predicts_the_word_after_next():
     assert added == pytest.approx(2 * tokens * matrices + scan, rel=1e-9)
 
 
+def test_an_mlp_that_is_computed_again_is_gathered_and_scattered_again():
+    again = ("training.recompute=selective", "training.recompute_modules=['mlp']")
+    model = msgspec.structs.replace(_SMALL, layers=(Layer(("mlp",), 5),), num_layers=5)
+    (_, plain), (_, work) = (
+        _lowered(model, ("training.recompute=none", *more)) for more in ((), again)
+    )
+    tokens = 4 * 2048
+    added = _flop(work.backward) - _flop(plain.backward)
+    assert added == pytest.approx(5 * 2 * tokens * 3 * 1024 * 4096 / 2, rel=1e-12)
+    sent = {"all_gather": 5, "reduce_scatter": 5}
+    assert _sent(work.backward) - _sent(plain.backward) == Counter(sent)
+
+
 def test_the_short_form_is_a_list_of_layers():
     short = load_model("llama-3.1-8b")
     long = msgspec.structs.replace(short, layers=(Layer(("attention", "mlp"), 32),))
