@@ -203,6 +203,35 @@ def test_one_more_layer_predicts_the_word_after_next():
     assert added == pytest.approx(2 * tokens * matrices + scan, rel=1e-9)
 
 
+def _latent(*overrides, number=3):
+    """Layers of latent attention and nothing else."""
+    layers = {"layers": (Layer(("mla",), number),), "num_layers": number}
+    modules = {"mla": (_SMALL.modules or {})["mla"]}
+    return _lowered(msgspec.structs.replace(_SMALL, **layers, modules=modules), overrides)[1]
+
+
+def test_latents_are_gathered_again_for_the_gradients_of_what_reads_them():
+    again = ("training.recompute=selective", "training.recompute_modules=['mla_up_proj']")
+    for options, expected in ((("training.recompute=none",), (2, 1)), (again, (3, 2))):
+        few, many = (_latent(*options, number=number) for number in (3, 4))
+        for name, count in zip(("backward", "backward_input"), expected, strict=True):
+            added = _sent(getattr(many, name)) - _sent(getattr(few, name))
+            assert added["all_gather"] == count
+
+
+def test_what_latent_attention_multiplies_is_cast():
+    def moved(blocks):
+        found = (kernel for block in blocks for kernel in kernels_of(block).items())
+        return sum(int(k.size[:-1]) * n for k, n in found if k.kind == "elementwise")
+
+    options = ("cluster=dgx-h100", "layout.tp=1")
+    wide, narrow = (_latent(*options, f"training.dtype={dtype}") for dtype in ("bf16", "fp8"))
+    read, made = 1024 + 256 + 128 + 8 * 128, 1024 + 8 * (192 + 256) + 448
+    tokens = 3 * 4 * 2048
+    assert moved(narrow.forward) - moved(wide.forward) == 3 * tokens * read
+    assert moved(narrow.backward) - moved(wide.backward) == 4 * tokens * made
+
+
 def test_an_mlp_that_is_computed_again_is_gathered_and_scattered_again():
     again = ("training.recompute=selective", "training.recompute_modules=['mlp']")
     model = msgspec.structs.replace(_SMALL, layers=(Layer(("mlp",), 5),), num_layers=5)
