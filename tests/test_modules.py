@@ -127,6 +127,7 @@ def test_gradients_of_experts_are_added_in_float32():
     job = load_job("megatron-22b-a100-8")
     assert job.training is not None
     assert job.cluster is not None
+    assert job.kernels is not None
     costs = Costs(load_model("mixtral-8x7b"), job.layout, job.training, job.cluster, job.kernels)
     experts, one = costs.grouped(1, 4096, 2048, 16), costs.linear(1, 4096, 2048)
     assert experts.wgrad.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
