@@ -177,11 +177,11 @@ def test_the_score_is_that_of_its_definition():
     ("runs", "part"),
     [
         ([], "too few"),
-        ([np.ones(19)], "too few"),
+        ([np.ones(19)], "1 run with 19 steps in all"),
         ([np.ones(30), np.ones(3)], "too few"),
         ([np.append(np.ones(30), -1.0)], "positive"),
         ([np.append(np.ones(30), np.nan)], "positive"),
-        ([np.ones(30)], "alike"),
+        ([np.ones(30)], "of run 1 are alike"),
     ],
 )
 def test_step_times_that_cannot_be_used(runs, part):

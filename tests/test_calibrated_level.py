@@ -250,3 +250,12 @@ def test_systems_of_which_nothing_is_known_spread_as_the_law_says():
     logs = np.log([one.sigma for one in laws_of_systems(priors, "h100-sxm", 4000)])
     expected = law.deviation * np.sqrt((1 + 1 / 12) * 11 / 9)
     assert np.std(logs) == pytest.approx(expected, rel=0.08)
+
+
+def test_the_median_that_is_far_off_is_named():
+    points = [
+        Point(lambda kernels: 2 * kernels.compute, 2.0, 0.01, "near"),
+        Point(lambda kernels: 3 * kernels.compute, 3000.0, 0.01, "far"),
+    ]
+    with pytest.raises(ValueError, match=r"^far: the measured median of 3000 s"):
+        fit_level(points, 2 * [_kernels(load_job("megatron-22b-a100-8"))], 1, load_priors())

@@ -11,6 +11,7 @@ import prism_jax as prism
 from prism_jax.cluster import compute_latency
 from prism_jax.data import Layer, Model, ScheduleConfig, load_job, load_model
 from prism_jax.workload import Block, Workload, count_parameters, lower
+from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
 from prism_jax.workload.modules._around import close_backward, close_module, open_module
 
@@ -66,7 +67,7 @@ def _sent(blocks: tuple[Block, ...]) -> Counter:
 
 _LAYOUTS = [
     (),
-    ("training.sequence_parallel=false",),
+    ("layout.tp=1", "training.sequence_parallel=false"),
     ("layout.tp=1",),
     ("layout.tp=2", "layout.dp=4", "layout.ep=4", "layout.etp=1"),
     ("layout.tp=2", "layout.dp=4", "layout.ep=2", "layout.etp=2"),
@@ -103,13 +104,8 @@ def test_matrices_run_once_forward_and_twice_backward(overrides):
     core = batch * 8 * seq**2 * (2 * (128 + 128) + 3 * (192 + 128))
     core_back = batch * 8 * seq**2 * (2 * 5 * 128 + 3 * (3 * 192 + 2 * 128))
     scan = 3 * 2 * tokens * (8 * 128 * 128 + 32 * (128 * 64 + 2 * 128 * 64))
-    # Not split by tp: the latents without sequence parallelism, and the router.
-    copied = 3 * (h * (256 + 128 + 64) + 8 * h)
-    again = 0 if job.training.sequence_parallel else (layout.tp - 1) * copied
-    if not job.training.sequence_parallel:
-        again += (layout.tp - 1) * 3 * 2 * expert  # Each rank routes all tokens.
-    forward = 2 * tokens * (matrices + again) + core + scan
-    backward = 4 * tokens * (matrices + again) + core_back + 3 * scan
+    forward = 2 * tokens * matrices + core + scan
+    backward = 4 * tokens * matrices + core_back + 3 * scan
     assert layout.tp * _flop(work.forward) == pytest.approx(forward, rel=1e-6)
     assert layout.tp * _flop(work.backward) == pytest.approx(backward, rel=1e-6)
 
@@ -124,6 +120,18 @@ def test_tokens_go_to_their_experts_and_back():
     # Gradients of experts are reduced over the two replicas of each, all others over four.
     groups = {k.size.split()[1] for k in kernels_of(work.reduce_scatter[0])}
     assert groups == {"dp4", "edp2"}
+
+
+def test_gradients_of_experts_are_added_in_float32():
+    """With few tokens each, they take as long as their bytes: 8 of a gradient, 2 of a weight."""
+    job = load_job("megatron-22b-a100-8")
+    assert job.training is not None
+    assert job.cluster is not None
+    assert job.kernels is not None
+    costs = Costs(load_model("mixtral-8x7b"), job.layout, job.training, job.cluster, job.kernels)
+    experts, one = costs.grouped(1, 4096, 2048, 16), costs.linear(1, 4096, 2048)
+    assert experts.wgrad.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
+    assert experts.wgrad.mean / one.wgrad.mean == pytest.approx(16, rel=0.1)
 
 
 def test_scans_of_a_sequence_that_is_split():
@@ -141,6 +149,19 @@ def test_scans_of_a_sequence_that_is_split():
         assert _flop(getattr(whole, phase)) == 2 * _flop(getattr(split, phase))
         assert _sent(getattr(split, phase))["all_to_all"] == 2 * 3
         assert _sent(getattr(whole, phase))["all_to_all"] == 0
+
+
+def test_the_last_chunk_of_a_scan_may_not_be_full():
+    def scans(length):
+        layers = {"layers": (Layer(("mamba",)),), "num_layers": 1}
+        model = msgspec.structs.replace(
+            _SMALL, **layers, modules={"mamba": {"mamba_num_heads": 32}}
+        )
+        _, work = _lowered(model, ("layout.tp=1", f"training.sequence_length={length}"))
+        found = (k.size.split()[1] for k in kernels_of(work.forward[0]) if k.kind == "gemm")
+        return [size for size in found if size.count("x") == 3]
+
+    assert scans(200) == scans(256) != scans(128)
 
 
 def test_shards_are_reduced_over_their_copies():
@@ -181,6 +202,48 @@ def test_one_more_layer_predicts_the_word_after_next():
     scan = 2 * tokens * (8 * 128 * 128 + 32 * 3 * 128 * 64)
     added = _flop(work.forward) - _flop(before.forward)
     assert added == pytest.approx(2 * tokens * matrices + scan, rel=1e-9)
+
+
+def _latent(*overrides, number=3):
+    """Layers of latent attention and nothing else."""
+    layers = {"layers": (Layer(("mla",), number),), "num_layers": number}
+    modules = {"mla": (_SMALL.modules or {})["mla"]}
+    return _lowered(msgspec.structs.replace(_SMALL, **layers, modules=modules), overrides)[1]
+
+
+def test_latents_are_gathered_again_for_the_gradients_of_what_reads_them():
+    again = ("training.recompute=selective", "training.recompute_modules=['mla_up_proj']")
+    for options, expected in ((("training.recompute=none",), (2, 1)), (again, (3, 2))):
+        few, many = (_latent(*options, number=number) for number in (3, 4))
+        for name, count in zip(("backward", "backward_input"), expected, strict=True):
+            added = _sent(getattr(many, name)) - _sent(getattr(few, name))
+            assert added["all_gather"] == count
+
+
+def test_what_latent_attention_multiplies_is_cast():
+    def moved(blocks):
+        found = (kernel for block in blocks for kernel in kernels_of(block).items())
+        return sum(int(k.size[:-1]) * n for k, n in found if k.kind == "elementwise")
+
+    options = ("cluster=dgx-h100", "layout.tp=1")
+    wide, narrow = (_latent(*options, f"training.dtype={dtype}") for dtype in ("bf16", "fp8"))
+    read, made = 1024 + 256 + 128 + 8 * 128, 1024 + 8 * (192 + 256) + 448
+    tokens = 3 * 4 * 2048
+    assert moved(narrow.forward) - moved(wide.forward) == 3 * tokens * read
+    assert moved(narrow.backward) - moved(wide.backward) == 4 * tokens * made
+
+
+def test_an_mlp_that_is_computed_again_is_gathered_and_scattered_again():
+    again = ("training.recompute=selective", "training.recompute_modules=['mlp']")
+    model = msgspec.structs.replace(_SMALL, layers=(Layer(("mlp",), 5),), num_layers=5)
+    (_, plain), (_, work) = (
+        _lowered(model, ("training.recompute=none", *more)) for more in ((), again)
+    )
+    tokens = 4 * 2048
+    added = _flop(work.backward) - _flop(plain.backward)
+    assert added == pytest.approx(5 * 2 * tokens * 3 * 1024 * 4096 / 2, rel=1e-12)
+    sent = {"all_gather": 5, "reduce_scatter": 5}
+    assert _sent(work.backward) - _sent(plain.backward) == Counter(sent)
 
 
 def test_the_short_form_is_a_list_of_layers():
@@ -316,6 +379,7 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
         ({}, ("layout.dp=3", "layout.ep=3"), ["`layout.ep` = 3", "`num_experts` = 8"]),
         ({}, ("layout.dp=1", "layout.ep=8"), ["ep*etp = 8*2", "tp*cp*dp = 2"]),
         ({}, ("layout.cp=2",), ["`layout.cp` = 2", "latent attention"]),
+        ({}, ("training.sequence_parallel=false",), ["`layout.tp` = 2", "all tokens"]),
         ({}, ("layout.etp=1024", "layout.dp=512"), ["`layout.etp`", "`expert_ffn_size` = 512"]),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.workload import count_parameters
 
-from .helpers import lower_job
+from .helpers import kernels_of, lower_job
 
 
 _SMALL = ("layout.tp=1", "layout.pp=1", "layout.dp=16", "schedule.kind=1f1b", "num_nodes=2")
@@ -20,12 +20,12 @@ def _job(*overrides):
 
 
 def _bytes(block, kind):
-    """What the collectives of a kind over replicas and their copies move, by their group."""
+    """What the collectives of a kind move, by their group."""
     found = {}
     for segment, times in block:
         one = segment.collective
         if one is not None and one.kind == kind:
-            named = re.match(r"(\d+)B (e?dp[a-z-]*\d+)", one.size)
+            named = re.match(r"(\d+)B ([a-z-]+\d+)", one.size)
             assert named is not None
             found[named[2]] = found.get(named[2], 0) + times * int(named[1])
     return found
@@ -79,6 +79,41 @@ def test_experts_are_shared_by_those_who_have_the_same():
     assert gathered["edp4"] == 2 * experts / 4
     total = count_parameters(prism.load_model("mixtral-8x7b"))
     assert gathered["dp16"] == 2 * (total - experts)
+
+
+_WIDE = ("model.num_layers=8", "layout.tp=8", "layout.pp=4", "layout.dp=4", "num_nodes=16")
+_WIDE += ("training.overlap_grad_reduce=false",)
+
+
+def _reduced(job):
+    """The bytes of gradients that each rank reduces over its replicas."""
+    work = lower_job(job)
+    pairs = zip(work.reduce_scatter, work.backward, strict=True)
+    found = [[_bytes(one, "reduce_scatter").get("dp4", 0) for one in both] for both in pairs]
+    return list(map(sum, found))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("change", ["bias=true", "tied_embeddings=true", "num_mtp_layers=1"])
+def test_all_gradients_that_are_held_are_reduced(zero, change):
+    """What each tensor-parallel rank, or each end of the pipeline, has a copy of, too."""
+    changed = ("schedule.num_microbatches=4", f"model.{change}")
+    held = prism.memory(_job(*_WIDE, *changed, "training.zero=1")).ranks
+    job = _job(*_WIDE, *changed, f"training.zero={zero}")
+    reduced = _reduced(job)
+    assert reduced == pytest.approx([rank.parts["gradients"] for rank in held], rel=1e-7)
+
+
+def test_the_optimizer_waits_for_the_largest_shard():
+    """Not for the rank that holds most: its words are shared by more ranks than experts are."""
+    stages = ("layout.pp=4", "num_nodes=8", "schedule.layers_per_stage=[1,15,15,1]")
+    moe = ("model=mixtral-8x7b", "model.vocab_size=2000000", "layout.ep=8", "training.zero=1")
+    job = _job(*stages, *moe, "schedule.num_microbatches=4")
+    ranks = [rank.parts for rank in prism.memory(job).ranks]
+    most, shard = (max(ranks, key=lambda parts: parts[key]) for key in ("parameters", "optimizer"))
+    assert most is not shard
+    sizes = [int(k.size[:-1]) for k in kernels_of(lower_job(job).tail) if k.kind == "optimizer"]
+    assert max(sizes) == pytest.approx(30 * shard["optimizer"] / 12, rel=1e-7)
 
 
 def test_memory_of_shards():

@@ -361,6 +361,23 @@ def test_rows_that_contradict_another_are_counted_apart(tmp_path):
     np.testing.assert_allclose(again.step_times(), trace.step_times(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["utf-16", "utf-16-le"])
+def test_text_in_16_bits_is_said_to_be(tmp_path, name):
+    path = tmp_path / "s.csv"
+    path.write_bytes("step_time_s\n1.5\n".encode(name))
+    with pytest.raises(ValueError, match="text in UTF-16; save it in UTF-8"):
+        read_runs(path)
+
+
+@pytest.mark.parametrize(("factor", "noted"), [(1, False), (1e-6, True), (1e6, True)])
+def test_steps_in_another_unit_are_noted(tmp_path, factor, noted):
+    trace = _made_trace(_job(), 2, _plain)
+    times = pl.col("start_ts", "duration") * factor
+    _rows(trace).with_columns(times).write_parquet(tmp_path / "t.parquet")
+    notes = read_trace(tmp_path / "t.parquet", trace.job).notes
+    assert any("in seconds" in note for note in notes) is noted
+
+
 def test_whole_floats_are_numbers_of_steps(tmp_path):
     trace = _made_trace(_job(), 2, _plain)
     names = ("dp_rank", "stage", "step", "seq_id")
@@ -395,6 +412,7 @@ def test_runs_are_sorted_by_their_steps(tmp_path):
         ("step,step_time_s\n1,1.5\n1,2\n", "step 1 is there twice"),
         ("run,step,step_time_s\na,1,1.5\nb,1,2\na,1,3\n", "step 1 of run a is there twice"),
         ("step,step_time_s\n1.5,1.5\n2,2\n", "1 row has a fractional `step`"),
+        ("step_time_s,step_time_s\n1,2\n", "two columns `step_time_s`"),
     ],
 )
 def test_bad_step_times_are_refused_in_one_sentence(tmp_path, text, message):

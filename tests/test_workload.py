@@ -256,7 +256,9 @@ def test_gradients_are_reduced_over_replicas_and_context():
     assert not rest
     assert segment.collective is not None
     assert segment.collective.kind == "reduce_scatter"
-    parameters = 12 * _layer_parameters(job.model) / 4
+    # Each rank has all of two norms and of the biases of what it adds to the hidden states.
+    copied = 6 * job.model.hidden_size
+    parameters = 12 * ((_layer_parameters(job.model) - copied) / 4 + copied)
     assert segment.collective.size == f"{round(2 * parameters)}B dp128 infiniband"
     # The ends also add up the gradients of the embedding, of which each has a copy.
     for rank in (0, 7):
@@ -277,8 +279,8 @@ def test_the_optimizer_moves_thirty_bytes_per_parameter():
     job = load_job(_H100)
     assert job.model is not None
     found = [k for k in kernels_of(lower_job(job).tail) if k.kind == "optimizer"]
-    first = 12 * _layer_parameters(job.model)
-    first += (job.model.vocab_size + job.model.max_positions) * job.model.hidden_size
+    first = 12 * _layer_parameters(job.model) + job.model.vocab_size * job.model.hidden_size
+    first += 4 * job.model.max_positions * job.model.hidden_size  # Each rank has all positions.
     sizes = sorted(int(kernel.size[:-1]) for kernel in found)
     assert sizes[1] == pytest.approx(30 * first / 4 / 128, rel=1e-3)
     assert sizes[0] == pytest.approx(4 * first / 4 / 128, rel=1e-3)

@@ -73,9 +73,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     import jax
 
-    from ..fitting import agreement, calibrate
+    from ..fitting import agreement, calibrate, check_runs
     from ._load import tell_notes, wants_progress
 
+    for path, runs in zip(arguments.to, all_runs, strict=True):
+        check_runs(runs, f"{shown(path)}: ")
     use_all_cores()
     files = ", ".join(os.path.basename(path) for path in arguments.to)
     job = calibrate(

@@ -4,5 +4,10 @@ from ._components import components as components
 from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
 from ._fit import fit_profile as fit_profile
 from ._ladder import Rung as Rung, ladder as ladder
-from ._observe import Observed as Observed, core_spread as core_spread, observe as observe
+from ._observe import (
+    Observed as Observed,
+    check_runs as check_runs,
+    core_spread as core_spread,
+    observe as observe,
+)
 from ._self_test import shuffled_means as shuffled_means

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from .._misc import quoted
 from .._progress import progress_bar
 from ..data import (
     Job,
@@ -172,7 +173,12 @@ def _level(
 ) -> Level:
     """The level at which medians agree, where a step's is so many times that of constant ops."""
     points = [
-        Point(scale.seconds, scale.observed.median / factor, _noise(scale.observed, priors))
+        Point(
+            scale.seconds,
+            scale.observed.median / factor,
+            _noise(scale.observed, priors),
+            quoted(scale.job.name or "the job"),
+        )
         for scale, factor in zip(scales, above, strict=True)
     ]
     return fit_level(points, [scale.kernels for scale in scales], num_replicas, priors)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from .._misc import bisect
 from ..analysis import crps
-from ._bisect import bisect
 
 
 # The simplest first: another must be better by this share.
@@ -99,11 +99,11 @@ def _moments(family: str, ratios: np.ndarray) -> dict[str, float] | None:
         return None
 
     # The skewness of a log-normal is (w + 2) sqrt(w - 1), w = exp(sigma^2).
-    def too_skewed(sigma: float) -> bool:
+    def is_low(sigma: float) -> bool:
         w = np.exp(sigma**2)
-        return bool((w + 2) * np.sqrt(w - 1) > skewness)
+        return bool((w + 2) * np.sqrt(w - 1) <= skewness)
 
-    sigma = bisect(too_skewed, 1e-6, 4.0, _HALVINGS)
+    sigma = sum(bisect(is_low, 1e-6, 4.0, _HALVINGS)) / 2
     w = np.exp(sigma**2)
     median = cv / np.sqrt(w * (w - 1))
     shift = 1 - median * np.sqrt(w)

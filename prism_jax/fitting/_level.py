@@ -45,11 +45,13 @@ class Point:
     - `seconds`: the step of a job if nothing varied, of its kernels.
     - `median`: what it is to be, in seconds.
     - `noise`: the standard error of its logarithm.
+    - `name`: of the job, for messages.
     """
 
     seconds: Callable[[Kernels], float]
     median: float
     noise: float
+    name: str = "the job"
 
 
 def with_level(kernels: Kernels, values: Float[np.ndarray, "4"], num_replicas: int) -> Kernels:
@@ -96,10 +98,11 @@ def fit_level(
         # Far from the solution the logarithm bends: no more than a factor of e at once.
         values = values + step / max(1.0, float(np.max(np.abs(step[:2]))))
         if abs(values[0]) > np.log(_FURTHEST):
+            far = int(np.argmax(np.abs(wanted - first)))
             raise ValueError(
-                f"The measured median of {points[0].median:.4g} s is too far from the job's "
-                f"{np.exp(first[0]):.4g} s: no factor of up to {_FURTHEST:g} on compute explains "
-                "it; check the unit of the step times, and the job."
+                f"{points[far].name}: the measured median of {points[far].median:.4g} s is too far "
+                f"from the job's {np.exp(first[far]):.4g} s: no factor of up to {_FURTHEST:g} on "
+                "compute explains it; check the unit of the step times, and the job."
             )
         found = logs(values)
         if np.max(np.abs(step)) < 1e-5:

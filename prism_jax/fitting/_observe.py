@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from .._misc import counted
 from ._robust import in_core
 
 
@@ -53,21 +54,10 @@ def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
 
     **Raises:**
 
-    `ValueError` for fewer than 20 steps in all, a run of fewer than four, a step that is not a
-    positive number, or a run whose steps are alike.
+    As `check_runs`.
     """
     runs = [np.asarray(run, float) for run in runs]
-    if sum(map(len, runs)) < 20 or min(map(len, runs), default=0) < 4:
-        raise ValueError(
-            f"{len(runs)} runs with {sum(map(len, runs))} steps are too few to calibrate to; give "
-            "at least 20 steps, and 4 of each run."
-        )
-    if not all(np.all((run > 0) & (run < _LATEST)) for run in runs):
-        raise ValueError(
-            f"Every measured step time must be a positive number of seconds below {_LATEST:g}."
-        )
-    if any(np.median(np.abs(run - np.median(run))) == 0 for run in runs):
-        raise ValueError("Half of a run's step times are alike; give them as they were measured.")
+    check_runs(runs)
     medians = np.array([np.median(run) for run in runs])
     longest = max(run.max() / middle for run, middle in zip(runs, medians, strict=True))
     if longest > _LONGEST:
@@ -114,6 +104,29 @@ def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
         len(runs),
         sum(map(len, runs)),
     )
+
+
+def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
+    """Raises a `ValueError`, which begins with `where`, for fewer than 20 steps in all, a run of
+    fewer than four, a step that is not a positive number, or a run whose steps are alike.
+    """
+    number = sum(map(len, runs))
+    if number < 20 or min(map(len, runs), default=0) < 4:
+        raise ValueError(
+            f"{where}{counted(len(runs), 'run')} with {counted(number, 'step')} in all: too few to "
+            "calibrate to; give at least 20 steps, and 4 of each run."
+        )
+    if not all(np.all((run > 0) & (run < _LATEST)) for run in runs):
+        raise ValueError(
+            f"{where}every measured step time must be a positive number of seconds below "
+            f"{_LATEST:g}."
+        )
+    for place, run in enumerate(runs, 1):
+        if np.median(np.abs(run - np.median(run))) == 0:
+            raise ValueError(
+                f"{where}half of the step times of run {place} are alike; give them as they were "
+                "measured."
+            )
 
 
 def core_spread(steps: Float[np.ndarray, " steps"]) -> float:

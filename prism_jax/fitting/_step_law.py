@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from .._misc import bisect
 from ..data import Kernels, Priors, Variation, Worth
-from ._bisect import bisect
 from ._observe import Observed, core_spread
 
 
@@ -108,15 +108,15 @@ def solve_spread(
     """
     goal = float(np.average(np.square(wanted), weights=weights))
 
-    def too_wide(sigma: float, less: float) -> bool:
+    def is_narrow(sigma: float, less: float) -> bool:
         factors = dataclasses.replace(law, sigma=sigma).factors(len(deviations[0]))
         cores = [core_spread((1 + less * one) * factors) ** 2 for one in deviations]
-        return float(np.average(cores, weights=weights)) > goal
+        return float(np.average(cores, weights=weights)) <= goal
 
-    if too_wide(0.0, 1.0):
-        return 0.0, bisect(lambda less: too_wide(0.0, less), 0.0, 1.0, _HALVINGS)
+    if not is_narrow(0.0, 1.0):
+        return 0.0, sum(bisect(lambda less: is_narrow(0.0, less), 0.0, 1.0, _HALVINGS)) / 2
     widest = float(np.sqrt(goal)) * _WIDER
-    return bisect(lambda sigma: too_wide(sigma, 1.0), 0.0, widest, _HALVINGS), 1.0
+    return sum(bisect(lambda sigma: is_narrow(sigma, 1.0), 0.0, widest, _HALVINGS)) / 2, 1.0
 
 
 def _mean_with(prior: Worth, total: float, number: int) -> float:

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ._rank_ops import RankOps, rank_ops
 from ._spans import HOST_OP, KERNEL, LAUNCH, RankTrace, Spans
 
 
-_MOST_NAMES = 100  # Of kernels, of each rank.
+_MOST_NAMES = 100  # Of kernels.
 _FEWEST_STEPS = 4  # As many as a fit needs.
 
 
@@ -121,7 +121,7 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         (),
         (),
     )
-    tells, does_not_tell = _verdict(partial, found)
+    tells, does_not_tell = _verdict(partial)
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
 
 
@@ -131,11 +131,12 @@ def _graph_launches(spans: Spans) -> int:
 
 
 def _gather(durations: dict[str, list[np.ndarray]], spans: Spans) -> None:
-    total = np.bincount(spans.name, weights=spans.end - spans.start, minlength=len(spans.names))
-    for i in np.argsort(-total)[:_MOST_NAMES].tolist():
-        if total[i] > 0:
-            mine = spans.name == i
-            durations.setdefault(spans.names[i], []).append((spans.end - spans.start)[mine])
+    order = np.argsort(spans.name, kind="stable")
+    names, begins = np.unique(spans.name[order], return_index=True)
+    parts = np.split((spans.end - spans.start)[order], begins[1:])
+    for i, part in zip(names.tolist(), parts, strict=False):  # Without spans there is one part.
+        if part.any():
+            durations.setdefault(spans.names[i], []).append(part)
 
 
 def _pools(durations: dict[str, list[np.ndarray]]) -> tuple[KernelPool, ...]:
@@ -145,10 +146,10 @@ def _pools(durations: dict[str, list[np.ndarray]]) -> tuple[KernelPool, ...]:
         cv = float(seconds.std() / seconds.mean()) if seconds.mean() > 0 else 0.0
         pool = KernelPool(name, len(seconds), float(seconds.sum()), float(np.median(seconds)), cv)
         pools.append(pool)
-    return tuple(sorted(pools, key=lambda pool: -pool.total_s))
+    return tuple(sorted(pools, key=lambda pool: -pool.total_s)[:_MOST_NAMES])
 
 
-def _verdict(c: Contents, found: Sequence[RankOps]) -> tuple[list[str], list[str]]:
+def _verdict(c: Contents) -> tuple[list[str], list[str]]:
     """What the traces can and cannot tell."""
     tells, not_told = [], []
     if c.kernels:
@@ -162,7 +163,7 @@ def _verdict(c: Contents, found: Sequence[RankOps]) -> tuple[list[str], list[str
         )
     training = c.ops.get(FORWARD_COMPUTE, 0) and c.ops.get(BACKWARD_COMPUTE, 0)
     if training:
-        what = counted(c.microbatches, "microbatch").replace("microbatchs", "microbatches")
+        what = counted(c.microbatches, "microbatch", "es")
         tells.append(f"the compute of {what} of a step on each rank")
     else:
         absent = [op for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE) if not c.ops.get(op)]

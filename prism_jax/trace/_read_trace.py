@@ -48,6 +48,8 @@ COLUMNS = {
 # Cells of a table of ops for each row of the trace; whole steps have fewer than one.
 _MOST_SPARSE = 4
 _MOST_STAGES = 10**5
+# Steps whose mean is beyond these, in seconds, are likely in another unit.
+_SHORTEST, _LONGEST = 1e-3, 3600.0
 
 
 def read_trace(path: str | os.PathLike, job: Job) -> Trace:
@@ -137,12 +139,20 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike, job: Job) -> T
     return _in_order(trace, stage_to_rank, schedule, shown(path))
 
 
+def _notes_of_unit(trace: Trace) -> tuple[str, ...]:
+    """What is read as seconds may be milliseconds, or nanoseconds."""
+    mean = float(np.mean(trace.step_times()))
+    if _SHORTEST < mean < _LONGEST:
+        return ()
+    return (f"a step takes {mean:.3g} s: check that `start_ts` and `duration` are in seconds",)
+
+
 def _in_order(
     trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
 ) -> Trace:
     """The trace with the order of its ops, which is the one that the job states, if it does."""
     orders, others = traced_orders(trace.start, trace.end, stage_to_rank, schedule)
-    trace = dataclasses.replace(trace, notes=notes_of_orders(others))
+    trace = dataclasses.replace(trace, notes=(*notes_of_orders(others), *_notes_of_unit(trace)))
     if schedule is not None:
         check_orders(orders, schedule, trace.job.schedule.kind, path)
         return trace

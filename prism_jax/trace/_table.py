@@ -1,9 +1,11 @@
 """Tables in files: opened, checked for what a cast would hide, collected."""
 
 import contextlib
+import csv
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 # Larger tables than fit into memory are read in batches; no file is endless.
 _MOST_BYTES = 2**40
+_MOST_HEADER = 2**20
 
 
 def scan(path: str | os.PathLike) -> "pl.LazyFrame":
@@ -35,6 +38,7 @@ def scan(path: str | os.PathLike) -> "pl.LazyFrame":
         name = os.path.abspath(name)
         with _silence():
             if suffix == ".csv":
+                _check_header(name)
                 frame = pl.scan_csv(name, glob=False)
             else:
                 frame = pl.scan_parquet(name, glob=False, hive_partitioning=False)
@@ -46,6 +50,20 @@ def scan(path: str | os.PathLike) -> "pl.LazyFrame":
             f"{shown(path)}: it cannot be read as {suffix[1:]}: {_line(error)}."
         ) from None
     return frame
+
+
+def _check_header(path: str) -> None:
+    """Refuses what polars reads as other columns: text in 16 bits, and two columns of one name."""
+    with open(path, "rb") as file:
+        first = file.readline(_MOST_HEADER)
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in first[:2]:
+        raise ValueError(f"{shown(path)}: it is text in UTF-16; save it in UTF-8.")
+    names = next(csv.reader([first.decode("utf-8-sig", "replace")]), [])
+    twice = [name for name, number in Counter(names).items() if name and number > 1]
+    if twice:
+        raise ValueError(
+            f"{shown(path)}: there are two columns `{quoted(twice[0])}`; keep one of them."
+        )
 
 
 def collect(frame: "pl.LazyFrame", path: str | os.PathLike) -> "pl.DataFrame":

@@ -25,11 +25,14 @@ class Part(NamedTuple):
     - `modules`: in order.
     - `is_layer`: whether a norm is before each module and a residual after it.
     - `sequence_length`: where it is another than that of the training.
+    - `words`: how many matrices of all words it has beyond its modules': one that is a copy of
+        another rank's, or one less where a head has the matrix of an earlier one.
     """
 
     modules: tuple[AbstractModule, ...]
     is_layer: bool = True
     sequence_length: int | None = None
+    words: int = 0
 
     def parameters(self, model: Model) -> Parameters:
         """With the norms."""
@@ -37,7 +40,8 @@ class Part(NamedTuple):
         for module in self.modules:
             total = total.plus(module.parameters(model))
         norms = len(self.modules) * norm_parameters(model) if self.is_layer else 0
-        return total.plus(Parameters(copied=norms))
+        words = self.words * model.vocab_size * model.hidden_size
+        return total.plus(Parameters(words, copied=norms))
 
 
 Parts = tuple[tuple[Part, int], ...]  # Each part with how often it occurs, in order.
@@ -64,11 +68,21 @@ def layers_of(model: Model) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def parts_of_stages(model: Model, layers: Sequence[int]) -> tuple[Parts, ...]:
-    """What each stage runs, where the stages have so many layers; the ends are on the outer ones.
+def reads_words_last(model: Model) -> bool:
+    """Whether the last stage needs the embedding's matrix: a head that is tied to it, or further
+    layers, which read the next words.
+    """
+    return model.tied_embeddings or model.num_mtp_layers > 0
+
+
+def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[Parts, ...]:
+    """What each stage runs, where the stages have so many layers; the ends are on the outer ones,
+    and `apart` says whether these are on different ranks.
 
     Equal layers of a stage become one, with how many they are.
     """
+    head = _HEAD._replace(words=int(apart and reads_words_last(model)))
+    again = _HEAD._replace(words=int(model.tied_embeddings) - 1)
     every = layers_of(model)
     stages: list[Parts] = []
     begin = 0
@@ -78,8 +92,8 @@ def parts_of_stages(model: Model, layers: Sequence[int]) -> tuple[Parts, ...]:
         if stage == 0:
             parts.insert(0, (_EMBEDDING, 1))
         if stage == len(layers) - 1:
-            parts.append((_HEAD, 1))
-            parts += [(_PROJECTION, 1), (every[-1], 1), (_HEAD, 1)] * model.num_mtp_layers
+            parts.append((head, 1))
+            parts += [(_PROJECTION, 1), (every[-1], 1), (again, 1)] * model.num_mtp_layers
         stages.append(tuple(parts))
     return tuple(stages)
 
@@ -109,14 +123,10 @@ def recomputed(parts: Parts, training: Training) -> tuple[Recomputed, ...]:
 
 
 def total_parameters(model: Model, parts: Parts) -> Parameters:
-    """The parameters of a stage; a head that occurs again has no matrix of its own."""
+    """The parameters of a stage."""
     total = Parameters()
-    heads = 0
     for part, count in parts:
-        again = part is _HEAD and heads > 0
-        heads += part is _HEAD
-        added = Parameters(copied=norm_parameters(model)) if again else part.parameters(model)
-        total = total.plus(added, count)
+        total = total.plus(part.parameters(model), count)
     return total
 
 

@@ -139,11 +139,13 @@ class Costs(msgspec.Struct, frozen=True):
         num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 2 * m * n)
         return self._gemm(m, n, k, dtype, batch, num_bytes)
 
-    def weight_gemm(self, m: int, n: int, k: int, dtype: str | None = None) -> Kernel:
+    def weight_gemm(
+        self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1
+    ) -> Kernel:
         """As `gemm`, but the result is added to a gradient in float32."""
         dtype = self.training.dtype if dtype is None else dtype
-        num_bytes = _DTYPE_BYTES[dtype] * (m * k + k * n) + 8 * m * n
-        kernel = self._gemm(m, n, k, dtype, 1, num_bytes)
+        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 8 * m * n)
+        kernel = self._gemm(m, n, k, dtype, batch, num_bytes)
         return msgspec.structs.replace(kernel, size=f"{kernel.size} added")
 
     def linear(self, tokens: int, outputs: int, inputs: int, dtype: str | None = None) -> "Linear":
@@ -156,12 +158,10 @@ class Costs(msgspec.Struct, frozen=True):
 
     def grouped(self, tokens: int, outputs: int, inputs: int, groups: int) -> "Linear":
         """As `linear`, for as many matrices, each with `tokens` of its own."""
-        dtype = self.training.dtype
-        wgrad = self.gemm(inputs, outputs, tokens, dtype, groups)
         return Linear(
-            self.gemm(tokens, outputs, inputs, dtype, groups),
-            self.gemm(tokens, inputs, outputs, dtype, groups),
-            msgspec.structs.replace(wgrad, size=f"{wgrad.size} added"),
+            self.gemm(tokens, outputs, inputs, None, groups),
+            self.gemm(tokens, inputs, outputs, None, groups),
+            self.weight_gemm(inputs, outputs, tokens, None, groups),
         )
 
     def attention(

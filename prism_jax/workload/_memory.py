@@ -8,7 +8,7 @@ from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
 from ._sharded import GRADIENT_BYTES, shards, unit_parameters
-from ._split import Stages, check_split, deal
+from ._split import Stages, check_split, deal, held_of
 
 
 Sizes = dict[str, float]  # In bytes, by part.
@@ -68,7 +68,7 @@ def memory_of_stages(
 def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     """The memory of a stage; nothing is priced."""
     layout, training = costs.layout, costs.training
-    total = stages.parameters[stage]
+    held = held_of(stages.parameters[stage], layout)
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0
@@ -93,8 +93,8 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     whole, dealt = _units(costs, stages, stage)
     backward = {"workspace": beyond} if beyond else {"logits": besides}
     return StageMemory(
-        dense=total.split / layout.tp + total.copied,
-        experts=total.experts / (layout.ep * layout.expert_tp),
+        dense=held.dense,
+        experts=held.experts,
         kept=kept,
         forward={"logits": besides, "gathered": whole},
         backward={**backward, "gathered": whole + dealt},

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..cluster import Group, all_group
+from ._architecture import reads_words_last
 from ._block import Block, Kernel
 from ._costs import Costs
 from ._parts import block, block_mean, segment
@@ -29,12 +30,8 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
     layout, training = costs.layout, costs.training
     held = [_sum(parameters_of_rank(layout, stages, r)) for r in range(layout.pp)]
-    largest = max(held, key=sum)
-    shard = sum(largest)
-    if training.zero:
-        instances = training.optimizer_instances
-        shard = largest.dense / (costs.dp.size // instances)
-        shard += largest.experts / (costs.edp.size // instances)
+    shards_of = [_shard(costs, one) for one in held]
+    shard = max(shards_of)
     segments = [
         segment(
             [costs.move("optimizer", 4 * shard)],
@@ -46,9 +43,9 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     if costs.kernels.constant_s:
         segments.append(segment([costs.host()]))
     if training.zero and not shards(training)[1]:
-        rank = held.index(largest)
+        rank = shards_of.index(shard)
         for part, group in _reduced(costs):
-            parameters = getattr(largest, part)
+            parameters = getattr(held[rank], part)
             if parameters == 0:
                 continue
             kernel = costs.collective("all_gather", 2 * parameters, instance(group, training)[0])
@@ -83,11 +80,13 @@ def _gradient_kernels(
         if training.overlap_grad_reduce:
             found = [_hide(costs, kernel, stages, rank, backward, part) for kernel in found]
         kernels += found
-    if model.tied_embeddings and len(stages.ends) > 1 and rank in stages.ends:
-        # The first and the last stage each have a copy of the embedding.
+    if reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends:
+        # The first and the last stage each have a copy of the embedding, or their shards of it.
         apart = max(stages.ends) - min(stages.ends)
         ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
         num_bytes = size * model.vocab_size * model.hidden_size / layout.tp
+        if shards(training)[0]:
+            num_bytes /= instance(costs.dp, training)[0].size
         kernels.append(costs.collective("all_reduce", num_bytes, ends))
     return kernels
 
@@ -96,6 +95,14 @@ def _reduced(costs: Costs) -> list[tuple[str, Group]]:
     """The fields of `Held` with the group of each over which gradients are reduced, if any."""
     groups = (("dense", costs.dp), ("experts", costs.edp))
     return [(part, group) for part, group in groups if group.size > 1]
+
+
+def _shard(costs: Costs, held: Held) -> float:
+    """How many of its parameters a GPU updates."""
+    if not costs.training.zero:
+        return sum(held)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    return sum(number / instance(group, costs.training)[0].size for number, group in groups)
 
 
 def _sum(held: Iterable[Held]) -> Held:

@@ -12,6 +12,7 @@ from ._architecture import Part
 from ._block import Segment
 from ._costs import Costs
 from ._parts import segment
+from ._split import held_of
 
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -32,10 +33,9 @@ def instance(group: Group, training: Training) -> tuple[Group, Group]:
 
 def unit_parameters(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
     """How many parameters one GPU has of a unit that is whole, and over whom they are shared."""
-    total, layout = part.parameters(costs.model), costs.layout
-    dense = (total.split + total.copied) / layout.tp
-    experts = total.experts / (layout.ep * layout.expert_tp)
-    return tuple((n, g) for n, g in ((dense, costs.dp), (experts, costs.edp)) if n and g.size > 1)
+    held = held_of(part.parameters(costs.model), costs.layout)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
 def gathers(costs: Costs, part: Part) -> list[Segment]:

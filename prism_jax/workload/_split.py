@@ -19,7 +19,7 @@ class Stages(msgspec.Struct, frozen=True):
 
     - `layers`: how many each global virtual stage has.
     - `parts`: what each stage runs.
-    - `parameters`: of each stage, with its copy of the embedding where the head is tied to it.
+    - `parameters`: of each stage, with its copy of the embedding where it needs one.
     - `rank`: of each stage.
     - `group`: how many microbatches a rank runs through one of its stages before the next.
     """
@@ -45,13 +45,10 @@ def deal(
     """Deals the layers. See `layers_of_stages`."""
     group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(model, layout, schedule)
-    parts = parts_of_stages(model, layers)
+    parts = parts_of_stages(model, layers, stage_to_rank[0] != stage_to_rank[-1])
     parameters_of = ft.cache(ft.partial(total_parameters, model))  # Most stages are alike.
-    parameters = [parameters_of(one) for one in parts]
-    if model.tied_embeddings and stage_to_rank[0] != stage_to_rank[-1]:
-        copy = Parameters(model.vocab_size * model.hidden_size)
-        parameters[-1] = parameters[-1].plus(copy)
-    return Stages(layers, parts, tuple(parameters), tuple(stage_to_rank), group)
+    parameters = tuple(map(parameters_of, parts))
+    return Stages(layers, parts, parameters, tuple(stage_to_rank), group)
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
@@ -126,17 +123,15 @@ class Held(NamedTuple):
     experts: float
 
 
-def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
-    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages.
+def held_of(total: Parameters, layout: Layout) -> Held:
+    """What one GPU holds of some parameters, of which it may have a shard besides."""
+    experts = total.experts / (layout.ep * layout.expert_tp)
+    return Held(total.split / layout.tp + total.copied, experts)
 
-    What each rank of a tensor-parallel group has a copy of (norms, some biases) is taken as split.
-    """
-    held = []
-    for stage in stages.of_rank(rank):
-        total = stages.parameters[stage]
-        experts = total.experts / (layout.ep * layout.expert_tp)
-        held.append(Held((total.split + total.copied) / layout.tp, experts))
-    return tuple(held)
+
+def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
+    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages."""
+    return tuple(held_of(stages.parameters[stage], layout) for stage in stages.of_rank(rank))
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,10 @@ from .._costs import Costs
 class Core(NamedTuple):
     """The core of attention on one GPU, as one fused kernel or as its parts.
 
+    The backward of the fused kernel computes the scores again by itself, so a selective recompute
+    of `core_attn` adds nothing to it. Where a framework checkpoints the fused kernel all the same
+    (Megatron-LM does if asked to), its forward runs once more, which is not in here.
+
     **Attributes:**
 
     - `num_heads`, `kv_heads`: of one GPU.

@@ -131,7 +131,7 @@ class Mamba(AbstractModule):
     def _scan(self, costs: Costs) -> list[Kernel]:
         layout, length = costs.layout, costs.training.sequence_length
         chunk = min(self.chunk_size, length)
-        chunks = costs.training.microbatch_size * length // chunk
+        chunks = costs.training.microbatch_size * -(-length // chunk)  # The last may not be full.
         heads = self.mamba_num_heads // (layout.tp * layout.cp)
         groups = self.num_groups // (layout.tp * layout.cp)
         state, size, dtype = self.state_size, self.mamba_head_size, costs.base_dtype

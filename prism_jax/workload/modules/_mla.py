@@ -4,7 +4,7 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import check_divides, close_module, gradients
+from ._around import cast, cast_gradient, check_divides, close_module, gradients, tp_bytes
 from ._base import AbstractModule, Parameters
 from ._core import Core
 
@@ -14,7 +14,8 @@ class MLA(AbstractModule):
     """Multi-head latent attention: queries, keys and values come from narrow latents.
 
     Every rank of a tensor-parallel group makes the latents of its tokens; these are gathered, and
-    each rank makes the heads that it has.
+    each rank makes the heads that it has. They are gathered once more for the gradients of the
+    matrices that read them.
 
     **Attributes:**
 
@@ -62,12 +63,13 @@ class MLA(AbstractModule):
         return Parameters(split, copied)
 
     def forward(self, costs: Costs, before: list) -> list[Segment]:
-        down, ups, out = self._linears(costs)
-        first = [*before, down.forward, self._latent_norms(costs, 2)]
+        down, _, out = self._linears(costs)
+        hidden = costs.norm_tokens * costs.model.hidden_size
+        first = [*before, *cast(costs, hidden), down.forward, self._latent_norms(costs, 2)]
         last = [
-            *(up.forward for up in ups),
-            self._rotary(costs),
+            *self._heads(costs),
             *self._core(costs).forward(costs),
+            *cast(costs, self._value_size(costs)),
             out.forward,
         ]
         return [*self._gather(costs, first), *close_module(costs, last, out.forward)]
@@ -76,22 +78,36 @@ class MLA(AbstractModule):
         down, ups, out = self._linears(costs)
         again = costs.recomputes("mla_up_proj")
         kernels = [
-            *([*(up.forward for up in ups), self._rotary(costs)] if again else []),
+            *(self._heads(costs) if again else []),
+            *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
             *gradients(out, weights),
             *self._core(costs).backward(costs),
             self._rotary(costs),
-            *(kernel for up in ups for kernel in gradients(up, weights)),
+            *cast_gradient(costs, self._up_size(costs)),
+            *(up.dgrad for up in ups),
         ]
-        last = [self._latent_norms(costs, 3), *gradients(down, weights)]
+        wgrads = [up.wgrad for up in ups] if weights else []
+        last = [
+            self._latent_norms(costs, 3),
+            *cast_gradient(costs, costs.norm_tokens * self.latent_size),
+            *gradients(down, weights),
+        ]
         if costs.layout.tp == 1:
-            return [segment([*before, *kernels, *last])]
+            return [segment([*before, *kernels, *wgrads, *last])]
         kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
         reduce = costs.collective(kind, self._latent_bytes(costs), costs.tp)
         if not costs.splits_sequence:
-            return [segment([*before, *kernels], reduce), segment(last)]
-        hidden = 2 * costs.tokens * costs.model.hidden_size
-        gather = costs.collective("all_gather", hidden, costs.tp)
-        return [segment(before, gather), segment(kernels, reduce), segment(last)]
+            return [segment([*before, *kernels, *wgrads], reduce), segment(last)]
+        gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
+        latents = costs.collective("all_gather", self._latent_bytes(costs), costs.tp)
+        beside = costs.overlapped(latents, ups[0].dgrad)
+        return [
+            segment(before, gather),
+            *(self._gather(costs, []) if again else []),
+            *([segment(kernels, beside), segment(wgrads, reduce)] if weights else []),
+            *([] if weights else [segment(kernels, reduce)]),
+            segment(last),
+        ]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         down, ups, out = self._linears(costs)
@@ -121,6 +137,21 @@ class MLA(AbstractModule):
             (queries, keys),
             costs.linear(tokens, hidden, heads * self.value_head_size),
         )
+
+    def _heads(self, costs: Costs) -> list[Kernel]:
+        """From the latents, gathered, to queries, keys and values."""
+        _, ups, _ = self._linears(costs)
+        width = (self.q_lora_rank or costs.model.hidden_size) + self.kv_lora_rank
+        read = cast(costs, costs.tokens * width)
+        return [*read, *(up.forward for up in ups), self._rotary(costs)]
+
+    def _up_size(self, costs: Costs) -> int:
+        """How many values the matrices make of the latents."""
+        heads = self.num_heads // costs.layout.tp
+        return costs.tokens * heads * (self.query_size + self.qk_head_size + self.value_head_size)
+
+    def _value_size(self, costs: Costs) -> int:
+        return costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
 
     def _core(self, costs: Costs) -> Core:
         heads = self.num_heads // costs.layout.tp

@@ -66,18 +66,16 @@ class MLP(AbstractModule):
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         up, down = self._linears(costs)
         tokens, ffn, width = self._shape(costs)
-        act = costs.move("elementwise", 2 * tokens * (width + ffn))
-        again = [up.forward, act] if costs.recomputes("mlp") else []
         kernels = [
-            *again,
             *cast_gradient(costs, tokens * costs.model.hidden_size),
             *gradients(down, weights),
             # Reads the gradient and the inputs of the activation, writes the inputs' gradient.
             costs.move("elementwise", 2 * tokens * (ffn + 2 * width)),
             *cast_gradient(costs, tokens * width),
         ]
+        again = self.forward(costs, []) if costs.recomputes("mlp") else []
         rest = close_backward(costs, kernels, up, weights)
-        return open_module(costs, before, down.dgrad, rest)
+        return [*again, *open_module(costs, before, down.dgrad, rest)]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         return weight_gradients(costs, *self._linears(costs))

@@ -5,13 +5,14 @@ from .._block import Segment
 from .._costs import Costs, Linear
 from ._around import close_backward, close_module, open_module, weight_gradients
 from ._base import AbstractModule, Parameters
+from ._embedding import Embedding
 from ._head import norm_parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Projection(AbstractModule):
     """What a further layer of multi-token prediction reads: the hidden states and the next words,
-    each normed, side by side, are brought back to the hidden size.
+    which are looked up, each normed, side by side, are brought back to the hidden size.
     """
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
@@ -22,22 +23,26 @@ class Projection(AbstractModule):
 
     def forward(self, costs: Costs, before: list) -> list[Segment]:
         linear = self._linear(costs)
-        norms = [*before, costs.norm(), costs.norm()]
+        norms = [costs.norm(), costs.norm()]
         rest = close_module(costs, [linear.forward], linear.forward)
-        return open_module(costs, norms, linear.forward, rest)
+        words = Embedding().forward(costs, before)
+        return [*words, *open_module(costs, norms, linear.forward, rest)]
 
     def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
         linear = self._linear(costs)
         rest = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
-        return open_module(costs, before, linear.dgrad, rest)
+        words = Embedding().backward(costs, [], weights=weights)
+        return [*open_module(costs, before, linear.dgrad, rest), *words]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
-        return weight_gradients(costs, self._linear(costs))
+        words = Embedding().backward_weight(costs)
+        return [*weight_gradients(costs, self._linear(costs)), *words]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # Inputs and outputs of both norms.
         values = 4 * costs.norm_tokens * costs.model.hidden_size
-        return {"projection": costs.activation_bytes * values}
+        words = Embedding().activations(costs)
+        return {"projection": costs.activation_bytes * values, **words}
 
     def _linear(self, costs: Costs) -> Linear:
         hidden = costs.model.hidden_size
