@@ -158,7 +158,9 @@ def sensitivity(
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
     chosen = list(dict.fromkeys([*(varying[:_MOST_GAINS] if parts is None else parts), *elements]))
     each = gains([*((name,) for name in chosen), tuple(elements)], "gains")
-    total = each.through(lambda x: x[:, [chosen.index(name) for name in elements]].sum(1))
+    total = each.through(
+        lambda x: x[:, [chosen.index(name) for name in elements]].sum(1, keepdims=True)
+    )
     *of_chosen, whole = each.estimates()
     gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(

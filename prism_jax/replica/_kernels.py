@@ -122,6 +122,7 @@ def _beside(slowdowns: Float[Array, "branches 2"], alone, beside, slot, drawn):
     longest = jnp.where(does == ROW_ENDS, jnp.maximum(longest, row), longest)
     row = jnp.where(begins | (does == ROW_ENDS), 0, row)
     alpha, beta = jnp.moveaxis(slowdowns[which], -1, 0)
-    end = jnp.maximum(start + longest + beta * (alone - start), alone + alpha * longest)
+    by_communication = (start + longest)[None] + beta[None] * (alone - start[None])
+    end = jnp.maximum(by_communication, alone + (alpha * longest)[None])
     alone = jnp.where((does == MEETS)[None], end, alone)
     return alone, jnp.stack([start, jnp.where(begins, 0, longest), row])
