@@ -4,7 +4,15 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import cast, cast_gradient, check_divides, close_module, gradients, tp_bytes
+from ._around import (
+    cast,
+    cast_gradient,
+    check_divides,
+    close_module,
+    gradients,
+    gradients_of_input,
+    tp_bytes,
+)
 from ._base import AbstractModule, Parameters
 from ._core import Core
 
@@ -84,28 +92,24 @@ class MLA(AbstractModule):
             *self._core(costs).backward(costs),
             self._rotary(costs),
             *cast_gradient(costs, self._up_size(costs)),
-            *(up.dgrad for up in ups),
         ]
-        wgrads = [up.wgrad for up in ups] if weights else []
+        read = (
+            [up.dgrad for up in ups],
+            [up.wgrad for up in ups] if weights else [],
+            self._latent_bytes(costs),
+        )
         last = [
             self._latent_norms(costs, 3),
             *cast_gradient(costs, costs.norm_tokens * self.latent_size),
             *gradients(down, weights),
         ]
-        if costs.layout.tp == 1:
-            return [segment([*before, *kernels, *wgrads, *last])]
-        kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
-        reduce = costs.collective(kind, self._latent_bytes(costs), costs.tp)
         if not costs.splits_sequence:
-            return [segment([*before, *kernels, *wgrads], reduce), segment(last)]
+            return [*gradients_of_input(costs, [*before, *kernels], *read), segment(last)]
         gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
-        latents = costs.collective("all_gather", self._latent_bytes(costs), costs.tp)
-        beside = costs.overlapped(latents, ups[0].dgrad)
         return [
             segment(before, gather),
             *(self._gather(costs, []) if again else []),
-            *([segment(kernels, beside), segment(wgrads, reduce)] if weights else []),
-            *([] if weights else [segment(kernels, reduce)]),
+            *gradients_of_input(costs, kernels, *read),
             segment(last),
         ]
 
