@@ -63,6 +63,11 @@ class MoE(AbstractModule):
                 f"`top_k` = {self.top_k} is more than `num_experts` = {self.num_experts}; use at "
                 "most as many."
             )
+        if layout.tp > 1 and not training.sequence_parallel:
+            raise ValueError(
+                f"`layout.tp` = {layout.tp} without sequence parallelism gives each rank all "
+                "tokens to route to its experts; use `training.sequence_parallel` = true."
+            )
         if self.num_experts % layout.ep != 0:
             raise ValueError(
                 f"`layout.ep` = {layout.ep} does not divide `num_experts` = {self.num_experts}; "
