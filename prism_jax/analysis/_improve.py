@@ -107,10 +107,7 @@ def improve(
     prices = np.array([*costs.values()], float)
     if not len(prices) or not (np.isfinite(prices) & (prices > 0)).all():
         raise ValueError("`costs` must hold a positive cost for each part that can be improved.")
-    if not (np.isfinite(budget) and budget > 0):
-        raise ValueError(f"The budget of {budget} must be positive.")
-    if num_iterations < 1:
-        raise ValueError(f"`num_iterations={num_iterations}` must be at least 1.")
+    _check_search(budget, num_iterations)
     check_steps(objective, num_samples, NUM_BATCHES)
     count = whole_batches(num_samples)
     of_search, of_report = jax.random.split(key)
@@ -151,6 +148,13 @@ def improve(
         num_samples=count,
         notes=vector_rule_notes(now.composed.run),
     )
+
+
+def _check_search(budget: float, num_iterations: int) -> None:
+    if not (np.isfinite(budget) and budget > 0):
+        raise ValueError(f"The budget of {budget} must be positive.")
+    if num_iterations < 1:
+        raise ValueError(f"`num_iterations={num_iterations}` must be at least 1.")
 
 
 def _descend(

@@ -109,13 +109,7 @@ def training_run(
     names = [cause.name for cause in failures.causes]
     found: dict[str, Estimate] = {}
     if derivatives:
-        found = _of_rates(runs, drawn, names)
-        for name, moved in _moved(costs).items():
-            less, more = (
-                simulated.runs(c, min(num_runs, _DIFFERENCE_RUNS), seeds)[0].parts.sum(axis=1)
-                for c in moved
-            )
-            found[name] = _mean((more - less) / (2 * _APART) / DAY)
+        found = _of_rates(runs, drawn, names) | _of_costs(simulated, costs, num_runs, seeds)
     return RunLaw(
         days=np.sort(runs.parts.sum(axis=1)) / DAY,
         parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
@@ -139,7 +133,11 @@ class _Simulation:
     known_rates: bool
 
     def runs(
-        self, costs: RunCosts, number: int, seeds: list[int], bar: Callable[[float], object] = id
+        self,
+        costs: RunCosts,
+        number: int,
+        seeds: list[int],
+        advance: Callable[[float], object] = lambda count: None,
     ) -> tuple[Runs, Float[np.ndarray, "runs causes"]]:
         """Runs with their rates, of the same random numbers for the same seeds."""
         sequence = np.random.SeedSequence(seeds)
@@ -149,7 +147,7 @@ class _Simulation:
             hazards = self._hazards(min(_BLOCK, number - begin), rng)
             blocks.append(self._block(costs, hazards, rng))
             rates.append(hazards.rates)
-            bar(len(hazards.rates))
+            advance(len(hazards.rates))
         parts = np.concatenate([runs.parts for runs in blocks])
         interruptions = np.concatenate([runs.interruptions for runs in blocks])
         return Runs(parts, interruptions), np.concatenate(rates)
@@ -216,6 +214,17 @@ def _of_rates(runs: Runs, rates: Float[np.ndarray, "runs causes"], names) -> dic
         for i, name in enumerate(names)
         if rates[:, i].any()
     }
+
+
+def _of_costs(
+    simulated: _Simulation, costs: RunCosts, num_runs: int, seeds: list[int]
+) -> dict[str, Estimate]:
+    """By central differences with common random numbers."""
+    number, found = min(num_runs, _DIFFERENCE_RUNS), {}
+    for name, moved in _moved(costs).items():
+        less, more = (simulated.runs(c, number, seeds)[0].parts.sum(axis=1) for c in moved)
+        found[name] = _mean((more - less) / (2 * _APART) / DAY)
+    return found
 
 
 def _moved(costs: RunCosts) -> dict[str, tuple[RunCosts, RunCosts]]:
