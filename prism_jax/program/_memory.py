@@ -1,13 +1,14 @@
 """The memory of each pipeline rank: what it holds, and the most that it keeps at once."""
 
 import itertools as it
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from jaxtyping import Int, Shaped
 
 from ..data import Job
-from ..schedule import AbstractSchedule, order_of, parse_token
+from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import Sizes, StageMemory, add_sizes, memory_of_stages
 
 
@@ -148,33 +149,31 @@ def _communication(job: Job) -> Sizes:
 
 def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes]:
     """For each rank, its activations when there are most of them."""
-    return [_peak(tokens, stages) for tokens in order.orders()]
+    parts = schedule_parts(order)
+    ranks = (parts.rank == rank for rank in range(order.num_ranks))
+    return [_peak(parts.phase[mine], parts.stage[mine], stages) for mine in ranks]
 
 
-def _peak(tokens: Iterable[str], stages: Sequence[StageMemory]) -> Sizes:
+def _peak(
+    phase: Shaped[np.ndarray, " parts"],
+    stage: Int[np.ndarray, " parts"],
+    stages: Sequence[StageMemory],
+) -> Sizes:
     """Runs through the ops of a rank with what is between a forward and its backward."""
-    live: Counter[int] = Counter()  # Microbatches in flight, for each stage.
-    kept = [sum(stage.kept.values()) for stage in stages]
-    extra = [
-        {"F": sum(stage.forward.values()), "B": sum(stage.backward.values())} for stage in stages
-    ]
-    now = most = 0.0
-    at: tuple[Counter[int], int, str] | None = None
-    for i, token in enumerate(tokens):
-        for letter, stage, _ in parse_token(token, 0, i).parts:
-            phase = "F" if letter == "F" else "B"
-            if phase == "F":
-                live[stage] += 1
-                now += kept[stage]
-            if now + extra[stage][phase] > most:
-                most, at = now + extra[stage][phase], (live.copy(), stage, phase)
-            if letter in ("B", "W"):
-                live[stage] -= 1
-                now -= kept[stage]
-    if at is None:
+    kept = np.array([sum(one.kept.values()) for one in stages], float)[stage]
+    forward, lets_go = phase == "F", np.isin(phase, ("B", "W"))
+    after = np.cumsum(kept * forward - kept * lets_go)
+    extra = np.array(
+        [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
+    )[stage, forward.astype(int)]
+    # An op lets go of what is kept at its end.
+    during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra
+    if not np.any(during > 0):
         return {}
-    counts, stage, phase = at
-    found = dict(stages[stage].forward if phase == "F" else stages[stage].backward)
-    for one, count in counts.items():
-        add_sizes(found, stages[one].kept, count)
+    at = int(np.argmax(during))
+    found = dict(stages[stage[at]].forward if forward[at] else stages[stage[at]].backward)
+    counts = np.bincount(stage[: at + 1], forward[: at + 1], len(stages))
+    counts -= np.bincount(stage[:at], lets_go[:at], len(stages))
+    for one in np.flatnonzero(counts).tolist():
+        add_sizes(found, stages[one].kept, float(counts[one]))
     return found

@@ -1,16 +1,16 @@
 """The step of a job if nothing varied, and what it is made of: on the host, without JAX."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import msgspec
 import numpy as np
 
 from ..data import Job, check_parts
-from ..schedule import SEND_RECV, op_graph, order_of, parse_token
+from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
 from ..workload import Block, Workload, block_flop, split_mean
 from ._chains import lower_chains
 from ._compile import parts_of, with_costs
-from ._constant_step import ConstantStep, run
+from ._constant_step import ConstantStep, run, without_send_recv
 from ._frame import Frame, block_of_kind, frame_of
 from ._memory import memory
 
@@ -83,14 +83,10 @@ def predict(job: Job) -> Prediction:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     step = run(of, workload)
     breakdown, phases = _of_average_rank(of, workload, step)
-    forwards = Counter(
-        stage
-        for tokens in order.orders()
-        for i, token in enumerate(tokens)
-        for letter, stage, _ in parse_token(token, 0, i).parts
-        if letter == "F"
-    )
-    flop = _PRODUCTS * sum(block_flop(workload.forward[s]) * n for s, n in forwards.items())
+    runs = schedule_parts(order)
+    forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
+    each = map(block_flop, workload.forward)
+    flop = _PRODUCTS * sum(one * n for one, n in zip(each, forwards, strict=True))
     members = workload.members * job.layout.dp
     per_second = flop * members / step.seconds
     devices = job.layout.world_size
@@ -102,7 +98,7 @@ def predict(job: Job) -> Prediction:
         breakdown=breakdown,
         stages=_of_stages(of, step),
         phases=phases,
-        exposed_send_recv=step.seconds - run(of, workload, send_recv=False).seconds,
+        exposed_send_recv=step.seconds - without_send_recv(of, step).seconds,
         mfu=float(per_second / devices / peak),
         flop_per_s=per_second / devices,
         tokens_per_s=sequences * training.sequence_length / step.seconds,
@@ -118,8 +114,12 @@ def _of_average_rank(
     found: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[str, float] = defaultdict(float)
 
+    split: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+
     def add(block: Block, times: float) -> float:
-        compute, exposed = split_mean(block)
+        if id(block) not in split:  # Most stages have the same block.
+            split[id(block)] = split_mean(block)
+        compute, exposed = split[id(block)]
         for kind, seconds in compute.items():
             found[kind] += times * seconds
         for group, seconds in exposed.items():
@@ -127,9 +127,11 @@ def _of_average_rank(
             found[f"exposed {_DEGREES.get(degree, degree)}"] += times * seconds
         return times * (sum(compute.values()) + sum(exposed.values()))
 
-    for kind, count in zip(of.kinds, np.bincount(of.kind_of).tolist(), strict=True):
+    blocks = [block_of_kind(workload, kind) for kind in of.kinds]  # Kept, for their `id`s.
+    counts = np.bincount(of.kind_of).tolist()
+    for kind, block, count in zip(of.kinds, blocks, counts, strict=True):
         if kind.phase != SEND_RECV:
-            phases[kind.phase] += add(block_of_kind(workload, kind), count / ranks)
+            phases[kind.phase] += add(block, count / ranks)
     for block in workload.reduce_scatter:
         add(block, 1 / ranks)
     add(workload.tail, 1)

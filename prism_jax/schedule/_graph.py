@@ -10,7 +10,7 @@ from ._base import AbstractSchedule
 from ._blocking import blocking_nodes
 from ._needs import Needs, find_needs
 from ._nodes import asynchronous_nodes
-from ._ops import Ops, action, parse_orders
+from ._ops import Ops, action, ops_of
 from ._token import SEND_RECV
 from ._topological import topological_order
 
@@ -93,7 +93,7 @@ def op_graph(schedule: AbstractSchedule, *, blocking: bool = False) -> OpGraph:
 # The costs of a schedule are often evaluated many times over.
 @ft.lru_cache(maxsize=4)
 def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
-    ops = parse_orders(schedule.orders())
+    ops = ops_of(schedule)
     needs = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
     nodes = (blocking_nodes if blocking else asynchronous_nodes)(ops, needs)
     num_ops, num_sends = len(ops.rank), len(needs.producer)

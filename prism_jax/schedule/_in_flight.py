@@ -2,8 +2,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ._base import AbstractSchedule
-from ._ops import parse_orders
-from ._parts import parts_of
+from ._parts import schedule_parts
 
 
 def peak_in_flight(schedule: AbstractSchedule, *, until: str = "W") -> Int[np.ndarray, " ranks"]:
@@ -22,8 +21,7 @@ def peak_in_flight(schedule: AbstractSchedule, *, until: str = "W") -> Int[np.nd
     """
     if until not in ("I", "W"):
         raise ValueError(f"`until={until!r}` is unknown; use 'I' or 'W'.")
-    ops = parse_orders(schedule.orders())
-    parts = parts_of(ops)
+    parts = schedule_parts(schedule)
     change = (parts.phase == "F") * 1 - ((parts.phase == "B") | (parts.phase == until))
-    held = [np.cumsum(change[parts.rank == rank]) for rank in range(len(ops.orders))]
+    held = [np.cumsum(change[parts.rank == rank]) for rank in range(schedule.num_ranks)]
     return np.array([counts.max(initial=0) for counts in held])

@@ -1,9 +1,11 @@
+import functools as ft
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from ._base import AbstractSchedule
 from ._token import Action, parse_tokens
 
 
@@ -20,6 +22,13 @@ class Ops(NamedTuple):
     other_microbatch: Int[np.ndarray, "ops"]
     rank: Int[np.ndarray, "ops"]
     orders: list[range]
+
+
+# One schedule after the other is asked for its graph, its memory and its mean.
+@ft.lru_cache(maxsize=4)
+def ops_of(schedule: AbstractSchedule) -> Ops:
+    """The ops of a schedule. Raises as `parse_orders`."""
+    return parse_orders(schedule.orders())
 
 
 def parse_orders(orders: Sequence[Sequence[str]]) -> Ops:

@@ -3,7 +3,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from ._ops import Ops
+from ._base import AbstractSchedule
+from ._ops import Ops, ops_of
 from ._token import OVERLAPPED
 
 
@@ -51,6 +52,11 @@ def parts_of(ops: Ops) -> Parts:
         rank=ops.rank[op],
         tensor=tensor,
     )
+
+
+def schedule_parts(schedule: AbstractSchedule) -> Parts:
+    """The forwards and backwards of a schedule, rank after rank, in the order in which they run."""
+    return parts_of(ops_of(schedule))
 
 
 def inputs_of(parts: Parts, num_stages: int, chain_starts: tuple[int, ...]) -> Inputs:
