@@ -262,3 +262,14 @@ def test_impossible_contention_is_refused(contention):
 def test_branches_have_collectives():
     with pytest.raises(ValueError, match="Branches without a collective"):
         Branches(((Kernel("gemm", "", 1.0), 1),), ((),))
+
+
+@pytest.mark.parametrize("shared", [0.0, -1e-146, 1e-30, 1e-9])
+def test_compute_that_hardly_varies_has_finite_moments(shared):
+    """As it is without the spread of its kernels, where differences of moments are rounding."""
+    compute = jnp.array([0.024, 0.0, 0.0, shared])
+    communication = jnp.array([8e-3, 2.8e-8, 2.9e-13])
+    found = np.asarray(together(compute, communication, jnp.array([0.15, 0.0])))
+    assert np.all(np.isfinite(found))
+    assert found[0] == pytest.approx(0.024 + 0.15 * 8e-3, rel=1e-6)
+    assert abs(found[3]) <= abs(shared) * (1 + 1e-6)

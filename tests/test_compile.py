@@ -39,7 +39,7 @@ def test_a_shipped_job_equals_every_kernel_drawn(job):
         ({"layout": {"tp": 0}}, "Layout"),
         ({"layout": {"dp": 1000}}, "8000"),
         ({"layout": {"tp": 3}}, "does not divide"),
-        ({"training": {"dtype": "fp4"}}, "Training"),
+        ({"training": {"dtype": "fp5"}}, "Training"),
         ({"training": {"zero": 4}}, "Training"),
         ({"training": {"recompute": "typo"}}, "Training"),
         ({"schedule": {"num_microbatches": -1}}, "ScheduleConfig"),

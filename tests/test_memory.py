@@ -13,7 +13,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import list_jobs, load_job
 from prism_jax.program._fits import check_memory, fixes
-from prism_jax.program._memory import _peak
+from prism_jax.program._memory import _peaks
 from prism_jax.workload import StageMemory
 
 
@@ -172,10 +172,10 @@ def test_logits_are_on_the_last_rank_only():
 
 def test_a_split_backward_keeps_until_its_weights():
     stages = [StageMemory(0.0, 0.0, {"x": 1.0}, {}, {"workspace": 0.25})]
-    whole = ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]
-    assert _peak(whole, stages) == {"x": 2.0, "workspace": 0.25}
-    split = ["0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0W1", "0I2", "0W2"]
-    assert _peak(split, stages)["x"] == 3.0
+    whole = prism.CustomSchedule([["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]], [0])
+    assert _peaks(whole, stages) == [{"x": 2.0, "workspace": 0.25}]
+    tokens = ["0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0W1", "0I2", "0W2"]
+    assert _peaks(prism.CustomSchedule([tokens], [0]), stages)[0]["x"] == 3.0
 
 
 @pytest.mark.parametrize("name", list_jobs())

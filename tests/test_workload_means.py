@@ -231,13 +231,18 @@ def test_attention_on_b200_is_not_twice_as_efficient_as_measured():
 _BOUNDS = {  # In percent, of the mean absolute error.
     "SimuMax, B200, context parallel": 6.0,
     "SimuMax, B200": 4.5,
-    "Megatron-Bridge, B200": 5.0,
-    "Megatron-Bridge, GB200": 5.0,
-    "Megatron-Bridge": 5.0,
+    "Megatron-Bridge, H100, dense": 5.0,
+    "Megatron-Bridge, B200, dense": 5.0,
+    "Megatron-Bridge, GB200, dense": 5.0,
     "MLPerf families": 4.0,
     "Megatron-LM 2021": 6.0,
     "Korthikanti": 4.0,
 }
+
+
+def _has_tables(job):
+    """The kernels of four bits have no table of their own: those of eight bits stand in."""
+    return job.training.dtype != "fp4"
 
 
 _published = ft.cache(lambda folder: tuple(published(folder)))
@@ -250,7 +255,7 @@ def test_published_means_by_table(shared, table):
     errors = [
         100 * (estimate(one.job) / one.seconds - 1)
         for one in _published(shared / "data")
-        if one.table.startswith(table) and one.job is not None
+        if one.table.startswith(table) and one.job is not None and _has_tables(one.job)
     ]
     assert len(errors) >= 2
     assert np.mean(np.abs(errors)) < _BOUNDS[table]
@@ -277,13 +282,13 @@ _LLAMA_8B = "Megatron-Bridge,LLAMA3_8B,32,4096,32,8,14336,128256,8192,8,DGX-B200
 
 def test_means_are_printed_by_table(tmp_path):
     (tmp_path / "published").mkdir()
-    rows = [_HEADER, _LLAMA_8B + "2,128,,,FP8,1,4.37,", _LLAMA_8B + "2,128,,,NVFP4,1,3,"]
+    rows = [_HEADER, _LLAMA_8B + "2,128,,,FP8,1,4.37,", _LLAMA_8B + "2,128,,,INT4,1,3,"]
     (tmp_path / "published" / "measured_steps.csv").write_text("\n".join(rows) + "\n")
     good, bad = found = list(mean_rows(tmp_path / "published"))
     assert good["measured_s"] == 4.37
     assert good["predicted_s"] == pytest.approx(4.37 * (1 + good["error"]))
-    assert bad["reason"] == "no dtype NVFP4"
+    assert bad["reason"] == "no dtype INT4"
     printed = mean_table(found)
-    assert "| Megatron-Bridge, B200 | 1 |" in printed
+    assert "| Megatron-Bridge, B200, dense | 1 |" in printed
     assert "1 of 2 rows are jobs" in printed
-    assert "- 1: no dtype NVFP4" in printed
+    assert "- 1: no dtype INT4" in printed

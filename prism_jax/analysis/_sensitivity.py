@@ -254,6 +254,6 @@ def _shapley(names: list[str], gains) -> dict[str, Estimate]:
                 weight = 1 / (count * math.comb(count - 1, len(others)))
                 added = gained[:, number[frozenset(members)]] - gained[:, number[others]]
                 total += weight * added
-        return total
+        return total[:, None]
 
     return {name: found.through(ft.partial(value, name)).estimates()[0] for name in names}

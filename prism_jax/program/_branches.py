@@ -26,6 +26,8 @@ _INNER, _INNER_WEIGHTS = np.polynomial.legendre.leggauss(32)
 _LIMIT = 7.0  # Of the inner score.
 # What varies by less than this part of what it takes meets the other anywhere.
 _LEAST_SPREAD = 1e-4
+_MOST_SKEWNESS = 2.0
+_LEAST_VARIED = 1e-10
 
 
 class Overlaps(eqx.Module):
@@ -75,7 +77,10 @@ def branch_moments(
     # Up to the end of the compute less up to its start: so the two together are the slowest of the
     # sums of members who do not wait in between.
     compute = jnp.einsum("bs,isn->bin", overlaps.compute, segments)
-    compute = compute.at[:, 1].set(jnp.maximum(compute[:, 1], 0))
+    variance = jnp.maximum(compute[:, 1], 0)
+    # Of what hardly varies the difference of two third moments is noise: no law is as skew.
+    most = _MOST_SKEWNESS * variance**1.5
+    compute = compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most))
 
     def one(branch):
         compute, rows, slowdowns = branch
@@ -123,6 +128,8 @@ def together(
     mean_k, variance_k, third_k = jnp.broadcast_to(communication, (3, *shape))
     alpha, beta = (jnp.broadcast_to(x, shape) for x in slowdowns)
     variance_c = own + shared**2
+    # The cube of less is no number, nor what is divided by it.
+    variance_c = jnp.where(variance_c > (_LEAST_VARIED * mean_c) ** 2, variance_c, 0)
     weights, late_c, late_k = _quadrature(
         (mean_c, *shape_of(variance_c, third), 1 - beta),
         (mean_k, *shape_of(variance_k, third_k), 1 - alpha),

@@ -58,7 +58,10 @@ def _check_header(path: str) -> None:
         first = file.readline(_MOST_HEADER)
     if first[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in first[:2]:
         raise ValueError(f"{shown(path)}: it is text in UTF-16; save it in UTF-8.")
-    names = next(csv.reader([first.decode("utf-8-sig", "replace")]), [])
+    try:
+        names = next(csv.reader([first.decode("utf-8-sig", "replace")]), [])
+    except csv.Error:  # Polars says what is wrong with the lines of a table.
+        return
     twice = [name for name, number in Counter(names).items() if name and number > 1]
     if twice:
         raise ValueError(
