@@ -190,6 +190,8 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
     jax.monitoring.register_event_duration_secs_listener(listen)
     run(programs[0])
     assert compiled
+    # Few distinct replica samples go back in small tiles, many in large ones.
+    run(pipeline_program(GPipe(4, 9), num_replicas=2, variability=variability))
     for program in programs[1:]:
         compiled.clear()
         run(program)
