@@ -259,3 +259,21 @@ def test_the_command_prints_the_law_of_a_run(capsys):
     assert found["days"]["p5"] < found["days"]["p50"] < found["days"]["p95"]
     assert 0 <= found["probability"] <= 1
     assert 0.9 < found["goodput"] < 1
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ("blocking_s = 1.0\ncauses = []", "causes"),
+        ("blocking_s = 0.0\ncauses = [{name = 'gpu', count = 3}]", "give an interval"),
+    ],
+)
+def test_counts_of_failures_that_say_too_little_are_refused(rest, message, capsys, tmp_path):
+    path = tmp_path / "failures.toml"
+    head = "kind = 'failures'\nsource = 'made'\ndevice_hours = 1000.0\nrestart_s = 10.0\n"
+    path.write_text(head + rest)
+    words = ["run", "megatron-22b-a100-8", "--steps", "1000", "--samples", "64"]
+    assert main([*words, "--failures", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

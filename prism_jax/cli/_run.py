@@ -102,13 +102,15 @@ def _text(result: dict[str, Any], law) -> str:
         lines.append(f"chance        {chance:.4g} % within {result['deadline_days']:g} days")
     rest = ", ".join(f"{name} {d:.3g}" for name, d in result["parts_days"].items() if d)
     number = sum(law.interruptions.values())
+    best = f"the best is {law.best_interval_s:.4g} s"
+    if not number:
+        best = "nothing interrupted a run"
     lines += [
         f"goodput       {100 * law.goodput:.4g} % of the time in steps that count",
         f"days by part  {rest}",
         f"interrupted   {number:.4g} times: "
         + ", ".join(f"{name} {n:.3g}" for name, n in law.interruptions.items() if n),
-        f"checkpoints   after each {law.interval_s:.4g} s of work; "
-        f"the best is {law.best_interval_s:.4g} s",
+        f"checkpoints   after each {law.interval_s:.4g} s of work; {best}",
     ]
     if law.derivatives:
         ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))

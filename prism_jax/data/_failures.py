@@ -48,7 +48,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     device_hours: Positive
-    causes: tuple[Cause, ...]
+    causes: Annotated[tuple[Cause, ...], msgspec.Meta(min_length=1)]
     restart_s: NonNegative
     blocking_s: NonNegative
     source: Text

@@ -79,11 +79,12 @@ def training_run(
     """
     failures = load_failures(failures) if isinstance(failures, str) else failures
     _check_numbers(num_steps, num_runs, num_spares)
+    _check_failures(failures, costs)
     devices = program.world_size
     counts = np.array([cause.count for cause in failures.causes])
     per_second = devices / (failures.device_hours * 3600)
     rates = counts * per_second
-    best = best_interval(rates.sum(), failures.blocking_s) if rates.sum() else math.inf
+    best = _best(rates, failures.blocking_s)
 
     varies = program.variability.rank is not None and num_samples >= 2 * _ALLOCATIONS
     law = simulate(
@@ -98,7 +99,7 @@ def training_run(
         interval = min(best, work)
         costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
     else:
-        best = best_interval(rates.sum(), costs.blocking_s) if rates.sum() else math.inf
+        best = _best(rates, costs.blocking_s)
     _check_costs(costs)
     _check_ends(work, costs, failures, rates)
     steps = _Steps(law, num_steps, autocorrelation_time)
@@ -118,6 +119,15 @@ def training_run(
         best_interval_s=best,
         derivatives=found,
     )
+
+
+def _best(rates: np.ndarray, blocking_s: float) -> float:
+    """The best interval; of checkpoints that cost nothing none is too short, and where nothing
+    interrupts none is too long.
+    """
+    if blocking_s == 0:
+        return 0.0
+    return best_interval(rates.sum(), blocking_s) if rates.sum() else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,6 +263,16 @@ def _check_numbers(num_steps, num_runs, num_spares) -> None:
     ):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}.")
+
+
+def _check_failures(failures: Failures, costs: RunCosts | None) -> None:
+    if not failures.causes:
+        raise ValueError("`failures` names no cause; give one, with a count of 0 for none seen.")
+    if costs is None and failures.blocking_s == 0:
+        raise ValueError(
+            "No interval between checkpoints is the best where one costs nothing "
+            "(`failures.blocking_s` = 0); give an interval."
+        )
 
 
 def _check_costs(costs: RunCosts) -> None:
