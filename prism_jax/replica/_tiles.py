@@ -112,14 +112,14 @@ def tiles(
     batch = size * per_batch * devices
     end = first + num_samples
     in_hand: list[Batch] = []
-    shared = _on_all_devices(shared)
+    call = _compiled(function, _on_all_devices(shared))
     with interruptible() as interrupt:
         for start in range(first, end, batch):
             count = min(batch, end - start)
             ids = np.arange(start, start + count, dtype=np.uint32)
             slices = [_tiled(x, size, room, devices) for x in (ids, *inputs(start, count))]
             turns = np.int32(-(-count // (size * devices)))
-            arrays = _call(function, shared, turns, slices[0], slices[1:])
+            arrays = call(turns, slices[0], slices[1:])
             in_hand.append(Batch(start, count, arrays, size))
             # The devices have the next batch in hand before the host waits for the last one.
             if len(in_hand) > 1:
@@ -203,18 +203,23 @@ def _mesh() -> Mesh:
     return Mesh(np.array(jax.devices()), ("tiles",))
 
 
-def _call(*arguments):
-    return _jitted(jax.default_backend(), _wide())(*arguments)
+def _compiled(function, shared) -> Callable[..., Any]:
+    arrays, static = eqx.partition(shared, eqx.is_array)
+    leaves, tree = jax.tree.flatten(static)
+    run = _jitted(jax.default_backend(), _wide())
+    return ft.partial(run, function, (tuple(leaves), tree), arrays)
 
 
 @ft.cache
 def _jitted(backend: str, wide: bool):
     options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if backend == "cpu" else {}
-    return eqx.filter_jit(ft.partial(_run, wide), **options)
+    # `eqx.filter_jit` would wait for the result, and leave the devices idle while the host works.
+    return jax.jit(ft.partial(_run, wide), static_argnums=(0, 1), **options)
 
 
-def _run(wide: bool, function, shared, turns, ids, inputs):
-    arrays, static = eqx.partition(shared, eqx.is_array)
+def _run(wide: bool, function, static, arrays, turns, ids, inputs):
+    leaves, tree = static
+    static = jax.tree.unflatten(tree, leaves)
     whole, tiled = PartitionSpec(), PartitionSpec("tiles")
 
     def on_device(arrays, turns, ids, inputs):

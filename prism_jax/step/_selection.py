@@ -62,7 +62,9 @@ def effective_samples(chances: Chances, kept: Replicas) -> float:
     early = kept.ids - np.uint32(kept.first) < RESERVOIR
     stratum, likelihood = kept.stratum[early], kept.likelihood[early].astype(np.float64)
     size = len(kept.counts)
-    number, total, squares = (np.bincount(stratum, likelihood**k, size) for k in range(3))
+    number = np.bincount(stratum, minlength=size)
+    total = np.bincount(stratum, likelihood, size)
+    squares = np.bincount(stratum, likelihood * likelihood, size)
     present = np.flatnonzero(total)
     regime = chances.regime[present]
     # As with `sample_weights`, the strata that were drawn share the probability of their regime.
