@@ -246,10 +246,30 @@ def test_batches_share_tiles_but_not_steps():
     # The first two of four are those of half as many steps.
     half = composed_steps(program, batches=2, **{**options, "num_samples": 2_400})
     np.testing.assert_array_equal(half.steps, composed.steps[:2_400])
-    together = figure_gradient(composed, whole.objective)
-    apart = gradient_batches(whole)
-    for x, *parts in zip(*map(jax.tree.leaves, (together, *apart)), strict=True):
-        np.testing.assert_allclose(x, np.mean(parts, axis=0), rtol=1e-4, atol=1e-6)
+    # What all samples decide together is what they would decide without batches.
+    two = rich_program(2)
+    in_four, at_once = (composed_steps(two, batches=number, **options) for number in (4, 1))
+    assert in_four.run.sampling == at_once.run.sampling == "plain"
+    np.testing.assert_array_equal(in_four.whole, at_once.steps)
+    assert np.any(in_four.whole != in_four.steps)
+
+
+def test_batches_agree_on_a_derivative_that_all_steps_share():
+    """What is added to each step is added to every figure, whatever steps a batch happens to have.
+    How many of them lie near a quantile is no uncertainty of that.
+    """
+    program = pipeline_program(
+        OneFOneB(3, 4),
+        variability=Variability(residual={"gemm": lognormal(0.05)}),
+        tail=one_kernel("optimizer", 5.0),
+    )
+    table = program.latencies
+    (added_to,) = np.flatnonzero(table.kind.value == table.kinds.index("optimizer"))
+    options = {"num_samples": 2_048, "key": jax.random.key(4), "batches": 8}
+    for objective, expected in ((Mean(), 1), (Quantile(0.9), 1), (CVaR(0.9), 1), (Std(), 0)):
+        apart = gradient_batches(figure(program, objective, **options))
+        added = [float(np.asarray(one.latencies.mean)[added_to]) for one in apart]
+        np.testing.assert_allclose(added, expected, atol=1e-4)
 
 
 def test_the_farthest_tail_is_no_longer_than_the_slowest_step():

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._estimate import Estimate, half_width
-from ..engine import check_num_samples
+from ..engine import Composed, check_num_samples
 
 
 NUM_BATCHES = 16
@@ -49,11 +49,10 @@ class Batched:
         return [Estimate(float(value), float(error), degrees) for value, error in pairs]
 
 
-def batched(
-    steps: Float[np.ndarray, " n"], number: int, figures: Callable[[np.ndarray], np.ndarray]
-) -> Batched:
-    """Figures of steps, which come in so many batches, one after the other."""
-    return Batched(np.stack([figures(batch) for batch in np.split(steps, number)]), figures(steps))
+def batched(composed: Composed, figures: Callable[[np.ndarray], np.ndarray]) -> Batched:
+    """Figures of steps."""
+    batches = np.split(composed.steps, composed.batches)
+    return Batched(np.stack([figures(batch) for batch in batches]), figures(composed.whole))
 
 
 def beside(*found: Batched) -> Batched:

@@ -17,12 +17,12 @@ def bandwidth(steps: Steps) -> float:
     return 0.9 * width * len(steps) ** -0.2
 
 
-def density_at(steps: Steps, at: float, *, corrected: bool = False) -> float:
-    """The density of the steps at `at`, per second. Corrected, its bias is of fourth order in the
-    bandwidth in place of second (Wand and Jones, "Kernel smoothing", 1995, section 2.8), and it
-    scatters by a third more; far out, where it would be negative, it is zero.
+def density_at(steps: Steps, at: float, width: float, *, corrected: bool = False) -> float:
+    """The density of the steps at `at`, per second, with a kernel of this `width`. Corrected, its
+    bias is of fourth order in the width in place of second (Wand and Jones, "Kernel smoothing",
+    1995, section 2.8), and it scatters by a third more; far out, where it would be negative, it is
+    zero.
     """
-    width = bandwidth(steps)
     if width == 0:
         return float(np.mean(steps == at))
     squared = ((steps - at) / width) ** 2
@@ -32,11 +32,11 @@ def density_at(steps: Steps, at: float, *, corrected: bool = False) -> float:
     return max(float(np.mean(kernel)), 0) / (width * np.sqrt(2 * np.pi))
 
 
-def regression_at(steps: Steps, at: float) -> Steps:
-    """The weights with which values of the steps give their local linear regression at `at` (Fan
-    and Gijbels, "Local polynomial modelling and its applications", 1996, eq. 3.11).
+def regression_at(steps: Steps, at: float, width: float) -> Steps:
+    """The weights with which values of the steps give their local linear regression at `at`, with a
+    kernel of this `width` (Fan and Gijbels, "Local polynomial modelling and its applications",
+    1996, eq. 3.11).
     """
-    width = bandwidth(steps)
     distance = np.abs(steps - at)
     distance = distance / width if width > 0 else np.where(distance > 0, np.inf, 0)
     nearest = np.min(distance)

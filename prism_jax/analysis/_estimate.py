@@ -1,6 +1,5 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..engine import (
     Composed,
     composed_steps,
+    first_batches_of,
     given_the_rest,
     pull_back,
     pull_back_batches,
@@ -85,7 +85,7 @@ def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
         conditional = given_the_rest(composed, objective.exceeds, bandwidth(composed.steps))
         if conditional is not None:
             composed, objective = conditional, Mean()
-    return Figure(objective.value(composed.steps), composed, objective)
+    return Figure(objective.value(composed.whole), composed, objective)
 
 
 def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program:
@@ -95,25 +95,25 @@ def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program
 
 def first_batches(found: Figure, number: int) -> Figure:
     """The figure of the first few of its batches."""
-    _, composed, objective = found
-    steps = composed.steps[: len(composed.steps) * number // composed.batches]
-    stretches = composed.stretches[: len(composed.stretches) * number // composed.batches]
-    few = dataclasses.replace(composed, steps=steps, stretches=stretches, batches=number)
-    return Figure(objective.value(steps), few, objective)
+    few = first_batches_of(found.composed, number)
+    return Figure(found.objective.value(few.whole), few, found.objective)
 
 
 def figure_batches(found: Figure) -> Batched:
-    """The figure of each batch."""
-    _, composed, objective = found
-    value = objective.value
-    return batched(composed.steps, composed.batches, lambda steps: np.array([value(steps)]))
+    """The figure of each batch, and of all their steps."""
+    value = found.objective.value
+    return batched(found.composed, lambda steps: np.array([value(steps)]))
 
 
 def gradient_batches(found: Figure) -> list[Program]:
-    """What each batch tells of the derivative, which is the mean of these."""
+    """The derivative of each batch for itself."""
     _, composed, objective = found
-    weights = (composed.batches * x for x in _weights(composed, objective))
-    return pull_back_batches(composed, *weights)
+    # As narrow as all steps allow: the mean over batches is to lean no more than they would.
+    width = bandwidth(composed.steps)
+    batches = np.split(composed.steps, composed.batches)
+    slope = np.concatenate([objective.slope_of_batch(batch, width) for batch in batches])
+    influence = objective.influence(composed.steps) / len(batches[0])
+    return pull_back_batches(composed, slope, influence)
 
 
 def _weights(composed: Composed, objective: AbstractObjective) -> tuple[np.ndarray, np.ndarray]:

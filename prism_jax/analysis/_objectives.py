@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from .._misc import FrozenArray
 from ..engine import check_num_samples
-from ._density import Steps, density_at, regression_at
+from ._density import Steps, bandwidth, density_at, regression_at
 from ._score import crps
 
 
@@ -51,6 +51,12 @@ class AbstractObjective(eqx.Module):
         """The derivative of the figure with respect to each step: the pathwise estimator, which
         for quantiles and probabilities is averaged over the steps nearby.
         """
+
+    def slope_of_batch(self, steps: Steps, width: float) -> Steps:
+        """The same of a batch of the steps of a run, averaged over no more of the steps nearby than
+        in the whole run: see `bandwidth` for the `width`, in seconds.
+        """
+        return self.slope(steps)
 
     @abc.abstractmethod
     def influence(self, steps: Steps) -> Steps:
@@ -120,11 +126,14 @@ class Quantile(AbstractObjective):
         return float(np.quantile(steps, self.q))
 
     def slope(self, steps: Steps) -> Steps:
-        return regression_at(steps, self.value(steps))
+        return self.slope_of_batch(steps, bandwidth(steps))
+
+    def slope_of_batch(self, steps: Steps, width: float) -> Steps:
+        return regression_at(steps, self.value(steps), width)
 
     def influence(self, steps: Steps) -> Steps:
         at = self.value(steps)
-        density = density_at(steps, at)
+        density = density_at(steps, at, bandwidth(steps))
         below = steps <= at
         return (np.mean(below) - below) / density
 
@@ -196,8 +205,11 @@ class Exceedance(AbstractObjective):
         return float(np.mean(steps > self.threshold))
 
     def slope(self, steps: Steps) -> Steps:
-        density = density_at(steps, self.threshold, corrected=True)
-        return density * regression_at(steps, self.threshold)
+        return self.slope_of_batch(steps, bandwidth(steps))
+
+    def slope_of_batch(self, steps: Steps, width: float) -> Steps:
+        density = density_at(steps, self.threshold, width, corrected=True)
+        return density * regression_at(steps, self.threshold, width)
 
     def influence(self, steps: Steps) -> Steps:
         above = steps > self.threshold

@@ -170,7 +170,7 @@ def _figures(composed: Composed) -> Batched:
     def figures(steps):
         return np.array([steps.mean(), steps.std(), *np.quantile(steps, [*QUANTILES.values()])])
 
-    return batched(composed.steps, composed.batches, figures)
+    return batched(composed, figures)
 
 
 def _same_graph(one: Program, other: Program) -> bool:

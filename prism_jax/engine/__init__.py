@@ -4,6 +4,7 @@ from ._gradient import (
     Composed as Composed,
     composed_run as composed_run,
     composed_steps as composed_steps,
+    first_batches_of as first_batches_of,
     given_the_rest as given_the_rest,
     pull_back as pull_back,
     pull_back_batches as pull_back_batches,

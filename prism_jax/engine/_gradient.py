@@ -8,7 +8,7 @@ depend on the rates of stalls and on the network. The samples are not stored; th
 import dataclasses
 import functools as ft
 import itertools as it
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -42,7 +42,8 @@ from ..step import (
     steps_of,
 )
 from ._check import check_num_samples
-from ._draw import Advance, Draws, all_draws, sobol_points
+from ._draw import Advance, all_draws, sobol_points
+from ._pool import pooled
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, step_tiles
 from ._sampling import led
@@ -60,11 +61,15 @@ class Composed:
     - `stretches`: how each stretch of it was drawn, and what decided its steps.
     - `over`: see [`Over`][].
     - `batches`: how many batches of as many steps each are independent of each other.
+    - `pools`: what decides the steps where batches are not kept apart.
+    - `whole`: `(n,)`, these steps.
     """
 
     steps: Float[np.ndarray, " n"]
     run: Run
     stretches: tuple[Stretch, ...]
+    pools: tuple[Stretch, ...]
+    whole: Float[np.ndarray, " n"]
     over: Over | None = None
     batches: int = 1
 
@@ -122,26 +127,50 @@ def composed_run(
         run = led(run, num_samples // batches)
         draws = all_draws(run, num_samples, batches=batches)
         number = program.num_replicas - (unlike[1] if unlike else 0)
-        stretches = decided_stretches(run, draws, num_replicas=number, advance=advance)
+        stretches = tuple(decided_stretches(run, draws, num_replicas=number, advance=advance))
+        pools = pooled(run, stretches, number) if batches > 1 else stretches
         if unlike is not None:
-            stretches = _with_unlike(run, stretches, draws, *unlike)
-        stretches = tuple(stretches)
-        steps = np.concatenate([*composed(run, stretches, advance=advance)])
-    return Composed(steps.astype(np.float64), run, stretches, batches=batches)
+            other = dataclasses.replace(unlike[0], key=fold(run.key, Stream.UNLIKE))
+            theirs = tuple(decided_stretches(other, draws, num_replicas=unlike[1]))
+            their_pools = pooled(other, theirs, unlike[1]) if batches > 1 else theirs
+            stretches, pools = _slower_of(stretches, theirs), _slower_of(pools, their_pools)
+        return _of(run, stretches, pools, batches, advance=advance)
 
 
-def _with_unlike(
-    run: Run, stretches: Iterable[Stretch], draws: Sequence[Draws], other: Run, number: int
-) -> Iterator[Stretch]:
-    """Stretches with so many replicas of another run."""
-    other = dataclasses.replace(other, key=fold(run.key, Stream.UNLIKE))
-    theirs = decided_stretches(other, draws, num_replicas=number)
-    for stretch, their in zip(stretches, theirs, strict=True):
+def _of(
+    run: Run,
+    stretches: tuple[Stretch, ...],
+    pools: tuple[Stretch, ...],
+    batches: int,
+    over: Over | None = None,
+    advance: Advance = lambda steps: None,
+) -> Composed:
+    def steps_of(stretches, advance=lambda steps: None):
+        return np.concatenate([*composed(run, stretches, over, advance)]).astype(np.float64)
+
+    steps = steps_of(stretches, advance)
+    whole = steps if pools is stretches else steps_of(pools)
+    return Composed(steps, run, stretches, pools, whole, over, batches)
+
+
+def first_batches_of(composed_: Composed, number: int) -> Composed:
+    """The first few batches."""
+    some = composed_.stretches[: len(composed_.stretches) * number // composed_.batches]
+    pools = pooled(composed_.run, some, composed_.run.program.num_replicas)
+    return _of(composed_.run, some, pools, number, composed_.over)
+
+
+def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
+    """Stretches of which each step is the slower one of two decisions."""
+
+    def slower(stretch: Stretch, their: Stretch) -> Stretch:
         decision = their.decision
         assert isinstance(decision, OneEach | VectorRule)
         deal = dataclasses.replace(decision.deal, shuffled=True)
         decision = dataclasses.replace(decision, deal=deal)
-        yield dataclasses.replace(stretch, decision=SlowestOf((stretch.decision, decision)))
+        return dataclasses.replace(stretch, decision=SlowestOf((stretch.decision, decision)))
+
+    return tuple(slower(*both) for both in zip(stretches, theirs, strict=True))
 
 
 def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> Composed | None:
@@ -164,8 +193,7 @@ def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> C
     if last is None or spreads[last] <= narrowest:
         return None
     over = Over(jnp.asarray(threshold, run.plan.dtype), last)
-    steps = np.concatenate([*composed(run, composed_.stretches, over)])
-    return dataclasses.replace(composed_, steps=steps.astype(np.float64), over=over)
+    return _of(run, composed_.stretches, composed_.pools, composed_.batches, over)
 
 
 def pull_back(
