@@ -149,7 +149,9 @@ def _of(
         return np.concatenate([*composed(run, stretches, over, advance)]).astype(np.float64)
 
     steps = steps_of(stretches, advance)
-    whole = steps if pools is stretches else steps_of(pools)
+    # Where there is one replica, each sample is a step, in whatever stretch it is.
+    same = pools is stretches or all(isinstance(one.decision, OneEach) for one in stretches)
+    whole = steps if same else steps_of(pools)
     return Composed(steps, run, stretches, pools, whole, over, batches)
 
 

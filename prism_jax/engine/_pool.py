@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..step import RESERVOIR, OneEach, Replicas, decide
+from ..step import RESERVOIR, Replicas, decide
 from ._draw import Draws
 from ._prepare import Run
 from ._run import Stretch
@@ -20,8 +20,6 @@ def pooled(run: Run, stretches: tuple[Stretch, ...], num_replicas: int) -> tuple
     - `stretches`: of as many steps each, one after the other.
     - `num_replicas`: of a step.
     """
-    if all(isinstance(stretch.decision, OneEach) for stretch in stretches):
-        return stretches  # Each sample is a step already.
     size = RESERVOIR // max(stretch.decision.kept.drawn for stretch in stretches)
     return tuple(_pools(run, stretches, size, num_replicas)) if size > 1 else stretches
 
