@@ -88,8 +88,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
     - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
         the backward has them still.
-    - `prefetch`: how many layers ahead parameters are gathered; they need memory. The collectives
-        of `zero` 2 and 3 are all exposed as yet: nothing hides them.
+    - `prefetch`: how many layers ahead parameters are gathered, beside compute; they need memory.
+        Without any the gathers are exposed. More than one are as fast as one.
     - `optimizer_instances`: how many copies there are of what is shared: each is shared by as many
         neighbouring replicas, and the copies reduce the gradients of their shards (of FSDP, hybrid
         sharding).
@@ -100,7 +100,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
         matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
-        beside the backward and the forward.
+        beside the backward and the forward; the former also those of gradients that each microbatch
+        deals.
     - `gradient_dtype`: in which gradients are reduced.
     - `launch_floor_s`: no compute kernel is shorter: how long the host takes to launch one.
     - `software`: the stack whose switches these are, where the job does not set them itself.
