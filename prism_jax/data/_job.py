@@ -93,7 +93,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `optimizer_instances`: how many copies there are of what is shared: each is shared by as many
         neighbouring replicas, and the copies reduce the gradients of their shards (of FSDP, hybrid
         sharding).
-    - `attention`: one fused kernel, or its parts, as before FlashAttention.
+    - `attention`: one fused kernel, `flash` the fastest of the device and `flash-1` and `flash-2`
+        FlashAttention 1 and 2; or its parts, as before these.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
         multiplications.
@@ -118,7 +119,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reshard_after_forward: bool = True
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     optimizer_instances: Count = 1
-    attention: Literal["flash", "unfused"] = "flash"
+    attention: Literal["flash", "flash-1", "flash-2", "unfused"] = "flash"
     sequence_parallel: bool = True
     tp_overlap: bool = False
     overlap_tp_backward: bool = True

@@ -198,9 +198,8 @@ class Costs(msgspec.Struct, frozen=True):
         tensors += kv_heads * keys * (key_size + value_size)
         num_bytes = (2 if backward else 1) * 2 * tensors * batch
         kind = "attention_backward" if backward else "attention"
-        found = self.kernels.find_efficiency(kind, self.base_dtype)
         mean = compute_latency(
-            kind if found else "attention",
+            self._table_of_attention(kind),
             self.base_dtype,
             flop,
             num_bytes,
@@ -208,6 +207,12 @@ class Costs(msgspec.Struct, frozen=True):
             self.kernels,
         )
         return Kernel("attention", f"{size} {phase}", mean, flop=flop)
+
+    def _table_of_attention(self, kind: str) -> str:
+        """The table of the kernel that the job has; else of the device's fastest, and of both."""
+        known = (f"{kind}-{self.training.attention}", kind)
+        found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
+        return next(found, "attention")
 
     def host(self) -> Kernel:
         """What a step takes besides its kernels."""
