@@ -187,6 +187,8 @@ def _of_steps(row: dict[str, str]) -> data.Job:
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1.0")
     if stack == "torchtitan":
         options["tp_overlap"] = "async" in row["note"].lower()
+    if "mp mode DEFAULT" in row["note"]:  # Composer then reduces in float32.
+        options["gradient_dtype"] = "fp32"
     if row["zero"]:
         options["zero"] = _ZERO[row["zero"]]
     training = data.Training(

@@ -13,6 +13,7 @@ from .helpers import kernels_of, lower_job
 _SMALL = ("layout.tp=1", "layout.pp=1", "layout.dp=16", "schedule.kind=1f1b", "num_nodes=2")
 _SMALL += ("schedule.virtual_stages=1", "model=llama-3.1-8b", "training.gradient_dtype=fp32")
 _PARAMETERS = count_parameters(prism.load_model("llama-3.1-8b"))
+_HEAD = 128256 * 4096 + 4096
 
 
 def _job(*overrides):
@@ -22,19 +23,20 @@ def _job(*overrides):
 def _bytes(block, kind):
     """What the collectives of a kind move, by their group."""
     found = {}
-    for segment, times in block:
-        one = segment.collective
-        if one is not None and one.kind == kind:
-            named = re.match(r"(\d+)B ([a-z-]+\d+)", one.size)
+    for kernel, times in kernels_of(block).items():
+        if kernel.kind == kind:
+            named = re.match(r"(\d+)B ([a-z-]+\d+)", kernel.size)
             assert named is not None
             found[named[2]] = found.get(named[2], 0) + times * int(named[1])
     return found
 
 
-def test_each_layer_is_gathered_twice_and_its_gradients_dealt_once():
-    work = lower_job(_job("training.zero=3"))
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_each_layer_is_gathered_twice_and_its_gradients_dealt_once(prefetch):
+    """The head once, whose backward follows its forward."""
+    work = lower_job(_job("training.zero=3", f"training.prefetch={prefetch}"))
     assert _bytes(work.forward[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
-    assert _bytes(work.backward[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+    assert _bytes(work.backward[0], "all_gather") == {"dp16": 2 * (_PARAMETERS - _HEAD)}
     assert _bytes(work.backward[0], "reduce_scatter") == {"dp16": 4 * _PARAMETERS}
     # Nothing is left to do at the end of the step.
     assert work.reduce_scatter == ((),)
@@ -51,7 +53,7 @@ def test_gradients_alone():
 
 def test_a_backward_in_two_deals_gradients_with_its_weights():
     work = lower_job(_job("training.zero=3"))
-    assert _bytes(work.backward_input[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+    assert _bytes(work.backward_input[0], "all_gather") == {"dp16": 2 * (_PARAMETERS - _HEAD)}
     assert _bytes(work.backward_input[0], "reduce_scatter") == {}
     assert _bytes(work.backward_weight[0], "reduce_scatter") == {"dp16": 4 * _PARAMETERS}
 
@@ -68,7 +70,7 @@ def test_what_stays_gathered_is_not_gathered_again():
     work = lower_job(_job("training.zero=3", "training.reshard_after_forward=false"))
     assert _bytes(work.backward[0], "all_gather") == {}
     again = lower_job(_job("training.zero=3", "training.recompute=full"))
-    assert _bytes(again.backward[0], "all_gather") == {"dp16": 2 * _PARAMETERS}
+    assert _bytes(again.backward[0], "all_gather") == {"dp16": 2 * (_PARAMETERS - _HEAD)}
 
 
 def test_experts_are_shared_by_those_who_have_the_same():

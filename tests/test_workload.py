@@ -318,3 +318,20 @@ def test_each_kind_of_kernel_has_a_law_and_each_collective_a_link(name):
         assert job.kernels.find_variation("residual", kernel.kind) is not None
         collective = kernel.kind.startswith(("all_", "reduce_")) or kernel.kind == "send_recv"
         assert (kernel.link in links) == collective
+
+
+def _attention(version: str, *overrides: str) -> list[float]:
+    given = ("training.sequence_length=65536", f"training.attention={version}", *overrides)
+    work = lower_job(load_job(_H100, given))
+    blocks = (work.forward[0], work.backward[0])
+    return [k.mean for block in blocks for k in kernels_of(block) if k.kind == "attention"]
+
+
+def test_older_attention_takes_as_much_longer_as_its_table_says():
+    """Where a device has no table of it, it is that of the fastest."""
+    fast = _attention("flash")
+    for version, forward, backward in (("flash-1", 0.207, 0.155), ("flash-2", 0.378, 0.326)):
+        slower = [one / other for one, other in zip(_attention(version), fast, strict=True)]
+        assert slower == pytest.approx([0.62 / forward, 0.52 / backward], rel=0.01)
+    b200 = ("cluster=hgx-b200", "num_nodes=512")
+    assert _attention("flash-1", *b200) == _attention("flash", *b200)

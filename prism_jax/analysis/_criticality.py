@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from .._progress import progress_bar
 from ..cluster import COLLECTIVES
 from ..engine import composed_steps, critical_paths, vector_rule_notes
-from ..program import Program
+from ..program import Program, Sides
 
 
 # The critical paths of so many steps are followed.
@@ -178,11 +178,27 @@ def _communication_shares(program: Program) -> dict[str, Any]:
     table, blocks = program.latencies, program.blocks
     mean = np.asarray(table.mean, np.float64)
     collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
-    kernels = blocks.class_segments.value @ blocks.segments.value + blocks.class_collectives.value
+    runs = blocks.segments.value @ mean
+    exposed = blocks.class_collectives.value @ mean
+    whole = blocks.class_segments.value @ runs + exposed
+    for sides in (blocks.branches, blocks.around):
+        # A class that is within another has no block within it.
+        inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
+        ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
+        whole, exposed = whole + ends, exposed + left
     direct = blocks.direct.value
-    kernels[direct >= 0] = 0
-    kernels[direct >= 0, direct[direct >= 0]] = 1
-    whole = kernels @ mean
-    share = (kernels @ (mean * collective)) / np.where(whole > 0, whole, 1)
+    single = direct >= 0
+    whole = np.where(single, mean[direct], whole)
+    exposed = np.where(single, (mean * collective)[direct], exposed)
+    share = exposed / np.where(whole > 0, whole, 1)
     of_ops = share[program.rows.class_.value[program.ops.row.value]]
     return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}
+
+
+def _ends(sides: Sides, whole, exposed, mean) -> tuple[np.ndarray, np.ndarray]:
+    """How long branches of constant kernels take, and how long of that nothing computes."""
+    compute, inner = sides.compute.value @ whole, sides.compute.value @ exposed
+    longest = (sides.communication.value @ mean).max(axis=1, initial=0)
+    alpha, beta = sides.slowdowns.value.T
+    end = np.maximum(longest + beta * compute, compute + alpha * longest)
+    return end, end - (compute - inner)

@@ -88,19 +88,21 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
     - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
         the backward has them still.
-    - `prefetch`: how many layers ahead parameters are gathered; they need memory. The collectives
-        of `zero` 2 and 3 are all exposed as yet: nothing hides them.
+    - `prefetch`: how many layers ahead parameters are gathered, beside compute; they need memory.
+        Without any the gathers are exposed. More than one are as fast as one.
     - `optimizer_instances`: how many copies there are of what is shared: each is shared by as many
         neighbouring replicas, and the copies reduce the gradients of their shards (of FSDP, hybrid
         sharding).
-    - `attention`: one fused kernel, or its parts, as before FlashAttention.
+    - `attention`: one fused kernel, `flash` the fastest of the device and `flash-1` and `flash-2`
+        FlashAttention 1 and 2; or its parts, as before these.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
         multiplications.
     - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
         matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
-        beside the backward and the forward.
+        beside the backward and the forward; the former also those of gradients that each microbatch
+        deals.
     - `gradient_dtype`: in which gradients are reduced.
     - `launch_floor_s`: no compute kernel is shorter: how long the host takes to launch one.
     - `software`: the stack whose switches these are, where the job does not set them itself.
@@ -117,7 +119,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reshard_after_forward: bool = True
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     optimizer_instances: Count = 1
-    attention: Literal["flash", "unfused"] = "flash"
+    attention: Literal["flash", "flash-1", "flash-2", "unfused"] = "flash"
     sequence_parallel: bool = True
     tp_overlap: bool = False
     overlap_tp_backward: bool = True

@@ -4,6 +4,7 @@ from ._branches import Overlaps as Overlaps, branch_moments as branch_moments, t
 from ._check import check_variability as check_variability
 from ._collapse import (
     Collapse as Collapse,
+    Sides as Sides,
     class_moments as class_moments,
     segment_skewness as segment_skewness,
 )
@@ -26,7 +27,9 @@ from ._lay_out import (
     ALONE as ALONE,
     BESIDE as BESIDE,
     CLOSES as CLOSES,
+    JOINS as JOINS,
     MEETS as MEETS,
+    OPENS as OPENS,
     ROW_ENDS as ROW_ENDS,
     STARTS as STARTS,
 )

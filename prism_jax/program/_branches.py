@@ -36,13 +36,14 @@ class Overlaps(eqx.Module):
     **Attributes:**
 
     - `compute`: what members run in the branches: 1 for the segment with all that they run up to
-        the end of the branches, -1 for that with what they run before them.
+        the end of the branches, -1 for that with what they run before them; or 1 for the class of
+        a block within them.
     - `communication`: how often each kernel runs in each row of collectives.
     - `slowdowns`: as of `workload.Branches`.
     - `classes`: how often a class contains the branches.
     """
 
-    compute: Float[Array, "branches segments"]
+    compute: Float[Array, "branches inner"]
     communication: Float[Array, "branches rows kernels"]
     slowdowns: Float[Array, "branches 2"]
     classes: Float[Array, "classes branches"]
@@ -52,7 +53,8 @@ def branch_moments(
     overlaps: Overlaps,
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
-    segments: Float[Array, "4 segments nodes"],
+    inner: Float[Array, "4 inner *regimes nodes"],
+    part: Float[Array, "3 inner regimes"] | None = None,
     *,
     apart: bool = False,
 ) -> tuple[Float[Array, "4 classes regimes nodes"], Float[Array, "3 classes regimes"] | None]:
@@ -63,7 +65,8 @@ def branch_moments(
     - `overlaps`: the branches.
     - `cumulants`: of each kernel's latency.
     - `network`: the factor on each kernel in each regime.
-    - `segments`: what `segment_maxima` gives for each segment.
+    - `inner`: what `segment_maxima` gives for each segment; or the same of classes, by regimes.
+    - `part`: the part of communication in `inner`, if any.
     - `apart`: whether to find the part of communication, too.
 
     **Returns:**
@@ -76,31 +79,40 @@ def branch_moments(
     rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
     # Up to the end of the compute less up to its start: so the two together are the slowest of the
     # sums of members who do not wait in between.
-    compute = jnp.einsum("bs,isn->bin", overlaps.compute, segments)
+    inner = inner[:, :, None] if inner.ndim == 3 else inner
+    compute = jnp.einsum("bs,isrn->birn", overlaps.compute, inner)
     variance = jnp.maximum(compute[:, 1], 0)
     # Of what hardly varies the difference of two third moments is noise: no law is as skew.
     most = _MOST_SKEWNESS * variance**1.5
     compute = compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most))
+    inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
+    if part is not None:
+        inside = jnp.einsum("bs,isr->bir", overlaps.compute, part)
 
     def one(branch):
-        compute, rows, slowdowns = branch
+        compute, rows, inside, slowdowns = branch
         communication = rows[:, 0]
         for j in range(1, rows.shape[1]):
             communication = _longest(communication, rows[:, j])
 
-        def ends(communication):
-            return together(compute[:, None, :], communication, slowdowns)
+        def ends(more, communication):
+            # What GPUs share is of compute alone.
+            both = compute + jnp.pad(more, ((0, 1), (0, 0), (0, 0)))
+            return together(both, communication, slowdowns)
 
         communication = communication[:, :, None]
+        none = jnp.zeros_like(communication)
         if not apart:
-            return ends(communication), None
+            return ends(none, communication), None
         # Cumulants are homogeneous in both latencies, so each is what the two add to its growth.
         orders = jnp.arange(1, 4, dtype=compute.dtype)[:, None, None]
-        whole, grows = jax.jvp(ends, (communication,), (orders * communication,))
+        grows = orders * inside[:, :, None], orders * communication
+        whole, grows = jax.jvp(ends, (none, communication), grows)
         return whole, (grows[:3] / orders)[..., compute.shape[-1] // 2]
 
     # One after the other, and computed again for the derivative: kept, it would be large.
-    found, parts = jax.lax.map(jax.checkpoint(one), (compute, rows, overlaps.slowdowns))
+    every = compute, rows, inside, overlaps.slowdowns
+    found, parts = jax.lax.map(jax.checkpoint(one), every)
     found = jnp.einsum("cb,birn->icrn", overlaps.classes, found)
     return found, jnp.einsum("cb,bir->icr", overlaps.classes, parts) if apart else None
 

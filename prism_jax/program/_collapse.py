@@ -6,6 +6,8 @@ the slowest. Sums add their cumulants; `_segment` has the slowest member's, `_br
 side by side.
 """
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,19 @@ from ._loaded import added_load, at_fullest, fuller
 from ._segment import Group, segment_alone, segment_maxima, shape_of
 
 
+class Sides(eqx.Module):
+    """Which branches there are, and in which classes. Static; all as of `Overlaps`."""
+
+    compute: FrozenArray = eqx.field(static=True)
+    communication: FrozenArray = eqx.field(static=True)
+    slowdowns: FrozenArray = eqx.field(static=True)
+    classes: FrozenArray = eqx.field(static=True)
+
+
 class Blocks(eqx.Module):
     """Which kernels make up the ops of each class. Static.
+
+    After the classes of ops come those of blocks within branches.
 
     **Attributes:**
 
@@ -29,7 +42,8 @@ class Blocks(eqx.Module):
     - `class_collectives`: `(classes, kernels)`, how often it contains a collective.
     - `direct`: `(classes,)`, the kernel of a class that is one kernel and keeps its own law, or -1.
     - `compute`: `(classes,)`, whether the factor of the rank applies to it.
-    - `branch_compute`, `branch_communication`, `slowdowns`, `class_branches`: as of `Overlaps`.
+    - `branches`: beside what members run by themselves.
+    - `around`: beside blocks, which are classes.
     """
 
     segments: FrozenArray = eqx.field(static=True)
@@ -38,10 +52,8 @@ class Blocks(eqx.Module):
     class_collectives: FrozenArray = eqx.field(static=True)
     direct: FrozenArray = eqx.field(static=True)
     compute: FrozenArray = eqx.field(static=True)
-    branch_compute: FrozenArray = eqx.field(static=True)
-    branch_communication: FrozenArray = eqx.field(static=True)
-    slowdowns: FrozenArray = eqx.field(static=True)
-    class_branches: FrozenArray = eqx.field(static=True)
+    branches: Sides
+    around: Sides
 
 
 class Collapse(eqx.Module):
@@ -53,6 +65,7 @@ class Collapse(eqx.Module):
     - `members`: `(segments,)`, how many members run each.
     - `group`: `(segments,)`, which group of GPUs they are.
     - `overlaps`: the branches; `None` where there are none, which takes no time.
+    - `around`: those beside classes, likewise.
     - `loads`: `(loads, kernels)`, one where a kernel takes longer with a load; `None` for none.
     """
 
@@ -62,6 +75,7 @@ class Collapse(eqx.Module):
     members: Float[Array, " segments"]
     group: Int[Array, " segments"]
     overlaps: Overlaps | None
+    around: Overlaps | None
     loads: Float[Array, "loads kernels"] | None
 
 
@@ -128,8 +142,14 @@ def class_moments(
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = jnp.stack(compute)[:, :, None, :] + part[:, :, :, None]
     shared = jnp.broadcast_to(shared[:, None, :], whole.shape[1:])
+    of_sides = ft.partial(branch_moments, apart=apart)
     if collapse.overlaps is not None:
-        found, more = branch_moments(collapse.overlaps, cumulants, network, slowest, apart=apart)
+        found, more = of_sides(collapse.overlaps, cumulants, network, slowest)
+        whole, shared = whole + found[:3], shared + found[3]
+        part = part if more is None else part + more
+    if collapse.around is not None:
+        inner = jnp.concatenate([whole, shared[None]])
+        found, more = of_sides(collapse.around, cumulants, network, inner, part)
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
     return _in_seconds(whole, unit), shared * unit, _in_seconds(part, unit) if apart else None

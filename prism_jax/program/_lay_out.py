@@ -1,78 +1,104 @@
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._misc import FrozenArray
 from ..workload import Block, Branches, Kernel, Row, Segment, rows_of
-from ._collapse import Blocks
+from ._collapse import Blocks, Sides
 
 
 # What a place of a sequence does: see `_steps`.
-ALONE, CLOSES, STARTS, BESIDE, ROW_ENDS, MEETS = range(6)
+ALONE, CLOSES, STARTS, BESIDE, ROW_ENDS, MEETS, OPENS, JOINS = range(8)
 
 
 def lay_out(
     classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]
 ) -> tuple[Blocks, tuple[FrozenArray, ...]]:
     """The static matrices of the collapse, and each class as a sequence for `"kernel"`."""
-    rows = _Rows({}, {})
-    class_segments: list[dict[int, int]] = []
-    class_branches: list[dict[int, int]] = []
-    collectives = np.zeros((len(classes), len(kernels)), np.int64)
-    direct = np.full(len(classes), -1, np.int64)
-    compute = np.zeros(len(classes), bool)
-    sequences = []
-    for c, (block, members) in enumerate(classes):
-        class_segments.append({})
-        class_branches.append({})
+    number = _Numbers(kernels, {}, {}, dict(zip(classes, range(len(classes)), strict=True)), {})
+    contained: list[_Contained] = []
+    direct, compute, sequences = [], [], []
+    # More classes come: those of blocks within branches.
+    while len(contained) < len(number.classes):
+        block, members = list(number.classes)[len(contained)]
+        contained.append(_Contained({}, {}, {}, {}))
         sequence: list[tuple[int, int]] = []
         for segment, repeats in block:
-            alone, beside = rows.add(segment, segment.members or members)
-            for contains, numbers in ((class_segments[c], alone), (class_branches[c], beside)):
-                for number in numbers:
-                    contains[number] = contains.get(number, 0) + repeats
-            compute[c] |= any(row for row, by_member in rows_of(segment) if by_member)
-            if segment.collective is not None:
-                collectives[c, kernels[segment.collective]] += repeats
-            sequence.extend(list(_steps(segment, beside, kernels)) * repeats)
+            contained[-1].add(number.parts(segment, members), repeats)
+            sequence.extend(list(_steps(segment, members, number)) * repeats)
         sequences.append(FrozenArray(np.array(sequence, np.int64).reshape(-1, 2)))
+        compute.append(any(row and by for one, _ in block for row, by in rows_of(one)))
         calls = count_calls(block, 1)
-        if sum(calls.values()) == 1 and (members == 1 or not compute[c]):
-            direct[c] = kernels[next(iter(calls))]
-    segments, branches = list(rows.segments), list(rows.branches)
-    counts = np.zeros((len(segments), len(kernels)), np.int64)
-    for (run, _), s in rows.segments.items():
+        single = sum(calls.values()) == 1 and (members == 1 or not compute[-1])
+        direct.append(kernels[next(iter(calls))] if single else -1)
+    runs = np.zeros((len(number.segments), len(kernels)), np.int64)
+    for (run, _), s in number.segments.items():
         for kernel, count in run:
-            counts[s, kernels[kernel]] += count
+            runs[s, kernels[kernel]] += count
+    columns = _Contained(*zip(*contained, strict=True)) if contained else _Contained(*[()] * 4)
+    segments = len(number.segments)
     blocks = Blocks(
-        segments=FrozenArray(counts),
-        members=FrozenArray(np.array([members for _, members in segments], np.int64)),
-        class_segments=_counts(class_segments, len(segments)),
-        class_collectives=FrozenArray(collectives),
-        direct=FrozenArray(direct),
-        compute=FrozenArray(compute),
-        class_branches=_counts(class_branches, len(branches)),
-        **_branch_arrays(branches, len(segments), kernels),
+        segments=FrozenArray(runs),
+        members=FrozenArray(np.array([members for _, members in number.segments], np.int64)),
+        class_segments=_counts(columns.segments, segments),
+        class_collectives=_counts(columns.collectives, len(kernels)),
+        direct=FrozenArray(np.array(direct, np.int64)),
+        compute=FrozenArray(np.array(compute, bool)),
+        branches=_sides(number.branches, columns.branches, segments, kernels),
+        around=_sides(number.around, columns.around, len(contained), kernels),
     )
     return blocks, tuple(sequences)
 
 
-class _Rows(NamedTuple):
-    """The different rows that members run, and branches, numbered as they are added.
+class _Contained(NamedTuple):
+    """How often a class contains which segments, collectives and branches, by their numbers."""
+
+    segments: Any
+    collectives: Any
+    branches: Any
+    around: Any
+
+    def add(self, numbers: tuple[list[int], ...], times: int) -> None:
+        for contains, found in zip(self, numbers, strict=True):
+            for number in found:
+                contains[number] = contains.get(number, 0) + times
+
+
+_Known = dict[tuple[int, int, Branches], int]
+
+
+class _Numbers(NamedTuple):
+    """The different kernels, rows that members run, branches, classes, and branches around classes,
+    numbered as they are added.
 
     Branches are known by the row of what precedes them, that of all up to their end (-1 for
-    nothing), and what runs in them.
+    nothing), and what runs in them; those around a class, by -1 and the class.
     """
 
+    kernels: Mapping[Kernel, int]
     segments: dict[tuple[Row, int], int]
-    branches: dict[tuple[int, int, Branches], int]
+    branches: _Known
+    classes: dict[tuple[Block, int], int]
+    around: _Known
 
-    def add(self, segment: Segment, members: int) -> tuple[list[int], list[int]]:
+    def parts(self, segment: Segment, members: int) -> tuple[list[int], ...]:
+        """What a class with this segment contains, as of `_Contained`."""
+        members = segment.members or members
+        alone, branches = self.rows(segment, members)
+        closing = segment.collective
+        collectives = [] if closing is None else [self.kernels[closing]]
+        around = [self._around(one, members) for one in segment.branches if one.within]
+        return alone, collectives, [] if around else branches, around
+
+    def rows(self, segment: Segment, members: int) -> tuple[list[int], list[int]]:
         """The number of the row of what members run alone, if any, and of the branches."""
+        members = segment.members or members
         row, branches = segment.kernels, []
         before = alone = self._row(row, members)
         for one in segment.branches:
+            if one.within:
+                return [], [-1 - self._around(one, members)]
             # Members do not wait for one another between branches.
             row += one.compute
             key = (before, before := self._row(row, members), one)
@@ -82,14 +108,19 @@ class _Rows(NamedTuple):
     def _row(self, row: Row, members: int) -> int:
         return self.segments.setdefault((row, members), len(self.segments)) if row else -1
 
+    def _around(self, one: Branches, members: int) -> int:
+        within = self.classes.setdefault((one.within, members), len(self.classes))
+        return self.around.setdefault((-1, within, one), len(self.around))
 
-def _branch_arrays(
-    branches: Sequence[tuple[int, int, Branches]], num_segments: int, kernels: Mapping[Kernel, int]
-) -> dict[str, FrozenArray]:
-    compute = np.zeros((len(branches), num_segments), np.int64)
-    most = max((len(one.communication) for _, _, one in branches), default=0)
-    communication = np.zeros((len(branches), most, len(kernels)), np.int64)
-    for b, (alone, whole, one) in enumerate(branches):
+
+def _sides(
+    known: _Known, contained: Sequence[dict[int, int]], inner: int, kernels: Mapping[Kernel, int]
+) -> Sides:
+    """Branches as arrays, of which so many segments or classes are the compute."""
+    compute = np.zeros((len(known), inner), np.int64)
+    most = max((len(one.communication) for _, _, one in known), default=0)
+    communication = np.zeros((len(known), most, len(kernels)), np.int64)
+    for b, (alone, whole, one) in enumerate(known):
         if whole != alone:
             compute[b, whole] += 1
             if alone >= 0:
@@ -97,12 +128,12 @@ def _branch_arrays(
         for row, run in enumerate(one.communication):
             for kernel, count in run:
                 communication[b, row, kernels[kernel]] += count
-    slowdowns = np.array([one.slowdowns for _, _, one in branches], float).reshape(-1, 2)
-    return {
-        "branch_compute": FrozenArray(compute),
-        "branch_communication": FrozenArray(communication),
-        "slowdowns": FrozenArray(slowdowns),
-    }
+    return Sides(
+        compute=FrozenArray(compute),
+        communication=FrozenArray(communication),
+        slowdowns=FrozenArray(np.array([one.slowdowns for *_, one in known]).reshape(-1, 2)),
+        classes=_counts(contained, len(known)),
+    )
 
 
 def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
@@ -114,18 +145,24 @@ def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
     return FrozenArray(counts)
 
 
-def _steps(
-    segment: Segment, numbers: Sequence[int], kernels: Mapping[Kernel, int]
-) -> Iterator[tuple[int, int]]:
+def _steps(segment: Segment, members: int, number: _Numbers) -> Iterator[tuple[int, int]]:
     """A segment kernel by kernel: which, or -1, and what it does.
 
     `ALONE`: each member runs it by itself. `STARTS`: branches start. `BESIDE`: a collective beside
     compute, `ROW_ENDS` after the last of a row. `MEETS`: the branches, whose number it is, end.
-    `CLOSES`: the members wait for one another, and run the collective.
+    `CLOSES`: the members wait for one another, and run the collective. A block within branches is
+    between `OPENS` and `STARTS`; then come the rows beside it, and `JOINS`, whose number is -1 less
+    that of the branches.
     """
+    kernels = number.kernels
     compute = [(kernels[k], ALONE) for k, count in segment.kernels for _ in range(count)]
     yield from compute
-    for number, branches in zip(numbers, segment.branches, strict=True):
+    _, numbers = number.rows(segment, members)
+    for which, branches in zip(numbers, segment.branches, strict=True):
+        if branches.within:
+            yield -1, OPENS
+            for inner, times in branches.within:
+                yield from list(_steps(inner, members, number)) * times
         yield -1, STARTS
         for kernel, count in branches.compute:
             yield from [(kernels[kernel], ALONE)] * count
@@ -133,7 +170,9 @@ def _steps(
             for kernel, count in row:
                 yield from [(kernels[kernel], BESIDE)] * count
             yield -1, ROW_ENDS
-        yield number, MEETS
+        yield which, JOINS if branches.within else MEETS
+        if branches.within:
+            return
     if segment.collective is not None:
         yield kernels[segment.collective], CLOSES
     elif compute or segment.branches:

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from ..maxplus import AbstractOpLaw
-from ..program import ALONE, BESIDE, CLOSES, MEETS, ROW_ENDS, STARTS
+from ..program import ALONE, BESIDE, CLOSES, JOINS, MEETS, OPENS, ROW_ENDS, STARTS
 from ..random import KeyData, normals
 from ._op_law import Common, OpLaw, look_up, look_up_one
 from ._plan import Plan
@@ -83,7 +83,7 @@ class MemberLaw(AbstractOpLaw):
         members = jnp.arange(count, dtype=jnp.uint32).reshape((count,) + (1,) * len(shape))
 
         def run(carry, slot):
-            alone, together, beside = carry
+            alone, together, opened, beside = carry
             number, kernel, does = slot
             counter = (op.astype(jnp.uint32) * np.uint32(longest) + number) * np.uint32(count)
             ids = jnp.broadcast_to(common.ids, (count, *shape))
@@ -94,19 +94,20 @@ class MemberLaw(AbstractOpLaw):
             slowed = jnp.where(common.on_network[kernel], common.regimes, 1)
             if slowdowns is not None:
                 alone, beside = _beside(slowdowns, alone, beside, slot, drawn[0] * slowed)
+                together, opened = _around(slowdowns, together, opened, beside[1], slot)
             closes = does == CLOSES
             alone = alone + jnp.where(does[None] == ALONE, factor * drawn, 0)
             together = together + jnp.where(closes, jnp.max(alone, axis=0) + drawn[0] * slowed, 0)
-            return (jnp.where(closes[None], 0, alone), together, beside), None
+            return (jnp.where(closes[None], 0, alone), together, opened, beside), None
 
-        start = jnp.zeros((count, *shape), dtype), jnp.zeros(shape, dtype)
+        start = jnp.zeros((count, *shape), dtype), *(jnp.zeros(shape, dtype) for _ in range(2))
         beside = None if slowdowns is None else jnp.zeros((3, *shape), dtype)
         sequence = steps[self.row]  # (..., longest, 2)
         slots = (
             jnp.arange(longest, dtype=jnp.uint32),
             *(jnp.moveaxis(sequence[..., k], -1, 0) for k in range(2)),
         )
-        (_, together, _), _ = lax.scan(run, (*start, beside), slots)
+        (_, together, *_), _ = lax.scan(run, (*start, beside), slots)
         return together
 
 
@@ -126,3 +127,13 @@ def _beside(slowdowns: Float[Array, "branches 2"], alone, beside, slot, drawn):
     end = jnp.maximum(by_communication, alone + (alpha * longest)[None])
     alone = jnp.where((does == MEETS)[None], end, alone)
     return alone, jnp.stack([start, jnp.where(begins, 0, longest), row])
+
+
+def _around(slowdowns: Float[Array, "branches 2"], together, opened, longest, slot):
+    """By when a block and the collectives beside it have ended, and when they started."""
+    _, which, does = slot
+    alpha, beta = jnp.moveaxis(slowdowns[which], -1, 0)
+    taken = together - opened
+    end = opened + jnp.maximum(longest + beta * taken, taken + alpha * longest)
+    together = jnp.where(does == JOINS, end, together)
+    return together, jnp.where(does == OPENS, together, opened)

@@ -14,7 +14,8 @@ class Sequences(eqx.Module):
 
     - `steps`: the kernel, or -1, and what it does: `ALONE`, `CLOSES` ... of `program`.
     - `alone`: whether the row's ops are one kernel that keeps its own law.
-    - `slowdowns`: of each of the branches, as of `workload.Branches`; `None` where there are none.
+    - `slowdowns`: of each of the branches, as of `workload.Branches`, and of those around blocks
+        from the last one back; `None` where there are none.
     - `members`: of a group. Static.
     """
 
@@ -35,7 +36,9 @@ def sequences_of(program: Program) -> Sequences:
         steps[r, : len(sequence)] = sequence
     alone = np.zeros(number, bool)
     alone[: len(classes)] = program.blocks.direct.value[classes] >= 0
-    slowdowns = program.blocks.slowdowns.value.astype(program.latencies.mean.dtype)
+    branches, around = program.blocks.branches, program.blocks.around
+    slowdowns = np.concatenate([branches.slowdowns.value, around.slowdowns.value[::-1]])
+    slowdowns = slowdowns.astype(program.latencies.mean.dtype)
     return Sequences(
         jnp.asarray(steps),
         jnp.asarray(alone),

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from ..latency import log_sigma
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
-from ..program import KINDS, Collapse, Loads, Overlaps, Program, Sets
+from ..program import KINDS, Collapse, Loads, Overlaps, Program, Sets, Sides
 from ._sequences import Sequences, sequences_of
 from ._strata import Strata, strata_of
 
@@ -240,23 +240,24 @@ def _collapse(program: Program) -> Collapse:
         members=_padded(members.astype(dtype), num_segments),
         # A group as large as the world is the world.
         group=_padded((members > program.group_size).astype(np.int32), num_segments),
-        overlaps=_overlaps(program, num_segments),
+        overlaps=_overlaps(program, blocks.branches, num_segments),
+        around=_overlaps(program, blocks.around, num_classes),
         loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
     )
 
 
-def _overlaps(program: Program, num_segments: int) -> Overlaps | None:
-    blocks, dtype = program.blocks, program.latencies.mean.dtype
-    number, rows, _ = blocks.branch_communication.value.shape
+def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None:
+    dtype = program.latencies.mean.dtype
+    number, rows, _ = sides.communication.value.shape
     if not number:
         return None
-    room, num_classes = bucket(number, 8), bucket(len(blocks.direct.value), 16)
+    room, num_classes = bucket(number, 8), bucket(len(program.blocks.direct.value), 16)
     kernels = (room, rows, kernels_of(program))
     return Overlaps(
-        compute=_matrix(blocks.branch_compute.value, (room, num_segments), dtype),
-        communication=_matrix(blocks.branch_communication.value, kernels, dtype),
-        slowdowns=_matrix(blocks.slowdowns.value, (room, 2), dtype),
-        classes=_matrix(blocks.class_branches.value, (num_classes, room), dtype),
+        compute=_matrix(sides.compute.value, (room, num_inner), dtype),
+        communication=_matrix(sides.communication.value, kernels, dtype),
+        slowdowns=_matrix(sides.slowdowns.value, (room, 2), dtype),
+        classes=_matrix(sides.classes.value, (num_classes, room), dtype),
     )
 
 

@@ -1,6 +1,7 @@
 """A model as the modules of its layers, and of its two ends."""
 
 import functools as ft
+import itertools as it
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -79,7 +80,7 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
     """What each stage runs, where the stages have so many layers; the ends are on the outer ones,
     and `apart` says whether these are on different ranks.
 
-    Equal layers of a stage become one, with how many they are.
+    Equal layers that follow one another become one, with how many they are.
     """
     head = _HEAD._replace(words=int(apart and reads_words_last(model)))
     again = _HEAD._replace(words=int(model.tied_embeddings) - 1)
@@ -87,7 +88,8 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
     stages: list[Parts] = []
     begin = 0
     for stage, count in enumerate(layers):
-        parts = [*Counter(every[begin : begin + count]).items()]
+        runs = it.groupby(every[begin : begin + count])
+        parts = [(part, len(list(equal))) for part, equal in runs]
         begin += count
         if stage == 0:
             parts.insert(0, (_EMBEDDING, 1))

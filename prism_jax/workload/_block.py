@@ -52,6 +52,9 @@ class Kernel(msgspec.Struct, frozen=True):
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.
 
 
+Block = tuple[tuple["Segment", int], ...]  # Each segment with how often it occurs.
+
+
 class Branches(msgspec.Struct, frozen=True):
     """What runs side by side: compute of every member, and collectives of the whole group.
 
@@ -62,6 +65,9 @@ class Branches(msgspec.Struct, frozen=True):
 
     - `compute`: the kernels that every member runs by itself.
     - `communication`: the rows of collectives, one for each stream.
+    - `within`: instead of `compute`, a block whose segments have collectives of their own: such as
+        a layer beside the collectives of the parameters of its neighbours. Contention slows all of
+        it. Its segment has nothing else.
     - `contention`: by what part compute takes longer while collectives run, and they while compute
         does; the product of the two is at most one.
     """
@@ -69,10 +75,16 @@ class Branches(msgspec.Struct, frozen=True):
     compute: Row
     communication: tuple[Row, ...]
     contention: tuple[float, float] = (0.0, 0.0)
+    within: Block = ()
 
     def __post_init__(self):
         if not all(self.communication) or not self.communication:
             raise ValueError("Branches without a collective are no branches; give kernels alone.")
+        if self.within and (self.compute or any(_nests(one) for one, _ in self.within)):
+            raise ValueError(
+                "Branches have either `compute` or a block `within` them, in which no block is "
+                "within branches again; leave one out."
+            )
         compute, communication = self.contention
         if not (compute >= 0 and communication >= 0 and compute * communication <= 1):
             raise ValueError(
@@ -111,8 +123,16 @@ class Segment(msgspec.Struct, frozen=True):
     branches: tuple[Branches, ...] = ()
     members: int | None = None
 
+    def __post_init__(self):
+        if _nests(self) and (self.kernels or self.collective or len(self.branches) > 1):
+            raise ValueError(
+                "A segment with a block within its branches has nothing else; give what comes "
+                "before and after as segments of their own."
+            )
 
-Block = tuple[tuple[Segment, int], ...]  # Each segment with how often it occurs.
+
+def _nests(one: Segment) -> bool:
+    return any(branches.within for branches in one.branches)
 
 
 class Workload(msgspec.Struct, frozen=True):

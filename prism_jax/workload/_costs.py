@@ -19,8 +19,8 @@ from ..cluster import (
     tp_group,
 )
 from ..data import Cluster, Kernels, Layout, Model, Training
-from ._block import Branches, Kernel
-from ._parts import row
+from ._block import Block, Branches, Kernel, Segment
+from ._parts import row, segment
 
 
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
@@ -198,9 +198,8 @@ class Costs(msgspec.Struct, frozen=True):
         tensors += kv_heads * keys * (key_size + value_size)
         num_bytes = (2 if backward else 1) * 2 * tensors * batch
         kind = "attention_backward" if backward else "attention"
-        found = self.kernels.find_efficiency(kind, self.base_dtype)
         mean = compute_latency(
-            kind if found else "attention",
+            self._table_of_attention(kind),
             self.base_dtype,
             flop,
             num_bytes,
@@ -208,6 +207,12 @@ class Costs(msgspec.Struct, frozen=True):
             self.kernels,
         )
         return Kernel("attention", f"{size} {phase}", mean, flop=flop)
+
+    def _table_of_attention(self, kind: str) -> str:
+        """The table of the kernel that the job has; else of the device's fastest, and of both."""
+        known = (f"{kind}-{self.training.attention}", kind)
+        found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
+        return next(found, "attention")
 
     def host(self) -> Kernel:
         """What a step takes besides its kernels."""
@@ -229,8 +234,16 @@ class Costs(msgspec.Struct, frozen=True):
         """Compute and a collective side by side, of which the collective takes a share of the units
         that compute: it takes `1 / (1 - share)` times as long meanwhile.
         """
+        return Branches(row(compute), (row([collective]),), self._contention)
+
+    def beside_block(self, within: Block, collectives: Iterable[Kernel]) -> Segment:
+        """The same of a block, and collectives one after the other."""
+        return segment([], None, Branches((), (row(collectives),), self._contention, within))
+
+    @property
+    def _contention(self) -> tuple[float, float]:
         share = self.kernels.overlap.contention
-        return Branches(row(compute), (row([collective]),), (share / (1 - share), 0.0))
+        return share / (1 - share), 0.0
 
     def in_pieces(self, kind: str, num_bytes: int, gemm: Kernel) -> tuple[Kernel, Branches]:
         """A tensor-parallel collective in as many pieces as the group has members: one that nothing

@@ -4,16 +4,11 @@ from ._architecture import Part
 from ._block import Kernel, Segment
 from ._costs import Costs
 from ._parts import segment
-from ._sharded import gathers, reductions
 
 
 def forward_part(costs: Costs, part: Part) -> list[Segment]:
     """The segments of the forward of one layer, or end of the model, and microbatch."""
     costs = costs.of_length(part.sequence_length)
-    return [*gathers(costs, part), *_forward(costs, part)]
-
-
-def _forward(costs: Costs, part: Part) -> list[Segment]:
     segments: list[Segment] = []
     before: list[Kernel] = []
     for module in part.modules:
@@ -28,8 +23,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     computes all `again`, with its forward. Without `weights`, of its phase backward-input.
     """
     costs = costs.of_length(part.sequence_length)
-    segments = gathers(costs, part) if costs.training.reshard_after_forward else []
-    segments += _forward(costs, part) if again else []
+    segments = forward_part(costs, part) if again else []
     before: list[Kernel] = []
     for module in reversed(part.modules):
         residual = [costs.residual_backward()] if part.is_layer else []
@@ -37,11 +31,10 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
             residual.append(costs.norm())
         segments += module.backward(costs, [*before, *residual], weights=weights)
         before = [costs.norm(3)] if part.is_layer else []
-    return [*segments, segment(before), *(reductions(costs, part) if weights else [])]
+    return [*segments, segment(before)]
 
 
 def backward_weight_part(costs: Costs, part: Part) -> list[Segment]:
     """The segments of the gradients of the weights of one layer, or end, and microbatch."""
     costs = costs.of_length(part.sequence_length)
-    found = [one for module in reversed(part.modules) for one in module.backward_weight(costs)]
-    return [*found, *reductions(costs, part)]
+    return [one for module in reversed(part.modules) for one in module.backward_weight(costs)]

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ._architecture import Part, Parts, recomputed
-from ._block import Block, Segment, Workload
+from ._architecture import Part, Parts, Recomputed, recomputed
+from ._block import Block, Workload
 from ._costs import Costs
 from ._layer import backward_part, backward_weight_part, forward_part
-from ._parts import block
 from ._replicas import reduce_scatters, tail
+from ._sharded import gathers, gathers_again, reductions, shards
 from ._split import Stages, check_split, deal, pairs_of_ranks
+from ._units import Unit, row_of_units
 
 
 def lower(
@@ -49,46 +50,58 @@ def lower(
     )
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
-    forward = _blocks(stages.parts, lambda part: forward_part(costs, part))
-    backward = _backward_blocks(costs, stages, weights=True)
+    forward = _blocks(costs, stages, lambda one: _forward(costs, one.part))
+    backward = _blocks(costs, stages, lambda one: _backward(costs, one, weights=True), back=True)
     return Workload(
         forward=forward,
         backward=backward,
-        backward_input=_backward_blocks(costs, stages, weights=False),
-        backward_weight=_blocks(stages.parts, lambda part: backward_weight_part(costs, part)),
+        backward_input=_blocks(
+            costs, stages, lambda one: _backward(costs, one, weights=False), back=True
+        ),
+        backward_weight=_blocks(costs, stages, lambda one: _weights(costs, one.part), back=True),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reduce_scatter=reduce_scatters(costs, stages, backward),
         tail=tail(costs, stages, forward),
         members=layout.tp * layout.cp,
-        group_size=math.lcm(layout.tp * layout.cp, costs.expert_ranks or 1),
+        group_size=_group_size(costs),
     )
 
 
-def _backward_blocks(costs: Costs, stages: Stages, *, weights: bool) -> tuple[Block, ...]:
-    """The backward of each stage, some of whose layers may be computed again."""
+def _group_size(costs: Costs) -> int:
+    """Ranks of a stage that meet in every microbatch."""
+    layout = costs.layout
+    if shards(costs.training)[0]:
+        return layout.tp * layout.cp * layout.dp
+    return math.lcm(layout.tp * layout.cp, costs.expert_ranks or 1)
 
-    @ft.cache
-    def segments_of(part: Part, again: bool) -> list[Segment]:
-        return backward_part(costs, part, again=again, weights=weights)
 
-    @ft.cache
-    def block_of(parts: Parts) -> Block:
-        return block(
-            (segments_of(one.part, one.again), one.count)
-            for one in recomputed(parts, costs.training)
-        )
+def _forward(costs: Costs, part: Part) -> Unit:
+    return Unit(forward_part(costs, part), gathers(costs, part))
 
-    return tuple(map(block_of, stages.parts))
+
+def _backward(costs: Costs, one: Recomputed, *, weights: bool) -> Unit:
+    segments = backward_part(costs, one.part, again=one.again, weights=weights)
+    dealt = reductions(costs, one.part) if weights else ()
+    return Unit(segments, gathers_again(costs, one.part), dealt)
+
+
+def _weights(costs: Costs, part: Part) -> Unit:
+    return Unit(backward_weight_part(costs, part), (), reductions(costs, part))
 
 
 def _blocks(
-    stages: Sequence[Parts], segments_of: Callable[[Part], list[Segment]]
+    costs: Costs, stages: Stages, unit_of: Callable[[Recomputed], Unit], *, back: bool = False
 ) -> tuple[Block, ...]:
-    """The block of each stage, given the segments of each part."""
-    segments_of = ft.cache(segments_of)
+    """The block of each stage in one phase, whose units run in order or `back` through it."""
+
+    @ft.cache
+    def unit(part: Part, again: bool) -> Unit:
+        return unit_of(Recomputed(part, 1, again))
 
     @ft.cache
     def block_of(parts: Parts) -> Block:
-        return block((segments_of(part), count) for part, count in parts)
+        found = recomputed(parts, costs.training)
+        runs = [(unit(one.part, one.again), one.count) for one in found]
+        return row_of_units(costs, runs[::-1] if back else runs)
 
-    return tuple(map(block_of, stages))
+    return tuple(map(block_of, stages.parts))

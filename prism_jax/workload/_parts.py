@@ -54,6 +54,9 @@ def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
     yield one.kernels, True
     for branches in one.branches:
         yield branches.compute, True
+        for inner, times in branches.within:
+            for kernels, by_member in rows_of(inner):
+                yield tuple((kernel, count * times) for kernel, count in kernels), by_member
         for communication in branches.communication:
             yield communication, False
     if one.collective is not None:
@@ -76,8 +79,11 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
             for kernel, count in kernels:
                 compute[kernel.kind] += times * count * kernel.mean
         for branches in one.branches:
+            for total, found in zip((compute, exposed), split_mean(branches.within), strict=True):
+                for name, seconds in found.items():
+                    total[name] += times * seconds
             longest = max(branches.communication, key=_row_mean)
-            left = _branches_mean(branches) - _row_mean(branches.compute)
+            left = _branches_mean(branches) - _compute_mean(branches)
             exposed[longest[0][0].group] += times * left
         if one.collective:
             exposed[one.collective.group] += times * one.collective.mean
@@ -100,9 +106,13 @@ def _segment_mean(one: Segment) -> float:
 
 def _branches_mean(branches: Branches) -> float:
     alpha, beta = branches.slowdowns
-    compute = _row_mean(branches.compute)
+    compute = _compute_mean(branches)
     longest = max(map(_row_mean, branches.communication))
     return max(longest + beta * compute, compute + alpha * longest)
+
+
+def _compute_mean(branches: Branches) -> float:
+    return _row_mean(branches.compute) + block_mean(branches.within)
 
 
 def _row_mean(kernels: Row) -> float:

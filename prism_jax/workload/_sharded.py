@@ -6,13 +6,15 @@ reduce_scatters deal its gradients. Where there are copies of the shards (`optim
 known as hybrid sharding), the copies reduce the shares among themselves.
 """
 
+import msgspec
+
 from ..cluster import Group
 from ..data import Training
 from ._architecture import Part
-from ._block import Segment
+from ._block import Kernel
 from ._costs import Costs
-from ._parts import segment
 from ._split import held_of
+from .modules import Head
 
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -38,28 +40,40 @@ def unit_parameters(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
-def gathers(costs: Costs, part: Part) -> list[Segment]:
+def gathers(costs: Costs, part: Part) -> tuple[Kernel, ...]:
     """What makes the parameters of a unit whole; nothing where each replica has them all."""
     if not shards(costs.training)[1]:
-        return []
+        return ()
     found = []
     for parameters, group in unit_parameters(costs, part):
         inner, _ = instance(group, costs.training)
         if inner.size > 1:
-            found.append(segment([], costs.collective("all_gather", 2 * parameters, inner)))
-    return found
+            found.append(_collective(costs, "all_gather", 2 * parameters, inner))
+    return tuple(found)
 
 
-def reductions(costs: Costs, part: Part) -> list[Segment]:
+def gathers_again(costs: Costs, part: Part) -> tuple[Kernel, ...]:
+    """The same in a backward. The end of a model, whose backward follows its forward, still has its
+    parameters: PyTorch's FSDP keeps those of the root, and torchtitan those of the head.
+    """
+    kept = not costs.training.reshard_after_forward or isinstance(part.modules[-1], Head)
+    return () if kept else gathers(costs, part)
+
+
+def reductions(costs: Costs, part: Part) -> tuple[Kernel, ...]:
     """What deals the gradients of a unit; nothing where they wait for the end of the step."""
     if not shards(costs.training)[0]:
-        return []
+        return ()
     found = []
     for parameters, group in unit_parameters(costs, part):
         size = GRADIENT_BYTES[costs.training.gradient_dtype] * parameters
         inner, peers = instance(group, costs.training)
         if inner.size > 1:
-            found.append(segment([], costs.collective("reduce_scatter", size, inner)))
+            found.append(_collective(costs, "reduce_scatter", size, inner))
         if peers.size > 1:
-            found.append(segment([], costs.collective("all_reduce", size / inner.size, peers)))
-    return found
+            found.append(_collective(costs, "all_reduce", size / inner.size, peers))
+    return tuple(found)
+
+
+def _collective(costs: Costs, kind: str, num_bytes: float, group: Group) -> Kernel:
+    return msgspec.structs.replace(costs.collective(kind, num_bytes, group), group="fsdp")

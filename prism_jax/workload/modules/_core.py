@@ -31,7 +31,7 @@ class Core(NamedTuple):
     context: int | None = None
 
     def forward(self, costs: Costs) -> list[Kernel]:
-        if costs.training.attention == "flash":
+        if costs.training.attention != "unfused":
             return [costs.attention(*self, backward=False)]
         batch, queries, keys = self._shape(costs)
         dtype, scores = costs.base_dtype, batch * queries * keys
@@ -45,7 +45,7 @@ class Core(NamedTuple):
         return kernels
 
     def backward(self, costs: Costs) -> list[Kernel]:
-        if costs.training.attention == "flash":
+        if costs.training.attention != "unfused":
             return [costs.attention(*self, backward=True)]
         batch, queries, keys = self._shape(costs)
         dtype, scores = costs.base_dtype, batch * queries * keys
@@ -66,7 +66,7 @@ class Core(NamedTuple):
         batch, queries, keys = self._shape(costs)
         if costs.recomputes("core_attn"):
             return {"core_attention": 0}
-        if costs.training.attention == "flash":
+        if costs.training.attention != "unfused":
             return {"core_attention": 4 * batch * queries}
         return {"core_attention": (5 if costs.model.dropout else 2) * batch * queries * keys}
 
