@@ -1,11 +1,13 @@
 import json
 
 import msgspec
+import numpy as np
 import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.program import constant_step
+from prism_jax.schedule import make_schedule, op_graph, rank_ends, replay
 
 
 JOBS = ("megatron-22b-a100-8", "megatron-175b-a100-64", "gpt3-175b-h100-4096")
@@ -79,3 +81,20 @@ def test_bad_input_of_a_prediction_is_one_sentence(words, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocking"),
+    [
+        *((kind, False) for kind in ("1f1b", "zb-h1", "dual-pipe", "dual-pipe-v", "v-half")),
+        ("1f1b", True),
+    ],
+)
+def test_the_ends_of_ranks_are_those_of_a_replay(kind, blocking):
+    stages = 2 if kind in ("dual-pipe-v", "v-half") else 1
+    schedule = make_schedule(kind, num_ranks=4, num_microbatches=8, virtual_stages=stages)
+    graph = op_graph(schedule, blocking=blocking)
+    latencies = np.random.default_rng(0).lognormal(size=graph.num_ops)
+    _, ends = replay(graph.predecessors, latencies)
+    expected = [max(ends[op] for op in last) for last in graph.last]
+    assert rank_ends(graph, latencies).tolist() == expected

@@ -20,7 +20,7 @@ from ..schedule import (
     op_graph,
     order_of,
 )
-from ..workload import Block, Workload, block_mean
+from ..workload import Block, Workload, block_means
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._frame import block_of_kind, frame_of
@@ -131,7 +131,7 @@ def compile_program(
 def with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
     """The schedule for the means of the blocks, and of the slowest send_recv."""
     names = ("forward", "backward_input", "backward_weight")
-    means = {name: tuple(map(block_mean, getattr(workload, name))) for name in names}
+    means = {name: block_means(getattr(workload, name)) for name in names}
     send_recv = max((kernel.mean for kernel in workload.send_recv.values()), default=0.0)
     return schedule.with_costs(**means, send_recv=send_recv)
 

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Job, Kernels, check_parts
-from ..schedule import op_graph, order_of, replay
-from ..workload import Workload, block_mean
+from ..schedule import op_graph, order_of, rank_ends
+from ..workload import Workload, block_mean, block_means
 from ._chains import lower_chains
 from ._compile import parts_of
 from ._frame import Frame, block_of_kind, frame_of
@@ -34,23 +34,20 @@ class ConstantStep:
 
 def run(of: Frame, workload: Workload) -> ConstantStep:
     """A step of a workload."""
-    blocks = [block_of_kind(workload, kind) for kind in of.kinds]
-    # Most stages have the same block.
-    means = {key: block_mean(block) for key, block in {id(b): b for b in blocks}.items()}
-    latencies = np.array([means[id(block)] for block in blocks])[of.kind_of]
-    reduced = np.array([block_mean(block) for block in workload.reduce_scatter])
+    means = block_means([block_of_kind(workload, kind) for kind in of.kinds])
+    latencies = np.array(means)[of.kind_of]
+    reduced = np.array(block_means(workload.reduce_scatter))
     return _replayed(of, latencies, reduced, block_mean(workload.tail))
 
 
 def without_send_recv(of: Frame, step: ConstantStep) -> ConstantStep:
     """The step if what pipeline ranks send took no time."""
-    latencies = np.where(of.graph.is_send_recv, 0.0, step.latencies)
+    latencies = np.where(of.is_send_recv, 0.0, step.latencies)
     return _replayed(of, latencies, step.reduced, step.tail)
 
 
 def _replayed(of: Frame, latencies, reduced, tail: float) -> ConstantStep:
-    _, ends = replay(of.graph.predecessors, latencies)
-    last = np.array([ends[list(ops)].max(initial=0.0) for ops in of.graph.last])
+    last = rank_ends(of.graph, latencies)
     return ConstantStep(float(np.max(last + reduced) + tail), latencies, reduced, tail)
 
 

@@ -5,7 +5,7 @@ import functools as ft
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from ..schedule import OVERLAPPED, SEND_RECV, OpGraph
 from ..workload import Block, Segment, Workload
@@ -35,6 +35,11 @@ class Frame:
     graph: OpGraph
     kinds: tuple[OpKind, ...]
     kind_of: Int[np.ndarray, "ops"]
+
+    @property
+    def is_send_recv(self) -> Bool[np.ndarray, "ops"]:
+        """Whether an op is a send_recv."""
+        return np.array([kind.phase == SEND_RECV for kind in self.kinds], bool)[self.kind_of]
 
 
 # As many graphs are kept by `op_graph`, which gives the same one again.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Float, Int
 
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of, schedule_parts
@@ -150,22 +150,29 @@ def _communication(job: Job) -> Sizes:
 def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes]:
     """For each rank, its activations when there are most of them."""
     parts = schedule_parts(order)
-    ranks = (parts.rank == rank for rank in range(order.num_ranks))
-    return [_peak(parts.phase[mine], parts.stage[mine], stages) for mine in ranks]
+    forward = parts.phase == "F"
+    lets_go = (parts.phase == "B") | (parts.phase == "W")
+    kept = np.array([sum(one.kept.values()) for one in stages], float)
+    extra = np.array(
+        [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
+    )
+    columns = (forward, lets_go, parts.stage, kept[parts.stage])
+    columns += (extra[parts.stage, forward.astype(int)],)
+    starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
+    spans = it.starmap(slice, it.pairwise(starts))
+    return [_peak(*(column[span] for column in columns), stages) for span in spans]
 
 
 def _peak(
-    phase: Shaped[np.ndarray, " parts"],
+    forward: Bool[np.ndarray, " parts"],
+    lets_go: Bool[np.ndarray, " parts"],
     stage: Int[np.ndarray, " parts"],
+    kept: Float[np.ndarray, " parts"],
+    extra: Float[np.ndarray, " parts"],
     stages: Sequence[StageMemory],
 ) -> Sizes:
     """Runs through the ops of a rank with what is between a forward and its backward."""
-    kept = np.array([sum(one.kept.values()) for one in stages], float)[stage]
-    forward, lets_go = phase == "F", np.isin(phase, ("B", "W"))
     after = np.cumsum(kept * forward - kept * lets_go)
-    extra = np.array(
-        [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
-    )[stage, forward.astype(int)]
     # An op lets go of what is kept at its end.
     during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra
     if not np.any(during > 0):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..data import Job, check_parts
 from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
-from ..workload import Block, Workload, block_flop, split_mean
+from ..workload import Block, Workload, block_flops, split_mean
 from ._chains import lower_chains
 from ._compile import parts_of, with_costs
 from ._constant_step import ConstantStep, run, without_send_recv
@@ -85,7 +85,7 @@ def predict(job: Job) -> Prediction:
     breakdown, phases = _of_average_rank(of, workload, step)
     runs = schedule_parts(order)
     forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
-    each = map(block_flop, workload.forward)
+    each = block_flops(workload.forward)
     flop = _PRODUCTS * sum(one * n for one, n in zip(each, forwards, strict=True))
     members = workload.members * job.layout.dp
     per_second = flop * members / step.seconds
@@ -141,11 +141,9 @@ def _of_average_rank(
 
 def _of_stages(of: Frame, step: ConstantStep) -> tuple[float, ...]:
     """The time of the ops of each stage; of a pair, half to each of its two."""
-    graph = of.graph
-    computes = ~graph.is_send_recv
-    pairs = graph.other_stage >= 0
-    share = np.where(pairs, 0.5, 1.0) * step.latencies
-    number = int(max(graph.stage.max(), graph.other_stage.max())) + 1
-    seconds = np.bincount(graph.stage[computes], share[computes], number)
-    seconds += np.bincount(graph.other_stage[pairs], share[pairs], number)
+    seconds = np.zeros(1 + max(max(kind.stage, kind.other) for kind in of.kinds))
+    for kind, total in zip(of.kinds, np.bincount(of.kind_of, step.latencies), strict=True):
+        if kind.phase != SEND_RECV:
+            for stage in (kind.stage, kind.stage if kind.other < 0 else kind.other):
+                seconds[stage] += total / 2
     return tuple(seconds.tolist())

@@ -1,3 +1,4 @@
+import functools as ft
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +55,8 @@ def parts_of(ops: Ops) -> Parts:
     )
 
 
+# As many orders are kept by `ops_of`.
+@ft.lru_cache(maxsize=4)
 def schedule_parts(schedule: AbstractSchedule) -> Parts:
     """The forwards and backwards of a schedule, rank after rank, in the order in which they run."""
     return parts_of(ops_of(schedule))

@@ -16,8 +16,9 @@ from ._memory import (
     memory_of_stages as memory_of_stages,
 )
 from ._parts import (
-    block_flop as block_flop,
+    block_flops as block_flops,
     block_mean as block_mean,
+    block_means as block_means,
     rows_of as rows_of,
     split_mean as split_mean,
 )

@@ -1,7 +1,7 @@
 """Building blocks out of kernels."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ._block import Block, Branches, Kernel, Row, Segment
 
@@ -66,6 +66,22 @@ def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
 def block_mean(parts: Block) -> float:
     """The latency of a block of constant kernels, in seconds."""
     return sum((times * _segment_mean(one) for one, times in parts), start=0.0)
+
+
+def block_means(blocks: Sequence[Block]) -> tuple[float, ...]:
+    """`block_mean` of each."""
+    return _of_each(block_mean, blocks)
+
+
+def block_flops(blocks: Sequence[Block]) -> tuple[float, ...]:
+    """`block_flop` of each."""
+    return _of_each(block_flop, blocks)
+
+
+def _of_each(function: Callable[[Block], float], blocks: Sequence[Block]) -> tuple[float, ...]:
+    """Most stages have the same block, which is looked at once."""
+    found = {key: function(one) for key, one in {id(one): one for one in blocks}.items()}
+    return tuple(found[id(one)] for one in blocks)
 
 
 def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:

@@ -1,6 +1,6 @@
 """What follows the pipeline: gradients are reduced, parameters updated and gathered."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -8,22 +8,17 @@ from ..cluster import Group, all_group
 from ._architecture import reads_words_last
 from ._block import Block, Kernel
 from ._costs import Costs
-from ._parts import block, block_mean, segment
+from ._parts import block, block_means, segment
 from ._sharded import GRADIENT_BYTES, instance, shards
 from ._split import Held, Stages, parameters_of_rank
 
 
 def reduce_scatters(costs: Costs, stages: Stages, backward: tuple[Block, ...]) -> tuple[Block, ...]:
     """For each pipeline rank, what nothing hides of the reduction of its gradients."""
-    return tuple(
-        block(
-            [
-                ([segment([], kernel)], 1)
-                for kernel in _gradient_kernels(costs, stages, rank, backward)
-            ]
-        )
-        for rank in range(costs.layout.pp)
-    )
+    beside = block_means(backward)
+    ranks = range(costs.layout.pp)
+    kernels = (_gradient_kernels(costs, stages, rank, beside) for rank in ranks)
+    return tuple(block([([segment([], one)], 1) for one in found]) for found in kernels)
 
 
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
@@ -50,13 +45,13 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
                 continue
             kernel = costs.collective("all_gather", 2 * parameters, instance(group, training)[0])
             if training.overlap_param_gather:
-                kernel = _hide(costs, kernel, stages, rank, forward, part)
+                kernel = _hide(costs, kernel, stages, rank, block_means(forward), part)
             segments.append(segment([], kernel))
     return block([(segments, 1)])
 
 
 def _gradient_kernels(
-    costs: Costs, stages: Stages, rank: int, backward: tuple[Block, ...]
+    costs: Costs, stages: Stages, rank: int, beside: Sequence[float]
 ) -> list[Kernel]:
     layout, model, training = costs.layout, costs.model, costs.training
     size = GRADIENT_BYTES[training.gradient_dtype]
@@ -78,7 +73,7 @@ def _gradient_kernels(
         else:
             found = [costs.collective("all_reduce", size * parameters, group)]
         if training.overlap_grad_reduce:
-            found = [_hide(costs, kernel, stages, rank, backward, part) for kernel in found]
+            found = [_hide(costs, kernel, stages, rank, beside, part) for kernel in found]
         kernels += found
     if reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends:
         # The first and the last stage each have a copy of the embedding, or their shards of it.
@@ -110,9 +105,10 @@ def _sum(held: Iterable[Held]) -> Held:
 
 
 def _hide(
-    costs: Costs, kernel: Kernel, stages: Stages, rank: int, blocks: tuple[Block, ...], field: str
+    costs: Costs, kernel: Kernel, stages: Stages, rank: int, beside: Sequence[float], field: str
 ) -> Kernel:
-    """What is left of a data-parallel collective that runs stage by stage beside the pipeline.
+    """What is left of a data-parallel collective that runs stage by stage beside the pipeline,
+    whose block of each stage takes so long.
 
     The part of each stage becomes ready with its last (or is needed by its first) microbatch, and
     has, on a rank with several stages, as long as the microbatches of one round take in the others.
@@ -128,7 +124,7 @@ def _hide(
     # From the stage that is at the edge of the step outwards is the order of neither phase; by
     # symmetry both are this queue: ready at `now`, one after the other.
     for i, stage in reversed(list(enumerate(stages.of_rank(rank)))):
-        mean = block_mean(blocks[stage])
+        mean = beside[stage]
         now += mean * (stages.group if i > 0 else 1)
         part = kernel.mean * parameters[i] / total
         if i == 0:
