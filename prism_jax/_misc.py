@@ -17,6 +17,11 @@ def subclasses(cls: type[T]) -> Iterator[type[T]]:
         yield from subclasses(one)
 
 
+def dot(a: np.ndarray, b: np.ndarray) -> float:
+    """The inner product. The last bits of BLAS's depend on how many cores it may use."""
+    return float(np.sum(a * b))
+
+
 # What is quoted of an input, in characters: enough to find it by.
 MOST_QUOTED = 80
 

@@ -103,3 +103,4 @@ from .schedule import (
 )
 from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
 from .training_run import RunCosts as RunCosts, RunLaw as RunLaw, training_run as training_run
+from .workers import RayExecutor as RayExecutor, prepare_worker as prepare_worker

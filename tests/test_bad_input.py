@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -380,20 +379,17 @@ def test_a_slash_after_the_name_of_a_file(tmp_path, capsys):
 
 
 def test_two_sweeps_in_one_folder_at_once(tmp_path):
-    from prism_jax.analysis._sweep import _open, _write
+    from prism_jax._files import written_whole
+    from prism_jax.analysis._parts import open_parts
 
-    class Slow:
+    def write(meanwhile):
         """A row that takes long to write."""
-
-        def __init__(self, meanwhile):
-            self.meanwhile = meanwhile
-
-        def write_parquet(self, path):
-            pathlib.Path(path).write_text("row")
-            self.meanwhile()
+        with written_whole(path) as partial:
+            partial.write_text("row")
+            meanwhile()
 
     path = tmp_path / "part-000000.parquet"
-    _write(Slow(lambda: _write(Slow(lambda: None), path)), path)
+    write(lambda: write(lambda: None))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     # Of two that begin at once, the first has the folder.
     folder, found = tmp_path / "sweep", []
@@ -402,7 +398,7 @@ def test_two_sweeps_in_one_folder_at_once(tmp_path):
     def begin(digest):
         barrier.wait()
         with contextlib.suppress(ValueError):  # It is the other's.
-            found.append((_open(folder, digest), digest))
+            found.append((open_parts(folder, digest), digest))
 
     threads = [threading.Thread(target=begin, args=(f"digest {i % 2}",)) for i in range(8)]
     for thread in threads:

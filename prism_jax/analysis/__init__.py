@@ -16,7 +16,7 @@ from ._objectives import (
 from ._score import Score as Score, crps as crps, ks_distance as ks_distance, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
 from ._stages import ranks_of_stages as ranks_of_stages
-from ._sweep import sweep as sweep, sweep_points as sweep_points
+from ._sweep import Points as Points, grid as grid, sweep as sweep, sweep_points as sweep_points
 from ._target import Target as Target, target as target
 from ._whatif import (
     Scenario as Scenario,

@@ -1,32 +1,32 @@
 """Sweeps: the law of the step time over a grid of values, with common random numbers."""
 
+import dataclasses
+import functools as ft
 import hashlib
-import io
 import itertools as it
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from .._files import read_file, shown, written_whole
 from .._misc import unknown_name
 from .._progress import progress_bar
 from ..engine import simulate
 from ..law import Law, figures
 from ..program import Program, digest
 from ..random import key_data
+from ..workers import run_tasks
+from ._parts import Row, open_parts, write_part
 
 
-_ABOUT = "sweep.json"
-# In bytes, of what stands for the whole sweep and of the file of a row.
-_MOST_ABOUT, _MOST_PART = 2**16, 2**24
-
-Point = Mapping[str, Any]
+# Rows that one call to a worker simulates: a few, to compile once, and for all to have work.
+_CHUNK = 4
 
 
 def sweep(
@@ -36,6 +36,7 @@ def sweep(
     num_samples: int = 100_000,
     key: PRNGKeyArray,
     out: str | os.PathLike | None = None,
+    executor: Executor | None = None,
     progress: bool = False,
 ):
     """Simulates a program for every combination of values of its parameters.
@@ -50,6 +51,9 @@ def sweep(
     - `num_samples`, `key`: as of `simulate`.
     - `out`: a folder that gets a Parquet file for each row as soon as it is done. If it holds rows
         of the same sweep already, these are not simulated again.
+    - `executor`: simulates rows at the same time, a few to a call: any
+        `concurrent.futures.Executor`, such as a [`RayExecutor`][] or a `ProcessPoolExecutor` that
+        spawns. The rows are the same; this process alone writes them.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -60,21 +64,14 @@ def sweep(
     **Raises:**
 
     `ValueError` for a name that is no parameter, or a folder that holds another sweep.
+    `BrokenExecutor` where workers died: `out` keeps all rows but theirs.
     """
-    where = {name: _parameter(program, name) for name in overrides}
-
-    def program_of(point: Point) -> Program:
-        values = [jnp.full_like(get(program), point[name]) for name, get in where.items()]
-        return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, values)
-
+    for name in overrides:
+        _parameter(program, name)
+    values = grid(overrides)
+    points = Points(values, values, ft.partial(_with_values, program), digest(program))
     return sweep_points(
-        grid(overrides),
-        program_of,
-        num_samples=num_samples,
-        key=key,
-        out=out,
-        about=digest(program),
-        progress=progress,
+        points, num_samples=num_samples, key=key, out=out, executor=executor, progress=progress
     )
 
 
@@ -86,36 +83,102 @@ def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(values, row, strict=True)) for row in it.product(*values.values())]
 
 
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """The rows of a sweep, before they are simulated.
+
+    **Attributes:**
+
+    - `values`: of each row, by name.
+    - `sources`: of each row, what its program is made of.
+    - `program_of`: makes it, here or in a worker: a free function.
+    - `shapes`: equal for rows whose programs have the same shapes, so that one worker takes several
+        and compiles once; by default all have.
+    - `about`: a digest of what else decides the figures.
+    """
+
+    values: Sequence[Mapping[str, Any]]
+    sources: Sequence[Any]
+    program_of: Callable[[Any], Program]
+    about: str
+    shapes: Sequence[Hashable] | None = None
+
+    def chunks(self, shard: tuple[int, int]) -> list[list[int]]:
+        """Rows that are simulated one after the other, of the shard's share: whatever is done of
+        them already.
+        """
+        shapes = self.shapes or [None] * len(self.values)
+        alike: dict[Hashable, list[int]] = {}
+        for number, shape in enumerate(shapes):
+            alike.setdefault(shape, []).append(number)
+        chunks = [
+            rows[begin : begin + _CHUNK]
+            for rows in alike.values()
+            for begin in range(0, len(rows), _CHUNK)
+        ]
+        which, shards = shard
+        return chunks[which - 1 :: shards]
+
+
 def sweep_points(
-    points: Sequence[Point],
-    program_of: Callable[[Point], Program],
+    points: Points,
     *,
     num_samples: int,
     key: PRNGKeyArray,
     out: str | os.PathLike | None,
-    about: str,
+    executor: Executor | None = None,
+    shard: tuple[int, int] = (1, 1),
     progress: bool = False,
 ):
-    """`sweep` over any points. `about` names what else decides the figures."""
+    """`sweep` over any points."""
     import polars as pl
 
+    chunks = points.chunks(shard)
+    numbers = sorted(number for chunk in chunks for number in chunk)
     folder = None if out is None else pathlib.Path(out)
-    done = {}
+    done: dict[int, Row] = {}
     if folder is not None:
-        done = _open(folder, _digest(points, num_samples, key, about))
-    rows = []
-    with progress_bar(len(points), progress, "sweep", "row") as advance:
-        for number, point in enumerate(points):
-            if number not in done:
-                law = simulate(program_of(point), num_samples=num_samples, key=key)
-                if law.interrupted:
-                    raise KeyboardInterrupt
-                done[number] = {"row": number, **point, **_figures(law)}
+        done = open_parts(folder, _digest(points, num_samples, key))
+    left = [[number for number in chunk if number not in done] for chunk in chunks]
+    if executor is None:  # A row is written as soon as it is done.
+        left = [[number] for chunk in left for number in chunk]
+    tasks = [
+        (chunk, [points.sources[number] for number in chunk], points.program_of, num_samples, key)
+        for chunk in left
+        if chunk
+    ]
+    with progress_bar(len(numbers), progress, "sweep", "row") as advance:
+        advance(sum(number in done for number in numbers))
+        for _, found in run_tasks(_simulate_chunk, tasks, executor):
+            for number, figures_ in found:
+                done[number] = {"row": number, **points.values[number], **figures_}
                 if folder is not None:
-                    _write(pl.DataFrame([done[number]]), folder / f"part-{number:06d}.parquet")
-            rows.append(done[number])
-            advance(1)
-    return pl.DataFrame(rows, infer_schema_length=None)
+                    write_part(folder, done[number])
+                advance(1)
+    return pl.DataFrame([done[number] for number in numbers], infer_schema_length=None)
+
+
+def _simulate_chunk(
+    numbers: Sequence[int],
+    sources: Sequence[Any],
+    program_of: Callable[[Any], Program],
+    num_samples: int,
+    key: PRNGKeyArray,
+) -> list[tuple[int, Row]]:
+    """The figures of some rows, by their numbers."""
+    found = []
+    for number, source in zip(numbers, sources, strict=True):
+        law = simulate(program_of(source), num_samples=num_samples, key=key)
+        if law.interrupted:
+            raise KeyboardInterrupt
+        found.append((number, _figures(law)))
+    return found
+
+
+def _with_values(program: Program, values: Mapping[str, Any]) -> Program:
+    where = {name: _parameter(program, name) for name in values}
+    new = [jnp.full_like(get(program), values[name]) for name, get in where.items()]
+    return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, new)
 
 
 def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
@@ -150,49 +213,9 @@ def _figures(law: Law) -> dict[str, Any]:
     }
 
 
-def _digest(points, num_samples, key, about) -> str:
+def _digest(points: Points, num_samples: int, key: PRNGKeyArray) -> str:
     words = [int(word) for word in key_data(key)]
-    text = json.dumps([list(map(dict, points)), num_samples, words, about], default=str)
+    text = json.dumps(
+        [list(map(dict, points.values)), num_samples, words, points.about], default=str
+    )
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _open(folder: pathlib.Path, digest: str) -> dict[int, dict[str, Any]]:
-    """The rows that a folder holds; makes it if it is not there."""
-    import polars as pl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    note = folder / _ABOUT
-    if not note.exists():
-        others = any(not file.name.startswith(".") for file in folder.iterdir())
-        if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
-            raise ValueError(
-                f"`{shown(folder)}` is not empty and holds no sweep; give another folder."
-            )
-        with written_whole(note, first=True) as partial:
-            partial.write_text(json.dumps({"digest": digest}))
-    try:
-        same = json.loads(read_file(note, _MOST_ABOUT))["digest"] == digest
-    except (ValueError, KeyError, TypeError, RecursionError):
-        same = False
-    if not same:
-        raise ValueError(
-            f"`{shown(folder)}` holds another sweep (other values, samples, seed or job); give "
-            "another folder, or the same sweep to go on with it."
-        )
-    done = {}
-    for path in sorted(folder.glob("part-*.parquet")):
-        content = io.BytesIO(read_file(path, _MOST_PART))  # No part of its name is a pattern.
-        try:
-            done |= {row["row"]: row for row in pl.read_parquet(content).to_dicts()}
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError):
-            raise ValueError(
-                f"`{shown(path)}` is damaged; remove it, and the same sweep simulates its row "
-                "again."
-            ) from None
-    return done
-
-
-def _write(frame, path: pathlib.Path) -> None:
-    """Writes a file that is there whole or not at all, whoever else writes the same row."""
-    with written_whole(path) as partial:
-        frame.write_parquet(partial)

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parse(arguments)
         if is_command and not parsed.no_cache:
-            from ._cache import keep_compiled
+            from .._cache import keep_compiled
 
             keep_compiled()
         result, text = parsed.run(parsed)
@@ -111,8 +111,8 @@ def _tell(sentence: str) -> None:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     import importlib.metadata
 
+    from .._cache import VARIABLE
     from .._misc import unknown_name
-    from ._cache import VARIABLE
 
     parser = _Parser(
         prog="prism-jax",

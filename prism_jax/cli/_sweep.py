@@ -8,6 +8,7 @@ from typing import Any
 from .._misc import quoted
 from ._arguments import add_job_arguments
 from ._devices import use_all_cores
+from ._workers import add_ray_arguments, ray_executor, shard
 
 
 HELP = "simulate a job over a grid of values"
@@ -29,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", help="a folder for the rows (Parquet); goes on with what is there"
     )
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        default=(1, 1),
+        metavar="I/N",
+        help="simulate one of N shares of the rows, for others to do the rest in the same --out",
+    )
+    add_ray_arguments(parser)
 
 
 def values(text: str) -> tuple[str, list[str]]:
@@ -94,6 +103,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..data import load_job
 
     over = _over(arguments.over)
+    if arguments.shard != (1, 1) and arguments.out is None:
+        raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")
 
     def load(point):
         changes = [f"{key}={value}" for key, value in point.items()]
@@ -107,7 +118,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import jax
     import msgspec
 
-    from ..analysis import sweep_points
+    from ..analysis import Points, sweep_points
     from ..program import check_memory, compile_job
     from ._load import say, tell_notes, wants_progress
 
@@ -116,26 +127,38 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         shapes = (msgspec.structs.replace(job, kernels=jobs[0].kernels) for job in jobs)
         for job in {msgspec.json.encode(job): job for job in shapes}.values():
             check_memory(job)
-    use_all_cores()
-    say(arguments, f"compiling and simulating {len(jobs):,} rows of {arguments.samples:,} steps")
-    by_point = {tuple(point.values()): job for point, job in zip(points, jobs, strict=True)}
-    about = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()
+    many = Points(
+        points,
+        jobs,
+        compile_job,
+        hashlib.sha256(msgspec.json.encode(jobs)).hexdigest(),
+        [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
+    )
     try:
-        frame = sweep_points(
-            points,
-            lambda point: compile_job(by_point[tuple(point.values())]),
-            num_samples=arguments.samples,
-            key=jax.random.key(arguments.seed),
-            out=arguments.out,
-            about=about,
-            progress=wants_progress(arguments),
-        )
-    except KeyboardInterrupt:
+        with ray_executor(arguments) as executor:
+            if executor is None:
+                use_all_cores()
+            say(
+                arguments,
+                f"compiling and simulating {len(jobs):,} rows of {arguments.samples:,} steps",
+            )
+            frame = sweep_points(
+                many,
+                num_samples=arguments.samples,
+                key=jax.random.key(arguments.seed),
+                out=arguments.out,
+                executor=executor,
+                shard=arguments.shard,
+                progress=wants_progress(arguments),
+            )
+    except (KeyboardInterrupt, RuntimeError) as error:
         if arguments.out is None:
             raise
-        raise KeyboardInterrupt(
-            f"interrupted; `{arguments.out}` keeps the rows that are done, and the same command "
-            "goes on with them."
+        what = str(error).strip(".") or "interrupted"
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RuntimeError
+        raise kind(
+            f"{what}; `{arguments.out}` keeps the rows that are done, and the same command goes on "
+            "with them."
         ) from None
     tell_notes(jobs)
     rows = [

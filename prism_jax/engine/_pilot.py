@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from .._misc import dot
 from ..law import FEWEST
 from ..random import key_data
 from ..step import ExactRule, SlowestDrawn, decide, sample_weights
@@ -100,9 +101,9 @@ def importance_gain(pilot: Pilot) -> float:
         beyond[mine] = np.cumsum(weights[mine]) - weights[mine] < share
     stratum = stratum[beyond]
     weights = weights[beyond] * chances.network[regime[stratum]]
-    squares = float(weights @ weights)
+    squares = dot(weights, weights)
     if weights.sum() ** 2 < _LEAST_SUPPORT * squares:
         return 0.0
     # Plain samples, of which there are four times as many, weigh alike within a stratum.
     plain = chances.network[regime] * chances.weight / np.bincount(regime, chances.share)[regime]
-    return float(weights @ plain[stratum]) / (4 * len(kept.ids) * squares)
+    return dot(weights, plain[stratum]) / (4 * len(kept.ids) * squares)

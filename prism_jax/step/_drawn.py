@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._misc import dot
 from ._errors import AbstractErrors, SelectionErrors
 from ._selection import Selection
 
@@ -79,7 +80,7 @@ class DrawnErrors(AbstractErrors):
                 some[mine] -= common
                 variance += (common / self._num_steps) ** 2
                 variance += max(_of_regime(selection, drawn, some, mine), 0.0)
-        return float(np.sqrt(variance + some @ some / self._some / self._num_steps))
+        return float(np.sqrt(variance + dot(some, some) / self._some / self._num_steps))
 
     def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
         below = (steps <= threshold).astype(np.float64)
@@ -119,4 +120,4 @@ def _of_regime(selection: Selection, drawn, some: np.ndarray, mine: np.ndarray) 
     centre = np.bincount(selection.stratum, change, len(selection.mass))
     centre /= np.where(selection.mass > 0, selection.mass, 1)
     change -= selection.weights * centre[selection.stratum]
-    return float(change @ change) - scatter
+    return dot(change, change) - scatter

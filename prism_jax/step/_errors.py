@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._misc import dot
 from ._selection import Selection
 
 
@@ -154,5 +155,5 @@ class SelectionErrors(AbstractErrors):
 
 def _support(counts: list[np.ndarray]) -> float:
     total = sum(float(c.sum()) for c in counts)
-    squares = sum(float(c @ c) for c in counts)
+    squares = sum(dot(c, c) for c in counts)
     return total**2 / squares if squares > 0 else 0.0

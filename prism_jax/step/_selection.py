@@ -5,6 +5,7 @@ import functools as ft
 
 import numpy as np
 
+from .._misc import dot
 from ._chances import Chances
 from ._reservoir import EXTREMES, RESERVOIR, Replicas
 
@@ -180,7 +181,7 @@ class Selection:
         else:
             centre = np.bincount(self.stratum, change, len(self.mass)) / occupied
             change -= self.weights * centre[self.stratum]
-        return float(np.sqrt(change @ change + self.rest @ centre**2))
+        return float(np.sqrt(dot(change, change) + dot(self.rest, centre**2)))
 
 
 def select(

@@ -1,0 +1,68 @@
+"""A folder of rows: a Parquet file for each, which is there whole or not at all."""
+
+import io
+import json
+import pathlib
+from typing import Any
+
+from .._files import read_file, shown, written_whole
+
+
+_ABOUT = "sweep.json"
+# In bytes, of what stands for the whole sweep and of the file of a row.
+_MOST_ABOUT, _MOST_PART = 2**16, 2**24
+
+Row = dict[str, Any]
+
+
+def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
+    """The rows that a folder holds, by their numbers; makes it if it is not there.
+
+    **Arguments:**
+
+    - `digest`: of the sweep whose rows they are.
+
+    **Raises:**
+
+    `ValueError` for a folder that holds something else, or a damaged row.
+    """
+    import polars as pl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / _ABOUT
+    if not note.exists():
+        others = any(not file.name.startswith(".") for file in folder.iterdir())
+        if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
+            raise ValueError(
+                f"`{shown(folder)}` is not empty and holds no sweep; give another folder."
+            )
+        with written_whole(note, first=True) as partial:
+            partial.write_text(json.dumps({"digest": digest}))
+    try:
+        same = json.loads(read_file(note, _MOST_ABOUT))["digest"] == digest
+    except (ValueError, KeyError, TypeError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"`{shown(folder)}` holds another sweep (other values, samples, seed or job); give "
+            "another folder, or the same sweep to go on with it."
+        )
+    done = {}
+    for path in sorted(folder.glob("part-*.parquet")):
+        content = io.BytesIO(read_file(path, _MOST_PART))  # No part of its name is a pattern.
+        try:
+            done |= {row["row"]: row for row in pl.read_parquet(content).to_dicts()}
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError):
+            raise ValueError(
+                f"`{shown(path)}` is damaged; remove it, and the same sweep simulates its row "
+                "again."
+            ) from None
+    return done
+
+
+def write_part(folder: pathlib.Path, row: Row) -> None:
+    """Writes a row, whoever else writes the same one."""
+    import polars as pl
+
+    with written_whole(folder / f"part-{row['row']:06d}.parquet") as partial:
+        pl.DataFrame([row]).write_parquet(partial)

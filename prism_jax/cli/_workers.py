@@ -1,0 +1,57 @@
+"""Command-line arguments of work that other processes and machines share."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, Executor
+
+from .._misc import quoted
+from ._arguments import count
+
+
+def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="simulate by the workers of a Ray cluster: host:port, or auto for the one of this "
+        "machine; without an address by the one of RAY_ADDRESS, or by all cores of this machine",
+    )
+    parser.add_argument(
+        "--worker-gpus", type=count, metavar="N", help="GPUs that a worker of --ray needs (0)"
+    )
+
+
+@contextlib.contextmanager
+def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
+    """What `--ray` asks for; `None` without it. Ctrl-C and errors end what workers do."""
+    if arguments.ray is None:
+        if arguments.worker_gpus is not None:
+            raise ValueError("`--worker-gpus` is of the workers of `--ray`; give both.")
+        yield None
+        return
+    from ..workers import RayExecutor
+
+    executor = RayExecutor(
+        arguments.ray or None, num_gpus=arguments.worker_gpus or 0, keep=not arguments.no_cache
+    )
+    try:
+        yield executor
+    except BrokenExecutor as error:
+        raise RuntimeError(str(error)) from None
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """`I/N`, from `1/N` to `N/N`."""
+    which, slash, shards = text.partition("/")
+    numbers = (which.strip(), shards.strip())
+    if slash and all(n.isdecimal() and len(n) < 10 for n in numbers):
+        i, many = map(int, numbers)
+        if 1 <= i <= many:
+            return i, many
+    raise argparse.ArgumentTypeError(
+        f"`{quoted(text)}` must be a share such as 3/16, from 1/16 to 16/16"
+    )

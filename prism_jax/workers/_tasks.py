@@ -1,0 +1,107 @@
+"""Calls that are made here, or by the workers of an executor."""
+
+import concurrent.futures as cf
+import dataclasses
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from .._cache import keep_compiled
+
+
+def run_tasks(
+    function: Callable[..., Any], tasks: Sequence[tuple], executor: cf.Executor | None
+) -> Iterator[tuple[int, Any]]:
+    """Calls a function with the arguments of each task.
+
+    **Arguments:**
+
+    - `function`: a free function, or whatever else can be pickled with its arguments.
+    - `tasks`: the arguments of each call.
+    - `executor`: any `concurrent.futures.Executor`; without one, all is done here, in order. Its
+        workers compute as precisely as this process (`jax_enable_x64`).
+
+    **Returns:**
+
+    The number of each task and its result, as they come.
+
+    **Raises:**
+
+    What the function raises. `BrokenExecutor` for workers that died, when all others are done.
+    `ValueError` for an executor whose processes are forks, or what cannot be pickled.
+    """
+    if executor is None:
+        yield from ((number, function(*task)) for number, task in enumerate(tasks))
+        return
+    _check_no_fork(executor)
+    calls = [_packed(function, task) for task in tasks]
+    broken: cf.BrokenExecutor | None = None
+    numbers: dict[cf.Future, int] = {}
+    try:
+        try:
+            for number, call in enumerate(calls):
+                numbers[executor.submit(call)] = number
+        except cf.BrokenExecutor as error:
+            broken = error
+        for future in cf.as_completed(numbers):
+            try:
+                yield numbers[future], future.result()
+            except cf.BrokenExecutor as error:
+                broken = error
+    finally:
+        for future in numbers:
+            future.cancel()
+    if broken is not None:
+        raise cf.BrokenExecutor(
+            "A worker died before its task was done: it was killed, or there was too little memory "
+            "for so many."
+        ) from broken
+
+
+def prepare_worker(keep: bool = True) -> None:
+    """Gives JAX one core in this process, unless it was used before: workers share a machine.
+
+    To be called in each worker first: `ProcessPoolExecutor(initializer=prepare_worker, ...)`.
+
+    **Arguments:**
+
+    - `keep`: whether what is compiled is kept for other processes, as on the command line.
+    """
+    os.environ.setdefault("NPROC", "1")  # XLA makes as many threads.
+    if keep:
+        keep_compiled()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Bytes, for arrays that are unpickled with less precision lose theirs."""
+
+    content: bytes
+    x64: bool
+
+    def __call__(self) -> Any:
+        with jax.enable_x64(self.x64):
+            function, task = pickle.loads(self.content)
+            return function(*task)
+
+
+def _packed(function: Callable[..., Any], task: tuple) -> _Call:
+    try:
+        content = pickle.dumps((function, task))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"A task cannot be sent to a worker ({error}); define what it uses in a module."
+        ) from None
+    return _Call(content, jax.config.read("jax_enable_x64"))
+
+
+def _check_no_fork(executor: cf.Executor) -> None:
+    context = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise ValueError(
+            "The executor's processes are forks of this one, in which JAX may wait forever; give "
+            '`ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))`.'
+        )

@@ -1,0 +1,204 @@
+"""Calls by the workers of an executor: the same results, and what remains when workers die."""
+
+import concurrent.futures as cf
+import functools as ft
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from prism_jax import Variability, prepare_worker, sweep
+from prism_jax.analysis import Points, grid, sweep_points
+from prism_jax.cli import main
+from prism_jax.schedule import OneFOneB
+from prism_jax.workers import RayExecutor, run_tasks
+
+from .helpers import lognormal, pipeline_program
+
+
+_NAME = "variability.residual.gemm.sigma"
+_GRID = {_NAME: [0.01, 0.02, 0.03, 0.05, 0.08, 0.1]}
+
+
+def _program():
+    variability = Variability(residual={"gemm": lognormal(0.05), "send_recv": lognormal(0.1)})
+    return pipeline_program(OneFOneB(2, 3), variability=variability)
+
+
+def _spawning(workers):
+    context = multiprocessing.get_context("spawn")
+    return cf.ProcessPoolExecutor(workers, mp_context=context, initializer=prepare_worker)
+
+
+def _third(x):
+    return np.asarray(x / 3), len(jax.devices()), os.environ.get("NPROC")
+
+
+def _dies(x):
+    if x == 2:
+        time.sleep(1)  # The others have ended.
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def _collect(results, found):
+    for result in results:
+        found.append(result)
+
+
+def _content(folder):
+    # A hidden file is what a killed process was writing.
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("[!.]*"))}
+
+
+def test_a_worker_has_one_core_and_the_precision_of_the_driver():
+    numbers = [(jax.numpy.asarray(float(x)),) for x in range(3)]
+    with _spawning(1) as executor:
+        found = dict(run_tasks(_third, numbers, executor))
+    for number, (result, devices, threads) in found.items():
+        assert result.dtype == np.float64
+        assert result == number / 3
+        assert (devices, threads) == (1, "1")
+
+
+def test_what_is_done_is_kept_when_a_worker_dies():
+    found = []
+    with _spawning(1) as executor:
+        results = run_tasks(_dies, [(x,) for x in range(4)], executor)
+        with pytest.raises(cf.BrokenExecutor, match="A worker died"):
+            _collect(results, found)
+    assert sorted(found) == [(0, 0), (1, 1)]
+
+
+class _DiesAtTheThird(cf.ThreadPoolExecutor):
+    """A pool that breaks, as one of processes does."""
+
+    calls = 0
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.calls += 1
+        if self.calls == 2:
+            raise cf.BrokenExecutor
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_rows_are_the_same_by_any_executor_and_those_of_a_broken_one_stay(tmp_path):
+    program, options = _program(), {"num_samples": 2_000, "key": jax.random.key(1)}
+    alone = sweep(program, _GRID, out=tmp_path / "alone", **options)
+    with _DiesAtTheThird(2) as executor, pytest.raises(cf.BrokenExecutor):
+        sweep(program, _GRID, out=tmp_path / "rows", executor=executor, **options)
+    assert 0 < len(list((tmp_path / "rows").glob("part-*"))) < 6
+    with cf.ThreadPoolExecutor(2) as executor:
+        rows = sweep(program, _GRID, out=tmp_path / "rows", executor=executor, **options)
+    assert rows.equals(alone)
+    assert _content(tmp_path / "rows") == _content(tmp_path / "alone")
+
+
+def test_shards_part_the_rows():
+    points = Points(
+        [{}] * 11, [None] * 11, lambda source: source, "", ["ab"[i % 2] for i in range(11)]
+    )
+    shards = [points.chunks((i, 3)) for i in (1, 2, 3)]
+    assert sorted(n for chunks in shards for chunk in chunks for n in chunk) == list(range(11))
+    assert all(len({n % 2 for n in chunk}) == 1 for chunks in shards for chunk in chunks)
+
+
+def test_executors_that_cannot_do_the_work_are_refused():
+    fork = multiprocessing.get_context("fork")
+    forks, threads = cf.ProcessPoolExecutor(1, mp_context=fork), cf.ThreadPoolExecutor(1)
+    with pytest.raises(ValueError, match="are forks"):
+        list(run_tasks(_third, [(1.0,)], forks))
+    with pytest.raises(ValueError, match="cannot be sent"):
+        list(run_tasks(lambda x: x, [(1.0,)], threads))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ray", "127.0.0.1:1"], "No Ray cluster answers at `127.0.0.1:1`"),
+        (["--ray", "somewhere"], "this is no `host:port`"),
+        (["--shard", "4/3", "--out", "x"], "from 1/16 to 16/16"),
+        (["--shard", "1/3"], "give the `--out`"),
+        (["--worker-gpus", "1"], "give both"),
+    ],
+)
+def test_bad_workers_are_one_sentence(words, message, capsys):
+    if "--ray" in words:
+        pytest.importorskip("ray", reason="ray is not installed")
+    over = ["--over", "kernels.gemm.sigma=0.01,0.05", "--samples", "64"]
+    assert main(["sweep", "megatron-22b-a100-8", *over, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+# Until its input ends, also because this process did.
+_CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A real Ray cluster of this machine."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    # Not of this process: Ray forks, and JAX warns of that.
+    command = [sys.executable, "-c", _CLUSTER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        yield one.stdout.readline().strip()
+        one.communicate()
+
+
+def _program_of_a_mortal(marker, program, values):
+    """Kills its worker the first time."""
+    from prism_jax.analysis._sweep import _with_values
+
+    if values[_NAME] == _GRID[_NAME][2] and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _with_values(program, values)
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_rows_also_after_a_worker_was_killed(cluster, tmp_path):
+
+    program, options = _program(), {"num_samples": 2_000, "key": jax.random.key(1)}
+    sweep(program, _GRID, out=tmp_path / "alone", **options)
+    program_of = ft.partial(_program_of_a_mortal, tmp_path / "killed", program)
+    values = grid(_GRID)
+    with RayExecutor(cluster) as executor:
+        points = Points(values, values, program_of, "")
+        sweep_points(points, out=tmp_path / "rows", executor=executor, **options)
+    assert (tmp_path / "killed").exists()
+    alone, rows = (_content(tmp_path / name) for name in ("alone", "rows"))
+    assert len(rows) == 7
+    del alone["sweep.json"], rows["sweep.json"]  # Of another digest.
+    assert rows == alone
+
+
+@pytest.mark.slow
+def test_a_killed_driver_of_ray_goes_on_to_the_same_rows(cluster, tmp_path):
+    command = [sys.executable, "-m", "prism_jax", "sweep", "megatron-22b-a100-8"]
+    command += ["--samples", "1000", "--over", "kernels.gemm.sigma=0.01:0.1:12", "--out"]
+    subprocess.run([*command, tmp_path / "alone"], check=True)
+    by_ray = [*command, tmp_path / "rows", "--ray", cluster]
+    with subprocess.Popen(by_ray) as driver:
+        while not list((tmp_path / "rows").glob("part-*")) and driver.poll() is None:
+            time.sleep(0.02)
+        driver.kill()
+    assert 0 < len(list((tmp_path / "rows").glob("part-*"))) < 12
+    subprocess.run(by_ray, check=True)
+    assert _content(tmp_path / "rows") == _content(tmp_path / "alone")
+    assert len(_content(tmp_path / "rows")) == 13
