@@ -115,8 +115,9 @@ def criticality(
                 mine = groups[name]
                 mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
                 mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
-            before_tail = (shares["ops"] @ on_path + paths.reduction) * paths.factor
-            ended = (on_path.sum(axis=0) + paths.reduction) * paths.factor
+            reduction = paths.reductions[paths.rank, np.arange(len(steps))]
+            before_tail = (shares["ops"] @ on_path + reduction) * paths.factor
+            ended = (on_path.sum(axis=0) + reduction) * paths.factor
             exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
             samples.append(paths.sample)
             advance(len(steps))
