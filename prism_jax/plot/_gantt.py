@@ -36,6 +36,8 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
     `ImportError` without matplotlib.
     """
     ax = axes(ax, (9.0, 1.4 + 0.28 * min(step.num_ranks, 32)))
+    from matplotlib.patheffects import withStroke
+
     per_second, unit = unit_of_seconds([step.step_s])
     ops = {name: x * per_second if name.endswith("_s") else x for name, x in step.ops.items()}
     for phase, (label, color, hatch) in _PHASES.items():
@@ -46,7 +48,8 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
             bar = [(start, end - start)]
             ax.broken_barh(bar, (rank - _HEIGHT / 2, _HEIGHT), facecolor=DARK, linewidth=0)
     times, ranks = critical_line(step)
-    ax.plot(times * per_second, ranks, color=ACCENT, linewidth=1.6, label="critical path")
+    (line,) = ax.plot(times * per_second, ranks, color=ACCENT, linewidth=1.8, label="critical path")
+    line.set_path_effects([withStroke(linewidth=4, foreground="white")])
     end, barrier = step.step_s * per_second, step.barrier_s * per_second
     if end > barrier:
         ax.axvspan(barrier, end, color="0.85", zorder=0, label="after the barrier")

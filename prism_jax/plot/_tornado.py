@@ -61,7 +61,8 @@ def tornado(
     ax.axvline(0, color="black", linewidth=0.8)
     plain_numbers(ax.xaxis)
     what = "without its variability" if of == "spread" else "if it took no time"
-    return finished(ax, xlabel=f"{sensitivity.objective} falls by ({unit}) {what}", ylabel="part")
+    label = f"fall of {sensitivity.objective} {what} ({unit})"
+    return finished(ax, xlabel=label, ylabel="part")
 
 
 def _height(part: Part, of: str) -> float:
