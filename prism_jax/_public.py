@@ -1,6 +1,6 @@
 """The public names, from where they are made."""
 
-from . import latency as latency
+from . import latency as latency, plot as plot
 from ._estimate import Estimate as Estimate
 from .analysis import (
     CRPS as CRPS,
@@ -11,6 +11,7 @@ from .analysis import (
     Improvement as Improvement,
     Mean as Mean,
     Quantile as Quantile,
+    SampledStep as SampledStep,
     Scenario as Scenario,
     Score as Score,
     Sensitivity as Sensitivity,
@@ -20,6 +21,7 @@ from .analysis import (
     criticality as criticality,
     estimate as estimate,
     improve as improve,
+    sample_step as sample_step,
     scale_kernel as scale_kernel,
     score as score,
     sensitivity as sensitivity,
@@ -76,6 +78,7 @@ from .program import (
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends
+from .runs import RunCosts as RunCosts, RunLaw as RunLaw, training_run as training_run
 from .schedule import (
     ZBH1 as ZBH1,
     ZBH2 as ZBH2,
@@ -102,5 +105,4 @@ from .schedule import (
     save_schedule as save_schedule,
 )
 from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
-from .training_run import RunCosts as RunCosts, RunLaw as RunLaw, training_run as training_run
 from .workers import RayExecutor as RayExecutor, prepare_worker as prepare_worker

@@ -11,6 +11,7 @@ import zipfile
 import equinox as eqx
 
 import prism_jax
+from prism_jax import _public
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -21,6 +22,8 @@ def test_public_names_are_sorted_and_imported_by_name():
     names = [n for n in dir(prism_jax) if not n.startswith("_") and n[0].isupper()]
     assert len(names) >= 20
     assert all(hasattr(prism_jax, name) for name in names)
+    # A folder of the same name would take its place once it is imported.
+    assert all(getattr(prism_jax, name) is getattr(_public, name) for name in dir(prism_jax))
     modules = [line.split()[1] for line in lines if line.startswith("from .")]
     assert modules == sorted(modules)
 

@@ -8,9 +8,9 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, load_failures
-from prism_jax.training_run import RunCosts, best_interval, effective_share, training_run
-from prism_jax.training_run._cycles import PARTS, Hazards, run_cycles
-from prism_jax.training_run._expected import expected_seconds
+from prism_jax.runs import RunCosts, best_interval, effective_share, training_run
+from prism_jax.runs._cycles import PARTS, Hazards, run_cycles
+from prism_jax.runs._expected import expected_seconds
 
 
 HOUR = 3600.0

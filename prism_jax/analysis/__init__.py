@@ -13,6 +13,7 @@ from ._objectives import (
     check_reached as check_reached,
     check_steps as check_steps,
 )
+from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
 from ._score import Score as Score, crps as crps, ks_distance as ks_distance, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
 from ._stages import ranks_of_stages as ranks_of_stages

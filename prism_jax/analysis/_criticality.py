@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from .._progress import progress_bar
+from .._summary import Summary
 from ..cluster import COLLECTIVES
 from ..engine import composed_steps, critical_paths, vector_rule_notes
 from ..program import Program, Sides
@@ -16,7 +17,7 @@ from ..program import Program, Sides
 _MOST_STEPS = 10_000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Criticality:
     """What `criticality` found; times in seconds.
 
@@ -56,6 +57,22 @@ class Criticality:
         seconds = [name for name in frame.columns if name.endswith("_s")]
         units = {name: f"{name.removesuffix('_s')} [s]" for name in seconds}
         return frame.rename(units).sort("probability", descending=True, maintain_order=True)
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        columns = [self.ranks[name].tolist() for name in ("rank", "probability", "share")]
+        title = (
+            f"Criticality: {self.num_steps:,} steps, decided by {self.num_replicas_seen:,.0f} "
+            f"replicas; exposed communication {100 * self.exposed_communication.mean():.2f} % of "
+            "a step"
+        )
+        header = ("rank", "probability to be critical", "share of the step")
+        return Summary(title, [*zip(*columns, strict=True)], header)
 
 
 def criticality(
@@ -115,8 +132,9 @@ def criticality(
                 mine = groups[name]
                 mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
                 mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
-            before_tail = (shares["ops"] @ on_path + paths.reduction) * paths.factor
-            ended = (on_path.sum(axis=0) + paths.reduction) * paths.factor
+            reduction = paths.reductions[paths.rank, np.arange(len(steps))]
+            before_tail = (shares["ops"] @ on_path + reduction) * paths.factor
+            ended = (on_path.sum(axis=0) + reduction) * paths.factor
             exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
             samples.append(paths.sample)
             advance(len(steps))

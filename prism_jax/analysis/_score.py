@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from .._summary import Summary
 from ..law import Law
 from ..random import key_data
 
@@ -14,7 +15,7 @@ _NUM_QUANTILES = 4000
 _RESAMPLES = 400
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Score:
     """Figures of agreement. Each is beside its noise: the standard deviation that it has because
     so few steps were measured, from resampling them.
@@ -35,6 +36,17 @@ class Score:
     num_steps: int
     values: dict[str, float]
     noise: dict[str, float]
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        rows = [(name, value, self.noise[name]) for name, value in self.values.items()]
+        title = f"Score of a law against {self.num_steps:,} measured steps"
+        return Summary(title, rows, ("figure", "value", "noise"))
 
 
 def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray) -> Score:

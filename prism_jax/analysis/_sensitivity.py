@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
+from .._summary import Summary
 from ..engine import check_program, vector_rule_notes
 from ..program import Program
 from ._batches import NUM_BATCHES, Batched, beside, whole_batches
@@ -53,7 +54,7 @@ class Part:
     gain: Estimate | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sensitivity:
     """What `sensitivity` found.
 
@@ -98,6 +99,24 @@ class Sensitivity:
             rows.append(row)
         numbers = dict.fromkeys([*rows[0]][2:], pl.Float64)
         return pl.DataFrame(rows, schema_overrides=numbers)
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        rows = [
+            (part.name, *("" if x is None else x for x in (part.mean, part.spread, part.gain)))
+            for part in self.parts
+        ]
+        unit = "" if self.unit == "1" else f" {self.unit}"
+        title = (
+            f"{self.objective} is {self.value}{unit}; its fall if a part took no time (mean) or "
+            "did not vary (spread: to first order; gain: simulated)"
+        )
+        return Summary(title, rows, ("part", "mean", "spread", "gain"))
 
 
 _FIGURES = tuple(field.name for field in dataclasses.fields(Part))[2:]

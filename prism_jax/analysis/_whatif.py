@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import unknown_name
+from .._summary import Summary
 from ..engine import Composed, check_program, composed_steps, vector_rule_notes
 from ..law import QUANTILES
 from ..program import Program
@@ -53,7 +54,7 @@ def _whole(number) -> int:
         return -1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class WhatIf:
     """What `what_if` found, in seconds.
 
@@ -84,6 +85,18 @@ class WhatIf:
                 row |= {"change [s]": change.value, "low [s]": low, "high [s]": high}
                 rows.append({**row, "change [%]": 100 * change.value / before})
         return pl.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        rows = [("as it is", *self.before.values())]
+        rows += [(name, *change.values()) for name, change in self.changes.items()]
+        title = f"Changes of the step time by scenario, in seconds ({self.num_samples:,} steps)"
+        return Summary(title, rows, ("scenario", *self.before))
 
 
 def what_if(

@@ -16,6 +16,7 @@ _COMMANDS = {
     "simulate": "_simulate",
     "sensitivity": "_sensitivity",
     "criticality": "_criticality",
+    "timeline": "_timeline",
     "whatif": "_whatif",
     "place": "_place",
     "improve": "_improve",

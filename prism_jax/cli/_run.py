@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     failures = load_failures(arguments.failures)
 
-    from ..training_run import training_run
+    from ..runs import training_run
 
     program, options = compiled(arguments, job)
     law = training_run(
@@ -121,7 +121,7 @@ def _text(result: dict[str, Any], law) -> str:
 
 def _costs(arguments: argparse.Namespace, failures, world_size: int):
     """What was given, and else what the failures say; `None` where nothing was given."""
-    from ..training_run import RunCosts, best_interval
+    from ..runs import RunCosts, best_interval
 
     names = ("interval", "blocking", "background", "restart", "repair", "evaluation")
     given = {f"{n}_s": v for n in names if (v := getattr(arguments, n)) is not None}

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from .._summary import Summary
 from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
@@ -173,6 +174,32 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: Measured | None = None
     name: Label = ""
     source: str = ""
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        degrees = {name: getattr(self.layout, name) for name in ("tp", "pp", "dp", "cp", "ep")}
+        layout = ", ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
+        order = self.schedule
+        virtual = f", {order.virtual_stages} virtual stages" if order.virtual_stages > 1 else ""
+        rows = [
+            ("layout", f"{layout}: {self.layout.world_size:,} GPUs"),
+            ("schedule", f"{order.kind}, {order.num_microbatches} microbatches{virtual}"),
+        ]
+        if self.model is not None:
+            rows.append(("model", f"{self.model.name}, {self.model.num_layers} layers"))
+        if self.cluster is not None:
+            rows.append(("cluster", f"{self.cluster.name}, {self.cluster.num_nodes:,} nodes"))
+        if (how := self.training) is not None:
+            size = f"{how.microbatch_size} x {how.sequence_length:,} tokens a microbatch"
+            rows.append(("training", f"{how.dtype}, {size}, recompute {how.recompute}"))
+        if self.measured is not None and self.measured.p50_s is not None:
+            rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
+        return Summary(f"Job {self.name}", rows)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class CriticalPaths(eqx.Module):
     - `latency`: of each op.
     - `slack`: by how much longer each op could take before its step would, all else being equal.
     - `rank`: the pipeline rank that the step waits for.
-    - `reduction`: how long that rank reduces its gradients, exposed.
+    - `reductions`: how long each rank reduces its gradients, exposed.
     - `factor`: of the step.
     """
 
@@ -41,7 +41,7 @@ class CriticalPaths(eqx.Module):
     latency: Float[np.ndarray, "ops steps"]
     slack: Float[np.ndarray, "ops steps"]
     rank: np.ndarray
-    reduction: np.ndarray
+    reductions: Float[np.ndarray, "ranks steps"]
     factor: np.ndarray
 
 
@@ -91,7 +91,7 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
                 latency=latency,
                 slack=slack,
                 rank=rank,
-                reduction=(ready - ends)[np.arange(len(steps)), rank],
+                reductions=(ready - ends).T,
                 factor=factor[local],
             )
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from .._estimate import Estimate, half_width
+from .._summary import Summary
 from ._allocations import Allocations
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors
@@ -57,19 +58,22 @@ class Law(AbstractCompared):
         return hash((self.program, self.keys, self.num_samples))
 
     def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
         stopped = f" of {self.requested:,}" if self.interrupted else ""
         rows = [
-            f"{name:<5}{value:>12.6g}"
-            + (f"  {low:.6g} .. {high:.6g}" if low == low else "  interval unknown")
+            (name, value, f"{low:.6g} .. {high:.6g}" if low == low else "unknown")
             for name, (value, (low, high)) in figures(self).items()
         ]
-        return "\n".join(
-            [
-                f"Law of {self.num_samples:,}{stopped} steps, in seconds with 95 % intervals",
-                f"({self.sampling} sampling, replicas: {self.replicas})",
-                *rows,
-            ]
+        title = (
+            f"Law of {self.num_samples:,}{stopped} steps ({self.sampling} sampling, replicas: "
+            f"{self.replicas})"
         )
+        return Summary(title, rows, ("figure", "seconds", "95 % interval"))
 
     @property
     def num_samples(self) -> int:

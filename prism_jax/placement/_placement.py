@@ -11,6 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from .._estimate import Estimate
 from .._progress import progress_bar
+from .._summary import Summary
 from ..analysis import AbstractObjective, Quantile, check_objective, check_reached, check_steps
 from ..engine import check_num_samples, check_program
 from ..latency import LogNormal
@@ -29,7 +30,7 @@ _FEWEST = 32
 _WORST = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Placement:
     """What `place` found. Each figure is in the objective's unit, from steps that the search did
     not see.
@@ -67,6 +68,32 @@ class Placement:
         import polars as pl
 
         return pl.DataFrame(self.places).rename({"factor": "factor [1]"})
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        moved = int(np.sum(self.order != np.arange(len(self.order))))
+        rows = [
+            (what, figure)
+            for what, figure in (
+                ("as given", self.before),
+                ("as placed", self.after),
+                ("gain", self.gain),
+                ("the worst found", self.worst),
+                ("no placement is below", self.bound),
+            )
+            if figure is not None
+        ]
+        title = (
+            f"Placement of {len(self.order):,} nodes, {moved:,} of them moved; the best of "
+            f"{self.num_placements:,} tried"
+        )
+        unit = "" if self.unit == "1" else f" [{self.unit}]"
+        return Summary(title, rows, ("nodes", f"{self.objective}{unit}"))
 
 
 def place(

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from .._misc import FrozenArray
+from .._summary import Summary
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
 from ._adjustment import Adjustment
@@ -113,6 +114,29 @@ class Program(eqx.Module):
     resolution: str = eqx.field(static=True)
     adjustment: Adjustment | None = None
     loads: ExpertLoads | None = None
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        laws = self.variability
+        shared = ("rank", "step", "worker_step", "microbatch", "network")
+        rows = [
+            ("ops of a replica", self.num_ops),
+            ("pipeline ranks", self.num_ranks),
+            ("microbatches", self.num_microbatches),
+            ("replicas", self.num_replicas),
+            ("GPUs of a rank", self.group_size),
+            ("GPUs", self.world_size),
+            ("kinds of kernels", ", ".join(self.latencies.kinds)),
+            ("shared factors", ", ".join(n for n in shared if getattr(laws, n) is not None)),
+            ("stalls", ", ".join(sorted(laws.stalls)) or "none"),
+            ("resolution", self.resolution),
+        ]
+        return Summary("Program of a training step", rows)
 
     @property
     def num_ops(self) -> int:

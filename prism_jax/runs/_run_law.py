@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._estimate import Estimate
+from .._summary import Summary
 
 
 DAY = 86_400.0
@@ -75,10 +76,17 @@ class RunLaw:
         return Estimate(within / number, float(np.sqrt(share * (1 - share) / number)))
 
     def __repr__(self) -> str:
-        quantiles = ", ".join(
-            f"p{round(100 * q)} {self.quantile(q):.4g}" for q in (0.05, 0.5, 0.95)
-        )
-        return (
-            f"RunLaw({len(self.days):,} runs: mean {self.mean.value:.4g} days, {quantiles}; "
-            f"goodput {self.goodput:.3f}, {sum(self.interruptions.values()):.4g} interruptions)"
-        )
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        rows = [("mean", f"{self.mean.value:.4g} days")]
+        rows += [(f"p{round(100 * q)}", f"{self.quantile(q):.4g} days") for q in (0.05, 0.5, 0.95)]
+        rows += [
+            ("goodput", f"{self.goodput:.3f}"),
+            ("interruptions", f"{sum(self.interruptions.values()):.4g}"),
+            ("checkpoints after", f"{self.interval_s:.4g} s of work"),
+        ]
+        return Summary(f"Law of a training run, of {len(self.days):,} simulated", rows)

@@ -1,0 +1,165 @@
+"""One simulated step, op by op."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from ..engine import composed_steps, critical_paths
+from ..program import Program
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SampledStep:
+    """One simulated step: what the replica that it waits for did. Times in seconds from its start.
+
+    **Attributes:**
+
+    - `ops`: for each op of the replica `phase`, `stage`, `microbatch`, `rank` (of a send_recv, the
+        one that sends), `start_s`, `end_s`, and whether it is `critical`.
+    - `path`: the ops of the critical path, from the first to the last.
+    - `receivers`: for each op that is a send_recv the op that waits for it, else -1.
+    - `reduction_s`: `(ranks, 2)`, start and end of each pipeline rank's exposed reduction of
+        gradients; equal where there is none.
+    - `last_rank`: the rank that the step waits for.
+    - `barrier_s`: when all ranks have met; what follows, up to `step_s`, is the tail.
+    - `step_s`: the step time.
+    - `quantile`: of the step time that was asked for.
+    - `num_replicas`: of the job; the others, which were faster, are not told.
+    """
+
+    ops: dict[str, np.ndarray]
+    path: Int[np.ndarray, " path"]
+    receivers: Int[np.ndarray, " ops"]
+    reduction_s: Float[np.ndarray, "ranks 2"]
+    last_rank: int
+    barrier_s: float
+    step_s: float
+    quantile: float
+    num_replicas: int
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.reduction_s)
+
+    def table(self) -> Any:
+        """A polars frame of the ops, in the order of their starts."""
+        import polars as pl
+
+        frame = pl.DataFrame(self.ops).sort("start_s", "rank", maintain_order=True)
+        return frame.rename({"start_s": "start [s]", "end_s": "end [s]"})
+
+    def __repr__(self) -> str:
+        return (
+            f"SampledStep({self.step_s:.6g} s, the p{100 * self.quantile:g} of the step time; "
+            f"{len(self.receivers):,} ops, {len(self.path):,} of them on the critical path, which "
+            f"ends on rank {self.last_rank})"
+        )
+
+
+def sample_step(
+    program: Program,
+    *,
+    quantile: float = 0.5,
+    num_samples: int = 10_000,
+    key: PRNGKeyArray,
+    progress: bool = False,
+) -> SampledStep:
+    """Simulates steps, and tells all of the one at a quantile of their times.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `quantile`: in [0, 1]; the step is the one that so many of the others take no longer than.
+    - `num_samples`: how many steps to simulate.
+    - `key`: a `jax.random` key.
+    - `progress`: whether to show a bar on stderr.
+
+    **Returns:**
+
+    A [`SampledStep`][] of the replica that the step waits for, by the vector rule.
+
+    **Raises:**
+
+    `ValueError` for a quantile that is not in [0, 1], and as `simulate`.
+    """
+    if not (isinstance(quantile, int | float) and 0 <= quantile <= 1):
+        raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
+    composed = composed_steps(program, num_samples=num_samples, key=key, progress=progress)
+    order = np.argsort(composed.steps, kind="stable")
+    chosen = order[[max(math.ceil(quantile * len(order)) - 1, 0)]]
+    (found,) = critical_paths(composed, chosen)
+    factor, rank = float(found.factor[0]), int(found.rank[0])
+    before, levels = _predecessors(program), program.levels
+    starts, ends = _run(before, levels.ops.value, found.latency[:, 0] * factor)
+    sinks = levels.sink_ops.value
+    at_sinks = np.append(ends, 0.0)[sinks].max(axis=1)
+    path = _path(before, ends, sinks[rank])
+    critical = np.zeros(len(ends), bool)
+    critical[path] = True
+    ready = at_sinks + np.maximum(found.reductions[:, 0].astype(float), 0.0) * factor
+    ops = program.ops
+    return SampledStep(
+        ops={
+            "phase": ops.phase.value,
+            "stage": ops.stage.value,
+            "microbatch": ops.microbatch.value,
+            "rank": ops.rank.value,
+            "start_s": starts,
+            "end_s": ends,
+            "critical": critical,
+        },
+        path=path,
+        receivers=_receivers(program, before),
+        reduction_s=np.stack([at_sinks, ready], axis=1),
+        last_rank=rank,
+        barrier_s=float(ready[rank]),
+        step_s=float(composed.steps[chosen[0]]),
+        quantile=float(quantile),
+        num_replicas=program.num_replicas,
+    )
+
+
+def _predecessors(program: Program) -> Int[np.ndarray, "ops fan_in"]:
+    """The ops that each op waits for, or -1."""
+    levels = program.levels
+    there = levels.ops.value >= 0
+    before = np.full((program.num_ops, levels.predecessors.value.shape[2]), -1)
+    before[levels.ops.value[there]] = levels.predecessors.value[there]
+    return before
+
+
+def _run(before, lanes, latency) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends, one level after the other."""
+    starts = np.zeros(len(latency))
+    ends = np.zeros(len(latency) + 1)  # The last one stands for "waits for nothing".
+    for level in lanes:
+        ops = level[level >= 0]
+        starts[ops] = ends[before[ops]].max(axis=1)
+        ends[ops] = starts[ops] + latency[ops]
+    return starts, ends[:-1]
+
+
+def _path(before, ends, last: Int[np.ndarray, " fan"]) -> Int[np.ndarray, " path"]:
+    """Back from the latest of the last ops to the latest that each waits for; the first of equals,
+    as for the derivative.
+    """
+    path, waits = [], last
+    while (waits := waits[waits >= 0]).size:
+        path.append(waits[np.argmax(ends[waits])])
+        waits = before[path[-1]]
+    return np.array(path[::-1], np.int64)
+
+
+def _receivers(program: Program, before) -> Int[np.ndarray, " ops"]:
+    """Which op takes what a send_recv brings: the first on another rank that waits for it."""
+    rank, sends = program.ops.rank.value, program.ops.is_send_recv
+    receivers = np.full(program.num_ops, -1)
+    op, column = np.nonzero(before >= 0)
+    waits_for = before[op, column]
+    taken = sends[waits_for] & ~sends[op] & (rank[op] != rank[waits_for])
+    # The first in order is written last.
+    receivers[waits_for[taken][::-1]] = op[taken][::-1]
+    return receivers

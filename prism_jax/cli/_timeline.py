@@ -1,0 +1,57 @@
+"""`prism-jax timeline`: one simulated step, op by op, for a viewer of traces."""
+
+import argparse
+from typing import Any
+
+from .._files import shown
+from ._arguments import add_job_arguments
+
+
+HELP = "write a simulated step as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--quantile",
+        type=float,
+        default=0.5,
+        metavar="Q",
+        help="which of the steps: 0.99 for one that 99 %% of them take no longer than (0.5)",
+    )
+    parser.add_argument("--out", required=True, metavar="FILE", help="the JSON file to write")
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ._load import compiled, load
+
+    if not 0 <= arguments.quantile <= 1:
+        raise ValueError(f"--quantile {arguments.quantile:g} must be a number in [0, 1].")
+    job = load(arguments)  # Bad input fails before JAX starts.
+
+    from ..analysis import sample_step
+    from ..plot import save_chrome_trace
+
+    program, options = compiled(arguments, job)
+    step = sample_step(program, quantile=arguments.quantile, **options)
+    save_chrome_trace(step, arguments.out)
+    result = {
+        "job": job.name,
+        "out": arguments.out,
+        "quantile": step.quantile,
+        "step_s": step.step_s,
+        "num_ops": len(step.receivers),
+        "num_ranks": step.num_ranks,
+        "critical_ops": len(step.path),
+        "last_rank": step.last_rank,
+        "num_samples": arguments.samples,
+    }
+    of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
+    lines = [
+        f"{job.name}: a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of "
+        f"{arguments.samples:,}{of}",
+        f"{result['num_ops']:,} ops on {step.num_ranks} pipeline ranks, {len(step.path):,} of them "
+        f"on the critical path, which ends on rank {step.last_rank}",
+        f"written to {shown(arguments.out)}; open it in ui.perfetto.dev or chrome://tracing",
+    ]
+    return result, "\n".join(lines)

@@ -1,0 +1,105 @@
+"""What all plots share: axes, shades that differ in grey too, and units of time."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from .._misc import unknown_name
+
+
+# From light to dark, so that a copy in grey tells them apart; lines differ in their style as well.
+LIGHT, MEDIUM, DARK, ACCENT = "#c9d8ee", "#7c9fd0", "#17335f", "#b5301c"
+LINE_STYLES = {"p5": (0, (1, 1)), "p50": "-", "p95": "--", "p99": "-."}
+
+
+def axes(ax: Any, size: tuple[float, float] = (7.0, 3.2)) -> Any:
+    """The axes that were given, or those of a new figure.
+
+    **Raises:**
+
+    `ImportError` where matplotlib is not installed; `ValueError` for what is no axes.
+    """
+    try:
+        from matplotlib.axes import Axes
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(
+            "Plots need matplotlib, which is not installed; run `pip install 'prism-jax[plot]'`."
+        ) from None
+    if ax is None:
+        return _new_axes(Figure, size)
+    if not isinstance(ax, Axes):
+        raise ValueError(
+            f"`ax` is a {type(ax).__name__}; give axes of matplotlib, or leave it out for new ones."
+        )
+    return ax
+
+
+def _new_axes(figure_type: Any, size: tuple[float, float]) -> Any:
+    """Axes of a figure that a notebook shows; without one, of a figure that no window has."""
+    import matplotlib
+
+    if matplotlib.get_backend().lower() == "agg":
+        return figure_type(figsize=size, layout="constrained").subplots()
+    import matplotlib.pyplot as plt
+
+    return plt.figure(figsize=size, layout="constrained").subplots()
+
+
+def finished(ax: Any, *, xlabel: str, ylabel: str, legend: bool = True) -> Any:
+    """Labels axes, and takes away what says nothing."""
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
+    if legend and ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+def plain_numbers(axis: Any) -> None:
+    """Few ticks, with whole numbers: 1.605, and never 1.6 beside an offset of 5e-3."""
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    axis.set_major_locator(MaxNLocator(6))
+    axis.set_major_formatter(ScalarFormatter(useOffset=False))
+
+
+def unit_of_seconds(seconds: Iterable[float]) -> tuple[float, str]:
+    """The unit in which the largest of some times is at least one, and how many make a second."""
+    largest = max((abs(x) for x in seconds if np.isfinite(x)), default=1.0)
+    for per_second, unit in ((1.0, "s"), (1e3, "ms")):
+        if largest * per_second >= 1:
+            return per_second, unit
+    return 1e6, "µs"
+
+
+def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:
+    """Measured step times, in seconds.
+
+    **Raises:**
+
+    `ValueError` unless they are a list of positive numbers.
+    """
+    steps = np.asarray(measured, float)
+    if steps.ndim != 1 or not len(steps) or not np.all(np.isfinite(steps) & (steps > 0)):
+        raise ValueError(
+            "Measured steps must be a list of step times, each a positive number of seconds."
+        )
+    return steps
+
+
+def columns_of(rows: Any, *names: str) -> list[list[Any]]:
+    """Some columns of a table: a polars frame, or a row for each dictionary.
+
+    **Raises:**
+
+    `ValueError` for a table without rows, or without one of the columns.
+    """
+    rows = rows.to_dicts() if hasattr(rows, "to_dicts") else list(rows)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError("A table must be a polars frame or dictionaries, with one row or more.")
+    for name in names:
+        if not all(name in row for row in rows):
+            raise ValueError(unknown_name("column", name, rows[0]))
+    return [[row[name] for row in rows] for name in names]

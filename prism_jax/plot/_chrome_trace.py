@@ -1,0 +1,196 @@
+"""A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+Source of the format: "Trace Event Format", the Catapult project. Ranges have the names that PyTorch
+gives them, so that what reads its profiles reads this.
+"""
+
+import heapq
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .._files import written_whole
+from ..analysis import SampledStep
+from ..schedule import SEND_RECV
+
+
+# Processes: the critical path, shown first, then one for each rank.
+_PATH, _FIRST_RANK = 0, 1
+# Threads of a rank. There are as many for send_recvs as are under way at a time.
+_STEP, _COMPUTE, _REDUCTION, _TAIL, _SEND_RECV = range(5)
+_THREADS = {
+    _STEP: "step",
+    _COMPUTE: "compute",
+    _REDUCTION: "gradients",
+    _TAIL: "after the barrier",
+}
+# A colour of chrome://tracing for what is critical; Perfetto chooses its own.
+_RED = "terrible"
+
+Event = dict[str, Any]
+
+
+def save_chrome_trace(step: SampledStep, path: str | os.PathLike) -> None:
+    """Writes a simulated step as JSON for Perfetto and chrome://tracing.
+
+    **Arguments:**
+
+    - `step`: from `prism.sample_step`.
+    - `path`: the file, which is written whole or not at all.
+
+    **Raises:**
+
+    `OSError` where it cannot be written.
+    """
+    text = json.dumps(chrome_trace(step), allow_nan=False)
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def chrome_trace(step: SampledStep) -> dict[str, Any]:
+    """A simulated step in Chrome's format of traces: a process for each pipeline rank, with threads
+    for compute, the exposed reduction of its gradients, what follows the barrier of all ranks, and
+    send_recvs. A flow leads from each send_recv to the op that waits for it. The critical path is a
+    process of its own, and `critical` among the arguments of what lies on it.
+
+    **Arguments:**
+
+    - `step`: from `prism.sample_step`.
+
+    **Returns:**
+
+    A dictionary to be written as JSON; its times are in microseconds, as the format demands.
+    """
+    lanes = _lanes(step)
+    about = {"quantile": step.quantile, "step_s": step.step_s, "num_replicas": step.num_replicas}
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": about,
+        "traceEvents": [
+            *_names(step, lanes),
+            *_ops(step, lanes),
+            *_flows(step, lanes),
+            *_of_ranks(step),
+            *_critical_path(step),
+        ],
+    }
+
+
+def op_name(step: SampledStep, op: int) -> str:
+    """As PyTorch names it: `PP:2F7` is the forward of microbatch 7 on stage 2."""
+    ops = step.ops
+    phase, stage, microbatch = (ops[name][op] for name in ("phase", "stage", "microbatch"))
+    if phase == SEND_RECV:
+        receiver = step.receivers[op]
+        backward = receiver >= 0 and ops["stage"][receiver] < stage
+        phase = "SEND_B" if backward else "SEND_F"
+    return f"PP:{stage}{phase}{microbatch}"
+
+
+def _lanes(step: SampledStep) -> dict[int, int]:
+    """The thread of each send_recv: the first of its rank's that is free when it starts."""
+    ops, threads = step.ops, {}
+    free: dict[int, list[int]] = {}
+    busy: dict[int, list[tuple[float, int]]] = {}
+    used = np.full(step.num_ranks, _SEND_RECV)
+    sends = np.flatnonzero(ops["phase"] == SEND_RECV)
+    for op in sends[np.argsort(ops["start_s"][sends], kind="stable")].tolist():
+        rank, start, end = (ops[name][op].item() for name in ("rank", "start_s", "end_s"))
+        mine, under_way = free.setdefault(rank, []), busy.setdefault(rank, [])
+        while under_way and under_way[0][0] <= start:
+            heapq.heappush(mine, heapq.heappop(under_way)[1])
+        if not mine:
+            mine.append(int(used[rank]))
+            used[rank] += 1
+        threads[op] = heapq.heappop(mine)
+        heapq.heappush(under_way, (end, threads[op]))
+    return threads
+
+
+def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
+    """What processes and threads are called, and in which order they are shown."""
+
+    def named(what, pid, tid, **args):
+        return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+    yield named("process_name", _PATH, 0, name="critical path")
+    yield named("process_sort_index", _PATH, 0, sort_index=_PATH)
+    for rank in range(step.num_ranks):
+        pid = _FIRST_RANK + rank
+        yield named("process_name", pid, 0, name=f"rank {rank}")
+        yield named("process_sort_index", pid, 0, sort_index=pid)
+        mine = {lane for op, lane in lanes.items() if step.ops["rank"][op] == rank}
+        threads = _THREADS | {lane: f"send_recv {lane - _SEND_RECV + 1}" for lane in sorted(mine)}
+        for tid, name in threads.items():
+            yield named("thread_name", pid, tid, name=name)
+            yield named("thread_sort_index", pid, tid, sort_index=tid)
+
+
+def _microseconds(seconds: float) -> float:
+    return round(1e6 * float(seconds), 3)  # To a nanosecond, as profilers have it.
+
+
+def _range(name: str, start: float, end: float, pid: int, tid: int, **args: Any) -> Event:
+    """A complete event, of the category that the PyTorch profiler gives to named ranges."""
+    begin = _microseconds(start)
+    event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": pid, "tid": tid}
+    event |= {"ts": begin, "dur": round(_microseconds(end) - begin, 3), "args": args}
+    return event | ({"cname": _RED} if args.get("critical") else {})
+
+
+def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
+    ops = step.ops
+    for op in range(len(step.receivers)):
+        args = {
+            "phase": str(ops["phase"][op]),
+            "stage": int(ops["stage"][op]),
+            "microbatch": int(ops["microbatch"][op]),
+            "critical": bool(ops["critical"][op]),
+        }
+        pid, tid = _FIRST_RANK + int(ops["rank"][op]), lanes.get(op, _COMPUTE)
+        times = ops["start_s"][op], ops["end_s"][op]
+        yield _range(op_name(step, op), *times, pid, tid, **args)
+
+
+def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
+    """From each send_recv to the op that waits for it."""
+    ops = step.ops
+    for op, lane in lanes.items():
+        receiver = int(step.receivers[op])
+        if receiver < 0:
+            continue
+        same = {"cat": "send_recv", "name": "send_recv", "id": op}
+        pids = [_FIRST_RANK + int(ops["rank"][one]) for one in (op, receiver)]
+        ts = [_microseconds(ops["start_s"][one]) for one in (op, receiver)]
+        yield {"ph": "s", **same, "pid": pids[0], "tid": lane, "ts": ts[0]}
+        yield {"ph": "f", "bp": "e", **same, "pid": pids[1], "tid": _COMPUTE, "ts": ts[1]}
+
+
+def _of_ranks(step: SampledStep) -> Iterator[Event]:
+    """What each rank does once in the step."""
+    stage, rank = step.ops["stage"], step.ops["rank"]
+    for r, (start, end) in enumerate(step.reduction_s.tolist()):
+        pid = _FIRST_RANK + r
+        yield _range("ProfilerStep#0", 0.0, step.step_s, pid, _STEP)
+        if end > start:
+            name = f"PP:{stage[rank == r].min()}REDUCE_GRAD"
+            yield _range(name, start, end, pid, _REDUCTION, critical=r == step.last_rank)
+        if step.step_s > step.barrier_s:
+            yield _range("optimizer", step.barrier_s, step.step_s, pid, _TAIL, critical=True)
+
+
+def _critical_path(step: SampledStep) -> Iterator[Event]:
+    """The critical path once more, in one row; of a category that is no range of a rank."""
+    ops = step.ops
+    pieces = []
+    for op in step.path.tolist():
+        start, end = ops["start_s"][op].item(), ops["end_s"][op].item()
+        pieces.append((f"{op_name(step, op)} on rank {ops['rank'][op]}", start, end))
+    start, end = step.reduction_s[step.last_rank].tolist()
+    pieces += [("gradients", start, end), ("after the barrier", step.barrier_s, step.step_s)]
+    for name, start, end in pieces:
+        if end > start:
+            yield {**_range(name, start, end, _PATH, 0, critical=True), "cat": "critical_path"}

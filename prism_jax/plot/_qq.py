@@ -1,0 +1,39 @@
+from typing import Any
+
+import numpy as np
+
+from ..law import Law
+from ._axes import ACCENT, DARK, axes, finished, measured_steps, plain_numbers
+
+
+def qq(law: Law, measured: Any, *, ax: Any = None) -> Any:
+    """Plots the quantiles of measured steps over those of a law: on the diagonal where both agree,
+    a parallel where only the level is off, and steeper where measured steps spread more.
+
+    **Arguments:**
+
+    - `law`: from `simulate`.
+    - `measured`: step times in seconds, one or more.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: both in seconds; of n steps the i-th is at the level `(i - 1/2) / n`.
+
+    **Raises:**
+
+    `ValueError` for measured steps that are not positive numbers; `ImportError` without matplotlib.
+    """
+    ax = axes(ax, (4.2, 4.2))
+    steps = np.sort(measured_steps(measured))
+    levels = (np.arange(len(steps)) + 0.5) / len(steps)
+    predicted = np.asarray(law.quantile(levels))
+    low, high = min(steps[0], predicted[0]), max(steps[-1], predicted[-1])
+    ax.plot([low, high], [low, high], color=DARK, linewidth=1, label="agreement")
+    label = f"{len(steps):,} measured steps"
+    ax.plot(predicted, steps, "o", color=ACCENT, markersize=3.5, fillstyle="none", label=label)
+    for axis in (ax.xaxis, ax.yaxis):
+        plain_numbers(axis)
+        axis.get_major_locator().set_params(nbins=4)
+    ax.set_aspect("equal", adjustable="datalim")
+    return finished(ax, xlabel="predicted step time (s)", ylabel="measured step time (s)")

@@ -1,0 +1,83 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._axes import ACCENT, DARK, axes, columns_of, finished, plain_numbers
+
+
+_STYLES = {
+    "mean": (DARK, "-", "o"),
+    "p50": ("0.45", ":", "v"),
+    "p95": (ACCENT, "--", "s"),
+    "p99": ("black", "-.", "^"),
+}
+
+
+def scale(
+    rows: Any,
+    over: str,
+    *,
+    figures: Sequence[str] = ("mean", "p95"),
+    label: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Plots figures of the step time over the size of a job, or over anything else that is swept.
+
+    **Arguments:**
+
+    - `rows`: from `prism.sweep`, or any polars frame or dictionaries with the column `over` and for
+        each figure `mean_s`, and `mean_low_s`, `mean_high_s` for its interval where it is known.
+    - `over`: the column of numbers on the horizontal axis.
+    - `figures`: of `mean`, `p50`, `p95`, `p99`.
+    - `label`: of the horizontal axis, with its unit; by default the name of the column.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: step time in seconds; sizes are logarithmic where they go from one to eight or more.
+
+    **Raises:**
+
+    `ValueError` for a column that is not there; `ImportError` without matplotlib.
+    """
+    ax = axes(ax)
+    (sizes,) = columns_of(rows, over)
+    order = np.argsort(sizes, kind="stable")
+    sizes = np.asarray(sizes, float)[order]
+    for name in figures:
+        color, line, marker = _STYLES.get(name, ("0.3", "-", "x"))
+        (values,) = columns_of(rows, f"{name}_s")
+        values = np.asarray(values, float)[order]
+        ends = _interval(rows, name, order, values)
+        ax.errorbar(
+            sizes,
+            values,
+            yerr=ends,
+            color=color,
+            linestyle=line,
+            marker=marker,
+            markersize=4,
+            capsize=2,
+            label=name,
+        )
+    if sizes[0] > 0 and sizes[-1] >= 8 * sizes[0]:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(sizes, [f"{x:,g}" for x in sizes])
+        ax.minorticks_off()
+    else:
+        plain_numbers(ax.xaxis)
+    plain_numbers(ax.yaxis)
+    return finished(ax, xlabel=label or over, ylabel="step time (s)")
+
+
+def _interval(rows, name, order, values) -> Any:
+    """How far the interval reaches below and above each value; `None` where it is not there."""
+    try:
+        low, high = columns_of(rows, f"{name}_low_s", f"{name}_high_s")
+    except ValueError:
+        return None
+    ends = np.stack(
+        [values - np.asarray(low, float)[order], np.asarray(high, float)[order] - values]
+    )
+    return np.maximum(np.nan_to_num(ends), 0)

@@ -1,0 +1,369 @@
+import dataclasses
+import io
+import itertools as it
+import json
+import sys
+
+import jax
+import matplotlib
+import matplotlib.colors
+import matplotlib.figure
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+import prism_jax as prism
+from prism_jax import plot
+from prism_jax._estimate import Estimate
+from prism_jax.analysis import Criticality, Part, Sensitivity
+from prism_jax.cli import main
+from prism_jax.engine import composed_steps
+from prism_jax.plot._chrome_trace import op_name
+from prism_jax.plot._gantt import critical_line
+from prism_jax.runs import RunLaw
+from prism_jax.trace._kineto import read_kineto
+
+from .helpers import event_loop_ends, made_law, rich_program
+
+
+matplotlib.use("Agg")
+
+_UNITS = ("(s)", "(ms)", "(µs)", "(%)", "(number)", "(GPUs)", "probability", "days", "rank")
+_LAW = made_law()
+_MEASURED = np.sort(np.random.default_rng(1).gamma(4.0, 0.25, 80))
+
+
+def _estimate(value):
+    return Estimate(value, 0.1 * abs(value), 15.0)
+
+
+def _sensitivity(unit="s", scale=1e-3):
+    names = ("gemm", "rank", "all_gather", "GPUs of rank 11")
+    parts = tuple(
+        Part(
+            "kernel",
+            name,
+            mean=_estimate(5 * scale * (i + 1)),
+            spread=_estimate(3.6 * scale / (i + 1)),
+            gain=None if i == 2 else _estimate(2.0 * scale / (i + 1)),
+        )
+        for i, name in enumerate(names)
+    )
+    one = _estimate(1.0)
+    return Sensitivity("Quantile(q=0.95)", unit, one, parts, one, one, {}, 1600, 16)
+
+
+def _criticality():
+    rng = np.random.default_rng(2)
+    stage, microbatch, phase = np.array([*it.product(range(3), range(4), range(3))]).T
+    ops = {
+        "phase": np.array(["F", "B", "SR"])[phase],
+        "stage": stage,
+        "microbatch": microbatch,
+        "rank": stage,
+        "probability": rng.random(len(stage)),
+        "latency_s": 1 + rng.random(len(stage)),
+    }
+    return Criticality(ops, {}, {}, np.zeros(1), 1, 1.0)
+
+
+def _run_law():
+    days = np.sort(54 + np.random.default_rng(3).gamma(2.0, 0.5, 5000))
+    return RunLaw(days, {"work": 50.0, "lost": 4.0}, {"gpu": 100.0}, 600.0, 700.0, {})
+
+
+def _rows():
+    sizes = [1024, 64, 256, 512, 128]
+    return [
+        {
+            "gpus": n,
+            "label": f"tp 8, pp {i + 1}, dp {n}",
+            "mean_s": 1 + n / 1e4,
+            "p95_s": 1.1 + n / 5e3,
+            "p95_low_s": 1.08 + n / 5e3,
+            "p95_high_s": 1.15 + n / 5e3,
+        }
+        for i, n in enumerate(sizes)
+    ]
+
+
+@pytest.fixture(scope="module")
+def program():
+    return rich_program(8)
+
+
+@pytest.fixture(scope="module")
+def step(program):
+    return prism.sample_step(program, quantile=0.9, num_samples=512, key=jax.random.key(0))
+
+
+def _pictures(step):
+    return {
+        "histogram": plot.histogram(_LAW, _MEASURED),
+        "cdf": plot.cdf(_LAW, _MEASURED),
+        "qq": plot.qq(_LAW, _MEASURED),
+        "tornado": plot.tornado(_sensitivity()),
+        "mean tornado": plot.tornado(_sensitivity(), of="mean"),
+        "probabilities": plot.tornado(_sensitivity("1", 0.01)),
+        "heat_map": plot.heat_map(_criticality()),
+        "gantt": plot.gantt(step),
+        "scale": plot.scale(_rows(), "gpus", label="size of the job (GPUs)"),
+        "layouts": plot.layouts(pl.DataFrame(_rows())),
+        "training_run": plot.training_run(_run_law(), deadline_days=55.0),
+    }
+
+
+def _boxes(axis):
+    labels = [tick.label1 for tick in axis.get_major_ticks()]
+    low, high = sorted(axis.get_view_interval())
+    shown = [
+        label
+        for tick, label in zip(axis.get_major_ticks(), labels, strict=True)
+        if low <= tick.get_loc() <= high and label.get_text()
+    ]
+    return [label.get_window_extent() for label in shown]
+
+
+def test_axes_have_units_and_tick_labels_do_not_overlap(step):
+    for name, ax in _pictures(step).items():
+        ax.figure.draw_without_rendering()
+        assert any(unit in ax.get_xlabel() for unit in _UNITS), name
+        assert ax.get_ylabel(), name
+        if name not in ("tornado", "mean tornado", "probabilities", "layouts"):  # Names of parts.
+            assert any(unit in ax.get_ylabel() for unit in _UNITS), name
+        for axis in (ax.xaxis, ax.yaxis):
+            boxes = _boxes(axis)
+            assert len(boxes) >= 2, name
+            assert not any(a.overlaps(b) for a, b in it.combinations(boxes, 2)), name
+            assert all(ax.figure.bbox.padded(1).containsx(box.x0) for box in boxes), name
+
+
+def _grey(color):
+    r, g, b = matplotlib.colors.to_rgb(color)
+    return 0.299 * r + 0.587 * g + 0.114 * b
+
+
+def test_lines_of_one_picture_differ_without_colour(step):
+    for name, ax in _pictures(step).items():
+        lines = [line for line in ax.lines if not line.get_label().startswith("_")]
+        for a, b in it.combinations(lines, 2):
+            alike = abs(_grey(a.get_color()) - _grey(b.get_color())) < 0.1
+            styles = [
+                (x.get_linestyle(), x._dash_pattern, x.get_marker(), x.get_linewidth())
+                for x in (a, b)
+            ]
+            assert not alike or styles[0] != styles[1], (name, a.get_label(), b.get_label())
+
+
+def _line(ax, label):
+    (found,) = [line for line in ax.lines if line.get_label() == label]
+    return found.get_xydata()
+
+
+def test_a_law_is_plotted_as_it_is():
+    ax = plot.histogram(_LAW, _MEASURED)
+    predicted, measured = (patch.get_data() for patch in ax.patches)
+    expected = 100 * np.diff(_LAW.cdf(predicted.edges))
+    np.testing.assert_allclose(predicted.values[1:], expected[1:], rtol=1e-12)
+    assert 99.7 < predicted.values.sum() <= 100
+    inside = np.mean(measured.edges[-1] >= _MEASURED)
+    np.testing.assert_allclose(measured.values.sum(), 100 * inside, rtol=1e-12)
+    at = [line.get_xdata()[0] for line in ax.lines]
+    np.testing.assert_allclose(at, _LAW.quantile(np.array([0.05, 0.5, 0.95, 0.99])))
+    shown = _line(plot.cdf(_LAW), "predicted")
+    np.testing.assert_allclose(_LAW.quantile(shown[:, 1]), shown[:, 0])
+    points = _line(plot.qq(_LAW, _MEASURED[::-1]), "80 measured steps")
+    np.testing.assert_array_equal(points[:, 1], _MEASURED)
+    np.testing.assert_allclose(points[:, 0], _LAW.quantile((np.arange(80) + 0.5) / 80))
+
+
+def test_parts_are_plotted_by_what_they_cost():
+    found = _sensitivity()
+    ax = plot.tornado(found)
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    # To first order only, all_gather costs more than the rank does in simulation.
+    assert names == ["gemm", "all_gather", "rank", "GPUs of rank 11"]
+    by_name = {part.name: part for part in found.parts}
+    slopes = _line(ax, "first order")[:, 0]
+    spreads = [by_name[name].spread for name in names]
+    np.testing.assert_allclose(slopes, [1e3 * spread.value for spread in spreads if spread])
+    bars = [patch.get_width() for patch in ax.patches]
+    gains = [by_name[name].gain for name in names]
+    np.testing.assert_allclose(bars, [1e3 * gain.value for gain in gains if gain])
+    ax = plot.tornado(found, of="mean", top=2)
+    np.testing.assert_allclose([patch.get_width() for patch in ax.patches], [20, 15])
+
+
+def test_a_heat_map_weighs_ops_by_their_latency():
+    found = _criticality()
+    values = plot.heat_map(found, phase="B").images[0].get_array()
+    ops = found.ops
+    for stage, microbatch in it.product(range(3), range(4)):
+        mine = (ops["stage"] == stage) & (ops["microbatch"] == microbatch)
+        (backward,) = ops["probability"][mine & (ops["phase"] == "B")]
+        assert values[stage, microbatch] == pytest.approx(backward)
+    both = plot.heat_map(found).images[0].get_array()
+    mine = (ops["stage"] == 1) & (ops["microbatch"] == 2) & (ops["phase"] != "SR")
+    expected = np.average(ops["probability"][mine], weights=ops["latency_s"][mine])
+    assert both[1, 2] == pytest.approx(expected)
+
+
+def test_sizes_layouts_and_runs_are_plotted_as_they_are():
+    rows = sorted(_rows(), key=lambda row: row["gpus"])
+    ax = plot.scale(_rows(), "gpus")
+    lines = {line[0].get_linestyle(): line[0].get_xydata() for line in ax.containers}
+    np.testing.assert_allclose(lines["-"], [(row["gpus"], row["mean_s"]) for row in rows])
+    np.testing.assert_allclose(lines["--"], [(row["gpus"], row["p95_s"]) for row in rows])
+    ax = plot.layouts(_rows())
+    np.testing.assert_allclose(_line(ax, "p95")[:, 0], [row["p95_s"] for row in _rows()])
+    assert [x.get_text() for x in ax.get_yticklabels()] == [row["label"] for row in _rows()]
+    law = _run_law()
+    ax = plot.training_run(law, deadline_days=55.0)
+    shown = ax.patches[0].get_data()
+    counts, _ = np.histogram(law.days, shown.edges)
+    np.testing.assert_allclose(shown.values, counts / 50)
+    assert f"deadline: {100 * law.probability(55.0).value:.3g} % by then" in {
+        line.get_label() for line in ax.lines
+    }
+
+
+def test_given_axes_are_used_and_bad_input_is_one_sentence(monkeypatch):
+    ax = matplotlib.figure.Figure().subplots()
+    assert plot.cdf(_LAW, ax=ax) is ax
+    with pytest.raises(ValueError, match="give axes of matplotlib"):
+        plot.cdf(_LAW, ax=3)
+    with pytest.raises(ValueError, match="positive number of seconds"):
+        plot.qq(_LAW, [1.0, -1.0])
+    with pytest.raises(ValueError, match="No column `gpu`; did you mean `gpus`"):
+        plot.scale(_rows(), "gpu")
+    with pytest.raises(ValueError, match="known are B, F"):
+        plot.heat_map(_criticality(), phase="W")
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    with pytest.raises(ImportError, match=r"pip install 'prism-jax\[plot\]'"):
+        plot.cdf(_LAW)
+
+
+def test_a_sampled_step_runs_as_an_event_loop_does(program, step):
+    """Starts, ends, the path and the step time agree with each other, and the step with its
+    quantile."""
+    ops = step.ops
+    before = [()] * program.num_ops
+    levels = program.levels
+    for lanes, waits in zip(levels.ops.value, levels.predecessors.value, strict=True):
+        for op, of in zip(lanes.tolist(), waits.tolist(), strict=True):
+            if op >= 0:
+                before[op] = tuple(x for x in of if x >= 0)
+    latency = ops["end_s"] - ops["start_s"]
+    np.testing.assert_allclose(event_loop_ends(before, latency.tolist()), ops["end_s"])
+    path = step.path
+    np.testing.assert_array_equal(ops["end_s"][path[:-1]], ops["start_s"][path[1:]])
+    assert ops["start_s"][path[0]] == 0
+    np.testing.assert_array_equal(np.sort(path), np.flatnonzero(ops["critical"]))
+    assert step.reduction_s[step.last_rank, 0] == ops["end_s"][path[-1]]
+    assert step.barrier_s == step.reduction_s[:, 1].max()
+    assert np.all(step.reduction_s[:, 1] > step.reduction_s[:, 0])
+    tail = step.step_s - step.barrier_s
+    assert tail == pytest.approx(0.3, rel=0.5)  # The optimizer's.
+    steps = composed_steps(program, num_samples=512, key=jax.random.key(0)).steps
+    assert np.mean(steps <= step.step_s) == pytest.approx(0.9, abs=1 / 512)
+    sends = np.flatnonzero(ops["phase"] == "SR")
+    receivers = step.receivers[sends]
+    assert np.all(receivers >= 0)
+    assert np.all(ops["start_s"][receivers] >= ops["end_s"][sends])
+    np.testing.assert_array_equal(abs(ops["rank"][receivers] - ops["rank"][sends]), 1)
+    with pytest.raises(ValueError, match=r"`quantile=1\.5` must be"):
+        prism.sample_step(program, quantile=1.5, key=jax.random.key(0))
+
+
+def test_the_gantt_chart_has_all_ops_and_the_path(step):
+    ax = plot.gantt(step)
+    bars = [c for c in ax.collections if c.get_paths()]
+    spans = sum(len(c.get_paths()) for c in bars)
+    compute = step.ops["phase"] != "SR"
+    assert spans == compute.sum() + step.num_ranks
+    times, ranks = critical_line(step)
+    np.testing.assert_allclose(_line(ax, "critical path"), np.stack([times, ranks], axis=1))
+    assert np.all(np.diff(times) >= -1e-12)
+    assert (times[0], times[-1]) == (0.0, step.step_s)
+
+
+class _Event(msgspec.Struct, forbid_unknown_fields=True):
+    """What the format allows of the kinds of events that are written."""
+
+    ph: str
+    name: str
+    pid: int
+    tid: int
+    args: dict = {}
+    cat: str = ""
+    ts: float = -1.0
+    dur: float = -1.0
+    id: int = -1
+    bp: str = ""
+    cname: str = ""
+
+
+def test_a_chrome_trace_fits_its_schema(step):
+    found = json.loads(json.dumps(plot.chrome_trace(step), allow_nan=False))
+    assert {*found} == {"displayTimeUnit", "otherData", "traceEvents"}
+    events = msgspec.convert(found["traceEvents"], list[_Event])
+    names = {(e.pid, e.tid): e.args["name"] for e in events if e.name == "thread_name"}
+    assert [e.args["name"] for e in events if e.name == "process_name"] == [
+        "critical path",
+        *(f"rank {r}" for r in range(step.num_ranks)),
+    ]
+    slices: dict = {}
+    for e in events:
+        assert e.ph in "MXsf"
+        if e.ph == "X":
+            assert e.ts >= 0
+            assert e.dur >= 0
+            assert (e.pid, e.tid) in names or e.pid == 0
+            slices.setdefault((e.pid, e.tid), []).append((e.ts, e.ts + e.dur))
+    for spans in slices.values():  # A thread does one thing at a time.
+        spans.sort()
+        assert all(a[1] <= b[0] + 2e-3 for a, b in it.pairwise(spans))
+    starts, ends = ({e.id: e for e in events if e.ph == ph} for ph in "sf")
+    assert len(starts) == np.sum(step.ops["phase"] == "SR")
+    assert starts.keys() == ends.keys()
+    for id_, start in starts.items():
+        assert names[start.pid, start.tid].startswith("send_recv")
+        assert names[ends[id_].pid, ends[id_].tid] == "compute"
+        assert any(a == start.ts for a, _ in slices[start.pid, start.tid])
+        assert any(a == ends[id_].ts for a, _ in slices[ends[id_].pid, ends[id_].tid])
+    marked = [e for e in events if e.cat == "user_annotation" and e.args.get("phase")]
+    assert [e.args["critical"] for e in marked] == step.ops["critical"].tolist()
+    path = [e.dur for e in events if e.cat == "critical_path"]
+    assert sum(path) == pytest.approx(1e6 * step.step_s, rel=1e-9)
+
+
+def test_a_written_trace_is_read_back_by_the_reader_of_profiles(step, tmp_path):
+    plot.save_chrome_trace(step, tmp_path / "step.json")
+    spans = read_kineto(tmp_path / "step.json").spans
+    names = np.array(spans.names)[spans.name]
+    for op in range(len(step.receivers)):
+        (i,) = np.flatnonzero(names == op_name(step, op))
+        assert abs(spans.start[i] - 1e9 * step.ops["start_s"][op]) <= 1
+        assert abs(spans.end[i] - 1e9 * step.ops["end_s"][op]) <= 2
+    number = len(step.receivers) + 3 * step.num_ranks  # The step, the reduction, the optimizer.
+    assert len(spans) == number
+
+
+def test_timeline_on_the_command_line(step, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("prism_jax.analysis.sample_step", lambda program, **options: step)
+    monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: (None, {}))
+    out = tmp_path / "step.json"
+    assert main(["timeline", "megatron-22b-a100-8", "--out", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["step_s"] == step.step_s
+    assert json.loads(out.read_text())["otherData"]["step_s"] == step.step_s
+    assert main(["timeline", "megatron-22b-a100-8", "--out", "x", "--quantile", "2"]) == 2
+    assert "--quantile 2 must be" in capsys.readouterr().err
+    assert main(["timeline", "megatron-22b-a100-8", "--out", str(tmp_path / "no/x")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_picture_of_a_law_that_does_not_vary():
+    law = dataclasses.replace(_run_law(), days=np.full(10, 3.0))
+    plot.training_run(law).figure.savefig(io.BytesIO())

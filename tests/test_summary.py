@@ -1,0 +1,97 @@
+"""What results show of themselves: one screen of text, and a table for notebooks."""
+
+import dataclasses
+import html.parser
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax._estimate import Estimate
+from prism_jax._summary import Summary
+from prism_jax.analysis import WhatIf
+
+from .helpers import made_law, rich_program
+from .test_plot import _criticality, _run_law, _sensitivity
+
+
+_MANY = [(f"part {i}", float(i), Estimate(1.0, 0.1)) for i in range(100)]
+
+
+def _results():
+    one = Estimate(1.6, 0.01)
+    law = made_law()
+    ranks = {"rank": np.arange(4), "probability": np.ones(4), "share": np.full(4, 0.25)}
+    order, numbers = np.array([1, 0, 2]), {"replica": np.arange(3), "factor": np.ones(3)}
+    return {
+        "law": law,
+        "score": prism.score(law, np.linspace(0.5, 2, 30), key=jax.random.key(0)),
+        "job": prism.load_job("gpt3-175b-h100-4096"),
+        "program": rich_program(4),
+        "placement": prism.Placement(
+            order, "Quantile(q=0.95)", "s", one, one, one, one, None, numbers, 100, 7
+        ),
+        "sensitivity": _sensitivity(),
+        "criticality": dataclasses.replace(_criticality(), ranks=ranks),
+        "what_if": WhatIf({"mean": one}, {"slow": {"mean": one}}, 1600),
+        "run": _run_law(),
+        "many": Summary("Many", _MANY, ("part", "value", "figure")),
+    }
+
+
+@pytest.fixture(scope="module")
+def results():
+    return _results()
+
+
+class _Cells(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.rows = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] = data
+
+
+def test_text_fits_a_screen_and_the_table_has_the_same_cells(results):
+    for name, result in results.items():
+        summary = result if name == "many" else result._summary()
+        text, page = summary.text(), summary.html()
+        if name != "many":
+            assert repr(result) == text
+            assert result._repr_html_() == page
+        lines = text.splitlines()
+        assert 3 <= len(lines) <= 24, name
+        assert max(map(len, lines)) <= 140, name
+        cells = _Cells(page)
+        assert cells.open == [], name
+        assert all(cell in text for row in cells.rows for cell in row), name
+        assert len({len(row) for row in cells.rows if row}) == 1, name
+
+
+def test_figures_are_those_of_the_result(results):
+    assert "1.6 +- 0.01" in repr(results["placement"])
+    assert "2 of them moved" in repr(results["placement"])
+    assert f"{results['score'].values['crps_s']:.6g}" in repr(results["score"])
+    assert "4,096 GPUs" in repr(results["job"])
+    assert "... and 80 more" in results["many"].text()
+
+
+def test_names_are_no_markup():
+    job = msgspec.structs.replace(prism.load_job("gpt3-175b-h100-4096"), name="<b>mine</b>")
+    assert "<b>" not in job._repr_html_()
+    assert "&lt;b&gt;mine" in job._repr_html_()
