@@ -26,6 +26,8 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	# It takes the packages of the `python` on the path, whatever is said.
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --ignoreexternal --verifytypes prism_jax > /dev/null
 	$(BIN)/lint-imports
 
 .venv/demo: pyproject.toml constraints.txt

@@ -35,9 +35,9 @@ def sweep(
     *,
     num_samples: int = 100_000,
     key: PRNGKeyArray,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     progress: bool = False,
-):
+) -> Any:
     """Simulates a program for every combination of values of its parameters.
 
     One program is compiled for all of them, and all see the same random numbers.
@@ -92,10 +92,10 @@ def sweep_points(
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    out: str | os.PathLike | None,
+    out: str | os.PathLike[str] | None,
     about: str,
     progress: bool = False,
-):
+) -> Any:
     """`sweep` over any points. `about` names what else decides the figures."""
     import polars as pl
 

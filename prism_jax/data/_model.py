@@ -69,7 +69,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: Label = ""
     source: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.layers and not self.num_layers:
             count = sum(layer.repeat for layer in self.layers)
             msgspec.structs.force_setattr(self, "num_layers", count)

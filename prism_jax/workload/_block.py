@@ -70,7 +70,7 @@ class Branches(msgspec.Struct, frozen=True):
     communication: tuple[Row, ...]
     contention: tuple[float, float] = (0.0, 0.0)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not all(self.communication) or not self.communication:
             raise ValueError("Branches without a collective are no branches; give kernels alone.")
         compute, communication = self.contention
