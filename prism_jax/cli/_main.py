@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -32,6 +32,8 @@ _COMMANDS = {
     "jobs": "_catalogue.Jobs",
     "hardware": "_catalogue.Hardware",
     "kernels": "_catalogue.KernelProfiles",
+    "doctor": "_doctor",
+    "completion": "_completion",
 }
 # No sentence is as long.
 _MOST_CHARACTERS = 600
@@ -108,10 +110,10 @@ def _tell(sentence: str) -> None:
     print(f"prism-jax: {sentence}", file=sys.stderr)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each command."""
     import importlib.metadata
 
-    from .._misc import unknown_name
     from ._cache import VARIABLE
 
     parser = _Parser(
@@ -135,9 +137,33 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
-    names = [word for word in arguments if not word.startswith("-")]
-    if names and arguments[0] == names[0] and names[0] not in _COMMANDS:
-        raise _UsageError(unknown_name("command", names[0], _COMMANDS))
+    return parser, commands.choices
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The options of a parser by their long names."""
+    return {
+        name: action
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    from .._misc import unknown_name
+
+    parser, commands = make_parser()
     if not arguments:
         raise _UsageError(f"No command was given; use one of {', '.join(_COMMANDS)}.")
-    return parser.parse_args(arguments)
+    name = arguments[0]
+    if not name.startswith("-") and name not in commands:
+        raise _UsageError(unknown_name("command", name, commands))
+    parsed, unknown = parser.parse_known_args(arguments)
+    for word in unknown:
+        if word.startswith("--"):
+            word = word.partition("=")[0]
+            raise _UsageError(unknown_name("option", word, options_of(commands[name])))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
