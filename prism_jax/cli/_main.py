@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result, text = parsed.run(parsed)
         if sys.stdout is None:
             return 1
-        print(json.dumps(result, allow_nan=False) if parsed.json else text)
+        print(_printed(parsed, result, text))
         sys.stdout.flush()
     except ValueError as error:
         _tell(str(error))
@@ -101,6 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(str(error) or "out of memory")
         return 1
     return 0
+
+
+def _printed(parsed: argparse.Namespace, result: dict[str, Any], text: str) -> str:
+    """A result in the form that was asked for."""
+    if parsed.json:
+        return json.dumps(result, allow_nan=False)
+    if parsed.rows is not None and parsed.csv:
+        from ._csv import as_csv
+
+        return as_csv(parsed.rows(result))
+    return text
 
 
 def _tell(sentence: str) -> None:
@@ -129,14 +140,19 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
         sub = commands.add_parser(
             name, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        formats = sub.add_mutually_exclusive_group()
+        formats.add_argument("--json", action="store_true", help="print one JSON object")
+        # A command with a table has a function that gives its rows.
+        rows = getattr(command, "rows", None)
+        if rows is not None:
+            formats.add_argument("--csv", action="store_true", help="print the table as CSV")
         sub.add_argument(
             "--no-cache",
             action="store_true",
             help=f"keep nothing that is compiled for the next time ({VARIABLE}=off does so, too)",
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, rows=rows)
     return parser, commands.choices
 
 
