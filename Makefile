@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAMPLES ?= 100000
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench reference clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
@@ -26,7 +26,13 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	# It takes the packages of the `python` on the path, whatever is said.
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --ignoreexternal --verifytypes prism_jax > /dev/null
 	$(BIN)/lint-imports
+
+# The page of keys, out of the schema.
+reference: .venv/demo
+	$(BIN)/python docs/job_reference.py
 
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

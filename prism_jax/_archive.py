@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def write_archive(
-    path: str | os.PathLike, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Writes a file, which appears whole or not at all."""
     everything: dict[str, Any] = {**arrays, _ABOUT: np.array(json.dumps(about))}
@@ -30,7 +30,7 @@ def write_archive(
 
 
 def read_archive(
-    path: str | os.PathLike, about_type: type[_T], what: str, writer: str
+    path: str | os.PathLike[str], about_type: type[_T], what: str, writer: str
 ) -> tuple[_T, dict[str, np.ndarray]]:
     """The description, converted, and the arrays.
 
@@ -53,7 +53,7 @@ def read_archive(
         raise damaged(path, what, writer) from error
 
 
-def damaged(path: str | os.PathLike, what: str, writer: str) -> ValueError:
+def damaged(path: str | os.PathLike[str], what: str, writer: str) -> ValueError:
     """What to raise for a file that does not hold what it should."""
     return ValueError(
         f"`{shown(path)}` is not a {what} that this version saved; give a file that `{writer}` "

@@ -10,24 +10,32 @@ import platform
 VARIABLE = "PRISM_JAX_CACHE"
 
 
-def keep_compiled() -> None:
-    """Lets JAX keep what it compiles, unless it has a folder of its own for that.
+def cache_folder() -> pathlib.Path | None:
+    """The folder for what JAX compiles; `None` where none is kept.
 
-    The folder is named by `PRISM_JAX_CACHE`, which turns the cache off where it is `off`; else it
-    is in the user's cache folder. It has a part for each version and each kind of processor, for
-    compiled code runs on no other.
+    It is named by `PRISM_JAX_CACHE`, which turns the cache off where it is `off`; else it is in the
+    user's cache folder. It has a part for each version and each kind of processor, for compiled
+    code runs on no other. Where JAX has a folder of its own for that, it is left alone.
     """
-    import jax
-
     folder = os.environ.get(VARIABLE, "")
     if folder.lower() in ("off", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
+        return None
     root = pathlib.Path(folder) if folder else _user_cache() / "prism-jax"
-    mine = root / importlib.metadata.version("prism-jax") / _processor()
+    return root / importlib.metadata.version("prism-jax") / _processor()
+
+
+def keep_compiled() -> None:
+    """Lets JAX keep what it compiles in `cache_folder`."""
+    mine = cache_folder()
+    if mine is None:
+        return
     try:
         mine.mkdir(parents=True, exist_ok=True)
     except OSError:  # A cache that cannot be written is none.
         return
+
+    import jax
+
     jax.config.update("jax_compilation_cache_dir", str(mine))
     # What compiles in no time is kept too: it adds up.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

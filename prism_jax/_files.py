@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ._misc import quoted
 
 
-def read_file(path: str | os.PathLike, most: int) -> bytes:
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """The content of a regular file.
 
     **Arguments:**
@@ -33,7 +33,7 @@ def read_file(path: str | os.PathLike, most: int) -> bytes:
     return content
 
 
-def check_file(path: str | os.PathLike, most: int) -> None:
+def check_file(path: str | os.PathLike[str], most: int) -> None:
     """Raises as `read_file` does, without reading the file."""
     name = os.fspath(path)
     if "\0" in name:
@@ -44,7 +44,7 @@ def check_file(path: str | os.PathLike, most: int) -> None:
     _check_size(path, found.st_size, most)
 
 
-def shown(path: str | os.PathLike) -> str:
+def shown(path: str | os.PathLike[str]) -> str:
     """A path for a message; of a very long one its end, which tells more."""
     text = quoted(os.fspath(path), 10_000)
     return text if len(text) <= _MOST_OF_A_PATH else f"...{text[3 - _MOST_OF_A_PATH :]}"
@@ -54,7 +54,7 @@ _MOST_OF_A_PATH = 240
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike, *, first: bool = False) -> Iterator[pathlib.Path]:
+def written_whole(path: str | os.PathLike[str], *, first: bool = False) -> Iterator[pathlib.Path]:
     """Gives the name of a file to write, which takes the place of `path` when all is written.
 
     No two writers have the same one, and none is left behind.
@@ -86,13 +86,13 @@ def _linked(partial: pathlib.Path, path: pathlib.Path) -> bool:
     return True
 
 
-def _check_regular(path: str | os.PathLike, found: os.stat_result) -> None:
+def _check_regular(path: str | os.PathLike[str], found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
         raise ValueError(f"{shown(path)}: this is {what}; give a file.")
 
 
-def _check_size(path: str | os.PathLike, size: int, most: int) -> None:
+def _check_size(path: str | os.PathLike[str], size: int, most: int) -> None:
     if size > most:
         raise ValueError(
             f"{shown(path)}: this is larger than the {most / 2**20:,.0f} MiB that are read; give a "

@@ -79,7 +79,7 @@ class FrozenArray:
     def __init__(self, value: np.ndarray):
         value = np.array(value, copy=True)
         value.setflags(write=False)
-        self.value = value
+        self.value: np.ndarray = value
         self._hash = hash((value.shape, value.dtype.str, value.tobytes()))
 
     def __hash__(self) -> int:

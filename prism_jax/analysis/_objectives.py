@@ -2,6 +2,7 @@
 
 import abc
 import math
+from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -111,7 +112,7 @@ class Quantile(AbstractObjective):
 
     q: float = eqx.field(static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _check_probability(self.q)
 
     @property
@@ -145,7 +146,7 @@ class CVaR(AbstractObjective):
 
     q: float = eqx.field(static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _check_probability(self.q)
 
     @property
@@ -185,7 +186,7 @@ class Exceedance(AbstractObjective):
 
     threshold: float = eqx.field(static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if not 0 < self.threshold < float("inf"):
             raise ValueError(f"The threshold of {self.threshold} s must be a positive step time.")
 
@@ -228,7 +229,7 @@ class CRPS(AbstractObjective):
     def __init__(self, measured: ArrayLike):
         self.measured = FrozenArray(np.sort(np.asarray(measured, float)))
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         values = self.measured.value
         if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
             raise ValueError("Measured steps must be a list of positive step times, in seconds.")
@@ -245,7 +246,7 @@ class CRPS(AbstractObjective):
         return away - np.mean(away)
 
 
-def check_objective(objective) -> None:
+def check_objective(objective: Any) -> None:
     """Raises a `ValueError` unless it is one."""
     if not isinstance(objective, AbstractObjective):
         raise ValueError(

@@ -35,10 +35,10 @@ def sweep(
     *,
     num_samples: int = 100_000,
     key: PRNGKeyArray,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     progress: bool = False,
-):
+) -> Any:
     """Simulates a program for every combination of values of its parameters.
 
     One program is compiled for all of them, and all see the same random numbers.
@@ -125,11 +125,11 @@ def sweep_points(
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    out: str | os.PathLike | None,
+    out: str | os.PathLike[str] | None,
     executor: Executor | None = None,
     shard: tuple[int, int] = (1, 1),
     progress: bool = False,
-):
+) -> Any:
     """`sweep` over any points."""
     import polars as pl
 

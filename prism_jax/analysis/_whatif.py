@@ -37,7 +37,7 @@ class Scenario:
     program: Program
     replicas: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.program, Program):
             raise ValueError(
                 f"A {type(self.program).__name__} was given in place of a scenario's program."

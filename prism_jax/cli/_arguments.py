@@ -1,7 +1,9 @@
 """Command-line arguments: each error says what was given and what is allowed."""
 
 import argparse
+import os
 
+from .._files import shown
 from .._misc import quoted
 
 
@@ -48,6 +50,35 @@ def steps(text: str) -> slice:
     if len(numbers) not in (2, 3) or (len(numbers) == 3 and numbers[2] == 0):
         raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be a slice such as 0:100 or ::2")
     return slice(*numbers)
+
+
+def quantiles(text: str) -> dict[str, float]:
+    """Numbers between 0 and 1, parted by commas, with their names: `0.999` is `p99.9`."""
+    found = {}
+    for word in text.split(","):
+        try:
+            q = float(word)
+        except ValueError:
+            q = 0.0
+        if not 0 < q < 1:
+            raise argparse.ArgumentTypeError(
+                f"`{quoted(word)}` must be a number between 0 and 1, such as 0.999"
+            )
+        found[f"p{100 * q:.12g}"] = q
+    return found
+
+
+def check_out(path: str | None, suffix: str) -> None:
+    """Raises a `ValueError` unless a file of that kind can be written there."""
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
+    if not path.endswith(suffix) or os.path.isdir(path) or not writable:
+        raise ValueError(
+            f"--out `{shown(path)}` must be a {suffix} file in a folder that exists and can be "
+            "written to."
+        )
 
 
 def add_steps_argument(parser: argparse.ArgumentParser) -> None:

@@ -64,6 +64,11 @@ class Jobs:
         sources = [f"{job.name}: {job.source}" for job in jobs if job.source]
         return {"jobs": listed}, table(header, rows) + "\n\n" + "\n".join(sources)
 
+    @staticmethod
+    def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+        """A row for each job."""
+        return result["jobs"]
+
 
 class Hardware:
     HELP = "list the shipped devices and clusters"
@@ -108,6 +113,11 @@ class Hardware:
             "clusters": [_family(cluster) for cluster in clusters],
         }
         return result, "\n\n".join([*text, "\n".join(sources)])
+
+    @staticmethod
+    def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+        """A row for each device."""
+        return result["devices"]
 
 
 def _family(cluster: data.Cluster) -> dict[str, Any]:

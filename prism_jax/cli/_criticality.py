@@ -65,6 +65,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, "\n".join([*lines, *found.notes])
 
 
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each of what a table was asked of."""
+    return next(result[name] for name in ("ranks", "stages", "ops") if name in result)
+
+
 def _band(text: str) -> tuple[float, float]:
     low, _, high = text.partition(":")
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from .._files import shown
-from ._arguments import add_steps_argument
+from ._arguments import add_progress_argument, add_steps_argument
 from ._devices import use_all_cores
 from ._trace import add_format_arguments, read_names
 
@@ -30,13 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_steps_argument(parser)
     parser.add_argument("--out", required=True, metavar="PROFILE", help="the folder to write")
+    add_progress_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .._misc import counted
     from ..data import load_job, save_profile
+    from ._load import say
 
-    trace = _read(arguments, load_job(arguments.job))
+    job = load_job(arguments.job)
+    say(arguments, f"reading {shown(arguments.trace)}")
+    trace = _read(arguments, job)
     job = trace.job
     chosen = trace[arguments.steps]
     if not len(chosen.steps):
@@ -51,8 +55,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..program import op_latencies, replay, step_graph
 
     use_all_cores()
+    say(arguments, f"fitting {counted(len(chosen.steps), 'step')}")
     profile = fit_profile(chosen)
     save_profile(profile, arguments.out)
+    say(arguments, "replaying the steps with parts drawn from their laws")
     step = step_graph(job, profile.outline)
     latencies = op_latencies(chosen, step)
     again, moved, rungs = (

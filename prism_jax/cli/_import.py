@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=count, required=True, metavar="N", help="of the job")
     parser.add_argument(
         "--cluster",
-        metavar="NAME",
+        metavar="CLUSTER",
         help="a shipped family of clusters (`prism-jax hardware`), or a .toml file",
     )
     parser.add_argument("--out", required=True, metavar="JOB.toml", help="the job to write")

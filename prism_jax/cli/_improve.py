@@ -55,3 +55,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         lines.append(f"{name:<24}{share:>12.3f}")
     lines += ["", f"{found.num_samples:,} steps for each figure, {len(found.path)} iterations"]
     return {"job": job.name, **plain(found)}, "\n".join([*lines, *found.notes])
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each part."""
+    return [{"part": name, "share": share} for name, share in result["removed"].items()]

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -30,9 +30,14 @@ _COMMANDS = {
     "fit": "_fit",
     "calibrate": "_calibrate",
     "score": "_score",
+    "init": "_init",
+    "show": "_show.Show",
     "jobs": "_catalogue.Jobs",
+    "models": "_show.Models",
     "hardware": "_catalogue.Hardware",
     "kernels": "_catalogue.KernelProfiles",
+    "doctor": "_doctor",
+    "completion": "_completion",
 }
 # No sentence is as long.
 _MOST_CHARACTERS = 600
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result, text = parsed.run(parsed)
         if sys.stdout is None:
             return 1
-        print(json.dumps(result, allow_nan=False) if parsed.json else text)
+        print(_printed(parsed, result, text))
         sys.stdout.flush()
     except ValueError as error:
         _tell(str(error))
@@ -102,6 +107,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _printed(parsed: argparse.Namespace, result: dict[str, Any], text: str) -> str:
+    """A result in the form that was asked for."""
+    if parsed.json:
+        return json.dumps(result, allow_nan=False)
+    if parsed.rows is not None and parsed.csv:
+        from ._csv import as_csv
+
+        return as_csv(parsed.rows(result))
+    return text
+
+
 def _tell(sentence: str) -> None:
     from .._misc import quoted
 
@@ -109,11 +125,11 @@ def _tell(sentence: str) -> None:
     print(f"prism-jax: {sentence}", file=sys.stderr)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each command."""
     import importlib.metadata
 
     from .._cache import VARIABLE
-    from .._misc import unknown_name
 
     parser = _Parser(
         prog="prism-jax",
@@ -128,17 +144,46 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         sub = commands.add_parser(
             name, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        formats = sub.add_mutually_exclusive_group()
+        formats.add_argument("--json", action="store_true", help="print one JSON object")
+        # A command with a table has a function that gives its rows.
+        rows = getattr(command, "rows", None)
+        if rows is not None:
+            formats.add_argument("--csv", action="store_true", help="print the table as CSV")
         sub.add_argument(
             "--no-cache",
             action="store_true",
             help=f"keep nothing that is compiled for the next time ({VARIABLE}=off does so, too)",
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
-    names = [word for word in arguments if not word.startswith("-")]
-    if names and arguments[0] == names[0] and names[0] not in _COMMANDS:
-        raise _UsageError(unknown_name("command", names[0], _COMMANDS))
+        sub.set_defaults(run=command.run, rows=rows)
+    return parser, commands.choices
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The options of a parser by their long names."""
+    return {
+        name: action
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    from .._misc import unknown_name
+
+    parser, commands = make_parser()
     if not arguments:
         raise _UsageError(f"No command was given; use one of {', '.join(_COMMANDS)}.")
-    return parser.parse_args(arguments)
+    name = arguments[0]
+    if not name.startswith("-") and name not in commands:
+        raise _UsageError(unknown_name("command", name, commands))
+    parsed, unknown = parser.parse_known_args(arguments)
+    for word in unknown:
+        if word.startswith("--"):
+            word = word.partition("=")[0]
+            raise _UsageError(unknown_name("option", word, options_of(commands[name])))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed

@@ -17,6 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_set_argument(parser)
 
 
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each pipeline rank."""
+    return result["ranks"]
+
+
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..data import load_job
 

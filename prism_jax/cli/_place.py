@@ -1,7 +1,6 @@
 """`prism-jax place`: which node should run what."""
 
 import argparse
-import os
 from typing import Any
 
 from .._files import shown
@@ -11,6 +10,7 @@ from ._arguments import (
     add_progress_argument,
     add_seed_argument,
     add_set_argument,
+    check_out,
     count,
 )
 from ._json import plain
@@ -48,14 +48,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     job = load(arguments)  # Bad input fails before JAX starts.
     factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
-    if arguments.out is not None:
-        folder = os.path.dirname(arguments.out) or "."
-        writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
-        if not arguments.out.endswith(".csv") or os.path.isdir(arguments.out) or not writable:
-            raise ValueError(
-                f"--out `{shown(arguments.out)}` must be a .csv file in a folder that exists and "
-                "can be written to."
-            )
+    check_out(arguments.out, ".csv")
 
     import jax
     import numpy as np

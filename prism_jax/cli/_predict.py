@@ -8,6 +8,7 @@ import msgspec
 from ._arguments import add_oom_argument, add_set_argument
 from ._catalogue import table
 from ._json import plain
+from ._throughput import throughput
 
 
 HELP = "the step of a job if nothing varied, and what it is made of, at once"
@@ -38,16 +39,21 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     result |= {k: plain(v) for k, v in msgspec.structs.asdict(found).items() if k != "mean"}
     ordered = sorted(found.breakdown.items(), key=lambda item: -item[1])
     rows = [(name, f"{s:.4g} s", f"{100 * s / found.mean:.1f} %") for name, s in ordered]
-    mfu = f", {100 * found.mfu:.1f} % of the peak (MFU)" if found.mfu == found.mfu else ""
+    per_gpu = throughput(job)
+    assert per_gpu is not None  # `predict` raises where a job has no model.
+    result["throughput"] = plain(msgspec.structs.asdict(per_gpu))
     text = [
         f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, if nothing "
         "varied",
-        f"{found.tokens_per_s / job.layout.world_size:,.0f} tokens/s and "
-        f"{found.flop_per_s / 1e12:,.0f} TFLOP/s per GPU{mfu}; "
-        f"{found.memory_bytes / 1e9:.1f} GB on the fullest",
+        *per_gpu.lines(),
         "",
         table(("part", "time", "share"), rows),
         "",
         f"pipeline: waiting for other stages; {found.exposed_send_recv:.3g} s of it are sends",
     ]
     return result, "\n".join(text)
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each part of the step."""
+    return [{"part": name, "seconds": s} for name, s in result["breakdown"].items()]

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--failures",
         default="llama-3",
-        metavar="NAME",
+        metavar="FAILURES",
         help="what interrupts runs: a shipped count, or a .toml file (llama-3)",
     )
     for name, what in (

@@ -52,3 +52,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         lines.append(f"{name:<14} {value:>10}   {noise:>10}")
     lines += ["", "noise: what the figure scatters by, for so few steps were measured"]
     return result, "\n".join(lines)
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each score."""
+    return [{"score": k, **v} for k, v in result.items() if isinstance(v, dict)]

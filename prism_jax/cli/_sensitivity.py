@@ -40,6 +40,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return {"job": job.name, **plain(found)}, _text(job.name, found, arguments.top)
 
 
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each part."""
+    return result["parts"]
+
+
 def _text(name: str, found, top: int) -> str:
     lines = [
         f"{name}: {found.objective} = {with_unit(found.value, found.unit)}",

@@ -5,8 +5,12 @@ import math
 import sys
 from typing import Any
 
+import msgspec
+
 from .._files import shown
-from ._arguments import add_job_arguments, count
+from .._misc import counted
+from ._arguments import add_job_arguments, check_out, count, quantiles
+from ._json import plain
 
 
 HELP = "simulate a job and print the law of its step time"
@@ -36,6 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also tell the law with what is not known of the job: the level and the spread of a "
         "run, from its calibration or from how predictions were off before",
     )
+    parser.add_argument(
+        "--quantiles",
+        type=quantiles,
+        default={},
+        metavar="Q,Q",
+        help="further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always told)",
+    )
+    parser.add_argument(
+        "--out", metavar="LAW.npz", help="a file to keep the law in, for prism_jax.load_law"
+    )
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -48,14 +62,23 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "is known; leave `--epistemic` out, or give a job."
         )
 
+    check_out(arguments.out, ".npz")
+
     from ..engine import simulate
+    from ..law import QUANTILES, save_law
+    from ._throughput import throughput
 
     program, options = compiled(arguments, job)
     law = simulate(
         program, sampling=arguments.sampling, allocations=arguments.allocations, **options
     )
     measured = _measured(job.job, arguments.overrides)
-    result = _result(job, law, measured)
+    if arguments.out is not None:
+        save_law(law, arguments.out)
+    result = _result(job, law, measured, {**QUANTILES, **arguments.quantiles})
+    per_gpu = throughput(job.job, law.mean)
+    if per_gpu is not None:
+        result |= {"throughput": plain(msgspec.structs.asdict(per_gpu))}
     if arguments.epistemic:
         result["epistemic"] = _epistemic(job, law)
     if law.interrupted:
@@ -64,7 +87,22 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "is of those.",
             file=sys.stderr,
         )
-    return result, _text(job, program, result)
+    return result, _text(job, program, result, per_gpu)
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each figure."""
+    found, measured = result["step_time_s"], result.get("measured", {})
+    return [
+        {
+            "figure": name.removesuffix("_interval"),
+            "predicted_s": found[name.removesuffix("_interval")],
+            "interval_s": found[name] or [None, None],
+            "measured_s": measured.get(name.replace("_interval", "_s")),
+        }
+        for name in found
+        if name.endswith("_interval")
+    ]
 
 
 def _epistemic(job, law) -> dict[str, Any]:
@@ -91,15 +129,17 @@ def _measured(job, overrides) -> dict[str, Any] | None:
     return {k: v for k, v in fields.items() if v is not None}
 
 
-def _result(job, law, measured) -> dict[str, Any]:
+def _result(job, law, measured, levels: dict[str, float]) -> dict[str, Any]:
     from ..law import figures
 
     step_time: dict[str, Any] = {}
-    found = figures(law)
+    found, unknown = figures(law, quantiles=levels), {}
     for name, (value, interval) in found.items():
         step_time[name] = value
         known = not any(math.isnan(x) for x in interval)
         step_time[f"{name}_interval"] = list(interval) if known else None
+        if not known:
+            unknown[name] = law.why_unknown(levels.get(name))
     step_time["confidence_level"] = 0.95
     step_time["quantiles"] = [[i / 200, law.quantile(i / 200)] for i in range(1, 200)]
     result = {
@@ -126,6 +166,8 @@ def _result(job, law, measured) -> dict[str, Any]:
         sources = job.job.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
         result["notes"] = list(job.job.notes)
+    if unknown:
+        result["unknown_because"] = unknown
     if measured:
         result["measured"] = measured
         result["relative_error"] = {
@@ -136,9 +178,7 @@ def _result(job, law, measured) -> dict[str, Any]:
     return result
 
 
-def _text(job, program, result) -> str:
-    from ..law import QUANTILES
-
+def _text(job, program, result, per_gpu) -> str:
     layout = job.layout
     degrees = ", ".join(
         f"{name} {value}"
@@ -148,16 +188,14 @@ def _text(job, program, result) -> str:
     lines = [
         f"{job.name}: {layout.world_size:,} GPU{'s' * (layout.world_size > 1)}"
         f"{f' ({degrees})' if degrees else ''}, {job.schedule.kind}, "
-        f"{job.schedule.num_microbatches} microbatches, {program.num_ops:,} ops",
+        f"{counted(job.schedule.num_microbatches, 'microbatch', 'es')}, {program.num_ops:,} ops",
         "",
     ]
     measured, step_time = result.get("measured"), result["step_time_s"]
     header = f"{'step time':<10} {'predicted':>12}   {'95 % interval':^23}"
     lines.append(header + (f" {'measured':>12} {'error':>9}" if measured else ""))
-    unknown = False
-    for name in ("mean", "std", *QUANTILES):
-        interval = step_time[f"{name}_interval"]
-        unknown |= interval is None
+    for row in rows(result):
+        name, interval = row["figure"], step_time[f"{row['figure']}_interval"]
         between = f"{interval[0]:.5g} .. {interval[1]:.5g} s" if interval else "unknown*"
         line = f"{name:<10} {step_time[name]:>10.5g} s   {between:^23}"
         if measured and f"{name}_s" in measured:
@@ -180,8 +218,9 @@ def _text(job, program, result) -> str:
             f"{found['p95']:.5g} s; its p50 within {100 * found['level_std']:.2g} % (one standard "
             f"deviation), its p95 in {low:.5g} .. {high:.5g} s with 90 %"
         )
-    if unknown:
-        lines.append("* fewer than 20 independent replica samples lie beyond it; raise --samples.")
+    lines += [f"* {name}: {why}" for name, why in result.get("unknown_because", {}).items()]
+    if per_gpu is not None:
+        lines += per_gpu.lines()
     if measured:
         lines.append(f"measured: {measured['source']}")
     lines.append(

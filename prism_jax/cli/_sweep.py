@@ -1,6 +1,7 @@
 """`prism-jax sweep`: the law of a job's step time over a grid of values."""
 
 import argparse
+import functools as ft
 import hashlib
 import math
 from typing import Any
@@ -165,11 +166,55 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         {name: None if isinstance(x, float) and x != x else x for name, x in row.items()}
         for row in frame.to_dicts()
     ]
+    found = _with_throughput(rows, jobs)
     from ._catalogue import table
+    from ._throughput import other_sizes
 
-    shown = [*over, "mean_s", "std_s", "p50_s", "p95_s", "p99_s"]
-    cells = [[_cell(row[name]) for name in shown] for row in rows]
-    return {"job": arguments.job, "rows": rows}, table(shown, cells)
+    sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}
+    notes = other_sizes(sizes, jobs[0].layout.world_size)
+    figures = ["mean_s", "std_s", "p50_s", "p95_s", "p99_s", "world_size", "tokens_per_s_per_gpu"]
+    shown = [*over, *figures]
+    cells = [[_cell(row.get(name)) for name in shown] for row in found]
+    text = "\n".join([table(shown, cells), *[""] * bool(notes), *notes])
+    return {"job": arguments.job, "rows": found}, text
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each combination of values."""
+    return result["rows"]
+
+
+def _with_throughput(rows, jobs) -> list[dict[str, Any]]:
+    """The rows with GPUs, tokens/s per GPU and MFU. Laws of kernels do not matter for these."""
+    import msgspec
+
+    from ._throughput import throughput
+
+    @ft.cache
+    def per_gpu(shape: bytes) -> Any:
+        return throughput(shapes[shape])
+
+    keys = [msgspec.json.encode(_without_laws(job)) for job in jobs]
+    shapes = dict(zip(keys, jobs, strict=True))
+    found = []
+    for row, job, key in zip(rows, jobs, keys, strict=True):
+        constant = per_gpu(key)
+        more: dict[str, Any] = {"world_size": job.layout.world_size}
+        if constant is not None and row["mean_s"]:
+            faster = sum(constant.breakdown.values()) / row["mean_s"]
+            more["tokens_per_s_per_gpu"] = constant.tokens_per_s_per_gpu * faster
+            more["mfu"] = None if constant.mfu is None else constant.mfu * faster
+        found.append(row | more)
+    return found
+
+
+def _without_laws(job):
+    import msgspec
+
+    if job.kernels is None:
+        return job
+    kernels = msgspec.structs.replace(job.kernels, variability=())
+    return msgspec.structs.replace(job, kernels=kernels)
 
 
 def _cell(value) -> str:

@@ -6,7 +6,9 @@ from typing import Any
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ._arguments import add_job_arguments, named_factor
+from ._catalogue import table
 from ._json import plain
+from ._throughput import other_sizes
 
 
 HELP = "compare a job with a slow rank, a hot node, a congested link, a scaled kernel, any change"
@@ -77,7 +79,52 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if other.job and job.job and other.job.cluster != job.job.cluster:
             tell_notes([other.job])
     found = what_if(program, scenarios, **options)
-    return {"job": job.name, **plain(found)}, _text(job.name, found)
+    others = {name: other.job for name, other in changed.items() if other.job is not None}
+    speed = _throughputs(job.job, others, found)
+    result = {"job": job.name, **plain(found), "throughput": speed}
+    return result, "\n".join([_text(job.name, found), *_speed_lines(speed)])
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each scenario and figure."""
+    return [
+        {"scenario": name, "figure": figure, "before": result["before"][figure], "change": change}
+        for name, changes in result["changes"].items()
+        for figure, change in changes.items()
+    ]
+
+
+def _throughputs(job: Any, others: dict[str, Any], found) -> dict[str, dict[str, Any]]:
+    """GPUs, tokens/s per GPU and MFU of the job as it is and of each scenario."""
+    from ._throughput import throughput
+
+    mean = found.before["mean"].value
+    means = {name: mean + changes["mean"].value for name, changes in found.changes.items()}
+    each = {"as it is": throughput(job, mean)}
+    each |= {name: throughput(others.get(name, job), means[name]) for name in means}
+    names = ("world_size", "tokens_per_s_per_gpu", "mfu")
+    return {
+        name: {field: getattr(one, field) for field in names}
+        for name, one in each.items()
+        if one is not None
+    }
+
+
+def _speed_lines(speed: dict[str, dict[str, Any]]) -> list[str]:
+    if not speed:  # Of a profile only latencies are known.
+        return []
+    sizes = {name: one["world_size"] for name, one in speed.items()}
+    cells = [
+        (
+            name,
+            f"{one['world_size']:,}",
+            f"{one['tokens_per_s_per_gpu']:,.0f}",
+            "" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %",
+        )
+        for name, one in speed.items()
+    ]
+    lines = ["", table(("", "GPUs", "tokens/s per GPU", "MFU"), cells)]
+    return lines + other_sizes(sizes, sizes["as it is"])
 
 
 def _place(text: str, option: str) -> tuple[str, int, float]:

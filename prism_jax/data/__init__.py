@@ -33,6 +33,7 @@ from ._load import (
     list_devices as list_devices,
     list_jobs as list_jobs,
     list_kernels as list_kernels,
+    list_models as list_models,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,
@@ -66,6 +67,7 @@ from ._profile import (
     save_profile as save_profile,
 )
 from ._read import convert as convert, read_text as read_text, read_toml as read_toml
+from ._reference import Key as Key, job_keys as job_keys, toml_value as toml_value, unit as unit
 from ._save import check_job_path as check_job_path, save_job as save_job
 from ._software import (
     Software as Software,

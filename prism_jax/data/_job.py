@@ -20,8 +20,17 @@ RecomputedModule: TypeAlias = Literal[
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The degrees of parallelism: tensor, pipeline, data, context and expert.
 
-    The ranks of a stage, `tp * cp * dp`, are dealt anew for experts: `etp` is the tensor-parallel
-    degree of an expert, by default `tp`, and what `ep * etp` leaves are replicas of experts.
+    The ranks of a stage, `tp * cp * dp`, are dealt anew for experts, and what `ep * etp` leaves are
+    replicas of experts.
+
+    **Attributes:**
+
+    - `tp`: tensor-parallel GPUs, that share each matrix.
+    - `pp`: pipeline-parallel ranks.
+    - `dp`: data-parallel replicas.
+    - `cp`: context-parallel GPUs, that share each sequence.
+    - `ep`: expert-parallel GPUs, that share the experts of a layer.
+    - `etp`: tensor-parallel GPUs of an expert; by default `tp`.
     """
 
     tp: Count = 1
@@ -83,8 +92,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         (`selective`), or whole layers (`full`).
     - `recompute_modules`: as in Megatron-LM: `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`,
         `shared_experts`, `mla_up_proj`.
-    - `recompute_method`: of whole layers: `uniform` keeps the input of every `recompute_layers`
-        layers, `block` computes the first `recompute_layers` layers of each stage again.
+    - `recompute_method`, `recompute_layers`: of whole layers: `uniform` keeps the input of every
+        `recompute_layers` layers, `block` computes the first `recompute_layers` layers of each
+        stage again.
     - `zero`: what the replicas share: nothing (0), the optimizer (1), gradients too, which each
         microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
     - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
@@ -137,7 +147,15 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of the step time, in seconds, and by whom."""
+    """What was measured of the step time.
+
+    **Attributes:**
+
+    - `source`: by whom, and how.
+    - `mean_s`, `std_s`, `p5_s`, `p50_s`, `p95_s`, `p99_s`: the mean, the standard deviation and
+        quantiles of the step time.
+    - `num_samples`: how many steps were measured.
+    """
 
     source: Text
     mean_s: Positive | None = None

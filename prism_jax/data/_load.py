@@ -27,6 +27,11 @@ def list_jobs() -> tuple[str, ...]:
     return list_names("jobs")
 
 
+def list_models() -> tuple[str, ...]:
+    """The names of the shipped models."""
+    return list_names("jobs/models")
+
+
 def list_devices() -> tuple[str, ...]:
     """The names of the shipped devices."""
     return list_names("hardware/devices")

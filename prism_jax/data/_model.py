@@ -37,7 +37,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     - `num_kv_heads`: heads of keys and values; by default as many as queries.
     - `head_size`: by default `hidden_size / num_heads`.
     - `activation`: of the MLP; `swiglu` and `geglu` have a gate, so three matrices instead of two.
-    - `position`: learned embeddings, for `max_positions` of them, or rotary, or none.
+    - `position`, `max_positions`: learned embeddings, for `max_positions` of them, or rotary, or
+        none.
     - `norm`: layer norm has a bias, RMS norm has none.
     - `bias`: whether linear layers have one.
     - `tied_embeddings`: whether the head shares the embedding's matrix.
@@ -69,7 +70,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: Label = ""
     source: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.layers and not self.num_layers:
             count = sum(layer.repeat for layer in self.layers)
             msgspec.structs.force_setattr(self, "num_layers", count)

@@ -137,7 +137,7 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gathered: tuple[Name, ...] = ()
 
 
-def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
+def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
     """Writes a profile: `profile.toml`, `means.csv`, `variability.csv`, and `microbatches.csv`
     where there are sets.
 
@@ -176,7 +176,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike) -> None:
 
 
 def load_profile(
-    folder: str | os.PathLike, check_law: Callable[[Variation], object] | None = None
+    folder: str | os.PathLike[str], check_law: Callable[[Variation], object] | None = None
 ) -> Profile:
     """Reads a profile from its folder.
 
@@ -252,6 +252,6 @@ def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:
         )
 
 
-def is_profile(name: str | os.PathLike) -> bool:
+def is_profile(name: str | os.PathLike[str]) -> bool:
     """Whether a path is the folder of a profile."""
     return os.path.isfile(os.path.join(name, "profile.toml"))

@@ -28,7 +28,7 @@ _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS},}}")
 
 
-def read_text(path: str | os.PathLike, most: int) -> str:
+def read_text(path: str | os.PathLike[str], most: int) -> str:
     """The text of a file of at most so many bytes.
 
     **Raises:**
@@ -81,7 +81,7 @@ def _check_integers(value: Any) -> None:
         raise ValueError(_TOO_LARGE)
 
 
-def read_toml(path: str | os.PathLike, kind: str) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     """The table in a file of `kind`, without the key `kind` itself.
 
     **Raises:**

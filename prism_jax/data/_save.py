@@ -14,7 +14,7 @@ from ._load import load_cluster, load_model
 from ._read import without_none
 
 
-def check_job_path(path: str | os.PathLike) -> None:
+def check_job_path(path: str | os.PathLike[str]) -> None:
     """Makes sure that a job can be saved under a path, before the work that leads to it.
 
     **Raises:**
@@ -34,7 +34,7 @@ def check_job_path(path: str | os.PathLike) -> None:
         ) from None
 
 
-def save_job(job: Job, path: str | os.PathLike) -> None:
+def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     """Writes a job as a `.toml` file that `load_job` reads, in place of what is there.
 
     A shipped model is written by its name, a shipped cluster by its family and the number of its

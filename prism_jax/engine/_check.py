@@ -1,5 +1,7 @@
 """What `simulate` and `estimate` refuse."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.core import Tracer
@@ -15,7 +17,7 @@ MAX_SKEWNESS = 1.5
 MAX_UNSEEN_STALLS = 1e-6
 
 
-def check_program(program, key) -> None:
+def check_program(program: Any, key: Any) -> None:
     """Raises unless `program` is one, and its values and those of the key are known."""
     if not isinstance(program, Program):
         raise ValueError(
@@ -35,7 +37,7 @@ def check_program(program, key) -> None:
     check_key(key)
 
 
-def check_num_samples(num_samples) -> int:
+def check_num_samples(num_samples: Any) -> int:
     """`num_samples` as an `int`. Raises unless it counts something."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer):
         raise ValueError(f"`num_samples={num_samples!r}` must be a whole number of at least 1.")

@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[_Parse, Callable[[dict[str, Any], int, str], dict[str, A
 
 
 def import_job(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     num_gpus: int,
     *,
     cluster: str | None = None,

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -12,7 +14,7 @@ from ._widen import widen
 class Constant(AbstractLatency):
     """A latency that does not vary."""
 
-    in_files = InFiles("constant", (), lambda: Constant(1.0))
+    in_files: ClassVar[InFiles | None] = InFiles("constant", (), lambda: Constant(1.0))
 
     value: Float[Array, "..."]
 

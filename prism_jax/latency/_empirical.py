@@ -123,7 +123,7 @@ class Empirical(AbstractLatency):
     def __init__(self, table: ArrayLike | Sequence[float]):
         (self.table,) = as_parameters(table)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if self.table.ndim < 1 or self.table.shape[-1] < 3:
             raise ValueError(
                 f"`Empirical` got a `table` of shape {self.table.shape}; its trailing axis must "

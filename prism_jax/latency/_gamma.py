@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -168,7 +170,7 @@ class Gamma(AbstractLatency):
     incomplete gamma functions, which costs some hundred times more.
     """
 
-    in_files = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
+    in_files: ClassVar[InFiles | None] = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
 
     location: Float[Array, "..."]
     cv: Float[Array, "..."]
@@ -176,7 +178,7 @@ class Gamma(AbstractLatency):
     def __init__(self, location: ArrayLike, cv: ArrayLike):
         self.location, self.cv = as_parameters(location, cv)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -32,7 +34,9 @@ class LogNormal(AbstractLatency):
     the median where it is.
     """
 
-    in_files = InFiles("lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma))
+    in_files: ClassVar[InFiles | None] = InFiles(
+        "lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma)
+    )
 
     median: Float[Array, "..."]
     sigma: Float[Array, "..."]
@@ -40,7 +44,7 @@ class LogNormal(AbstractLatency):
     def __init__(self, median: ArrayLike, sigma: ArrayLike):
         self.median, self.sigma = as_parameters(median, sigma)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property
@@ -87,7 +91,7 @@ def _(law, factor):
 class ShiftedLogNormal(AbstractLatency):
     r"""A log-normal latency on top of a least latency, $s + m \exp(\sigma z)$."""
 
-    in_files = InFiles(
+    in_files: ClassVar[InFiles | None] = InFiles(
         "shifted-lognormal",
         ("sigma", "shift"),
         lambda sigma, shift: ShiftedLogNormal(shift, 1.0, sigma),
@@ -100,7 +104,7 @@ class ShiftedLogNormal(AbstractLatency):
     def __init__(self, shift: ArrayLike, median: ArrayLike, sigma: ArrayLike):
         self.shift, self.median, self.sigma = as_parameters(shift, median, sigma)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property

@@ -1,5 +1,6 @@
 import functools as ft
 from collections.abc import Sequence
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -169,7 +170,9 @@ class Mixture(AbstractLatency):
     components, and differentiated implicitly. Components of zero variance are allowed.
     """
 
-    in_files = InFiles("lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture)
+    in_files: ClassVar[InFiles | None] = InFiles(
+        "lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture
+    )
 
     weights: Float[Array, "... components"]
     components: tuple[AbstractLatency, ...]
@@ -181,7 +184,7 @@ class Mixture(AbstractLatency):
         self.weights = as_parameters(weights, *like)[0]
         self.components = tuple(components)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if not self.components or self.weights.shape[-1:] != (len(self.components),):
             raise ValueError(
                 f"`Mixture` got weights of shape {self.weights.shape} for {len(self.components)} "

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 from jax.scipy.special import ndtr, ndtri
@@ -18,7 +20,7 @@ class Normal(AbstractLatency):
     those of the plain normal law to the last bit.
     """
 
-    in_files = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
+    in_files: ClassVar[InFiles | None] = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
 
     location: Float[Array, "..."]
     std: Float[Array, "..."]
@@ -26,7 +28,7 @@ class Normal(AbstractLatency):
     def __init__(self, location: ArrayLike, std: ArrayLike):
         self.location, self.std = as_parameters(location, std)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -28,7 +30,7 @@ class Outlying(AbstractLatency):
     in a hundred some per cent longer.
     """
 
-    in_files = InFiles(
+    in_files: ClassVar[InFiles | None] = InFiles(
         "lognormal-outliers",
         ("sigma", "outlier_share", "outlier_excess", "outlier_sigma"),
         _outlying,

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -53,7 +55,7 @@ class ThreeMoment(AbstractLatency):
     deviations at skewness one), so keep it within about one. The law is not truncated at zero.
     """
 
-    in_files = InFiles(
+    in_files: ClassVar[InFiles | None] = InFiles(
         "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
     )
 
@@ -64,7 +66,7 @@ class ThreeMoment(AbstractLatency):
     def __init__(self, location: ArrayLike, std: ArrayLike, skewness: ArrayLike):
         self.location, self.std, self.skewness = as_parameters(location, std, skewness)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property

@@ -22,7 +22,7 @@ class Scaled(AbstractLatency):
         self.base = base
         self.factor = _like(factor, base)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property
@@ -68,7 +68,7 @@ class Shifted(AbstractLatency):
         self.base = base
         self.offset = _like(offset, base)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
@@ -12,7 +14,9 @@ from ._scores import expectation, log_ndtr, score_of_tails, step_score
 class Weibull(AbstractLatency):
     r"""A Weibull latency, with survival $\exp(-(x / \lambda)^k)$; shape one is the exponential."""
 
-    in_files = InFiles("weibull", ("shape",), lambda shape: Weibull(1.0, shape))
+    in_files: ClassVar[InFiles | None] = InFiles(
+        "weibull", ("shape",), lambda shape: Weibull(1.0, shape)
+    )
 
     scale: Float[Array, "..."]
     shape: Float[Array, "..."]
@@ -20,7 +24,7 @@ class Weibull(AbstractLatency):
     def __init__(self, scale: ArrayLike, shape: ArrayLike):
         self.scale, self.shape = as_parameters(scale, shape)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         _ = self.batch_shape
 
     @property

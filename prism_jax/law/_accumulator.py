@@ -1,5 +1,7 @@
 """Gathers composed steps into a law, in memory that does not grow with their number."""
 
+from typing import Any
+
 import numpy as np
 
 from ._errors import Errors
@@ -36,7 +38,7 @@ class Accumulator:
 
     def __init__(self, grid: tuple[float, float]):
         self.grid = grid
-        self.num_samples = 0
+        self.num_samples: int = 0
         self._centre = 0.0
         self._sums = np.zeros(2)
         self._counts = np.zeros(NUM_BINS + 2, np.int64)
@@ -78,7 +80,7 @@ class Accumulator:
         self._first.clear()  # The largest arrays of a long run.
         return steps
 
-    def law(self, errors: Errors, **about) -> Law:
+    def law(self, errors: Errors, **about: Any) -> Law:
         """The law of all steps.
 
         **Arguments:**

@@ -63,7 +63,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     run_s: _NonNegative
 
 
-def save_law(law: Law, path: str | os.PathLike) -> None:
+def save_law(law: Law, path: str | os.PathLike[str]) -> None:
     """Writes a law to a `.npz` file, which appears whole or not at all."""
     fields = dataclasses.asdict(law)
     histogram, errors = fields.pop("histogram"), fields["errors"]
@@ -72,7 +72,7 @@ def save_law(law: Law, path: str | os.PathLike) -> None:
     write_archive(path, {"format": _FORMAT, "edges": histogram["edges"], **fields}, arrays)
 
 
-def load_law(path: str | os.PathLike) -> Law:
+def load_law(path: str | os.PathLike[str]) -> Law:
     """Reads a law that `save_law` wrote.
 
     **Raises:**

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -66,7 +67,13 @@ class Law(AbstractCompared):
     def _summary(self) -> Summary:
         stopped = f" of {self.requested:,}" if self.interrupted else ""
         rows = [
-            (name, value, f"{low:.6g} .. {high:.6g}" if low == low else "unknown")
+            (
+                name,
+                value,
+                f"{low:.6g} .. {high:.6g}"
+                if low == low
+                else f"interval unknown: {self.why_unknown(QUANTILES.get(name))}",
+            )
             for name, (value, (low, high)) in figures(self).items()
         ]
         title = (
@@ -189,18 +196,37 @@ class Law(AbstractCompared):
         low, high = self.histogram.quantile(ends)
         return float(low), float(high)
 
+    def why_unknown(self, q: float | None = None) -> str | None:
+        """Why the interval of the quantile at `q` is `nan`, or without `q` that of the mean and of
+        the standard deviation; `None` where it is known.
+        """
+        interval = self.mean_interval() if q is None else self.quantile_interval(q)
+        if interval[0] == interval[0]:
+            return None
+        beyond = self.errors.support if q is None else self.support(q)
+        if not self.errors.known or beyond < FEWEST:
+            what = "are behind it" if q is None else "lie beyond it"
+            times = math.ceil(FEWEST / max(beyond, 0.01))
+            return (
+                f"only {beyond:.3g} independent replica samples {what}, and {FEWEST} are needed: "
+                f"about {times} times as many steps"
+            )
+        return "the grid of step times misses an end of it; simulate more steps"
+
     def support(self, q: float) -> float:
         """How many independent replica samples lie beyond the quantile at `q`."""
         return self.errors.support_beyond(q)
 
 
-def figures(law: Law, level: float = 0.95) -> dict[str, tuple[float, tuple[float, float]]]:
-    """The mean, the standard deviation and `QUANTILES`, each with its confidence interval."""
+def figures(
+    law: Law, level: float = 0.95, quantiles: Mapping[str, float] = QUANTILES
+) -> dict[str, tuple[float, tuple[float, float]]]:
+    """The mean, the standard deviation and quantiles, each with its confidence interval."""
     return {
         "mean": (law.mean, law.mean_interval(level)),
         "std": (law.std, law.std_interval(level)),
         **{
             name: (float(law.quantile(q)), law.quantile_interval(q, level))
-            for name, q in QUANTILES.items()
+            for name, q in quantiles.items()
         },
     }

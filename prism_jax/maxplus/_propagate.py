@@ -29,7 +29,7 @@ class AbstractOpLaw(eqx.Module):
     """The law of an op's latency, whose fields are arrays `(lanes, samples)`: elementwise."""
 
     @abc.abstractmethod
-    def latency(self, op, z, common):
+    def latency(self, op: Any, z: Any, common: Any) -> Any:
         """The latency in seconds, not negative.
 
         **Arguments:**

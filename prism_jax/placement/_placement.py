@@ -19,7 +19,7 @@ from ..program import Program
 from ._exchange import best_order
 from ._nodes import Nodes, nodes_of
 from ._placed import Placed, placed, replicas_ready
-from ._trials import Order, Trials
+from ._trials import MOST_OPS, Order, Trials
 
 
 # Figures are from so many op evaluations each, within these numbers of steps.
@@ -151,8 +151,9 @@ def place(
     check_steps(objective, num_samples)
     program = _with_known_gpus(program, nodes)
     of_search, of_report = jax.random.split(key)
-    # A search ends when it settles, mostly long before all of its work is done.
-    with progress_bar(None, progress, "search", "op") as advance:
+    # A search ends when it settles, mostly before all of its work is done.
+    most = round((1 + _WORST) * MOST_OPS)
+    with progress_bar(most, progress, "search, at most", "op") as advance:
         best = Trials(program, nodes, objective, of_search, advance)
         check_reached(objective, float(best.values([np.arange(len(nodes.factors))])[0]))
         order = best_order(best)

@@ -24,7 +24,7 @@ _FEW = 32
 _OTHERS = 8
 _LIKENED_STEPS = 4096
 # Of all placements together (some 10 s on two cores).
-_MOST_OPS = 2**31
+MOST_OPS = 2**31
 # So many replicas times steps are remembered.
 _MOST_REMEMBERED = 2**26
 # Derivatives are taken of so many steps, those that matter most.
@@ -61,13 +61,13 @@ class Trials:
             self.steps = placed(program, num_samples=_LIKENED_STEPS, key=key)
             self._cost, self._ready_of = _FEW * program.num_ops, _likened(self.steps)
         self._objective, self._sign = objective, 1
-        self._left, self._advance = float(_MOST_OPS), advance
+        self._left, self._advance = float(MOST_OPS), advance
         self._ready: dict[bytes, np.ndarray] = {}
 
     def reversed(self, share: float) -> "Trials":
         """The same, the larger the better, with a share of the work to do. Memory is shared."""
         other = copy.copy(self)
-        other._sign, other._left, other.tried = -self._sign, share * _MOST_OPS, 0
+        other._sign, other._left, other.tried = -self._sign, share * MOST_OPS, 0
         return other
 
     @property

@@ -8,7 +8,7 @@ from ._check import check_variability
 from ._variability import variability_of
 
 
-def load_profile(folder: str | os.PathLike) -> Profile:
+def load_profile(folder: str | os.PathLike[str]) -> Profile:
     """Reads a profile from its folder.
 
     **Raises:**

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
@@ -40,7 +41,7 @@ class ExpertLoads(eqx.Module):
     capacity: FrozenArray = eqx.field(static=True)
     kernels: FrozenArray = eqx.field(static=True)
 
-    def laws(self, dtype) -> Loads:
+    def laws(self, dtype: DTypeLike) -> Loads:
         """What the laws are apart from their parameters, as arrays."""
         limited = bool(np.isfinite(self.capacity.value).any())
         return Loads(
@@ -51,13 +52,13 @@ class ExpertLoads(eqx.Module):
             capacity=jnp.asarray(self.capacity.value, dtype) if limited else None,
         )
 
-    def of_kernels(self, number: int, dtype) -> Float[Array, "loads kernels"]:
+    def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
         """One where a kernel takes longer with a load, with room for so many kernels."""
         kernels = self.kernels.value
         return jnp.asarray(np.pad(kernels, ((0, 0), (0, number - kernels.shape[1]))), dtype)
 
 
-def expert_loads(kernels: Sequence[Kernel], dtype) -> ExpertLoads | None:
+def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | None:
     """The loads of a program's kernels; `None` where all have equal loads."""
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:

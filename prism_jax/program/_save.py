@@ -28,7 +28,7 @@ _FORMAT = 1
 _WHAT = ("program", "save_program")
 
 
-def save_program(program: Program, path: str | os.PathLike) -> None:
+def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     """Writes a program to a `.npz` file, which appears whole or not at all.
 
     **Raises:**
@@ -42,7 +42,7 @@ def save_program(program: Program, path: str | os.PathLike) -> None:
     write_archive(path, about, arrays)
 
 
-def load_program(path: str | os.PathLike) -> Program:
+def load_program(path: str | os.PathLike[str]) -> Program:
     """Reads a program that `save_program` wrote.
 
     **Raises:**

@@ -25,7 +25,7 @@ class Sets(eqx.Module):
     factors: Float[Array, "stretches factors"]
     length: int = eqx.field(static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if self.factors.ndim != 2 or not 1 <= self.length <= self.factors.shape[1]:
             raise ValueError(
                 f"`Sets` got factors of shape {self.factors.shape} and a length of {self.length}; "

@@ -4,6 +4,8 @@ Threefry-2x32 with 13 rounds (Salmon et al., "Parallel random numbers: as easy a
 table 2: the fewest rounds found to pass BigCrush, 13, and JAX itself uses 20).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,7 @@ def key_data(key: PRNGKeyArray) -> KeyData:
     return jnp.stack(threefry(words[:2], words[2], words[3]))
 
 
-def check_key(key) -> None:
+def check_key(key: Any) -> None:
     """Raises a `ValueError` unless it is one key."""
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()

@@ -66,7 +66,7 @@ class Sampled(eqx.Module):
     slowest: Float[Array, "ranks samples"] | None = None
 
 
-def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given=None) -> Sampled:
+def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = None) -> Sampled:
     """Samples in the strata that their ids fall into."""
     return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), given)
 

@@ -8,6 +8,7 @@ fastest, on average, lead.
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -145,7 +146,7 @@ def shifted_scores(
 
 
 def given_scores(
-    lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points
+    lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points: Any
 ) -> tuple[tuple[Axes, Float[Array, "axes samples"]] | None, Float[Array, " samples"]]:
     """The scores that are given for some samples, as of `Sampled`, and the samples' likelihoods.
     Quasi-random `points`, of shape `(samples, axes)`, take the place of those that would be drawn.
@@ -160,7 +161,7 @@ def given_scores(
 
 
 def sobol_scores(
-    number: int, room: int, count: int, seed: tuple[int, ...], dtype
+    number: int, room: int, count: int, seed: tuple[int, ...], dtype: Any
 ) -> Float[np.ndarray, "count room"]:
     """Scores of `count` points of a scrambled Sobol sequence of `number` axes, and zeros for as
     many more as there is room for.

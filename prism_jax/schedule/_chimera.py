@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._fill import Op, Pipe, fill_units, twice_backward
 from ._two_way import AbstractTwoWay
 
@@ -12,7 +14,7 @@ class Chimera(AbstractTwoWay):
     with a backward that takes two forwards.
     """
 
-    kind = "chimera"
+    kind: ClassVar[str] = "chimera"
 
     def orders(self) -> list[list[str]]:
         p, half = self.num_ranks, self.num_ranks // 2

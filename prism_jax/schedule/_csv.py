@@ -17,7 +17,7 @@ _MOST_BYTES = 2**26  # A million ops.
 _ADDED = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
 
 
-def load_schedule(path: str | os.PathLike) -> CustomSchedule:
+def load_schedule(path: str | os.PathLike[str]) -> CustomSchedule:
     """Reads a schedule from a CSV file of PyTorch's schedule runtime.
 
     Idle slots, and the communication of a lowered schedule (`3SEND_F7`, `3UNSHARD`), are left out:
@@ -51,7 +51,7 @@ def load_schedule(path: str | os.PathLike) -> CustomSchedule:
         raise ValueError(f"{shown(path)}: {error}") from None
 
 
-def save_schedule(schedule: AbstractSchedule, path: str | os.PathLike) -> None:
+def save_schedule(schedule: AbstractSchedule, path: str | os.PathLike[str]) -> None:
     """Writes a schedule as a CSV file that PyTorch's schedule runtime loads.
 
     PyTorch runs schedules of one chain of stages; others are written too, for `load_schedule`.

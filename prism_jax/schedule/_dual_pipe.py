@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._dual_pipe_order import dual_pipe_order
 from ._two_way import AbstractTwoWay
 from ._v_shape import AbstractVShape
@@ -12,7 +14,7 @@ class DualPipe(AbstractTwoWay):
     ranks. DeepSeek-V3, 2024.
     """
 
-    kind = "dual-pipe"
+    kind: ClassVar[str] = "dual-pipe"
     microbatches_per_rank = 2
 
     def orders(self) -> list[list[str]]:
@@ -33,7 +35,7 @@ class DualPipeV(AbstractVShape):
     There are at least twice as many microbatches as ranks.
     """
 
-    kind = "dual-pipe-v"
+    kind: ClassVar[str] = "dual-pipe-v"
     microbatches_per_rank = 2
 
     def orders(self) -> list[list[str]]:

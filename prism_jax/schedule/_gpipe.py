@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._one_stage import AbstractOneStage
 
 
@@ -8,7 +10,7 @@ class GPipe(AbstractOneStage):
     gives the same makespan when all microbatches cost the same.)
     """
 
-    kind = "gpipe"
+    kind: ClassVar[str] = "gpipe"
 
     def orders(self) -> list[list[str]]:
         microbatches = range(self.num_microbatches)

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ._base import AbstractSchedule, check_positive
 from ._fill import Op, Pipe, fill_units, twice_backward
@@ -14,13 +15,13 @@ class Hanayo(AbstractSchedule):
     a backward that takes two forwards.
     """
 
-    kind = "hanayo"
+    kind: ClassVar[str] = "hanayo"
 
     num_ranks: int
     num_microbatches: int
     virtual_stages: int = 2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(
             num_ranks=self.num_ranks,
             num_microbatches=self.num_microbatches,

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ._base import AbstractSchedule, check_positive
 
@@ -15,7 +16,7 @@ class AbstractInterleaved(AbstractSchedule):
     virtual_stages: int
     microbatch_group_size: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(
             num_ranks=self.num_ranks,
             num_microbatches=self.num_microbatches,
@@ -71,7 +72,7 @@ class InterleavedOneFOneB(AbstractInterleaved):
         `op_graph` and `evaluate` report. Megatron-LM refuses all such inputs.
     """
 
-    kind = "interleaved-1f1b"
+    kind: ClassVar[str] = "interleaved-1f1b"
 
     def orders(self) -> list[list[str]]:
         p, v = self.num_ranks, self.virtual_stages
@@ -99,7 +100,7 @@ class InterleavedZeroBubble(AbstractInterleaved):
         `op_graph` and `evaluate` report.
     """
 
-    kind = "interleaved-zero-bubble"
+    kind: ClassVar[str] = "interleaved-zero-bubble"
 
     def orders(self) -> list[list[str]]:
         p, v = self.num_ranks, self.virtual_stages

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ._base import AbstractSchedule, check_positive
 
@@ -11,13 +12,13 @@ class LoopedBFS(AbstractSchedule):
     each stage, in reverse.
     """
 
-    kind = "looped-bfs"
+    kind: ClassVar[str] = "looped-bfs"
 
     num_ranks: int
     num_microbatches: int
     virtual_stages: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(
             num_ranks=self.num_ranks,
             num_microbatches=self.num_microbatches,

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._one_stage import AbstractOneStage
 
 
@@ -8,7 +10,7 @@ class OneFOneB(AbstractOneStage):
     backwards that are left. At most `p - r` microbatches are in flight on it.
     """
 
-    kind = "1f1b"
+    kind: ClassVar[str] = "1f1b"
     blocking = True  # As Megatron-LM's, which cannot overlap them.
 
     def orders(self) -> list[list[str]]:

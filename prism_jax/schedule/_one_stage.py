@@ -10,7 +10,7 @@ class AbstractOneStage(AbstractSchedule):
     num_ranks: int
     num_microbatches: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
 
     @property

@@ -18,7 +18,7 @@ class Repeated(AbstractSchedule):
     schedule: AbstractSchedule
     num_steps: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(num_steps=self.num_steps)
 
     @property

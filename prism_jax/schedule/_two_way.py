@@ -11,7 +11,7 @@ class AbstractTwoWay(AbstractSchedule):
     num_ranks: int
     num_microbatches: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
         if self.num_ranks % 2 or self.num_microbatches % 2:
             raise ValueError(

@@ -1,5 +1,7 @@
 """V-shaped schedules of little memory: a block of six ops for each microbatch, repeated."""
 
+from typing import ClassVar
+
 from ._fill import Op, Pipe, Rule, fill
 from ._v_shape import AbstractVShape, v_shape
 
@@ -15,7 +17,7 @@ class VHalf(AbstractVShape):
     Qi et al., 2024.
     """
 
-    kind = "v-half"
+    kind: ClassVar[str] = "v-half"
 
     def orders(self) -> list[list[str]]:
         # On its way down a microbatch takes two ops to the next rank, on its way up one.
@@ -30,7 +32,7 @@ class VMin(AbstractVShape):
     are far from equal, the bubbles grow with the number of microbatches. V-Min of Qi et al., 2024.
     """
 
-    kind = "v-min"
+    kind: ClassVar[str] = "v-min"
 
     def orders(self) -> list[list[str]]:
         # A microbatch takes one op to the next rank, down and up; its backward must not come back

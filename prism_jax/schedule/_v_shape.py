@@ -21,7 +21,7 @@ class AbstractVShape(AbstractSchedule):
     num_microbatches: int
     virtual_stages: int = 2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
         if self.virtual_stages != 2:
             raise ValueError(

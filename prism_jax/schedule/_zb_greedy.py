@@ -1,6 +1,7 @@
 import dataclasses
 import functools as ft
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from ._base import AbstractSchedule, check_positive
 from ._custom import CustomSchedule
@@ -30,7 +31,7 @@ class ZBGreedy(AbstractSchedule):
     for each op, and no time for send_recvs.
     """
 
-    kind = "zb-greedy"
+    kind: ClassVar[str] = "zb-greedy"
 
     num_ranks: int
     num_microbatches: int
@@ -41,7 +42,7 @@ class ZBGreedy(AbstractSchedule):
     backward_weight: Cost | None = None
     send_recv: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_positive(
             num_ranks=self.num_ranks,
             num_microbatches=self.num_microbatches,

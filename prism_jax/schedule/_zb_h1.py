@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._one_stage import AbstractOneStage
 
 
@@ -9,7 +11,7 @@ class ZBH1(AbstractOneStage):
     of Qi et al., 2023, which their code calls ZB1P.
     """
 
-    kind = "zb-h1"
+    kind: ClassVar[str] = "zb-h1"
 
     def orders(self) -> list[list[str]]:
         p, m = self.num_ranks, self.num_microbatches

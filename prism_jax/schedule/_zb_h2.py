@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._one_stage import AbstractOneStage
 
 
@@ -10,7 +12,7 @@ class ZBH2(AbstractOneStage):
     for all others. Handcrafted ZB-H2 of Qi et al., 2023.
     """
 
-    kind = "zb-h2"
+    kind: ClassVar[str] = "zb-h2"
 
     def orders(self) -> list[list[str]]:
         p, m = self.num_ranks, self.num_microbatches

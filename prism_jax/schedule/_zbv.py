@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 from ._v_shape import AbstractVShape
 
 
@@ -10,7 +12,7 @@ class ZBV(AbstractVShape):
     PyTorch, whose `ZBVZeroBubble` this equals.
     """
 
-    kind = "zbv"
+    kind: ClassVar[str] = "zbv"
 
     def orders(self) -> list[list[str]]:
         return [self._order(rank) for rank in range(self.num_ranks)]

@@ -1,6 +1,7 @@
 """Samples of one replica, kept on the host in memory of fixed size."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +47,9 @@ class Reservoir:
     what is neither early nor slow.
     """
 
-    def __init__(self, num_ranks: int, num_strata: int, dtype, first: int, most: int):
+    def __init__(self, num_ranks: int, num_strata: int, dtype: Any, first: int, most: int):
         self.first = first
-        self.counts = np.zeros(num_strata, np.int64)
+        self.counts: np.ndarray = np.zeros(num_strata, np.int64)
         rows = min(most, RESERVOIR + EXTREMES + _SLACK)
         # Pages of memory that nothing is written to take no room.
         self._arrays = (
@@ -65,7 +66,7 @@ class Reservoir:
     def drawn(self) -> int:
         return int(self.counts.sum())
 
-    def add(self, ids, ends, score, stratum, likelihood) -> None:
+    def add(self, ids: Any, ends: Any, score: Any, stratum: Any, likelihood: Any) -> None:
         """Adds a batch; ids come in order."""
         self.counts += np.bincount(stratum, minlength=len(self.counts))
         for start in range(0, len(ids), _SLACK):

@@ -1,5 +1,7 @@
 """From replicas to a step: reduction of gradients, the barrier of all ranks, and the tail."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,9 @@ class Over(eqx.Module):
     last: str = eqx.field(static=True)
 
 
-def steps_of(plan: Plan, ends, step_ids, key, regimes, over: Over | None) -> Float[Array, " steps"]:
+def steps_of(
+    plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any, over: Over | None
+) -> Float[Array, " steps"]:
     """What `compose_steps` gives, or with `over` a probability each: conditional Monte Carlo (Fu,
     Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). Unlike the
     indicator that it is the mean of, it has a derivative.
@@ -113,7 +117,7 @@ def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw |
     return class_laws(plan, classes, structure.last, slowest, plan.tables.tail_nodes, regimes)
 
 
-def _before_last(plan: Plan, ends, step_ids, key, regimes):
+def _before_last(plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any):
     """When all ranks have met, the scores of the step factor and the tail, and the tail's law."""
     z, last = _scores(plan, step_ids, key)
     finished = _finished(plan, ends, z, regimes)
@@ -143,7 +147,7 @@ def _finished(plan: Plan, ends, z, regimes) -> Float[Array, "ranks samples"]:
 
 
 def barriers(
-    plan: Plan, ends, step_ids, key, regimes
+    plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any
 ) -> tuple[Float[Array, "ranks samples"], Float[Array, " samples"]]:
     """When each pipeline rank has reduced its gradients, and the factor of the step. See
     `compose_steps`.
@@ -158,7 +162,7 @@ def _factor(plan: Plan, score: Float[Array, " samples"]) -> Float[Array, " sampl
     return jnp.ones_like(score) if step is None else look_up_one(step, score)
 
 
-def last_draws(plan: Plan, step_ids, key, regimes) -> Float[Array, "2 samples"]:
+def last_draws(plan: Plan, step_ids: Any, key: Any, regimes: Any) -> Float[Array, "2 samples"]:
     """The factor of each step and its tail, in seconds. See `compose_steps`."""
     ends = jnp.zeros((plan.structure.ranks, step_ids.shape[0]), plan.dtype)
     _, z, tail = _before_last(plan, ends, step_ids, key, regimes)

@@ -45,7 +45,7 @@ class _Node:
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_chakra(path: str | os.PathLike, *, time_unit: str | None = None) -> RankTrace:
+def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
     """Reads a Chakra execution trace whose nodes have times, as those of a profiler's run have.
 
     Nodes with the attribute `is_cpu_op` are operators of the host, and ranges where their name has
@@ -90,7 +90,9 @@ def read_chakra(path: str | os.PathLike, *, time_unit: str | None = None) -> Ran
     )
 
 
-def _add_spans(spans: SpanList, nodes: list[_Node], unit: int, path: str | os.PathLike) -> None:
+def _add_spans(
+    spans: SpanList, nodes: list[_Node], unit: int, path: str | os.PathLike[str]
+) -> None:
     times = {}
     for node in nodes:
         start, end = round(node.start * unit), round((node.start + node.duration) * unit)
@@ -139,7 +141,7 @@ def _message(node: _Node) -> Message | None:
     return Message(name, str(group), 0, size if isinstance(size, int) else 0)
 
 
-def _nodes(path: str | os.PathLike) -> Iterator[_Node]:
+def _nodes(path: str | os.PathLike[str]) -> Iterator[_Node]:
     """The nodes of a file, the metadata among them."""
     try:
         check_file(path, _MOST_BYTES)
@@ -210,7 +212,7 @@ def _attribute(message: bytes) -> tuple[str, Any]:
     return name, found
 
 
-def _nodes_of_json(path: str | os.PathLike) -> Iterator[_Node]:
+def _nodes_of_json(path: str | os.PathLike[str]) -> Iterator[_Node]:
     """Objects one after the other, as Chakra writes them, or one with a list of `nodes`."""
     text = read_file(path, _MOST_OF_JSON).decode().strip()
     decoder, place = json.JSONDecoder(), 0

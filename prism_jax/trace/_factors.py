@@ -14,7 +14,7 @@ _MOST_FACTOR = 1e6
 
 
 def read_factors(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
 ) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
     """The column `factor` of a CSV or Parquet file: how much longer compute takes on each GPU, or
     on each node, than on the mean one; by the column `gpu` or `node`, or in the order of the file

@@ -23,7 +23,7 @@ _CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names the
 
 
 def read_ranks(
-    path: str | os.PathLike, format: str = "kineto", *, time_unit: str | None = None
+    path: str | os.PathLike[str], format: str = "kineto", *, time_unit: str | None = None
 ) -> Iterator[RankTrace]:
     """The traces of a job's ranks, one at a time, so that memory holds one of them.
 
@@ -61,7 +61,7 @@ def read_ranks(
         yield dataclasses.replace(trace, rank=rank)
 
 
-def _files(path: str | os.PathLike, suffixes: tuple[str, ...]) -> list[str]:
+def _files(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[str]:
     name = os.fspath(path)
     if not os.path.isdir(name):
         return [name]

@@ -50,7 +50,7 @@ class Document:
 
 
 def read_array(
-    path: str | os.PathLike, key: str, kind: Any, each: Callable[[list], None]
+    path: str | os.PathLike[str], key: str, kind: Any, each: Callable[[list], None]
 ) -> Document:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with one.
 
@@ -89,7 +89,7 @@ class _Text:
     `ended` says whether the array has ended there.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = path
         self.rest = b""
         self.size = 0
@@ -234,7 +234,7 @@ def _table(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _uncompressed(path: str | os.PathLike) -> Iterator[bytes]:
+def _uncompressed(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The content in pieces; of a compressed file that is damaged, what stands before."""
     try:
         check_file(path, _MOST_BYTES)

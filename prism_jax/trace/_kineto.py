@@ -61,7 +61,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
-def read_kineto(path: str | os.PathLike, *, time_unit: str | None = None) -> RankTrace:
+def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
     """Reads a trace of the PyTorch profiler (`export_chrome_trace`), plain or gzip.
 
     Memory grows with the ranges, kernels and calls in it, not with its text: about 50 bytes each.
@@ -104,7 +104,7 @@ def read_kineto(path: str | os.PathLike, *, time_unit: str | None = None) -> Ran
 
 
 class _Reader:
-    def __init__(self, path: str | os.PathLike, time_unit: str | None):
+    def __init__(self, path: str | os.PathLike[str], time_unit: str | None):
         self.path = path
         self.unit = UNITS[time_unit] if time_unit else 0
         self.spans = SpanList()

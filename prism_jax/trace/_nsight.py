@@ -22,7 +22,7 @@ _DEVICE = {
 _RUNTIME, _NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 
 
-def read_nsight(path: str | os.PathLike, *, time_unit: str | None = None) -> RankTrace:
+def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
     """Reads a report that `nsys export --type sqlite` has written. Its times are nanoseconds.
 
     **Arguments:**
@@ -54,7 +54,7 @@ def read_nsight(path: str | os.PathLike, *, time_unit: str | None = None) -> Ran
         ) from None
 
 
-def _check(path: str | os.PathLike) -> None:
+def _check(path: str | os.PathLike[str]) -> None:
     try:
         check_file(path, _MOST_BYTES)
         with open(path, "rb") as file:
@@ -72,7 +72,7 @@ def _check(path: str | os.PathLike) -> None:
         )
 
 
-def _read(database: sqlite3.Connection, path: str | os.PathLike) -> RankTrace:
+def _read(database: sqlite3.Connection, path: str | os.PathLike[str]) -> RankTrace:
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
     events: dict[str, int] = {}
     spans = SpanList()

@@ -3,6 +3,7 @@ wait.
 """
 
 import functools as ft
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def _precedence(trace: Trace, one: str, other: str) -> int:
     return int(np.sign(np.nansum(difference)))
 
 
-def groups(place, shape) -> dict[str, tuple]:
+def groups(place: Any, shape: tuple[int, int]) -> dict[str, tuple[Any, ...]]:
     """For each scope, an index of the members of the group of a worker `(dp_rank, stage)`: itself,
     the replicas of its stage, the stages of its replica, itself and all last stages, who share the
     loss, or everyone.

@@ -115,7 +115,7 @@ class Reader:
         return None
 
 
-def read_range_names(path: str | os.PathLike) -> RangeNames:
+def read_range_names(path: str | os.PathLike[str]) -> RangeNames:
     """Reads a TOML file (`kind = "ranges"`) that says what ranges stand for.
 
     **Raises:**

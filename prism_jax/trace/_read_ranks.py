@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_profile_traces(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     job: Job,
     format: str = "kineto",
     *,
@@ -54,11 +54,11 @@ def read_profile_traces(
 
 
 def write_ops(
-    out: str | os.PathLike,
+    out: str | os.PathLike[str],
     ranks: Iterable[RankTrace],
     job: Job,
     names: RangeNames | None,
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
 ) -> None:
     """Writes the table of ops that `read_trace` reads.
 
@@ -74,7 +74,7 @@ def write_ops(
 
 
 def joined_ops(
-    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: str | os.PathLike
+    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: str | os.PathLike[str]
 ) -> JoinedOps:
     """The ops of all ranks, each rank's spans let go when they are read."""
     reader = Reader(names)

@@ -52,7 +52,7 @@ _MOST_STAGES = 10**5
 _SHORTEST, _LONGEST = 1e-3, 3600.0
 
 
-def read_trace(path: str | os.PathLike, job: Job) -> Trace:
+def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
     """Reads a trace of ops from a Parquet or CSV file.
 
     **Arguments:**
@@ -79,7 +79,7 @@ def read_trace(path: str | os.PathLike, job: Job) -> Trace:
     return trace_of_rows(scan(path), path, job)
 
 
-def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike, job: Job) -> Trace:
+def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job) -> Trace:
     """As `read_trace`, of rows that are read already; `path` is for messages."""
     import polars as pl
 

@@ -14,7 +14,7 @@ from ._table import check_positive, collect, columns_of, scan, with_numbers
 _MOST_S = 1e9
 
 
-def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
+def read_step_times(path: str | os.PathLike[str]) -> Float[np.ndarray, " steps"]:
     """The column `step_time_s` of a CSV or Parquet file: measured step times, in seconds, run after
     run as in `read_runs`.
 
@@ -25,7 +25,7 @@ def read_step_times(path: str | os.PathLike) -> Float[np.ndarray, " steps"]:
     return np.concatenate(read_runs(path))
 
 
-def read_runs(path: str | os.PathLike) -> list[Float[np.ndarray, " steps"]]:
+def read_runs(path: str | os.PathLike[str]) -> list[Float[np.ndarray, " steps"]]:
     """As `read_step_times`, with the steps of each `run` apart, where there is such a column: runs
     in the order of their first row, the steps of each by their `step`, or in the order of the file
     where there is no such column.

@@ -24,7 +24,7 @@ _MOST_BYTES = 2**40
 _MOST_HEADER = 2**20
 
 
-def scan(path: str | os.PathLike) -> "pl.LazyFrame":
+def scan(path: str | os.PathLike[str]) -> "pl.LazyFrame":
     """A table that is not read yet, of the file with this very name."""
     import polars as pl
 
@@ -69,7 +69,7 @@ def _check_header(path: str) -> None:
         )
 
 
-def collect(frame: "pl.LazyFrame", path: str | os.PathLike) -> "pl.DataFrame":
+def collect(frame: "pl.LazyFrame", path: str | os.PathLike[str]) -> "pl.DataFrame":
     """In batches of rows, whatever the size of the file."""
     try:
         with _silence():
@@ -105,7 +105,9 @@ def _silence() -> Iterator[None]:
         os.close(nothing)
 
 
-def columns_of(frame: "pl.LazyFrame", path: str | os.PathLike, needed: Iterable[str]) -> list[str]:
+def columns_of(
+    frame: "pl.LazyFrame", path: str | os.PathLike[str], needed: Iterable[str]
+) -> list[str]:
     """The names of the columns. Raises a `ValueError` where one that is needed is missing."""
     given = frame.collect_schema().names()
     missing = [name for name in needed if name not in given]
@@ -120,7 +122,7 @@ def columns_of(frame: "pl.LazyFrame", path: str | os.PathLike, needed: Iterable[
 
 
 def with_numbers(
-    frame: "pl.LazyFrame", path: str | os.PathLike, numbers: list[str], integers: list[str]
+    frame: "pl.LazyFrame", path: str | os.PathLike[str], numbers: list[str], integers: list[str]
 ) -> "pl.LazyFrame":
     """The table with `integers`, which are among `numbers`, as such. It refuses what a cast would
     change without a word (booleans, times, fractions) and texts in place of integers.
@@ -160,7 +162,7 @@ def with_numbers(
 
 def check_positive(
     table: "pl.DataFrame",
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     column: str,
     others: tuple[str, ...],
     what: str,

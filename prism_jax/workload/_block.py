@@ -77,7 +77,7 @@ class Branches(msgspec.Struct, frozen=True):
     contention: tuple[float, float] = (0.0, 0.0)
     within: Block = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not all(self.communication) or not self.communication:
             raise ValueError("Branches without a collective are no branches; give kernels alone.")
         if self.within and (self.compute or any(_nests(one) for one, _ in self.within)):

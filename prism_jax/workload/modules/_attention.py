@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
@@ -35,7 +36,7 @@ class Attention(AbstractModule):
         each sequence, as of an encoder's output or of a text, and not of the sequence itself.
     """
 
-    kind = "attention"
+    kind: ClassVar[str] = "attention"
 
     num_heads: Count
     num_kv_heads: Count | None = None
@@ -80,7 +81,7 @@ class Attention(AbstractModule):
             split += qkv
         return Parameters(split, copied + (model.hidden_size if model.bias else 0))
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         tokens, width, _ = self._shape(costs)
         qkv, out = self._linears(costs)
         first = [
@@ -98,7 +99,9 @@ class Attention(AbstractModule):
             rest = close_module(costs, first + last, out.forward)
         return open_module(costs, before, qkv.forward, rest)
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         tokens, _, qkv_width = self._shape(costs)
         qkv, out = self._linears(costs)
         kernels = [

@@ -4,7 +4,7 @@ import abc
 from typing import ClassVar, NamedTuple
 
 from ...data import Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs
 
 
@@ -53,7 +53,7 @@ class AbstractModule(abc.ABC):
         """The parameters of one such module, without its norm."""
 
     @abc.abstractmethod
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         """The segments of the forward of one microbatch.
 
         **Arguments:**
@@ -63,7 +63,9 @@ class AbstractModule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         """The segments of the backward of one microbatch.
 
         **Arguments:**

@@ -1,7 +1,7 @@
 import dataclasses
 
 from ...data import Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
@@ -18,7 +18,7 @@ class Embedding(AbstractModule):
         positions = model.max_positions if model.position == "learned" else 0
         return Parameters(model.vocab_size * model.hidden_size, positions * model.hidden_size)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         values = costs.tokens * costs.model.hidden_size
         kernels = [*before, costs.move("embedding", 4 * values)]
         if costs.model.position == "learned":
@@ -29,7 +29,9 @@ class Embedding(AbstractModule):
         kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
         return [segment(kernels, costs.collective(kind, 2 * values, costs.tp))]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         """Adds the gradients to the rows of the words, in float32. Nothing waits for them, but they
         need what arrived last, so they belong to backward-weight.
         """

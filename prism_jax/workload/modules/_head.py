@@ -1,7 +1,7 @@
 import dataclasses
 
 from ...data import Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
 from ._around import gradients, gradients_of_input
@@ -21,7 +21,7 @@ class Head(AbstractModule):
         transform = model.hidden_size * (model.hidden_size + 1) + norm_parameters(model)
         return Parameters(words, norm_parameters(model) + model.head_transforms * transform)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
         norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
         logits = [costs.gemm(tokens, vocabulary, hidden, costs.base_dtype)]
@@ -36,7 +36,9 @@ class Head(AbstractModule):
         gather = costs.collective("all_gather", 2 * tokens * hidden, costs.tp)
         return [segment(norm, gather), *closing]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
         loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
         dgrad = costs.gemm(tokens, hidden, vocabulary, costs.base_dtype)

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
@@ -35,7 +36,7 @@ class Mamba(AbstractModule):
     - `chunk_size`: of the scan.
     """
 
-    kind = "mamba"
+    kind: ClassVar[str] = "mamba"
 
     mamba_num_heads: Count
     mamba_head_size: Count = 64
@@ -74,7 +75,7 @@ class Mamba(AbstractModule):
         # Decay, skip and step of each head, and the norm before the last matrix.
         return Parameters(matrices + conv + 3 * self.mamba_num_heads + self.inner_size)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         first, last = self._linears(costs)
         enter = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
         scan = [self._move(costs, 2 * self.conv_width), *self._scan(costs)]
@@ -87,7 +88,9 @@ class Mamba(AbstractModule):
         rest = [*segments, *close_module(costs, kernels, last.forward)]
         return open_module(costs, before, first.forward, rest)
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         first, last = self._linears(costs)
         enter = [
             *cast_gradient(costs, costs.tokens * costs.model.hidden_size),

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
@@ -35,7 +36,7 @@ class MLA(AbstractModule):
     - `value_head_size`: of a head's values.
     """
 
-    kind = "mla"
+    kind: ClassVar[str] = "mla"
 
     num_heads: Count
     kv_lora_rank: Count
@@ -70,7 +71,7 @@ class MLA(AbstractModule):
         copied = hidden * self.latent_size + (self.q_lora_rank or 0) + self.kv_lora_rank
         return Parameters(split, copied)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         down, _, out = self._linears(costs)
         hidden = costs.norm_tokens * costs.model.hidden_size
         first = [*before, *cast(costs, hidden), down.forward, self._latent_norms(costs, 2)]
@@ -82,7 +83,9 @@ class MLA(AbstractModule):
         ]
         return [*self._gather(costs, first), *close_module(costs, last, out.forward)]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         down, ups, out = self._linears(costs)
         again = costs.recomputes("mla_up_proj")
         kernels = [

@@ -1,8 +1,8 @@
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from ._around import (
     cast,
@@ -35,7 +35,7 @@ class MLP(AbstractModule):
     - `activation`: between them.
     """
 
-    kind = "mlp"
+    kind: ClassVar[str] = "mlp"
 
     ffn_size: Count
     activation: Activation = "gelu"
@@ -50,7 +50,7 @@ class MLP(AbstractModule):
             return Parameters(matrices)
         return Parameters(matrices + up, copied=model.hidden_size)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         up, down = self._linears(costs)
         tokens, ffn, width = self._shape(costs)
         kernels = [
@@ -63,7 +63,9 @@ class MLP(AbstractModule):
         rest = close_module(costs, kernels, down.forward)
         return open_module(costs, before, up.forward, rest)
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         up, down = self._linears(costs)
         tokens, ffn, width = self._shape(costs)
         kernels = [

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import ClassVar
 
 import msgspec
 
@@ -39,7 +40,7 @@ class MoE(AbstractModule):
         others are dropped. Where the load varies.
     """
 
-    kind = "moe"
+    kind: ClassVar[str] = "moe"
 
     num_experts: Count
     top_k: Count
@@ -96,7 +97,7 @@ class MoE(AbstractModule):
             total = total.plus(mlp.parameters(model))
         return total
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         hidden = costs.model.hidden_size
@@ -114,7 +115,9 @@ class MoE(AbstractModule):
             segment([self._permute(costs)]),
         ]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         act = costs.move("elementwise", 2 * routed * (width + ffn))

@@ -1,7 +1,7 @@
 import dataclasses
 
 from ...data import Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from ._around import close_backward, close_module, open_module, weight_gradients
 from ._base import AbstractModule, Parameters
@@ -21,14 +21,16 @@ class Projection(AbstractModule):
     def parameters(self, model: Model) -> Parameters:
         return Parameters(2 * model.hidden_size**2, copied=2 * norm_parameters(model))
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         linear = self._linear(costs)
         norms = [costs.norm(), costs.norm()]
         rest = close_module(costs, [linear.forward], linear.forward)
         words = Embedding().forward(costs, before)
         return [*words, *open_module(costs, norms, linear.forward, rest)]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         linear = self._linear(costs)
         rest = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
         words = Embedding().backward(costs, [], weights=weights)

@@ -1,0 +1,69 @@
+"""`prism-jax completion`: what a shell needs to complete commands, options and names."""
+
+import argparse
+from typing import Any
+
+from ..data import list_clusters, list_failures, list_jobs
+
+
+HELP = "print what bash or zsh needs to complete commands, options, jobs and clusters"
+
+_BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
+_SCRIPT = """\
+_prism_jax() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words="{commands}"
+    else
+        case "${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD-1]}}" in
+{values}
+        *)
+            case "${{COMP_WORDS[1]}}" in
+{options}
+            esac
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _prism_jax prism-jax
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=tuple(_BEFORE), help="which shell")
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    script = _script()
+    shell = arguments.shell
+    how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
+    script = f"{how}{_BEFORE[shell]}{script}".rstrip()
+    return {"shell": shell, "script": script}, script
+
+
+def _script() -> str:
+    """The function for bash, which zsh runs too. Where it knows no word, files are completed."""
+    from ._main import make_parser, options_of
+
+    _, commands = make_parser()
+    options, values = [], []
+    for name, parser in commands.items():
+        known = options_of(parser)
+        positional = [_words(action) for action in parser._actions if not action.option_strings]
+        words = " ".join([*known, *filter(None, positional)])
+        options.append(f'            {name}) words="{words}" ;;')
+        for option, action in known.items():
+            if action.nargs != 0:
+                values.append(f'        {name}:{option}) words="{_words(action)}" ;;')
+    return _SCRIPT.format(
+        commands=" ".join(commands), options="\n".join(options), values="\n".join(values)
+    )
+
+
+def _words(action: argparse.Action) -> str:
+    """What an argument may be, as far as it is known by name."""
+    if action.choices is not None:
+        return " ".join(map(str, action.choices))
+    names = {"JOB": list_jobs, "CLUSTER": list_clusters, "FAILURES": list_failures}
+    listed = names.get(str(action.metavar))
+    return " ".join(listed()) if listed is not None else ""

@@ -1,0 +1,106 @@
+"""`prism-jax doctor`: what this machine has, and whether all of it works."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+from typing import Any
+
+from .._cache import VARIABLE, cache_folder
+from ._devices import use_all_cores
+
+
+HELP = "tell versions, devices and caches, and check them; what a report of a bug needs"
+
+_PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
+_OPTIONAL = ("matplotlib", "torch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    del arguments
+    versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
+    cache, problems = _cache()
+    devices, found = _devices()
+    problems += found
+    problems += [f"`{name}` is not installed." for name in _PACKAGES if versions[name] is None]
+    if versions["jax"] != versions["jaxlib"]:
+        problems.append(
+            f"jax {versions['jax']} and jaxlib {versions['jaxlib']} differ; install one version of "
+            "both."
+        )
+    result = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "cores": os.cpu_count(),
+        "devices": devices,
+        "cache": cache,
+        "problems": problems,
+    }
+    return result, _text(result)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> tuple[dict[str, int], list[str]]:
+    """How many devices of each kind JAX has, and whether it computes on them what NumPy does."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    use_all_cores()
+    try:
+        found: dict[str, int] = {}
+        for device in jax.devices():
+            found[device.device_kind] = found.get(device.device_kind, 0) + 1
+        number = float(jax.jit(lambda x: jnp.sum(x**2))(jnp.arange(4.0)))
+    except RuntimeError as error:  # Of a plugin whose driver is missing, say.
+        return {}, [f"JAX finds no device that works: {error}"]
+    right = np.isclose(number, 14.0)
+    return found, [] if right else [f"The devices compute {number} where 14 is right."]
+
+
+def _cache() -> tuple[dict[str, Any], list[str]]:
+    """What is kept of what was compiled, and whether more can be."""
+    folder = cache_folder()
+    if folder is None:
+        own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+        return {"folder": own, "files": None, "bytes": None}, []
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    about = {"folder": str(folder), "files": len(files)}
+    about["bytes"] = sum(path.stat().st_size for path in files)
+    about["free_bytes"] = shutil.disk_usage(there).free
+    if os.access(there, os.W_OK):
+        return about, []
+    return about, [f"The cache folder cannot be written; name another as {VARIABLE}."]
+
+
+def _text(result: dict[str, Any]) -> str:
+    versions = result["versions"]
+    rows = [f"{name:<12}{version or 'not installed'}" for name, version in versions.items()]
+    devices = ", ".join(f"{number} x {kind}" for kind, number in result["devices"].items())
+    cache = result["cache"]
+    if cache["files"] is None:
+        kept = f"by JAX, in {cache['folder']}" if cache["folder"] else "off"
+    else:
+        kept = f"{cache['folder']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB"
+    lines = [
+        *rows,
+        f"{'python':<12}{result['python']} on {result['platform']}",
+        f"{'devices':<12}{devices or 'none'} ({result['cores']} cores)",
+        f"{'cache':<12}{kept}",
+        "",
+    ]
+    problems = [f"problem: {problem}" for problem in result["problems"]]
+    return "\n".join(lines + (problems or ["No problem was found."]))

@@ -1,0 +1,63 @@
+"""`prism-jax init`: a job file with comments, to be edited."""
+
+import argparse
+import os
+from typing import Any
+
+from .. import data
+from .._files import shown, written_whole
+
+
+HELP = "write a job file with a comment on every key, to edit"
+
+# What a first job is made of; it is valid as it stands.
+_FIRST = """\
+# A job for prism-jax. Lines that begin with `#` show defaults; take the `#` away to change one.
+kind = "job"
+# A shipped model (`prism-jax models`), a .toml file, or a table [model]:
+model = "{model}"
+# A shipped cluster (`prism-jax hardware`), a .toml file, or a table [cluster], and its nodes:
+cluster = "{cluster}"
+num_nodes = {nodes}
+"""
+_TABLES = ("layout", "schedule", "training")
+_GIVEN = {
+    "layout": {"tp": "{tp}", "pp": "{pp}", "dp": "{dp}"},
+    "schedule": {"kind": '"1f1b"', "num_microbatches": "16"},
+    "training": {"microbatch_size": "1", "sequence_length": "4096"},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", nargs="?", default="job.toml", metavar="JOB.toml")
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    out = arguments.out
+    data.check_job_path(out)
+    if os.path.exists(out):
+        raise ValueError(f"{shown(out)}: a file is there already; give another name.")
+    with written_whole(out) as partial:
+        partial.write_text(commented_job(), encoding="utf-8")
+    text = f"{shown(out)}: a job of 16 GPUs; edit it, then run: prism-jax predict {shown(out)}"
+    return {"job": out}, text
+
+
+def commented_job() -> str:
+    """A job that is valid as it stands, with every key of its tables."""
+    about = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "nodes": 2, "tp": 2, "pp": 2, "dp": 4}
+    lines = [_FIRST.format(**about)]
+    for name in _TABLES:
+        lines.append(f"[{name}]")
+        for key in data.job_keys():
+            table, _, short = key.key.partition(".")
+            if table != name or not short:
+                continue
+            given = _GIVEN[name].get(short)
+            default = key.default or "..."
+            value = given.format(**about) if given else default
+            written = f"{'' if given else '# '}{short} = {value}"
+            about_it = key.about.partition(". ")[0].rstrip(".")
+            lines.append(f"{written:<34} # {about_it}; {key.allowed}")
+        lines.append("")
+    return "\n".join(lines)

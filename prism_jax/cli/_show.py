@@ -1,0 +1,121 @@
+"""`prism-jax show` and `prism-jax models`: what a job assumes, and which models are shipped."""
+
+import argparse
+import re
+from typing import Any
+
+import msgspec
+
+from .. import data
+from .._misc import quoted
+from ._arguments import add_set_argument
+from ._catalogue import table
+
+
+_WIDEST = 60
+
+
+class Show:
+    HELP = "list every key of a job with its value and unit, and which values are the defaults"
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "job",
+            nargs="?",
+            metavar="JOB",
+            help="a shipped job (`prism-jax jobs`), or a .toml file; left out: every key there is",
+        )
+        add_set_argument(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+        known = {key.key: key for key in data.job_keys()}
+        if arguments.job is None:
+            keys = [msgspec.to_builtins(key) for key in known.values()]
+            rows = [(k.key, k.default or "", k.unit, k.allowed) for k in known.values()]
+            return {"keys": keys}, table(("key", "default", "unit", "allowed"), rows)
+        job = data.load_job(arguments.job, arguments.overrides)
+        found = msgspec.to_builtins(job)
+        for name in ("kernels", "calibrated"):
+            found.pop(name, None)
+        keys = [
+            {"key": path, "value": value, **_about(known, path, value)}
+            for path, value in _flat(found)
+        ]
+        rows = [
+            (
+                k["key"],
+                quoted(data.toml_value(k["value"]), _WIDEST),
+                k["unit"],
+                "default" * k["is_default"],
+            )
+            for k in keys
+        ]
+        tables = [] if job.kernels is None else [source.name for source in job.kernels.sources]
+        text = table(("key", "value", "unit", ""), rows)
+        return {"keys": keys, "kernels": tables, "notes": list(job.notes)}, "\n".join(
+            [text, "", f"tables of kernels: {', '.join(tables) or 'none'}", *job.notes]
+        )
+
+    @staticmethod
+    def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+        """A row for each key."""
+        return result["keys"]
+
+
+def _flat(value: Any, prefix: str = ""):
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+        for i, item in enumerate(value):
+            yield from _flat(item, f"{prefix}[{i}]")
+    else:
+        yield prefix, value
+
+
+def _about(known: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    key = known.get(re.sub(r"\[\d+\]", "[]", path))
+    if key is None:  # Within a table of free names, such as the settings of a module.
+        return {"unit": data.unit(path), "is_default": False}
+    default = key.default is not None and data.toml_value(value) == key.default
+    return {"unit": key.unit, "is_default": default}
+
+
+class Models:
+    HELP = "list the shipped models"
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """There are none."""
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+        from ..workload import count_parameters
+
+        del arguments
+        models = [data.load_model(name) for name in data.list_models()]
+        listed = [
+            {
+                "name": model.name,
+                "parameters": count_parameters(model),
+                "num_layers": model.num_layers,
+                "hidden_size": model.hidden_size,
+                "vocab_size": model.vocab_size,
+                "source": model.source,
+            }
+            for model in models
+        ]
+        rows = [
+            (m["name"], f"{m['parameters'] / 1e9:.1f}", m["num_layers"], m["hidden_size"])
+            for m in listed
+        ]
+        sources = [f"{m['name']}: {m['source']}" for m in listed if m["source"]]
+        text = table(("model", "billion parameters", "layers", "width"), rows)
+        return {"models": listed}, "\n".join([text, "", *sources])
+
+    @staticmethod
+    def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+        """A row for each model."""
+        return result["models"]

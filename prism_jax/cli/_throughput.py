@@ -1,0 +1,94 @@
+"""What a job's step time means for throughput, and what its mean is made of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..data import Job
+
+
+# The least share of a mean that people are told of.
+_LEAST = 5e-4
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """A job at a mean step time.
+
+    **Attributes:**
+
+    - `world_size`: its GPUs.
+    - `tokens_per_s_per_gpu`, `flop_per_s_per_gpu`: of the model, without what is computed again.
+    - `mfu`: the share of the devices' peak that these are; `None` where the peak is not known.
+    - `memory_bytes`: of the fullest GPU.
+    - `breakdown`: seconds that add up to the mean: `compute`; `bubble`, waiting for other stages;
+        `exposed tp` and so on, communication that nothing hides, by degree of parallelism; and what
+        `variability` adds, where there is any.
+    """
+
+    world_size: int
+    tokens_per_s_per_gpu: float
+    flop_per_s_per_gpu: float
+    mfu: float | None
+    memory_bytes: float
+    breakdown: dict[str, float]
+
+    def lines(self) -> list[str]:
+        """Two lines for people."""
+        mfu = "" if self.mfu is None else f" ({100 * self.mfu:.1f} % MFU)"
+        parts = ", ".join(
+            f"{name} {100 * seconds / sum(self.breakdown.values()):.1f} %"
+            for name, seconds in self.breakdown.items()
+            if abs(seconds) >= _LEAST * sum(self.breakdown.values())
+        )
+        return [
+            f"per GPU: {self.tokens_per_s_per_gpu:,.0f} tokens/s, "
+            f"{self.flop_per_s_per_gpu / 1e12:,.0f} model TFLOP/s{mfu}, "
+            f"{self.memory_bytes / 1e9:.1f} GB on the fullest",
+            f"mean:    {parts}",
+        ]
+
+
+def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
+    """Of a job at a mean step time in seconds, by default that without variability; `None` for a
+    profile, of which only latencies are known.
+    """
+    from ..program import predict
+
+    if job is None or job.model is None or job.cluster is None or job.training is None:
+        return None
+    found = predict(job)
+    mean = found.mean if mean is None else mean
+    slower, number = mean / found.mean, job.layout.world_size
+    return Throughput(
+        world_size=number,
+        tokens_per_s_per_gpu=found.tokens_per_s / number / slower,
+        flop_per_s_per_gpu=found.flop_per_s / slower,
+        mfu=found.mfu / slower if found.mfu == found.mfu else None,
+        memory_bytes=found.memory_bytes,
+        breakdown=_breakdown(found, mean),
+    )
+
+
+def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
+    """A sentence where what is compared has not the same number of GPUs."""
+    others = {name: number for name, number in sizes.items() if number != size}
+    if not others:
+        return []
+    listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
+    return [
+        f"note: not all have {size:,} GPUs ({listed}), so that a step may have more "
+        "tokens; compare tokens/s per GPU."
+    ]
+
+
+def _breakdown(found: Any, mean: float) -> dict[str, float]:
+    exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
+    pipeline = found.breakdown.get("pipeline", 0.0)
+    sends = min(found.exposed_send_recv, pipeline)
+    exposed["exposed pp"] = exposed.get("exposed pp", 0.0) + sends
+    compute = found.mean - pipeline - sum(exposed.values()) + sends
+    parts = {"compute": compute, "bubble": pipeline - sends}
+    parts |= {name: exposed[name] for name in sorted(exposed)}
+    parts["variability"] = mean - found.mean
+    return {name: seconds for name, seconds in parts.items() if abs(seconds) > 1e-12 * mean}

@@ -1,0 +1,128 @@
+"""The keys of a job: what each is, its unit, what it may be, and what it is by default."""
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from ._job import Job
+from ._read import struct_type
+
+
+# The ends of names that say in which unit a number is.
+_UNITS = {
+    "_flop_per_s": "FLOP/s",
+    "_bytes_per_s": "bytes/s",
+    "_bytes": "bytes",
+    "_s": "s",
+    "sequence_length": "tokens",
+    "microbatch_size": "sequences",
+    "hidden_size": "elements",
+    "vocab_size": "tokens",
+    "max_positions": "tokens",
+}
+# What is filled in when a job is loaded, and what `calibrate` writes.
+_LEFT_OUT = ("kernels", "calibrated")
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A key of a job file.
+
+    **Attributes:**
+
+    - `key`: with dots; `[]` stands for each of a list.
+    - `allowed`: what it may be, in words.
+    - `default`: as TOML writes it; `None` where the key must be given, empty where it may be
+        absent.
+    - `unit`: of a number, or empty.
+    - `about`: a sentence.
+    """
+
+    key: str
+    allowed: str
+    default: str | None
+    unit: str
+    about: str
+
+
+def job_keys() -> list[Key]:
+    """All keys of a job, its model and its cluster, in the order of the schema."""
+    return list(_keys(Job, ""))
+
+
+def _keys(cls: type[msgspec.Struct], prefix: str) -> Iterator[Key]:
+    about = _attributes(cls)
+    for field in msgspec.structs.fields(cls):
+        name = field.encode_name
+        if not prefix and name in _LEFT_OUT:
+            continue
+        inner = struct_type(field.type)
+        is_list = "tuple" in str(field.type)
+        key = f"{prefix}{name}{'[]' if inner and is_list else ''}"
+        default = None if field.required else toml_value(field.default)
+        yield Key(key, _allowed(field.type), default, unit(name), about.get(name, ""))
+        if inner is not None:
+            yield from _keys(inner, f"{key}.")
+
+
+def unit(key: str) -> str:
+    """The unit of a key, by its name or that of the table it is in; empty where it has none."""
+    names = reversed(key.split("."))
+    return next((u for name in names for end, u in _UNITS.items() if name.endswith(end)), "")
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it; empty for what is absent."""
+    if value is None or value is msgspec.NODEFAULT:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """What a docstring says of each attribute: the items that begin with names in backquotes."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    found = {}
+    for item in re.findall(r"^- (`.*(?:\n {2,}.*)*)", text, re.M):
+        names, _, about = " ".join(item.split()).partition(": ")
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), about)
+    return found
+
+
+def _allowed(annotation: Any) -> str:
+    """A type in words."""
+    limits, base = "", annotation
+    if typing.get_origin(base) is typing.Annotated:
+        base, *metas = typing.get_args(base)
+        limits = "".join(_limits(meta) for meta in metas)
+    origin, arguments = typing.get_origin(base), typing.get_args(base)
+    if origin is Literal:
+        return "one of " + ", ".join(map(toml_value, arguments))
+    if origin is tuple:
+        return f"a list of: {_allowed(arguments[0])}"
+    if origin is dict:
+        return f"a table of: {_allowed(arguments[1])}"
+    if arguments:  # A union.
+        return " or ".join(_allowed(one) for one in arguments if one is not type(None))
+    if inspect.isclass(base) and issubclass(base, msgspec.Struct):
+        return "a table"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return names.get(base, "anything") + limits
+
+
+def _limits(meta: Any) -> str:
+    signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    told = [
+        f"{word} {value:g}"
+        for sign, word in signs.items()
+        if (value := getattr(meta, sign, None)) is not None and abs(value) < 1e8
+    ]
+    return f" {', '.join(told)}" if told else ""

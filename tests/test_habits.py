@@ -1,0 +1,123 @@
+"""What users of any command line expect: near names, completion, `doctor`, an installed package."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.data import list_jobs
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_an_unknown_option_has_a_near_one(capsys):
+    assert main(["simulate", "megatron-22b-a100-8", "--sampels", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "No option `--sampels`; did you mean `--samples`" in said
+    assert main(["predict", "megatron-22b-a100-8", "--samples=3"]) == 2
+    assert "No option `--samples`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_shell_completes_commands_options_and_names(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert ("bashcompinit" in script) == (shell == "zsh")
+    if shell == "zsh":  # The function is the same.
+        return
+
+    def completed(*words: str) -> list[str]:
+        asked = f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}"
+        shown = f'{script}\n{asked}\n_prism_jax\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+        run = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+        return run.stdout.split()
+
+    assert completed("prism-jax", "sim") == ["simulate"]
+    assert completed("prism-jax", "simulate", "--samp") == ["--samples", "--sampling"]
+    assert completed("prism-jax", "simulate", "--sampling", "s") == ["sobol"]
+    assert completed("prism-jax", "predict", "gpt3") == [j for j in list_jobs() if "gpt3" in j]
+    assert "dgx-h100" in completed("prism-jax", "import", "--cluster", "dgx")
+    assert completed("prism-jax", "calibrate", "--to", "x") == []  # So that files are completed.
+
+
+def test_doctor_tells_what_is_there_and_what_is_wrong(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PRISM_JAX_CACHE", str(tmp_path))
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["jax"]
+    assert sum(found["devices"].values()) >= 1
+    assert found["cache"]["folder"].startswith(str(tmp_path))
+    assert found["cache"]["files"] == 0
+    assert found["problems"] == []
+    monkeypatch.setenv("PRISM_JAX_CACHE", "off")
+    monkeypatch.setattr("prism_jax.cli._doctor._PACKAGES", ("jax", "jaxlib", "not-there"))
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "problem: `not-there` is not installed." in text
+    assert "off" in text
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> pathlib.Path:
+    """A folder with the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    builder = (
+        "import os, sys; os.chdir(sys.argv[1]); import hatchling.build as b;"
+        "b.build_wheel(sys.argv[2]); b.build_sdist(sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", builder, str(_ROOT), str(folder)], check=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_the_wheel_is_made_of(built):
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.startswith("prism_jax/")]
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    data = "prism_jax/data/"
+    folders = tuple(f"{data}{folder}/" for folder in ("hardware", "kernels", "jobs"))
+    assert "prism_jax/py.typed" in names
+    for name in names:
+        assert (name.removeprefix(data) if name.startswith(folders) else name) in held
+    assert {"pyproject.toml", "README.md", "LICENSE", "constraints.txt"} <= held
+    assert not any(part in name for name in held for part in (".venv", "__pycache__"))
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_where_there_is_no_checkout(built, tmp_path):
+    """In an environment of its own, which borrows no more than the packages it depends on."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment["PRISM_JAX_CACHE"] = str(tmp_path / "cache")
+
+    def run(*words) -> str:
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run([str(word) for word in words], **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    # The packages of a folder that is only on the path; no editable install of it counts.
+    (site / "others.pth").write_text(str(pathlib.Path(pytest.__file__).parents[1]))
+    (wheel,) = built.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    run(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
+    where = run(python, "-c", "import prism_jax; print(prism_jax.__file__)").strip()
+    assert pathlib.Path(where).is_relative_to(site)
+    command = tmp_path / "venv/bin/prism-jax"
+    assert run(command, "--version").startswith("prism-jax ")
+    assert set(list_jobs()) <= set(run(command, "jobs").split())
+    words = [command, "simulate", "megatron-22b-a100-8", "--samples", "200", "--json"]
+    found = json.loads(run(*words))
+    assert 0.9 < found["step_time_s"]["mean"] < 1.2
+    assert run(command, "doctor").splitlines()[-1] == "No problem was found."

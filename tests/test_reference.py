@@ -1,0 +1,73 @@
+"""What is assumed can be read: keys of jobs, values of a job, a first job, the models."""
+
+import json
+import pathlib
+import runpy
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.data import job_keys, list_jobs, list_models
+
+
+_DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+
+def test_the_page_of_keys_is_that_of_the_schema():
+    page = runpy.run_path(str(_DOCS / "job_reference.py"))["job_reference"]()
+    assert (_DOCS / "job_reference.md").read_text() == page, "Run `make reference`."
+
+
+def test_every_key_says_what_it_is():
+    keys = job_keys()
+    assert len(keys) > 70
+    assert [key.key for key in keys if not (key.about and key.allowed)] == []
+    numbers = {key.key: key for key in keys}
+    assert numbers["cluster.links[].bandwidth_bytes_per_s"].unit == "bytes/s"
+    assert numbers["training.dtype"].default == '"bf16"'
+    assert numbers["schedule.kind"].default is None
+    for cls in (prism.Layout, prism.ScheduleConfig, prism.Training):
+        for field in msgspec.structs.fields(cls):
+            assert any(key.endswith(f".{field.name}") for key in numbers)
+
+
+@pytest.mark.parametrize("name", list_jobs())
+def test_every_value_of_a_job_is_shown(name, capsys):
+    assert main(["show", name, "--set", "schedule.blocking=true", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    keys = {key["key"]: key for key in found["keys"]}
+    job = prism.load_job(name)
+    assert keys["layout.tp"]["value"] == job.layout.tp
+    assert keys["schedule.blocking"]["value"] is True
+    assert keys["layout.ep"] == {"key": "layout.ep", "value": 1, "unit": "", "is_default": True}
+    assert keys["cluster.links[0].bandwidth_bytes_per_s"]["unit"] == "bytes/s"
+    assert not keys["schedule.num_microbatches"]["is_default"]
+    assert main(["show", name]) == 0
+    text = capsys.readouterr().out
+    assert "tables of kernels: " in text
+    assert max(map(len, text.splitlines())) < 150
+
+
+def test_a_first_job_is_valid_and_each_of_its_comments_too(tmp_path, capsys):
+    path = tmp_path / "first.toml"
+    assert main(["init", str(path)]) == 0
+    assert main(["predict", str(path)]) == 0
+    assert "16 GPUs" in capsys.readouterr().out
+    assert main(["init", str(path)]) == 2
+    assert "a file is there already" in capsys.readouterr().err
+    lines = path.read_text().splitlines()
+    comments = [line for line in lines if line.startswith("# ") and " = " in line.split("# ")[1]]
+    assert len(comments) > 25
+    free = [line[2:] if line in comments and "..." not in line else line for line in lines]
+    path.write_text("\n".join(free))
+    assert prism.load_job(path) == prism.load_job(path, ["training.prefetch=1"])
+
+
+def test_models_are_listed_with_their_parameters(capsys):
+    assert main(["models", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["models"]
+    assert [model["name"] for model in found] == list(list_models())
+    sizes = {model["name"]: model["parameters"] for model in found}
+    assert 4.0e11 < sizes["llama-3.1-405b"] < 4.1e11

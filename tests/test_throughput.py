@@ -1,0 +1,135 @@
+"""What a performance engineer reads first: throughput, breakdowns, CSV, and why an interval is not
+known."""
+
+import csv
+import io
+import json
+import math
+
+import jax
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import _simulate, main
+from prism_jax.cli._csv import as_csv
+from prism_jax.cli._throughput import other_sizes, throughput
+
+from .helpers import lognormal
+
+
+@pytest.mark.parametrize("name", ["megatron-175b-a100-64", "gpt3-175b-h100-4096"])
+@pytest.mark.parametrize("slower", [1.0, 1.25])
+def test_throughput_is_the_work_of_a_step_over_its_time(name, slower):
+    job = prism.load_job(name)
+    assert job.training is not None
+    assert job.cluster is not None
+    constant = prism.predict(job)
+    mean = slower * constant.mean
+    found = throughput(job, mean)
+    assert found is not None
+    layout, training = job.layout, job.training
+    sequences = layout.dp * job.schedule.num_microbatches * training.microbatch_size
+    tokens = sequences * training.sequence_length
+    assert found.tokens_per_s_per_gpu == pytest.approx(tokens / mean / layout.world_size)
+    peak = job.cluster.device.peak_flop_per_s[training.dtype]
+    assert found.mfu == pytest.approx(found.flop_per_s_per_gpu / peak)
+    parts = found.breakdown
+    assert sum(parts.values()) == pytest.approx(mean)
+    assert parts.get("variability", 0.0) == pytest.approx(mean - constant.mean, abs=1e-9)
+    waits = constant.breakdown["pipeline"]
+    assert parts["bubble"] + parts["exposed pp"] >= waits - 1e-9
+    assert all(x >= -1e-12 for x in parts.values())
+
+
+def _read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _csv(words, capsys) -> list[dict[str, str]]:
+    assert main([*words, "--csv"]) == 0
+    return _read(capsys.readouterr().out)
+
+
+def test_simulate_tells_throughput_further_quantiles_and_why_they_are_unknown(tmp_path, capsys):
+    path = tmp_path / "law.npz"
+    words = ["simulate", "megatron-22b-a100-8", "--samples", "1000", "--quantiles", "0.9,0.999"]
+    assert main([*words, "--out", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    law = prism.load_law(path)
+    assert found["step_time_s"]["mean"] == law.mean
+    assert found["step_time_s"]["p99.9"] == law.quantile(0.999)
+    assert found["step_time_s"]["p99.9_interval"] is None
+    assert found["unknown_because"]["p99.9"] == law.why_unknown(0.999)
+    assert "are needed" in found["unknown_because"]["p99.9"]
+    assert law.why_unknown(0.9) is None is law.why_unknown()
+    assert sum(found["throughput"]["breakdown"].values()) == pytest.approx(law.mean)
+    rows = {row["figure"]: row for row in _read(as_csv(_simulate.rows(found)))}
+    assert float(rows["p90"]["predicted_s"]) == law.quantile(0.9)
+    assert rows["p99.9"]["interval_s.low"] == ""
+    assert float(rows["mean"]["measured_s"]) == 1.1
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "* p99.9: only 1 independent" in text
+    assert "tokens/s" in text
+    assert "MFU" in text
+    assert "1 microbatch," in text
+
+
+def test_a_law_says_why_its_moments_have_no_interval():
+    program = prism.compile_graph(
+        [prism.Op(1.0, kind="gemm")],
+        variability=prism.Variability(residual={"gemm": lognormal(0.1)}),
+    )
+    law = prism.simulate(program, num_samples=10, key=jax.random.key(0))
+    assert math.isnan(law.mean_interval()[0])
+    why = law.why_unknown()
+    assert why is not None
+    assert "about 2 times as many steps" in why
+    assert "interval unknown: only 10" in repr(law)
+
+
+def test_comparisons_carry_gpus_and_throughput_and_say_where_sizes_differ(capsys):
+    job, small = "megatron-22b-a100-8", ["--samples", "400"]
+    change = ["--set", "num_nodes=2", "--allow-oom", "--set", "layout.dp=2"]
+    words = ["sweep", job, *small, "--over", "layout.dp=1,2", "--set", "num_nodes=2"]
+    found = _csv(words, capsys)
+    assert [row["world_size"] for row in found] == ["8", "16"]
+    tokens = 4 * 2048
+    for row in found:
+        each = float(row["tokens_per_s_per_gpu"])
+        assert each == pytest.approx(tokens / 8 / float(row["mean_s"]), rel=1e-9)
+    assert "(row 1: 16)" in other_sizes({"row 0": 8, "row 1": 16}, 8)[0]
+    words = ["whatif", job, *small, *change, "--kernel", "gemm:0.9", "--change", "layout.dp=1"]
+    assert main([*words, "--json"]) == 0
+    speed = json.loads(capsys.readouterr().out)["throughput"]
+    assert {name: one["world_size"] for name, one in speed.items()} == {
+        "as it is": 16,
+        "kernel gemm:0.9": 16,
+        "layout.dp=1": 8,
+    }
+    assert speed["kernel gemm:0.9"]["mfu"] > speed["as it is"]["mfu"]
+    assert other_sizes({"a": 4, "b": 4}, 4) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["memory", "megatron-175b-a100-64"], ["predict", "megatron-175b-a100-64"], ["jobs"]]
+)
+def test_tables_are_csv_too(words, capsys):
+    rows = _csv(words, capsys)
+    assert len(rows) >= 5
+    assert len({len(row) for row in rows}) == 1
+    assert main([*words, "--csv", "--json"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--quantiles", "1.5"], "`1.5` must be a number between 0 and 1"),
+        (["--quantiles", "p99"], "`p99` must be a number between 0 and 1"),
+        (["--out", "law.csv"], "must be a .npz file"),
+    ],
+)
+def test_bad_quantiles_and_files_are_refused(words, match, capsys):
+    assert main(["simulate", "megatron-22b-a100-8", *words]) == 2
+    assert match in capsys.readouterr().err
