@@ -55,7 +55,7 @@ _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ),
     # "No overlap features": nothing but what Transformer Engine does by itself.
     ("SimuMax", "SimuMax, B200", "megatron-core-2024", _NOT_BESIDE),
-    ("Megatron-Bridge", "Megatron-Bridge", "nemo-2023", {}),
+    ("Megatron-Bridge", "Megatron-Bridge", "megatron-bridge-2025", {}),
     ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", "nemo-2023", {}),
     ("model_table", f"Megatron-Core r0.8, H100, {_PLAIN}", "megatron-core-2024", {}),
     ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
@@ -97,6 +97,9 @@ _SHIPPED = {
     "Qwen3_235B_a22B": "qwen3-235b-a22b",
     "Qwen3_30B_a3B": "qwen3-30b-a3b",
 }
+# What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
+# 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
+_ALL_TO_ALL = ("GPT OSS 120B", "Kimi_K2")
 _WITH_EXPERTS = "deepseek|qwen|oss|kimi|nemotron|mixtral"
 
 
@@ -187,6 +190,9 @@ def _of_steps(row: dict[str, str]) -> data.Job:
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1.0")
     if stack == "torchtitan":
         options["tp_overlap"] = "async" in row["note"].lower()
+    name, _, variant = row["model"].partition(" (")
+    if name in _ALL_TO_ALL or variant.startswith("tokendrop"):
+        options["token_dispatcher"] = "alltoall"
     if "mp mode DEFAULT" in row["note"]:  # Composer then reduces in float32.
         options["gradient_dtype"] = "fp32"
     if row["zero"]:

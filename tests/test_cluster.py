@@ -1,3 +1,5 @@
+import itertools as it
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from prism_jax.cluster import (
     collective_latency,
     compute_latency,
     cp_group,
+    dispatch_latency,
     dp_group,
     find_link,
     find_send_link,
@@ -103,6 +106,24 @@ def test_several_ranks_per_node_share_the_way_out(h100):
     # All-to-all has no such shortcut.
     found = collective_latency("all_to_all", 8e9, Group("dp", 64, 1), h100, _perfect())
     assert found.latency == pytest.approx(7 / 8 * 8e9 / 50e9)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_tokens_go_once_to_each_rank_and_each_node(h100, copies):
+    """Of eight ranks in one node, or in two, with two experts each: by all choices of experts."""
+    token_bytes, experts = 1e9, 16
+    choices = list(it.combinations(range(experts), copies))
+
+    def distinct(each: int) -> float:
+        return sum(len({one // each for one in choice}) for choice in choices) / len(choices)
+
+    found = dispatch_latency(token_bytes, copies, experts, Group("ep", 8), h100, _perfect())
+    assert found.latency == pytest.approx(7 / 8 * token_bytes * distinct(2) / 450e9)
+    # Every other rank of a node: each has an adapter of its own.
+    far = dispatch_latency(token_bytes, copies, experts, Group("ep", 8, 2), h100, _perfect())
+    outside, inside = 1 / 2 * distinct(8) / 50e9, 3 / 4 * distinct(2) / 450e9
+    assert far.latency == pytest.approx(token_bytes * max(outside, inside))
+    assert far.link == "infiniband"
 
 
 def test_latency_counts_hops():

@@ -195,6 +195,10 @@ def test_defaults_of_megatron():
     assert from_megatron(half, 8, "here")["training"]["gradient_dtype"] == "fp16"
     half["accumulate-allreduce-grads-in-fp32"] = True
     assert from_megatron(half, 8, "here")["training"]["gradient_dtype"] == "fp32"
+    assert "token_dispatcher" not in grouped["training"]
+    sent = {"moe-token-dispatcher-type": "flex", "moe-shared-expert-overlap": True}
+    training = from_megatron(_SMALL | sent, 8, "here")["training"]
+    assert (training["token_dispatcher"], training["overlap_shared_experts"]) == ("flex", True)
     padded = from_megatron(_SMALL | {"padded-vocab-size": 50_260}, 8, "here")
     assert padded["model"]["vocab_size"] == 50_260
 

@@ -10,7 +10,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cluster import compute_latency
 from prism_jax.data import Layer, Model, ScheduleConfig, load_job, load_model
-from prism_jax.workload import Block, Workload, count_parameters, lower
+from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
 from prism_jax.workload.modules._around import close_backward, close_module, open_module
@@ -120,6 +120,59 @@ def test_tokens_go_to_their_experts_and_back():
     # Gradients of experts are reduced over the two replicas of each, all others over four.
     groups = {k.size.split()[1] for k in kernels_of(work.reduce_scatter[0])}
     assert groups == {"dp4", "edp2"}
+
+
+_FAR = ("layout.tp=1", "layout.dp=8", "layout.ep=8", "training.sequence_parallel=false")
+
+
+def test_shared_experts_run_beside_the_way_to_the_others():
+    """All of both is there, and what is shorter is hidden but for contention."""
+    _, alone = _lowered(_SMALL, _FAR)
+    _, beside = _lowered(_SMALL, (*_FAR, "training.overlap_shared_experts=true"))
+    for phase in ("forward", "backward"):
+        (one,), (other,) = getattr(alone, phase), getattr(beside, phase)
+        assert kernels_of(one) == kernels_of(other)
+        ((branches, times),) = ((s.branches[0], n) for s, n in other if s.branches)
+        shared = sum(kernel.mean * count for kernel, count in branches.compute)
+        ((sent, _),) = branches.communication[0]
+        a, _ = branches.contention
+        slower = max(shared + a / (1 + a) * sent.mean, sent.mean)
+        saved = 3 * (shared + sent.mean - slower)
+        assert times == 3
+        assert saved > 0
+        assert block_mean(one) - block_mean(other) == pytest.approx(saved, rel=1e-9)
+
+
+def test_shared_experts_that_are_split_are_not_known_beside_others():
+    split = ("layout.tp=2", "layout.dp=4", "layout.ep=4", "layout.etp=1")
+    with pytest.raises(ValueError, match="overlap_shared_experts` = false"):
+        _lowered(_SMALL, (*split, "training.overlap_shared_experts=true"))
+
+
+def test_tokens_that_are_sent_once_are_permuted_once():
+    """Two all_to_alls as before, shorter, and two permutations of four."""
+    _, copies = _lowered(_SMALL, _LAYOUTS[3])
+    _, once = _lowered(_SMALL, (*_LAYOUTS[3], "training.token_dispatcher=flex"))
+    for phase in ("forward", "backward"):
+        one, other = (kernels_of(getattr(work, phase)[0]) for work in (copies, once))
+        fewer = {kernel: n for kernel, n in (one - other).items() if kernel.link is None}
+        ((permute, number),) = fewer.items()
+        assert (permute.kind, number) == ("elementwise", 2 * 3)
+        long, short = (
+            next(k.mean for k in found if k.kind == "all_to_all") for found in (one, other)
+        )
+        assert short < long
+
+
+def test_grouped_products_are_as_efficient_as_one_of_them():
+    job = load_job("megatron-22b-a100-8")
+    parts = (job.model, job.layout, job.training, job.cluster, job.kernels)
+    costs = Costs(*parts)  # pyright: ignore[reportArgumentType]
+    one, many = costs.linear(2048, 4096, 2048), costs.grouped(2048, 4096, 2048, 16)
+    for kind in ("forward", "dgrad", "wgrad"):
+        single, grouped = getattr(one, kind).mean, getattr(many, kind).mean
+        overhead = 5e-6 * costs.kernels.compute
+        assert grouped - overhead == pytest.approx(16 * (single - overhead), rel=1e-9)
 
 
 def test_gradients_of_experts_are_added_in_float32():

@@ -78,7 +78,7 @@ def _rows():
     return [
         {
             "gpus": n,
-            "label": f"tp 8, pp {i + 1}, dp {n}",
+            "layout": f"tp 8, pp {i + 1}, dp {n}",
             "mean_s": 1 + n / 1e4,
             "p95_s": 1.1 + n / 5e3,
             "p95_low_s": 1.08 + n / 5e3,
@@ -109,7 +109,7 @@ def _pictures(step):
         "heat_map": plot.heat_map(_criticality()),
         "gantt": plot.gantt(step),
         "scale": plot.scale(_rows(), "gpus", label="size of the job (GPUs)"),
-        "layouts": plot.layouts(pl.DataFrame(_rows())),
+        "layouts": plot.layouts(pl.DataFrame(_rows()), mean="mean_s", p95="p95_s"),
         "training_run": plot.training_run(_run_law(), deadline_days=55.0),
     }
 
@@ -215,9 +215,11 @@ def test_sizes_layouts_and_runs_are_plotted_as_they_are():
     lines = {line[0].get_linestyle(): line[0].get_xydata() for line in ax.containers}
     np.testing.assert_allclose(lines["-"], [(row["gpus"], row["mean_s"]) for row in rows])
     np.testing.assert_allclose(lines["--"], [(row["gpus"], row["p95_s"]) for row in rows])
-    ax = plot.layouts(_rows())
+    ax = plot.layouts(
+        [{**row, "mean [s]": row["mean_s"], "p95 [s]": row["p95_s"]} for row in _rows()]
+    )
     np.testing.assert_allclose(_line(ax, "p95")[:, 0], [row["p95_s"] for row in _rows()])
-    assert [x.get_text() for x in ax.get_yticklabels()] == [row["label"] for row in _rows()]
+    assert [x.get_text() for x in ax.get_yticklabels()] == [row["layout"] for row in _rows()]
     law = _run_law()
     ax = plot.training_run(law, deadline_days=55.0)
     shown = ax.patches[0].get_data()

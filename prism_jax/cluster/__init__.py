@@ -3,6 +3,7 @@ from ._collective import (
     Transfer as Transfer,
     between_nodes as between_nodes,
     collective_latency as collective_latency,
+    dispatch_latency as dispatch_latency,
     send_recv_latency as send_recv_latency,
 )
 from ._compute import compute_latency as compute_latency

@@ -26,7 +26,12 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 def collective_latency(
-    kind: str, num_bytes: float, group: Group, cluster: Cluster, kernels: Kernels
+    kind: str,
+    num_bytes: float,
+    group: Group,
+    cluster: Cluster,
+    kernels: Kernels,
+    outside_bytes: float | None = None,
 ) -> Transfer:
     """The latency of a collective.
 
@@ -37,6 +42,8 @@ def collective_latency(
         what one rank sends.
     - `group`: who takes part.
     - `cluster`, `kernels`: on what.
+    - `outside_bytes`: of an `all_to_all` that sends less between inner domains, as if a rank's own
+        got as much as any other; by default `num_bytes`.
 
     **Returns:**
 
@@ -58,6 +65,7 @@ def collective_latency(
     local = ranks_per_domain(group, domain)
     domains = math.ceil(n / local)
     share = num_bytes if kind == "all_to_all" else num_bytes / local
+    share = share if outside_bytes is None else outside_bytes
     factor = between_nodes(link, cluster, kernels)
     outside = factor * (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
     inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
@@ -70,6 +78,31 @@ def collective_latency(
     depth = math.ceil(math.log2(domains))
     tree = 2 * moved + passes * (depth * hop + (local - 1) * domain.latency_s)
     return Transfer(link.name, min(ring, tree))
+
+
+def dispatch_latency(
+    token_bytes: float, copies: int, experts: int, group: Group, cluster: Cluster, kernels: Kernels
+) -> Transfer:
+    """The latency of an `all_to_all` of tokens to `copies` of as many experts each, any of them as
+    likely, which are dealt to the group: a token goes once to each rank that has any of its
+    experts, and once to each inner domain, whose ranks pass it on (DeepEP, DeepSeek-V3,
+    arXiv:2412.19437, section 3.2.2).
+    """
+    link = find_link(cluster, group)
+    inner = [inner for inner in cluster.links if inner.group < link.group]
+    local = max((ranks_per_domain(group, one) for one in inner), default=1)
+    ranks, domains = (
+        token_bytes * _distinct(parts, copies, experts)
+        for parts in (group.size, math.ceil(group.size / local))
+    )
+    return collective_latency("all_to_all", ranks, group, cluster, kernels, domains)
+
+
+def _distinct(parts: int, copies: int, experts: int) -> float:
+    """How many of equal parts of the experts have one at least of so many different experts."""
+    others = experts - experts / parts
+    missed = math.prod(max(others - i, 0) / (experts - i) for i in range(copies))
+    return parts * (1 - missed)
 
 
 def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:

@@ -114,6 +114,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
         beside the backward and the forward; the former also those of gradients that each microbatch
         deals.
+    - `token_dispatcher`: how tokens come to experts, in Megatron-Core's terms: `alltoall` sends one
+        copy to each of a token's experts, `flex` (DeepEP, HybridEP) one to each rank that has any
+        of them, and one to each node, and permutes tokens where they arrive alone.
+    - `overlap_shared_experts`: whether the shared experts run beside the exchanges with the others,
+        as with Megatron-Core's `moe-shared-expert-overlap`.
     - `gradient_dtype`: in which gradients are reduced.
     - `launch_floor_s`: no compute kernel is shorter: how long the host takes to launch one.
     - `software`: the stack whose switches these are, where the job does not set them itself.
@@ -136,6 +141,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_tp_backward: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    token_dispatcher: Literal["alltoall", "flex"] = "alltoall"
+    overlap_shared_experts: bool = False
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     launch_floor_s: NonNegative = 0.0
     software: Name | None = None

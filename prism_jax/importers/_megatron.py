@@ -240,6 +240,12 @@ def _training(read: Reader, model: Table) -> Table:
         "overlap_param_gather": read.flag("overlap-param-gather"),
         "gradient_dtype": "fp32" if in_float32 else half,
     }
+    # As in Megatron-Core, `allgather` is for one expert-parallel rank.
+    kinds = ("allgather", "alltoall", "flex")
+    if read.choice("moe-token-dispatcher-type", "allgather", kinds) == "flex":
+        training["token_dispatcher"] = "flex"
+    if read.flag("moe-shared-expert-overlap"):
+        training["overlap_shared_experts"] = True
     read.get("fp8-format")
     read.get("fp8")
     return {**training, **_recompute(read)}

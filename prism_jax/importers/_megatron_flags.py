@@ -39,7 +39,7 @@ _NAMES = """
     moe-router-bias-update-rate moe-router-dtype moe-router-enable-expert-bias moe-router-fusion
     moe-router-group-topk moe-router-load-balancing-type moe-router-num-groups
     moe-router-padding-for-quantization moe-router-pre-softmax moe-router-score-function
-    moe-router-topk-scaling-factor moe-token-dispatcher-type moe-token-drop-policy
+    moe-router-topk-scaling-factor moe-token-drop-policy
     moe-use-legacy-grouped-gemm moe-z-loss-coeff mscale mscale-all-dim mtp-loss-scaling-factor
     nccl-communicator-config-path nnodes no-align-grad-reduce no-barrier-with-level-1-timing
     no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion

@@ -8,16 +8,16 @@ from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, plain_numbe
 def layouts(
     rows: Any,
     *,
-    label: str = "label",
-    mean: str = "mean_s",
-    p95: str = "p95_s",
+    label: str = "layout",
+    mean: str = "mean [s]",
+    p95: str = "p95 [s]",
     ax: Any = None,
 ) -> Any:
     """Plots the mean and p95 of several layouts, one below the other in the order given.
 
     **Arguments:**
 
-    - `rows`: a polars frame or dictionaries.
+    - `rows`: a table of layouts: a polars frame, or dictionaries.
     - `label`, `mean`, `p95`: their columns; the last two in seconds.
     - `ax`: matplotlib's axes; new ones by default.
 

@@ -10,6 +10,7 @@ from ..cluster import (
     collective_latency,
     compute_latency,
     cp_group,
+    dispatch_latency,
     dp_group,
     edp_group,
     ep_group,
@@ -133,19 +134,23 @@ class Costs(msgspec.Struct, frozen=True):
         bytes_per_value = 6 + (5 if self.model.dropout else 0)
         return self.move("elementwise", bytes_per_value * self.norm_tokens * self.model.hidden_size)
 
-    def gemm(self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1) -> Kernel:
-        """`batch` products of an `(m, k)` with a `(k, n)` matrix; the result has two bytes."""
+    def gemm(
+        self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1, parts: int = 1
+    ) -> Kernel:
+        """`batch` products of an `(m, k)` with a `(k, n)` matrix; the result has two bytes. They
+        run at once, or in so many parts.
+        """
         dtype = self.training.dtype if dtype is None else dtype
         num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 2 * m * n)
-        return self._gemm(m, n, k, dtype, batch, num_bytes)
+        return self._gemm(m, n, k, dtype, batch, num_bytes, parts)
 
     def weight_gemm(
-        self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1
+        self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1, parts: int = 1
     ) -> Kernel:
         """As `gemm`, but the result is added to a gradient in float32."""
         dtype = self.training.dtype if dtype is None else dtype
         num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 8 * m * n)
-        kernel = self._gemm(m, n, k, dtype, batch, num_bytes)
+        kernel = self._gemm(m, n, k, dtype, batch, num_bytes, parts)
         return msgspec.structs.replace(kernel, size=f"{kernel.size} added")
 
     def linear(self, tokens: int, outputs: int, inputs: int, dtype: str | None = None) -> "Linear":
@@ -159,9 +164,9 @@ class Costs(msgspec.Struct, frozen=True):
     def grouped(self, tokens: int, outputs: int, inputs: int, groups: int) -> "Linear":
         """As `linear`, for as many matrices, each with `tokens` of its own."""
         return Linear(
-            self.gemm(tokens, outputs, inputs, None, groups),
-            self.gemm(tokens, inputs, outputs, None, groups),
-            self.weight_gemm(inputs, outputs, tokens, None, groups),
+            self.gemm(tokens, outputs, inputs, None, groups, groups),
+            self.gemm(tokens, inputs, outputs, None, groups, groups),
+            self.weight_gemm(inputs, outputs, tokens, None, groups, groups),
         )
 
     def attention(
@@ -230,6 +235,20 @@ class Costs(msgspec.Struct, frozen=True):
         size = f"{round(num_bytes)}B {group.name}{group.size} {transfer.link}"
         return Kernel(kind, size, transfer.latency, transfer.link, group=group.name)
 
+    def exchange(self, copies: int, experts: int) -> Kernel | None:
+        """The all_to_all of a microbatch's tokens to `copies` of so many experts, or back; `None`
+        where every rank has all experts.
+        """
+        if self.ep.size == 1:
+            return None
+        token_bytes = 2 * self.norm_tokens * self.model.hidden_size
+        whole = self.collective("all_to_all", copies * token_bytes, self.ep)
+        if self.training.token_dispatcher == "alltoall":
+            return whole
+        of_group = self.ep, self.cluster, self.kernels
+        found = dispatch_latency(token_bytes, copies, experts, *of_group)
+        return msgspec.structs.replace(whole, size=f"{whole.size} once", mean=found.latency)
+
     def beside(self, compute: Iterable[Kernel], collective: Kernel) -> Branches:
         """Compute and a collective side by side, of which the collective takes a share of the units
         that compute: it takes `1 / (1 - share)` times as long meanwhile.
@@ -266,8 +285,11 @@ class Costs(msgspec.Struct, frozen=True):
         mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
         return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name, group="pp")
 
-    def _gemm(self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float) -> Kernel:
+    def _gemm(
+        self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float, parts: int
+    ) -> Kernel:
         flop = 2 * batch * m * n * k
-        mean = compute_latency("gemm", dtype, flop, num_bytes, self.cluster.device, self.kernels)
+        on = self.cluster.device, self.kernels, parts
+        mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
         shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
         return Kernel("gemm", f"{dtype} {shape}", mean, flop=flop)

@@ -69,6 +69,12 @@ class MoE(AbstractModule):
                 f"`layout.tp` = {layout.tp} without sequence parallelism gives each rank all "
                 "tokens to route to its experts; use `training.sequence_parallel` = true."
             )
+        if self.shared and training.overlap_shared_experts and layout.tp > 1:
+            raise ValueError(
+                f"`layout.tp` = {layout.tp} gives shared experts collectives of their own, which "
+                "are not known beside those of the others; use "
+                "`training.overlap_shared_experts` = false."
+            )
         if self.num_experts % layout.ep != 0:
             raise ValueError(
                 f"`layout.ep` = {layout.ep} does not divide `num_experts` = {self.num_experts}; "
@@ -108,12 +114,10 @@ class MoE(AbstractModule):
             *cast(costs, routed * ffn),
             down.forward,
         ]
-        route = [*before, router.forward, self._choose(costs), self._permute(costs)]
-        return [
-            *(one for mlp in self.shared for one in mlp.forward(costs, [])),
-            *self._exchange(costs, route, experts),
-            segment([self._permute(costs)]),
-        ]
+        permute = self._permute_to_send(costs)
+        route = [*before, router.forward, self._choose(costs), *permute]
+        shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
+        return [*self._exchange(costs, route, experts, shared), segment(permute)]
 
     def backward(
         self, costs: Costs, before: list[Kernel], *, weights: bool = True
@@ -130,18 +134,16 @@ class MoE(AbstractModule):
             *cast_gradient(costs, routed * width),
             *gradients(up, weights),
         ]
-        last = [self._permute(costs), self._choose(costs), *gradients(router, weights)]
+        permute = self._permute_to_send(costs)
+        last = [*permute, self._choose(costs), *gradients(router, weights)]
+        shared = [one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)]
         forward: list[Segment] = []
         if costs.recomputes("moe"):
             forward = self.forward(costs, [])
         elif costs.recomputes("shared_experts"):
             forward = [one for mlp in self.shared for one in mlp.forward(costs, [])]
-        return [
-            *forward,
-            *self._exchange(costs, [*before, self._permute(costs)], experts),
-            segment(last),
-            *(one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)),
-        ]
+        found = self._exchange(costs, [*before, *permute], experts, shared)
+        return [*forward, *found, segment(last)]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
@@ -184,25 +186,32 @@ class MoE(AbstractModule):
             costs.grouped(each, hidden, ffn, local),
         )
 
-    def _exchange(self, costs: Costs, first: list[Kernel], experts: list[Kernel]) -> list[Segment]:
-        """To the experts, through them and back; all who have experts wait for the slowest."""
+    def _exchange(
+        self, costs: Costs, first: list[Kernel], experts: list[Kernel], shared: list[Segment]
+    ) -> list[Segment]:
+        """To the experts, through them and back; all who have experts wait for the slowest. The
+        shared experts run first, or beside the way there.
+        """
         ranks, load = costs.expert_ranks, self._load(costs)
-        num_bytes = 2 * self.top_k * costs.norm_tokens * costs.model.hidden_size
-        send = costs.collective("all_to_all", num_bytes, costs.ep) if costs.ep.size > 1 else None
+        send = costs.exchange(self.top_k, self.num_experts)
         sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
 
         def closed(kernels: list[Kernel], by: Kernel | None) -> Segment:
             return segment(_with_load(kernels, load), _with_load([by], load)[0], members=ranks)
 
-        out = segment(first, _with_load([send], load)[0], members=ranks)
+        (sent,) = _with_load([send], load)
+        out = [*shared, segment(first, sent, members=ranks)]
+        if sent and shared and costs.training.overlap_shared_experts:
+            alone = [kernel for one in shared for kernel, n in one.kernels for _ in range(n)]
+            out = [segment(first, None, costs.beside(alone, sent), members=ranks)]
         if costs.etp.size == 1:
-            return [out, closed([*sort, *experts, *sort], send)]
-        gathered = num_bytes * costs.etp.size
+            return [*out, closed([*sort, *experts, *sort], send)]
+        gathered = 2 * self.top_k * costs.norm_tokens * costs.model.hidden_size * costs.etp.size
         gather = costs.collective("all_gather", gathered, costs.etp)
         scatter = costs.collective("reduce_scatter", gathered, costs.etp)
         if send is None:
-            return [segment(first, gather), segment(experts, scatter)]
-        return [out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
+            return [*shared, segment(first, gather), segment(experts, scatter)]
+        return [*out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
 
     def _load(self, costs: Costs) -> Load | None:
         """The law of the load of a rank; `None` where all have the same."""
@@ -218,6 +227,11 @@ class MoE(AbstractModule):
             split=layout.expert_tp,
             capacity=math.inf if self.capacity_factor is None else self.capacity_factor,
         )
+
+    def _permute_to_send(self, costs: Costs) -> list[Kernel]:
+        """Where a rank has all experts, or sends a copy of a token for each of them."""
+        flex = costs.training.token_dispatcher == "flex" and costs.ep.size > 1
+        return [] if flex else [self._permute(costs)]
 
     def _permute(self, costs: Costs) -> Kernel:
         """Reads the tokens of a rank once and writes them `top_k` times, or the other way round."""
