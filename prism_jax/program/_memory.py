@@ -156,11 +156,12 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     extra = np.array(
         [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
     )
-    columns = (forward, lets_go, parts.stage, kept[parts.stage])
-    columns += (extra[parts.stage, forward.astype(int)],)
+    stage, during = parts.stage, extra[parts.stage, forward.astype(int)]
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
-    spans = it.starmap(slice, it.pairwise(starts))
-    return [_peak(*(column[span] for column in columns), stages) for span in spans]
+    return [
+        _peak(forward[a:b], lets_go[a:b], stage[a:b], kept[stage[a:b]], during[a:b], stages)
+        for a, b in it.pairwise(starts.tolist())
+    ]
 
 
 def _peak(
