@@ -58,6 +58,13 @@ from .law import (
     merge_laws as merge_laws,
     save_law as save_law,
 )
+from .layouts import (
+    LayoutSpace as LayoutSpace,
+    RankedLayout as RankedLayout,
+    Ranking as Ranking,
+    enumerate_layouts as enumerate_layouts,
+    rank_layouts as rank_layouts,
+)
 from .placement import Placement as Placement, place as place
 from .program import (
     Memory as Memory,

@@ -1,3 +1,10 @@
+from ._batches import (
+    NUM_BATCHES as NUM_BATCHES,
+    Batched as Batched,
+    batched as batched,
+    beside as beside,
+    whole_batches as whole_batches,
+)
 from ._criticality import Criticality as Criticality, criticality as criticality
 from ._estimate import estimate as estimate
 from ._improve import Improvement as Improvement, improve as improve

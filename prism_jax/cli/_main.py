@@ -22,6 +22,8 @@ _COMMANDS = {
     "improve": "_improve",
     "target": "_target",
     "sweep": "_sweep",
+    "layouts": "_layouts",
+    "compare": "_compare",
     "run": "_run",
     "predict": "_predict",
     "memory": "_memory",

@@ -3,31 +3,20 @@
 import argparse
 import functools as ft
 import hashlib
-import math
 from typing import Any
 
-from .._misc import quoted
 from ._arguments import add_job_arguments
 from ._devices import use_all_cores
+from ._over import add_over_argument, choices_of
 from ._workers import add_ray_arguments, ray_executor, shard
 
 
 HELP = "simulate a job over a grid of values"
 
-# Of one key, and of all combinations: each takes a file, and a tenth of a second or more.
-_MOST_POINTS = 10_000
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
-    parser.add_argument(
-        "--over",
-        action="append",
-        required=True,
-        metavar="KEY=VALUES",
-        help="values to take: layout.dp=16,32,64 or kernels.all_gather.sigma=0.01:0.2:20 (from, "
-        "to, how many); may be given again, for all combinations",
-    )
+    add_over_argument(parser, required=True)
     parser.add_argument(
         "--out", metavar="DIR", help="a folder for the rows (Parquet); goes on with what is there"
     )
@@ -41,69 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ray_arguments(parser)
 
 
-def values(text: str) -> tuple[str, list[str]]:
-    """A key and its values: `key=a,b,c` or `key=from:to:how_many`.
-
-    **Raises:**
-
-    A `ValueError` of one sentence.
-    """
-    key, equals, given = text.partition("=")
-    key, given = key.strip(), given.strip()
-    if not key or not equals or not given:
-        raise ValueError(
-            f"`--over {quoted(text)}` is not a key and its values; write it as "
-            "`layout.dp=16,32,64`."
-        )
-    if ":" not in given:
-        choices = [choice.strip() for choice in given.split(",")]
-        if len(choices) > _MOST_POINTS:
-            raise ValueError(
-                f"`--over {quoted(text)}` has {len(choices):,} values; a sweep takes up to "
-                f"{_MOST_POINTS:,}, so give fewer."
-            )
-        if not all(choices):
-            raise ValueError(
-                f"`--over {quoted(text)}` has an empty value; separate values by one comma."
-            )
-        return key, choices
-    try:
-        first, last, number = given.split(":")
-        low, high, many = float(first), float(last), int(number)
-        if not (1 <= many <= _MOST_POINTS and math.isfinite(high - low)):
-            raise ValueError
-    except ValueError:
-        raise ValueError(
-            f"`--over {quoted(text)}` is not a range; write from, to and how many (1 to "
-            f"{_MOST_POINTS}), as in `kernels.all_gather.sigma=0.01:0.2:20`."
-        ) from None
-    step = (high - low) / max(many - 1, 1)
-    return key, [f"{low + i * step:.12g}" for i in range(many)]
-
-
-def _over(texts: list[str]) -> dict[str, list[str]]:
-    """The values of each key. Raises a `ValueError` of one sentence."""
-    over: dict[str, list[str]] = {}
-    for text in texts:
-        key, choices = values(text)
-        if key in over:
-            raise ValueError(
-                f"`--over {quoted(key)}` was given twice; give all of its values at once."
-            )
-        over[key] = choices
-    points = math.prod(map(len, over.values()))
-    if points > _MOST_POINTS:
-        raise ValueError(
-            f"The values of `--over` make {points:,} combinations; a sweep takes up to "
-            f"{_MOST_POINTS:,}, so give fewer values."
-        )
-    return over
-
-
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..data import load_job
 
-    over = _over(arguments.over)
+    over = choices_of(arguments.over)
     if arguments.shard != (1, 1) and arguments.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")
 

@@ -156,11 +156,11 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     extra = np.array(
         [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
     )
-    kept, extra = kept[parts.stage], extra[parts.stage, forward.astype(int)]
+    stage, during = parts.stage, extra[parts.stage, forward.astype(int)]
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
-        _peak(forward[a:b], lets_go[a:b], parts.stage[a:b], kept[a:b], extra[a:b], stages)
-        for a, b in it.pairwise(starts)
+        _peak(forward[a:b], lets_go[a:b], stage[a:b], kept[stage[a:b]], during[a:b], stages)
+        for a, b in it.pairwise(starts.tolist())
     ]
 
 

@@ -22,6 +22,8 @@ class AbstractSchedule(abc.ABC):
     blocking: ClassVar[bool] = False
     # The least number of microbatches for each rank that the order is defined for.
     microbatches_per_rank: ClassVar[int] = 0
+    # Whether a search for layouts gives it a multiple of `num_ranks` microbatches only.
+    whole_groups: ClassVar[bool] = False
 
     num_ranks: int
     num_microbatches: int

@@ -11,6 +11,8 @@ class AbstractInterleaved(AbstractSchedule):
     Stage `c * num_ranks + r` is on rank `r`.
     """
 
+    whole_groups = True  # With others, orders can deadlock.
+
     num_ranks: int
     num_microbatches: int
     virtual_stages: int

@@ -1,4 +1,4 @@
-from ._architecture import count_parameters as count_parameters
+from ._architecture import count_parameters as count_parameters, has_experts as has_experts
 from ._block import (
     Block as Block,
     Branches as Branches,

@@ -146,10 +146,20 @@ def count_parameters(model: Model) -> int:
 
 def check_modules(model: Model, layout: Layout, training: Training) -> None:
     """Raises a `ValueError` of one sentence where a layout does not fit a module of a model."""
-    modules = dict.fromkeys(module for part in layers_of(model) for module in part.modules)
-    if layout.ep != 1 and not any(module.parameters(model).experts for module in modules):
+    modules = _modules(model)
+    if layout.ep != 1 and not has_experts(model):
         raise ValueError(
             f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
         )
     for module in modules:
         module.check(model, layout, training)
+
+
+def has_experts(model: Model) -> bool:
+    """Whether some layer of a model has experts."""
+    return any(module.parameters(model).experts for module in _modules(model))
+
+
+def _modules(model: Model) -> dict[AbstractModule, None]:
+    """The modules of all layers, each once, in order."""
+    return dict.fromkeys(module for part in layers_of(model) for module in part.modules)

@@ -1,0 +1,134 @@
+"""`prism-jax layouts`: which layout of a job's model is best on so many GPUs."""
+
+import argparse
+from typing import Any
+
+from .._misc import quoted, unknown_name
+from ._arguments import add_progress_argument, add_seed_argument, add_set_argument, count
+from ._devices import use_all_cores
+from ._objective import add_objective_argument, objective
+from ._over import add_over_argument, changes_of, values
+from ._ranking import as_json, as_text
+
+
+HELP = "find the best layouts of a model on so many GPUs, by a figure of their law"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        help="a job whose model, machine, training and batch are kept (`prism-jax jobs`, or a "
+        ".toml file)",
+    )
+    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="GPUs to use, all")
+    add_objective_argument(parser)
+    parser.add_argument(
+        "--top", type=count, default=20, metavar="K", help="layouts to rank, at least (20)"
+    )
+    parser.add_argument(
+        "--batch", type=count, metavar="N", help="sequences of a step (those of the job)"
+    )
+    parser.add_argument(
+        "--choose",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="what to choose from: tp=4,8 or recompute=none or schedule=1f1b,zb-h1; keys are tp, "
+        "pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
+    )
+    parser.add_argument(
+        "--samples", type=count, default=16_384, metavar="N", help="steps of each (16384)"
+    )
+    add_seed_argument(parser)
+    add_set_argument(parser)
+    add_over_argument(parser)
+    add_progress_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    of, space = objective(arguments.objective), _space(arguments.choose)
+    points = changes_of(arguments.over)
+    jobs = [_asked(arguments, changes) for changes in points]  # Bad input fails before JAX starts.
+
+    from ..layouts import check_ranks, enumerate_layouts
+    from ._load import tell_notes, wants_progress
+
+    check_ranks(of)
+    shown: dict[str, Any] = {"progress": wants_progress(arguments)}
+    searches = []
+    for job, batch in jobs:
+        parts: dict[str, Any] = {"training": job.training, "kernels": job.kernels}
+        found = enumerate_layouts(
+            job.model, job.cluster, arguments.gpus, batch_size=batch, space=space, **parts, **shown
+        )
+        searches.append(found)
+
+    import jax
+
+    from ..layouts import rank_layouts
+
+    use_all_cores()
+    options = {"num_samples": arguments.samples, "top": arguments.top, **shown}
+    key = jax.random.key(arguments.seed)
+    rankings = [rank_layouts(one, of, key=key, **options) for one in searches]
+    tell_notes([job for job, _ in jobs])
+    results = [
+        {"over": changes, "sequences": batch, **as_json(one, arguments.top)}
+        for changes, (_, batch), one in zip(points, jobs, rankings, strict=True)
+    ]
+    texts = [
+        f"{_title(arguments, job, batch, changes)}\n\n{as_text(one, arguments.top)}"
+        for changes, (job, batch), one in zip(points, jobs, rankings, strict=True)
+    ]
+    return {"job": jobs[0][0].name, "gpus": arguments.gpus, "searches": results}, "\n\n".join(texts)
+
+
+def _asked(arguments: argparse.Namespace, changes: list[str]) -> tuple[Any, int]:
+    """The job, with a cluster that is large enough, and the sequences of a step."""
+    from ..data import load_job
+
+    changes = [*arguments.overrides, *changes]
+    job = load_job(arguments.job, changes)
+    if job.model is None or job.cluster is None or job.training is None:
+        raise ValueError(
+            f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
+            "`training` to find layouts."
+        )
+    batch = job.layout.dp * job.schedule.num_microbatches * job.training.microbatch_size
+    needed = -(-arguments.gpus // job.cluster.devices_per_node)
+    if needed > job.cluster.num_nodes:
+        job = load_job(arguments.job, [*changes, f"cluster.num_nodes={needed}"])
+    return job, arguments.batch or batch
+
+
+def _space(texts: list[str]) -> Any:
+    """Raises a `ValueError` of one sentence."""
+    import msgspec
+
+    from ..layouts import LayoutSpace
+
+    known = {field.name for field in msgspec.structs.fields(LayoutSpace)}
+    given: dict[str, Any] = {}
+    for text in texts:
+        key, choices = values(text, "--choose", "tp=4,8")
+        if key not in known:
+            raise ValueError(f"`--choose {quoted(text)}`: {unknown_name('key', key, known)}")
+        given[key] = choices if key in ("schedule", "recompute") else [*map(_whole, choices)]
+    try:
+        return msgspec.convert(given, LayoutSpace)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"`--choose` cannot be used: {quoted(str(error))}.") from None
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if text.isdecimal() and len(text) <= 9 else text
+
+
+def _title(arguments: argparse.Namespace, job: Any, batch: int, changes: list[str]) -> str:
+    tokens = batch * job.training.sequence_length
+    with_ = f", {', '.join(changes)}" if changes else ""
+    return (
+        f"{job.model.name} on {arguments.gpus:,} GPUs of {job.cluster.name}, {batch:,} sequences "
+        f"({tokens:,} tokens) a step{with_}"
+    )

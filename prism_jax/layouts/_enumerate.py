@@ -1,0 +1,147 @@
+"""The layouts of a model on so many GPUs."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from .._misc import unknown_name
+from .._progress import progress_bar
+from ..data import Cluster, Job, Kernels, Model, Training, load_kernels
+from ..program import memory
+from ..schedule import schedules
+from ._space import LayoutSpace, Question, layouts_of
+
+
+# How far from a number of GPUs that nothing divides another one is looked for.
+_NEAR = 1024
+# How many times as many GPUs are tried where a model does not fit.
+_TIMES = (2, 4, 8, 16, 32, 64)
+
+
+def enumerate_layouts(
+    model: Model,
+    cluster: Cluster,
+    world_size: int,
+    *,
+    training: Training,
+    batch_size: int,
+    kernels: Kernels | None = None,
+    space: LayoutSpace | None = None,
+    any_memory: bool = False,
+    progress: bool = False,
+) -> tuple[Job, ...]:
+    """The layouts of a model on so many GPUs, as jobs.
+
+    They are those of a space that divide evenly (the model by tensor parallelism and stages, the
+    sequence by tensor and context parallelism, the batch by replicas and microbatches, the experts)
+    and that fit the memory of a GPU, as [`prism_jax.memory`][] counts it. Their order is that of
+    the fields of [`prism_jax.LayoutSpace`][]: by `tp`, then `pp`, ...; `recompute` changes fastest.
+
+    **Arguments:**
+
+    - `model`, `cluster`: what is trained, and on what.
+    - `world_size`: how many of the cluster's GPUs a layout takes, all of them.
+    - `training`: how; its `microbatch_size`, `zero` and `recompute` are those of the space.
+    - `batch_size`: sequences of a step.
+    - `kernels`: the profile of the kernels; by default that of the cluster.
+    - `space`: which layouts to look at.
+    - `any_memory`: whether those that do not fit are given too.
+    - `progress`: whether to show a bar on stderr.
+
+    **Returns:**
+
+    A job for each layout, named after it.
+
+    **Raises:**
+
+    `ValueError` where there is none; it says what would make one.
+    """
+    space = LayoutSpace() if space is None else space
+    _check(space, cluster, world_size, batch_size)
+    kernels = load_kernels(cluster) if kernels is None else kernels
+    asked = Question(model, cluster, kernels, training, batch_size, space)
+    found = [*layouts_of(asked, world_size)]
+    if not found:
+        raise ValueError(_nothing_divides(asked, world_size))
+    if any_memory:
+        return tuple(found)
+    needed: dict[int, float] = {}
+    # Those of one schedule follow each other, for its ops are read once.
+    with progress_bar(len(found), progress, "memory", "layout") as advance:
+        for number in sorted(range(len(found)), key=lambda i: schedule_of(found[i])):
+            needed[number] = _bytes(found[number])
+            advance(1)
+    fitting = tuple(job for i, job in enumerate(found) if needed[i] <= cluster.device.memory_bytes)
+    if not fitting:
+        least = min(needed, key=lambda i: needed[i])
+        raise ValueError(_too_large(asked, world_size, found[least], needed[least]))
+    return fitting
+
+
+def schedule_of(job: Job) -> tuple:
+    """What tells schedules apart, to sort jobs by: the ops of one are read once."""
+    schedule = job.schedule
+    return job.layout.pp, schedule.kind, schedule.virtual_stages, schedule.num_microbatches
+
+
+def _bytes(job: Job) -> float:
+    """What the fullest GPU needs; infinite where a schedule cannot run so many microbatches."""
+    try:
+        return memory(job).fullest.bytes
+    except ValueError:
+        return float("inf")
+
+
+def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: int) -> None:
+    try:
+        msgspec.convert(msgspec.to_builtins(space), LayoutSpace)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"The space of layouts cannot be used: {error}.") from None
+    for kind in space.schedule:
+        if kind not in schedules():
+            raise ValueError(unknown_name("schedule", kind, schedules()))
+    for name, choices in msgspec.structs.asdict(space).items():
+        if choices is not None and not choices:
+            raise ValueError(f"The space of layouts has no `{name}` to choose; give at least one.")
+    for name, number in (("world_size", world_size), ("batch_size", batch_size)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"`{name}={number!r}` must be a whole number of at least 1.")
+    if world_size > cluster.num_devices:
+        nodes = -(-world_size // cluster.devices_per_node)
+        raise ValueError(
+            f"`world_size={world_size}` is more than the {cluster.num_devices:,} devices of the "
+            f"cluster `{cluster.name}`; use fewer, or a cluster of {nodes:,} nodes."
+        )
+
+
+def _nothing_divides(asked: Question, world_size: int) -> str:
+    """What to say where nothing divides: the nearest numbers of GPUs that something does."""
+    near: list[int] = []
+    for away in range(1, _NEAR):
+        for number in (world_size - away, world_size + away):
+            if number > 0 and len(near) < 2 and any(True for _ in layouts_of(asked, number)):
+                near.append(number)
+    nearest = f"use {' or '.join(f'{n:,}' for n in sorted(near))} GPUs" if near else "widen it"
+    return (
+        f"No layout of the space divides {world_size:,} GPUs, the {asked.model.num_layers} layers "
+        f"and the model's sizes, and a batch of {asked.batch_size:,} sequences evenly; {nearest}, "
+        "or another batch or space."
+    )
+
+
+def _too_large(asked: Question, world_size: int, least: Job, needed: float) -> str:
+    """What to say where nothing fits: what fits nearest, and on how many GPUs something would."""
+    device = asked.cluster.device
+    more = next((n for n in _TIMES if _any_fits(layouts_of(asked, n * world_size))), None)
+    fix = f"use {more * world_size:,} GPUs, or " if more else "use "
+    return (
+        f"No layout of {asked.model.name or 'the model'} on {world_size:,} GPUs fits a "
+        f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB: `{least.name}` needs "
+        f"least, {needed / 1e9:.1f} GB; {fix}devices with as much."
+    )
+
+
+def _any_fits(jobs: Iterable[Job]) -> bool:
+    return any(
+        _bytes(job) <= job.cluster.device.memory_bytes for job in jobs if job.cluster is not None
+    )

@@ -1,0 +1,257 @@
+"""Which of many layouts is best at a figure of its law: predicted, then simulated by halves."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxtyping import PRNGKeyArray
+
+from .._estimate import Estimate
+from .._progress import progress_bar
+from ..analysis import (
+    NUM_BATCHES,
+    AbstractObjective,
+    Batched,
+    Quantile,
+    beside,
+    check_objective,
+    check_steps,
+    whole_batches,
+)
+from ..data import Job
+from ..program import Prediction, predict
+from ..random import check_key
+from ._enumerate import schedule_of
+from ._ranking import RankedLayout, Ranking
+from ._simulate import FIGURES, buckets, chunks, simulate_chunk
+
+
+# Each round takes so many times the samples of the one before it.
+_MORE = 4
+_FEWEST = 1024  # In a round: 64 in a batch,
+_FEWEST_BEYOND = 3  # of which so many reach as far as the objective.
+# A layout stays in while it is so many standard errors, or fewer, behind the last that must.
+_ERRORS = 2
+
+
+class _State(NamedTuple):
+    """A search on its way.
+
+    **Attributes:**
+
+    - `jobs`: all of them.
+    - `bucket`: of each that is simulated.
+    - `found`: of each that was simulated, its figures from the last round that it was in.
+    - `refused`: why some cannot be simulated.
+    """
+
+    jobs: Sequence[Job]
+    bucket: dict[int, int]
+    found: dict[int, Batched]
+    refused: dict[int, str]
+
+
+def rank_layouts(
+    jobs: Sequence[Job],
+    objective: AbstractObjective | None = None,
+    *,
+    num_samples: int = 16_384,
+    key: PRNGKeyArray,
+    top: int = 20,
+    margin: float | None = 0.05,
+    progress: bool = False,
+) -> Ranking:
+    """Ranks layouts by a figure of the law of their step time.
+
+    All are predicted as if nothing varied. Simulated are those whose predicted step is within the
+    margin of the shortest, `top` at least, and then all whose predicted step is shorter than the
+    objective of the last of the first `top`: a step that varies takes longer on average than one
+    that does not, so none of the others is among the first by mean, or by a figure above the mean.
+    The better half of those simulated goes on with four times the samples, until they have all
+    (successive halving). All have common random numbers: the same key and the same ids of steps.
+
+    **Arguments:**
+
+    - `jobs`: as `enumerate_layouts` gives them, or any others.
+    - `objective`: `Mean()`, `Quantile(q)` or `CVaR(q)`; by default the 95 % quantile.
+    - `num_samples`: how many steps of each, in the end.
+    - `key`: a `jax.random` key.
+    - `top`: how many are to be ranked to the end, at least.
+    - `margin`: see above; `None` simulates all.
+    - `progress`: whether to show bars on stderr.
+
+    **Returns:**
+
+    A [`Ranking`][].
+
+    **Raises:**
+
+    `ValueError` for no jobs, an objective that is no time, or where no job can be simulated.
+    """
+    objective = Quantile(0.95) if objective is None else objective
+    check_key(key)
+    _check(jobs, objective, num_samples, top, margin)
+    predictions, refused = _predicted(jobs, progress)
+    state = _State(jobs, {}, {}, refused)
+    order = sorted(predictions, key=lambda i: predictions[i].mean)
+    if not order:
+        raise ValueError(f"None of the jobs can be simulated: {next(iter(refused.values()))}")
+    shortest = predictions[order[0]].mean
+    within = math.inf if margin is None else (1 + margin) * shortest
+    alive = [i for k, i in enumerate(order) if k < top or predictions[i].mean <= within]
+    how: dict[str, Any] = {"objective": objective, "key": key}
+    for round_, count in enumerate(_rounds(objective, num_samples, len(alive), top)):
+        _simulate(state, alive, count, how, progress)
+        if not state.found:
+            raise ValueError(f"None of the jobs can be simulated: {next(iter(refused.values()))}")
+        if round_ == 0:
+            last = sorted(_value(state, i) for i in state.found)[:top][-1]
+            missed = [i for i in order if predictions[i].mean < last and i not in {*alive}]
+            _simulate(state, missed, count, how, progress)
+            alive = [i for i in (*alive, *missed) if i in state.found]
+        if count < num_samples:
+            alive = _better_half(state, alive, top)
+    return _ranking(state, predictions, alive, objective, whole_batches(num_samples))
+
+
+def check_ranks(objective: AbstractObjective) -> None:
+    """Raises a `ValueError` unless an objective is a time that less of all steps makes less."""
+    check_objective(objective)
+    if objective.unit != "s" or not objective.monotone:
+        raise ValueError(
+            f"{objective!r} does not rank layouts; use `Mean()`, `Quantile(q)` or `CVaR(q)`."
+        )
+
+
+def _check(jobs, objective, num_samples, top, margin) -> None:
+    if not len(jobs):
+        raise ValueError("There are no layouts to rank; give at least one job.")
+    check_ranks(objective)
+    whole_batches(num_samples)
+    check_steps(objective, num_samples, NUM_BATCHES)
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise ValueError(f"`top={top!r}` must be a whole number of at least 1.")
+    if margin is not None and not (math.isfinite(margin) and margin >= 0):
+        raise ValueError(f"`margin={margin!r}` must be finite and not negative.")
+
+
+def _predicted(jobs: Sequence[Job], progress: bool) -> tuple[dict[int, Prediction], dict[int, str]]:
+    """The step of each job if nothing varied; and of those that have none, why."""
+    found: dict[int, Prediction] = {}
+    refused: dict[int, str] = {}
+    with progress_bar(len(jobs), progress, "predict", "layout") as advance:
+        for number in sorted(range(len(jobs)), key=lambda i: schedule_of(jobs[i])):
+            try:
+                found[number] = predict(jobs[number])
+            except ValueError as error:
+                refused[number] = str(error)
+            advance(1)
+    return found, refused
+
+
+def _rounds(objective: AbstractObjective, num_samples: int, number: int, top: int) -> list[int]:
+    """How many samples each round takes: one round where all are to be ranked to the end."""
+    rounds = [num_samples]
+    least = max(_FEWEST, NUM_BATCHES * _FEWEST_BEYOND / objective.share)
+    while number > top * 2 ** (len(rounds) - 1) and rounds[0] // _MORE >= least:
+        rounds.insert(0, rounds[0] // _MORE)
+    return rounds
+
+
+def _simulate(state: _State, numbers: list[int], count: int, how: dict, progress: bool) -> None:
+    new = [i for i in numbers if i not in state.bucket]
+    first = len({*state.bucket.values()})
+    state.bucket.update(
+        zip(new, (first + b for b in buckets([state.jobs[i] for i in new])), strict=True)
+    )
+    work = chunks(numbers, state.jobs, state.bucket, num_samples=count, **how)
+    with progress_bar(len(numbers), progress, f"{count:,} steps", "layout") as advance:
+        for chunk in work:
+            for number, found in zip(chunk.numbers, simulate_chunk(chunk), strict=True):
+                if isinstance(found, str):
+                    state.refused[number] = found
+                    state.found.pop(number, None)
+                else:
+                    state.found[number] = found
+            advance(len(chunk.numbers))
+
+
+def _value(state: _State, number: int, figure: str = "objective") -> float:
+    return float(state.found[number].of_all[FIGURES.index(figure)])
+
+
+def _better_half(state: _State, alive: list[int], top: int) -> list[int]:
+    """The better half, `top` at least, and what may yet be as good; and the best by mean."""
+    ordered = sorted(alive, key=lambda i: _value(state, i))
+    sure = min(max(top, -(-len(ordered) // 2)), len(ordered))
+    last = state.found[ordered[sure - 1]]
+    kept = ordered[:sure]
+    for i in ordered[sure:]:
+        behind = _difference(state.found[i], last)
+        if behind.value <= _ERRORS * behind.standard_error:
+            kept.append(i)
+    return [*dict.fromkeys((*kept, min(alive, key=lambda i: _value(state, i, "mean"))))]
+
+
+def _difference(one: Batched, other: Batched) -> Estimate:
+    """By how much the objective of one is more than that of another, of the same steps."""
+    width = len(FIGURES)
+    both = beside(one, other).through(lambda x: x[:, :1] - x[:, width : width + 1])
+    return both.estimates()[0]
+
+
+def _ranking(
+    state: _State,
+    predictions: dict[int, Prediction],
+    alive: list[int],
+    objective: AbstractObjective,
+    num_samples: int,
+) -> Ranking:
+    ordered = sorted((i for i in alive if i in state.found), key=lambda i: _value(state, i))
+    by_mean = sorted(ordered, key=lambda i: _value(state, i, "mean"))
+    best = state.found[ordered[0]]
+    layouts = []
+    for rank, i in enumerate(ordered, 1):
+        value, mean, p95, p99 = state.found[i].estimates()
+        behind, by = _difference(state.found[i], best), by_mean.index(i) + 1
+        layouts.append(
+            RankedLayout(state.jobs[i], predictions[i], value, behind, mean, p95, p99, rank, by)
+        )
+    loss = next(one.behind for one in layouts if one.rank_by_mean == 1)
+    return Ranking(
+        objective=repr(objective),
+        layouts=tuple(layouts),
+        num_given=len(state.jobs),
+        num_simulated=len(state.found),
+        num_samples=num_samples,
+        loss=loss,
+        notes=_notes(state, predictions, layouts),
+    )
+
+
+def _notes(
+    state: _State, predictions: dict[int, Prediction], layouts: Sequence[RankedLayout]
+) -> tuple[str, ...]:
+    notes = []
+    pruned = [one.mean for i, one in predictions.items() if i not in state.found]
+    if pruned:
+        notes.append(
+            f"{len(pruned):,} layouts were not simulated: the shortest of them takes "
+            f"{min(pruned):.5g} s if nothing varies."
+        )
+    if state.refused:
+        why = next(iter(state.refused.values()))
+        notes.append(f"{len(state.refused):,} layouts cannot be simulated; the first: {why}")
+    gpus = sorted({one.gpus for one in layouts})
+    if len(gpus) > 1:
+        notes.append(
+            f"The jobs have {', '.join(f'{n:,}' for n in gpus)} GPUs: compare tokens/s for each of "
+            "them, not step times."
+        )
+    tokens = [one.prediction.tokens_per_s * one.prediction.mean for one in layouts]
+    if max(tokens) > (1 + 1e-9) * min(tokens):
+        notes.append(
+            f"A step has {min(tokens):,.0f} to {max(tokens):,.0f} tokens: compare tokens/s, not "
+            "step times."
+        )
+    return tuple(notes)

@@ -1,0 +1,98 @@
+"""Figures of the steps of many jobs, from common random numbers."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from ..analysis import NUM_BATCHES, AbstractObjective, Batched, batched, whole_batches
+from ..data import Job
+from ..engine import composed_steps
+from ..program import compile_job
+from ..random import key_data
+from ..replica import structure_of
+
+
+FIGURES = ("objective", "mean", "p95", "p99")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Jobs whose programs are of one shape bucket, so that the first one's compiled code serves all
+    of them, and how to simulate them. It can be pickled.
+
+    **Attributes:**
+
+    - `numbers`: which jobs these are among all.
+    - `num_samples`: steps of each.
+    - `key`: the two words that a `jax.random` key is to the engine.
+    """
+
+    numbers: tuple[int, ...]
+    jobs: tuple[Job, ...]
+    objective: AbstractObjective
+    num_samples: int
+    key: tuple[int, ...]
+
+
+def simulate_chunk(chunk: Chunk) -> list[Batched | str]:
+    """The `FIGURES` of each job of a chunk, in batches; of one that cannot be simulated, why.
+
+    All have the same key and ids of steps, so that what the steps of two jobs share, such as the
+    step's own factor and the network's regime, cancels in their difference, batch by batch.
+    """
+    key = jax.random.wrap_key_data(jnp.asarray(chunk.key, jnp.uint32), impl="threefry2x32")
+    return [_figures(job, chunk, key) for job in chunk.jobs]
+
+
+def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Batched | str:
+    count = whole_batches(chunk.num_samples)
+    try:
+        program = compile_job(job)
+        steps = composed_steps(program, num_samples=count, key=key, batches=NUM_BATCHES).steps
+    except ValueError as error:
+        return str(error)
+
+    def figures(of: np.ndarray) -> np.ndarray:
+        return np.array([chunk.objective.value(of), of.mean(), *np.quantile(of, [0.95, 0.99])])
+
+    return batched(steps, NUM_BATCHES, figures)
+
+
+def buckets(jobs: Sequence[Job]) -> list[int]:
+    """For each job the number of the shape bucket of its program: those of one share compiled
+    code.
+    """
+    numbers: dict[tuple, int] = {}
+    return [numbers.setdefault(_shapes(job), len(numbers)) for job in jobs]
+
+
+def _shapes(job: Job) -> tuple:
+    try:
+        structure = structure_of(compile_job(job))
+    except ValueError:  # As `simulate_chunk` tells.
+        return ()
+    leaves, kind = jax.tree.flatten(structure)
+    return (kind, *((leaf.shape, str(leaf.dtype)) for leaf in leaves))
+
+
+def chunks(
+    numbers: Sequence[int],
+    jobs: Sequence[Job],
+    bucket: Mapping[int, int],
+    objective: AbstractObjective,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    most: int = 8,
+) -> Iterator[Chunk]:
+    """Some of the jobs, bucket after bucket, so many at a time."""
+    how = (objective, num_samples, tuple(int(word) for word in key_data(key)))
+    for one in dict.fromkeys(bucket[i] for i in numbers):
+        mine = [i for i in numbers if bucket[i] == one]
+        for start in range(0, len(mine), most):
+            few = mine[start : start + most]
+            yield Chunk(tuple(few), tuple(jobs[i] for i in few), *how)

@@ -1,0 +1,164 @@
+"""The layouts of a model that divide it, its batch and the ranks evenly."""
+
+import dataclasses
+import itertools as it
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+from ..data import Cluster, Count, Job, Kernels, Layout, Model, ScheduleConfig, Training
+from ..schedule import AbstractSchedule, schedules
+from ..workload import check_split, has_experts
+
+
+# Where a space does not say: no larger degree of experts is in use.
+_EXPERT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which layouts to look at: all combinations of these that divide evenly.
+
+    **Attributes:**
+
+    - `tp`: degrees of tensor parallelism; by default all divisors of the number of GPUs up to the
+        group of the innermost link, for these collectives are many.
+    - `pp`: degrees of pipeline parallelism; by default all divisors of the number of GPUs.
+    - `schedule`: kinds of schedules, by the names that job files use. Those that have virtual
+        stages get two or more of them; of these, interleaved ones get multiples of `pp`
+        microbatches, as Megatron-LM asks.
+    - `virtual_stages`: for each rank; by default every number that divides the layers.
+    - `cp`, `ep`: degrees of context and expert parallelism; `ep` by default up to 64 where the
+        model has experts. Experts keep the `etp` of tensor parallelism.
+    - `microbatch_size`: in sequences.
+    - `zero`: what replicas share, as in `Training`: 3 is FSDP.
+    - `recompute`: what a backward computes again.
+    """
+
+    tp: tuple[Count, ...] | None = None
+    pp: tuple[Count, ...] | None = None
+    schedule: tuple[str, ...] = ("1f1b", "interleaved-1f1b")
+    virtual_stages: tuple[Count, ...] | None = None
+    cp: tuple[Count, ...] = (1, 2, 4, 8)
+    ep: tuple[Count, ...] | None = None
+    microbatch_size: tuple[Count, ...] = (1, 2, 4)
+    zero: tuple[Literal[0, 1, 2, 3], ...] = (1, 2, 3)
+    recompute: tuple[Literal["none", "selective", "full"], ...] = ("none", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What to find layouts of.
+
+    **Attributes:**
+
+    - `model`, `cluster`, `kernels`: what is trained, and on what.
+    - `training`: how; its `microbatch_size`, `zero` and `recompute` are those of the space.
+    - `batch_size`: sequences of a step.
+    - `space`: which layouts to look at.
+    """
+
+    model: Model
+    cluster: Cluster
+    kernels: Kernels
+    training: Training
+    batch_size: int
+    space: LayoutSpace
+
+
+def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
+    """All layouts that divide evenly, in the order of the fields of `LayoutSpace`: the recompute
+    changes fastest. Whether they fit the memory is not looked at.
+    """
+    space, most_tp = asked.space, asked.cluster.links[0].group
+    tps = _divisors(world_size, most_tp) if space.tp is None else space.tp
+    eps = space.ep or (_EXPERT_DEGREES if has_experts(asked.model) else (1,))
+    for tp in _dividing(tps, world_size):
+        pps = _divisors(world_size // tp, world_size) if space.pp is None else space.pp
+        for pp in _dividing(pps, world_size // tp):
+            splits = _dividing(space.cp, world_size // tp // pp)
+            for config, cp, ep in it.product([*_pipelines(asked, pp)], splits, eps):
+                layout = Layout(tp=tp, pp=pp, dp=world_size // tp // pp // cp, cp=cp, ep=ep)
+                if _splits(asked, layout, config):
+                    yield from _steps(asked, layout, config)
+
+
+def _divisors(number: int, most: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, min(number, most) + 1) if number % one == 0)
+
+
+def _dividing(choices: Iterable[int], number: int) -> list[int]:
+    return [one for one in choices if number % one == 0]
+
+
+def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
+    """Schedules, and how the layers are dealt to their stages. Where these do not divide the
+    layers, the embedding and the head count as one each, Megatron-LM's way.
+    """
+    layers, known = asked.model.num_layers, schedules()
+    for kind in asked.space.schedule:
+        numbers: Iterable[int] = (1,)
+        if pp > 1 and _has_virtual_stages(known[kind]):
+            numbers = asked.space.virtual_stages or range(2, (layers + 2) // pp + 1)
+        elif _has_virtual_stages(known[kind]):
+            continue
+        for virtual_stages in numbers:
+            for ends in (False, True):
+                stages = pp * virtual_stages
+                if stages <= layers + 2 * ends and (layers + 2 * ends) % stages == 0:
+                    yield ScheduleConfig(
+                        kind=kind,
+                        num_microbatches=1,
+                        virtual_stages=virtual_stages,
+                        embedding_counts_as_layer=ends,
+                        head_counts_as_layer=ends,
+                    )
+                    break
+
+
+def _has_virtual_stages(schedule: type[AbstractSchedule]) -> bool:
+    return any(field.name == "virtual_stages" for field in dataclasses.fields(schedule))  # pyright: ignore
+
+
+def _splits(asked: Question, layout: Layout, config: ScheduleConfig) -> bool:
+    try:
+        check_split(asked.model, layout, config, asked.training)
+    except ValueError:
+        return False
+    return True
+
+
+def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
+    """The layout with all microbatches, ways to share and to compute again."""
+    space, order = asked.space, schedules()[config.kind]
+    for size in space.microbatch_size:
+        number, left = divmod(asked.batch_size, layout.dp * size)
+        if left or (order.whole_groups and number % layout.pp) or number < 1:
+            continue
+        if number < order.microbatches_per_rank * layout.pp:
+            continue
+        schedule = msgspec.structs.replace(config, num_microbatches=number)
+        # One replica has nobody to share with.
+        shares = space.zero if layout.dp * layout.cp > 1 else space.zero[:1]
+        for zero, recompute in it.product(shares, space.recompute):
+            training = msgspec.structs.replace(
+                asked.training, microbatch_size=size, zero=zero, recompute=recompute
+            )
+            yield Job(
+                layout,
+                schedule,
+                model=asked.model,
+                cluster=asked.cluster,
+                training=training,
+                kernels=asked.kernels,
+                name=layout_name(layout, schedule, training),
+            )
+
+
+def layout_name(layout: Layout, schedule: ScheduleConfig, training: Training) -> str:
+    """What tells layouts apart, in a line."""
+    stages = f" x {schedule.virtual_stages}" if schedule.virtual_stages > 1 else ""
+    degrees = f"tp {layout.tp} pp {layout.pp}{stages} dp {layout.dp}"
+    degrees += "".join(f" {k} {getattr(layout, k)}" for k in ("cp", "ep") if getattr(layout, k) > 1)
+    again = f" recompute {training.recompute}" if training.recompute != "none" else ""
+    return f"{degrees} mbs {training.microbatch_size} zero {training.zero}{again}"
