@@ -52,14 +52,14 @@ def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Batched | str:
     count = whole_batches(chunk.num_samples)
     try:
         program = compile_job(job)
-        steps = composed_steps(program, num_samples=count, key=key, batches=NUM_BATCHES).steps
+        composed = composed_steps(program, num_samples=count, key=key, batches=NUM_BATCHES)
     except ValueError as error:
         return str(error)
 
     def figures(of: np.ndarray) -> np.ndarray:
         return np.array([chunk.objective.value(of), of.mean(), *np.quantile(of, [0.95, 0.99])])
 
-    return batched(steps, NUM_BATCHES, figures)
+    return batched(composed, figures)
 
 
 def buckets(jobs: Sequence[Job]) -> list[int]:
