@@ -12,9 +12,9 @@ import numpy as np
 import prism_jax as prism
 
 
-# 16 of the job's 64 microbatches, so that single ops can be seen.
-JOB, CHANGES = "megatron-175b-a100-64", ["schedule.num_microbatches=16"]
-STEPS = 4_800
+# Eight of the job's 64 microbatches, so that single ops can be seen.
+JOB, CHANGES = "megatron-175b-a100-64", ["schedule.num_microbatches=8"]
+STEPS = 3_200
 
 
 def main() -> None:
@@ -39,7 +39,9 @@ def main() -> None:
     prism.plot.tornado(found, top=8, ax=axes[2, 0])
     run = prism.training_run(program, num_steps=100_000, key=key, num_runs=20_000)
     prism.plot.training_run(run, deadline_days=run.quantile(0.8), ax=axes[2, 1])
-    figure.savefig(pathlib.Path(__file__).with_name("plots.png"), dpi=75)
+    figure.savefig(
+        pathlib.Path(__file__).with_name("plots.png"), dpi=75, pil_kwargs={"optimize": True}
+    )
 
 
 if __name__ == "__main__":

@@ -318,6 +318,7 @@ _ARGUMENTS = [
     "simulate JOB --samples 10 --seed 3 --set layout.dp=1 --allocations 2 --sampling plain --json",
     "sensitivity JOB --objective p95 --samples 10 --top 3",
     "criticality JOB --of ops --band 0.94:0.96 --top 3",
+    "timeline JOB --quantile 0.99 --out OUT.json --samples 10",
     "whatif JOB --slow-rank stage=0:1.2 --hot-node rank=0:1.1 --link nvlink:1.5 --kernel gemm:0.8",
     "whatif JOB --change schedule.num_microbatches=3 --link infiniband:2",
     "place JOB --factors FACTORS --samples 10 --out OUT.csv --objective over1.7",

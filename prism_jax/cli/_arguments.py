@@ -41,6 +41,17 @@ def seed(text: str) -> int:
     return value
 
 
+def quantile(text: str) -> float:
+    """A number in [0, 1]."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be a number in [0, 1]")
+    return value
+
+
 def steps(text: str) -> slice:
     """A slice: `A:B` or `A:B:S`, each of which may be left out."""
     try:

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from .._files import shown
-from ._arguments import add_job_arguments
+from ._arguments import add_job_arguments, quantile
 
 
 HELP = "write a simulated step as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing"
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     parser.add_argument(
         "--quantile",
-        type=float,
+        type=quantile,
         default=0.5,
         metavar="Q",
         help="which of the steps: 0.99 for one that 99 %% of them take no longer than (0.5)",
@@ -25,8 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    if not 0 <= arguments.quantile <= 1:
-        raise ValueError(f"--quantile {arguments.quantile:g} must be a number in [0, 1].")
     job = load(arguments)  # Bad input fails before JAX starts.
 
     from ..analysis import sample_step
