@@ -11,6 +11,8 @@ import zipfile
 import pytest
 
 from prism_jax.cli import main
+from prism_jax.cli._examples import EXAMPLES
+from prism_jax.cli._main import make_parser
 from prism_jax.data import list_jobs
 
 
@@ -23,6 +25,14 @@ def test_an_unknown_option_has_a_near_one(capsys):
     assert "No option `--sampels`; did you mean `--samples`" in said
     assert main(["predict", "megatron-22b-a100-8", "--samples=3"]) == 2
     assert "No option `--samples`" in capsys.readouterr().err
+
+
+def test_every_command_has_an_example_that_it_takes():
+    parser, commands = make_parser()
+    assert EXAMPLES.keys() <= commands.keys()
+    for name, command in commands.items():
+        assert "example: prism-jax" in str(command.epilog), name
+        assert parser.parse_args([name, *EXAMPLES[name].split()]).run is not None
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

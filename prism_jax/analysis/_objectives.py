@@ -294,5 +294,7 @@ def _mean_distance(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _check_probability(q: float) -> None:
+    if isinstance(q, str):
+        raise ValueError(f"The quantile `q={q!r}` is a text; give a number, such as 0.95 for p95.")
     if not 0 < q < 1:
         raise ValueError(f"The quantile `q={q}` must lie between 0 and 1.")

@@ -126,6 +126,11 @@ def what_if(
     `ValueError` for what is no scenario, or one in some replicas of another graph.
     """
     check_program(program, key)
+    if not isinstance(scenarios, Mapping):
+        raise ValueError(
+            f"A {type(scenarios).__name__} was given in place of scenarios by name; give such as "
+            '`{"faster gemm": scale_kernel(program, "gemm", 0.9)}`.'
+        )
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 
@@ -205,6 +210,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
 
     `ValueError` for a rank or a number of replicas that the program does not have.
     """
+    _check_number(factor, "factor on a rank's compute")
     if not 0 <= _whole(rank) < program.num_ranks:
         raise ValueError(
             f"There is no pipeline rank {rank}; the program has 0 to {program.num_ranks - 1}."
@@ -222,6 +228,11 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 
+def _check_number(value: Any, what: str) -> None:
+    if isinstance(value, str | bool) or not np.isscalar(value):
+        raise ValueError(f"The {what} is {value!r}; give a number, such as 1.2 for 20 % more.")
+
+
 def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
     """All kernels of a kind with their latency multiplied: a fifth faster is
     `scale_kernel(program, "all_gather", 0.8)`.
@@ -230,6 +241,7 @@ def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
 
     `ValueError` for a kind that the program does not have.
     """
+    _check_number(factor, "factor on a latency")
     if kind not in program.latencies.kinds:
         raise ValueError(unknown_name("kind of kernel", kind, program.latencies.kinds))
     if not (np.isfinite(factor) and factor >= 0):

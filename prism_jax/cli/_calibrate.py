@@ -72,12 +72,17 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         )
 
     import jax
+    import numpy as np
 
     from ..fitting import agreement, calibrate, check_runs
-    from ._load import tell_notes, wants_progress
+    from ..program import predict
+    from ._load import tell_notes, tell_unit, wants_progress
 
     for path, runs in zip(arguments.to, all_runs, strict=True):
         check_runs(runs, f"{shown(path)}: ")
+    for path, runs, one in zip(arguments.to, all_runs, jobs, strict=True):
+        if one.model is not None and one.cluster is not None:
+            tell_unit(path, float(np.median(np.concatenate(runs))), predict(one).mean)
     use_all_cores()
     files = ", ".join(os.path.basename(path) for path in arguments.to)
     job = calibrate(

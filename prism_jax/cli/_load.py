@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._files import shown
-from ..data import is_profile, load_job
+from ..data import is_profile, load_job, notes_of
 from ._devices import use_all_cores
+
+
+# Steps that are off by as much are in another unit.
+_OTHER_UNIT = 200.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +90,23 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
-    """Prints on stderr, once each, what stands in for tables that the machines of jobs lack."""
-    notes = (note for job in jobs if job is not None for note in job.notes)
+    """Prints on stderr, once each, what stands in for tables that the machines of jobs lack, and
+    what in jobs is implausible.
+    """
+    notes = (note for job in jobs if job is not None for note in notes_of(job))
     for note in dict.fromkeys(notes):
         print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
+
+
+def tell_unit(path: str, measured: float, predicted: float) -> None:
+    """Says on stderr where measured steps cannot be in seconds, for their median."""
+    if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
+        print(
+            f"prism-jax: note: {shown(path)}: the median step takes {measured:.4g} s, but "
+            f"{predicted:.4g} s is predicted; `step_time_s` is in seconds, not in milliseconds.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def say(arguments: argparse.Namespace, what: str) -> None:

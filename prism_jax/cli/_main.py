@@ -132,6 +132,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     import importlib.metadata
 
     from .._cache import VARIABLE
+    from ._examples import EXAMPLES
 
     parser = _Parser(
         prog="prism-jax",
@@ -143,8 +144,13 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name in _COMMANDS:
         command = _command(name)
+        example = f"prism-jax {name} {EXAMPLES.get(name, '')}".rstrip()
         sub = commands.add_parser(
-            name, help=command.HELP, description=command.HELP, allow_abbrev=False
+            name,
+            help=command.HELP,
+            description=f"{command.HELP[:1].upper()}{command.HELP[1:]}.",
+            epilog=f"example: {example}",
+            allow_abbrev=False,
         )
         formats = sub.add_mutually_exclusive_group()
         formats.add_argument("--json", action="store_true", help="print one JSON object")

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_step_times
-    from ._load import compiled, load
+    from ._load import compiled, load, tell_unit
 
     given = read_step_times(arguments.against)
     measured = given[arguments.steps]
@@ -36,11 +36,15 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         )
     loaded = load(arguments)
 
+    import numpy as np
+
     from ..analysis import score
     from ..engine import simulate
 
     program, options = compiled(arguments, loaded)
-    found = score(simulate(program, **options), measured, key=options["key"])
+    law = simulate(program, **options)
+    tell_unit(arguments.against, float(np.median(measured)), float(law.quantile(0.5)))
+    found = score(law, measured, key=options["key"])
     result: dict[str, Any] = {"name": loaded.name, "num_steps": found.num_steps}
     lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
     lines.append(f"{'':<14} {'value':>10}   {'noise':>10}")

@@ -54,8 +54,8 @@ class Show:
         ]
         tables = [] if job.kernels is None else [source.name for source in job.kernels.sources]
         text = table(("key", "value", "unit", ""), rows)
-        return {"keys": keys, "kernels": tables, "notes": list(job.notes)}, "\n".join(
-            [text, "", f"tables of kernels: {', '.join(tables) or 'none'}", *job.notes]
+        return {"keys": keys, "kernels": tables, "notes": list(data.notes_of(job))}, "\n".join(
+            [text, "", f"tables of kernels: {', '.join(tables) or 'none'}", *data.notes_of(job)]
         )
 
     @staticmethod

@@ -8,6 +8,12 @@ import msgspec
 from ..data import Job
 
 
+# No training step has come as near to the peak.
+_MOST_MFU = 0.8
+_FAST = (
+    f"note: an MFU above {100 * _MOST_MFU:.0f} % is more than any training step has reached; check "
+    "the job's `dtype`, its device's `peak_flop_per_s` and its tables of kernels."
+)
 # The least share of a mean that people are told of.
 _LEAST = 5e-4
 
@@ -46,6 +52,7 @@ class Throughput(msgspec.Struct, frozen=True):
             f"{self.flop_per_s_per_gpu / 1e12:,.0f} model TFLOP/s{mfu}, "
             f"{self.memory_bytes / 1e9:.1f} GB on the fullest",
             f"mean:    {parts}",
+            *[_FAST] * (self.mfu is not None and self.mfu > _MOST_MFU),
         ]
 
 

@@ -46,6 +46,7 @@ from ._load_kernels import (
     load_variability as load_variability,
 )
 from ._model import Layer as Layer, Model as Model
+from ._plausible import notes_of as notes_of
 from ._priors import (
     Line as Line,
     Prior as Prior,

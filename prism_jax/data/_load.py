@@ -149,6 +149,7 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     if isinstance(raw.get("cluster"), dict):
         raw["cluster"] = _sized(raw["cluster"], shown(path))
     raw.setdefault("name", quoted(path.stem))
+    _call_dtypes_by_their_names(raw.get("training"))
     job = convert(raw, Job, where)
     if job.cluster is not None:
         check_cluster(job.cluster, shown(path))
@@ -167,6 +168,16 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             job = msgspec.structs.replace(job, kernels=kernels)
     check_job(job, shown(path))
     return job
+
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
+
+
+def _call_dtypes_by_their_names(training: Any) -> None:
+    """In place, where these are called as PyTorch does."""
+    for key in ("dtype", "gradient_dtype"):
+        if isinstance(training, dict) and isinstance(training.get(key), str):
+            training[key] = _DTYPES.get(training[key].removeprefix("torch."), training[key])
 
 
 def _resolve(

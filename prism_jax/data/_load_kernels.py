@@ -69,6 +69,17 @@ def load_kernels(cluster: Cluster) -> Kernels:
     return Kernels(efficiency, variability, overlap, sources)
 
 
+def links_without_table(cluster: Cluster) -> tuple[str, ...]:
+    """The links of a cluster that has tables of its own which do not know them by name, so that
+    those of another link, at the same place, stand in.
+    """
+    folder, source = _folder("cluster", cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
+    if source.stands_in_for:  # Of which `Kernels.notes` tells.
+        return ()
+    known = {row.link for row in read_csv(folder / "efficiency.csv", CollectiveRow)}
+    return tuple(link.name for link in cluster.links if link.name not in known)
+
+
 def load_source(name: str) -> Source:
     """Where the numbers of `kernels/<name>/` are from."""
     if name not in list_names("kernels"):

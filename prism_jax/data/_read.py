@@ -200,7 +200,28 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:
         key, problem = _explain(raw, error)
-        raise ValueError(f"{where(key)}: the key `{key}` {problem}.") from None
+        choices = _choices(cls, key) if "enum" in problem else ()
+        allowed = f"; give one of {', '.join(map(repr, choices))}" if choices else ""
+        raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
+
+
+def _choices(cls: Any, key: str) -> tuple[Any, ...]:
+    """What an enumeration at a dotted key of a struct may be."""
+    annotation = None
+    for name in re.sub(r"\[[^]]*\]", "", key).split("."):
+        if cls is None:
+            return ()
+        known = {f.encode_name: f.type for f in msgspec.structs.fields(cls)}
+        annotation = known.get(name)
+        cls = struct_type(annotation)
+    return _literals(annotation)
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return arguments
+    return next(filter(None, map(_literals, arguments)), ())
 
 
 def struct_type(annotation: Any) -> type[msgspec.Struct] | None:

@@ -110,6 +110,11 @@ def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
     """Raises a `ValueError`, which begins with `where`, for fewer than 20 steps in all, a run of
     fewer than four, a step that is not a positive number, or a run whose steps are alike.
     """
+    if any(np.ndim(run) != 1 for run in runs):
+        raise ValueError(
+            f"{where}step times come as a list of runs, each an array of seconds; give `[steps]` "
+            "where there is one run."
+        )
     number = sum(map(len, runs))
     if number < 20 or min(map(len, runs), default=0) < 4:
         raise ValueError(

@@ -65,6 +65,10 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
 
 def save_law(law: Law, path: str | os.PathLike[str]) -> None:
     """Writes a law to a `.npz` file, which appears whole or not at all."""
+    if not isinstance(law, Law):
+        raise ValueError(
+            f"A {type(law).__name__} was given in place of a law; write `save_law(law, path)`."
+        )
     fields = dataclasses.asdict(law)
     histogram, errors = fields.pop("histogram"), fields["errors"]
     arrays = {name: histogram[name] for name in _STEPS}

@@ -66,6 +66,11 @@ def parts_of(job: Job) -> tuple[Model, Cluster, Training, Kernels]:
 
     `ValueError` where it has none.
     """
+    if not isinstance(job, Job):
+        raise ValueError(
+            f"A {type(job).__name__} was given in place of a job; use `load_job`, which takes the "
+            "name of a shipped job or the path of a file."
+        )
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "

@@ -1,0 +1,81 @@
+"""What is allowed in a job and is probably wrong: a sentence for each."""
+
+import itertools as it
+from collections.abc import Iterator
+
+from ._hardware import Cluster
+from ._job import Job
+from ._load_kernels import links_without_table
+from ._model import Model
+
+
+# Networks between nodes have up to 800 Gbit/s per device, 100e9 bytes/s; links within, 1.8e12.
+_MOST_OF_A_NETWORK = 2e11
+_MOST_OF_A_LINK = 4e12
+_FACTORS = (0.7, 1.5)
+# GPT-2 and GPT-3 have 50,257 words; models with more are mostly younger, and not like them.
+_WORDS_OF_GPT = 52_000
+_DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
+
+
+def notes_of(job: Job) -> tuple[str, ...]:
+    """What should be said of a job: tables that stand in for others, and what is implausible."""
+    return (*job.notes, *_doubts(job))
+
+
+def _doubts(job: Job) -> Iterator[str]:
+    if job.cluster is not None:
+        yield from _of_cluster(job.cluster)
+    if job.model is not None:
+        yield from _of_model(job.model)
+    if job.calibrated is not None:
+        low, high = _FACTORS
+        for name in ("compute", "network"):
+            factor = getattr(job.calibrated, name)
+            if not low <= factor <= high:
+                yield (
+                    f"the calibrated factor `{name}` is {factor:.3g}, outside {low:g} to {high:g}: "
+                    "the job may not be what was measured; check its model, layout and cluster."
+                )
+
+
+def _of_cluster(cluster: Cluster) -> Iterator[str]:
+    links = cluster.links
+    for i, link in enumerate(links):
+        most = _MOST_OF_A_NETWORK if i else _MOST_OF_A_LINK
+        if link.bandwidth_bytes_per_s > most:
+            yield (
+                f"the link `{link.name}` has {link.bandwidth_bytes_per_s:.3g} bytes/s per device, "
+                f"which is more than any has; if these are bits, give "
+                f"{link.bandwidth_bytes_per_s / 8:.3g}."
+            )
+    for inner, outer in it.pairwise(links):
+        if outer.bandwidth_bytes_per_s > inner.bandwidth_bytes_per_s:
+            yield (
+                f"the link `{outer.name}` is faster than `{inner.name}` within it "
+                f"({outer.bandwidth_bytes_per_s:.3g} and {inner.bandwidth_bytes_per_s:.3g} "
+                "bytes/s); links are listed innermost first."
+            )
+    if links[-1].group < cluster.num_devices:
+        yield (
+            f"the link `{links[-1].name}` joins {links[-1].group:,} of the cluster's "
+            f"{cluster.num_devices:,} devices; leave its `group` out, and it joins all."
+        )
+    for name in links_without_table(cluster):
+        yield (
+            f"the link `{name}` has no efficiency in the tables of `{cluster.name}`, so that of "
+            "the link at its place stands in; call it as the tables do, or expect other step times."
+        )
+
+
+def _of_model(model: Model) -> Iterator[str]:
+    plain = Model(hidden_size=model.hidden_size, vocab_size=model.vocab_size)
+    is_gpt = all(getattr(model, name) == getattr(plain, name) for name in _DEFAULTS)
+    grouped = model.num_kv_heads not in (None, model.num_heads)
+    if is_gpt and model.layers is None and (grouped or model.vocab_size > _WORDS_OF_GPT):
+        listed = ", ".join(f"{name} {getattr(model, name)}" for name in _DEFAULTS)
+        but = "grouped heads" if grouped else f"{model.vocab_size:,} words"
+        yield (
+            f"the model `{model.name}` has all defaults of GPT ({listed}), yet {but}; set those "
+            "keys if it is of another kind, such as Llama."
+        )

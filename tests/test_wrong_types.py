@@ -1,0 +1,61 @@
+"""A value of another type is refused in one sentence that says what to give."""
+
+import subprocess
+import sys
+
+import pytest
+
+import prism_jax as prism
+
+
+_SCRIPT = """
+import jax, numpy as np, prism_jax as prism
+program = prism.compile_graph([prism.Op(1.0, kind="gemm")])
+law = prism.simulate(program, num_samples=100, key=jax.random.key(0))
+key = jax.random.key(0)
+job = prism.load_job("megatron-22b-a100-8")
+for call in (
+    lambda: prism.compile_job("megatron-22b-a100-8"),
+    lambda: prism.predict("megatron-22b-a100-8"),
+    lambda: prism.what_if(program, [program], num_samples=100, key=key),
+    lambda: prism.slow_rank(program, 0, "20%"),
+    lambda: prism.scale_kernel(program, "gemm", "20%"),
+    lambda: prism.Quantile("p95"),
+    lambda: prism.calibrate(job, np.ones(40), source="x", key=key),
+    lambda: prism.save_law("law.npz", law),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_wrong_types_are_refused_in_a_sentence():
+    """In a process of its own: here, all types are checked when functions are called."""
+    run = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True
+    )
+    wanted = [
+        "use `load_job`",
+        "use `load_job`",
+        "A list was given in place of scenarios by name",
+        "is '20%'; give a number, such as 1.2",
+        "is '20%'; give a number, such as 1.2",
+        "such as 0.95 for p95",
+        "give `[steps]` where there is one run",
+        "write `save_law(law, path)`",
+    ]
+    said = run.stdout.splitlines()
+    assert len(said) == len(wanted)
+    for sentence, part in zip(said, wanted, strict=True):
+        assert part in sentence
+
+
+def test_dtypes_are_known_by_other_names_and_choices_are_told():
+    job = prism.load_job("megatron-22b-a100-8", ["training.dtype=bfloat16"])
+    assert job == prism.load_job("megatron-22b-a100-8", ["training.dtype=bf16"])
+    with pytest.raises(ValueError, match="give one of 'bf16', 'fp16', 'fp8', 'mxfp8', 'fp4'"):
+        prism.load_job("megatron-22b-a100-8", ["training.dtype=bf17"])
+    with pytest.raises(ValueError, match="give one of 'core_attn', 'layernorm'"):
+        prism.load_job("megatron-22b-a100-8", ['training.recompute_modules=["atn"]'])
