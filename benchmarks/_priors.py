@@ -11,9 +11,9 @@ import numpy as np
 
 from prism_jax.data import Prior, Priors, load_priors
 from prism_jax.fitting._calibrated_job import without_calibration
-from prism_jax.fitting._collective_noise import Split, split_of
+from prism_jax.fitting._collective_noise import Split, splits_of as of_scales
 from prism_jax.fitting._level import Point, fit_level, slope_of_level, with_level
-from prism_jax.fitting._scale import scale_of
+from prism_jax.fitting._scale import Simulation, scale_of
 from prism_jax.program import constant_step
 
 
@@ -83,7 +83,8 @@ def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
             point = Point(scale.seconds, one.median, _NOISE)
             values = fit_level([point], [scale.kernels], replicas, priors).values
             kernels = with_level(scale.kernels, values, replicas)
-            splits.append(split_of(scale, kernels, priors, jax.random.key(0), _SAMPLES))
+            simulation = Simulation(jax.random.key(0), _SAMPLES)
+            splits += of_scales([scale], [kernels], priors, simulation)
         found[family] = splits
     return found
 

@@ -1,6 +1,7 @@
 """Calibration: what is put in comes out, other scales follow, and files lose nothing."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import msgspec
@@ -268,6 +269,21 @@ def test_a_level_out_of_reach_is_refused(factor):
         calibrate(
             load_job(_ONE_NODE), [run], source="a test", key=jax.random.key(0), num_samples=1024
         )
+
+
+def test_an_executor_changes_nothing():
+    run = np.random.default_rng(7).normal(1.1, 0.01, 100)
+    others = [(load_job(_ONE_NODE, ["schedule.num_microbatches=2"]), [1.9 * run])]
+    options = {
+        "source": "a test",
+        "key": jax.random.key(0),
+        "num_samples": 1024,
+        "num_iterations": 0,
+    }
+    alone = calibrate(load_job(_ONE_NODE), [run], others=others, **options)
+    with ThreadPoolExecutor(2) as executor:
+        options["executor"] = executor
+        assert calibrate(load_job(_ONE_NODE), [run], others=others, **options) == alone
 
 
 def test_an_earlier_calibration_is_replaced():

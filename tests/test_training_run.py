@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import os
+import signal
 
 import jax
 import numpy as np
@@ -259,6 +261,24 @@ def test_the_command_prints_the_law_of_a_run(capsys):
     assert found["days"]["p5"] < found["days"]["p50"] < found["days"]["p95"]
     assert 0 <= found["probability"] <= 1
     assert 0.9 < found["goodput"] < 1
+
+
+def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch):
+    from prism_jax.runs import _training_run
+
+    def cycles(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return run_cycles(*arguments)
+
+    program, options = steps(1e-3), {"num_steps": 10_000, "key": jax.random.key(0)}
+    whole = training_run(program, num_runs=4096, **options)
+    monkeypatch.setattr(_training_run, "run_cycles", cycles)
+    part = training_run(program, num_runs=20_000, derivatives=True, **options)
+    assert part.interrupted
+    assert not whole.interrupted
+    assert part.requested == 20_000
+    assert not part.derivatives
+    np.testing.assert_array_equal(part.days, whole.days)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`prism-jax run`: how long a whole training run takes, with what interrupts it."""
 
 import argparse
+import sys
 from typing import Any
 
 from .._misc import quoted
@@ -80,11 +81,19 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "interval_s": law.interval_s,
         "best_interval_s": plain(law.best_interval_s),
         "failures": failures.source,
+        "num_runs": len(law.days),
+        "requested_runs": law.requested,
     }
+    if law.interrupted:
+        print(
+            f"prism-jax: interrupted after {len(law.days):,} of {law.requested:,} runs; the law is "
+            "of those.",
+            file=sys.stderr,
+        )
     if arguments.deadline is not None:
         result["deadline_days"] = arguments.deadline
         result["probability"] = law.probability(arguments.deadline).value
-    if arguments.derivatives:
+    if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
     return result, _text(result, law)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any, cast
 
 import msgspec
@@ -24,7 +25,7 @@ from ._calibrated_job import with_laws, with_level_of, with_uncertainty, without
 from ._collective_noise import noise_of_collectives, with_noise
 from ._level import Level, Point, fit_level, with_level
 from ._observe import Observed
-from ._scale import Scale, scale_of, steps_of_kernels
+from ._scale import Scale, Simulation, scale_of
 from ._step_law import StepLaw, law_of_outliers, solve_spread, spread_of
 
 
@@ -41,6 +42,7 @@ def calibrate(
     num_samples: int = 8192,
     num_iterations: int = 2,
     priors: Priors | None = None,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> Job:
     """Calibrates what step times can tell of a job's kernels.
@@ -72,6 +74,7 @@ def calibrate(
     - `num_samples`: steps simulated of each job, to see what its kernels' noise makes of the step.
     - `num_iterations`: how often.
     - `priors`: what is known of other systems; by default what is shipped.
+    - `executor`: simulates jobs at the same time: any `concurrent.futures.Executor`.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -86,10 +89,11 @@ def calibrate(
         scale_of(without_calibration(one, source), their) for one, their in [(job, runs), *others]
     ]
     priors, num_replicas = priors or load_priors(), job.layout.dp
-    calibration = _started(scales, num_replicas, priors, key, num_samples)
+    given = _Given(scales, num_replicas, priors, Simulation(key, num_samples, executor))
+    calibration = _started(given)
     with progress_bar(num_iterations, progress, "calibration", "iteration") as advance:
         for _ in range(num_iterations):
-            calibration = _improved(calibration, scales, num_replicas, priors, key, num_samples)
+            calibration = _improved(calibration, given)
             advance(1)
     observed = scales[0].observed
     kernels = scales[0].job.kernels
@@ -99,6 +103,16 @@ def calibrate(
     job = with_level_of(job, calibration.level.values, num_replicas)
     job = with_uncertainty(job, _uncertainty(calibration.level, scales, priors))
     return msgspec.structs.replace(job, measured=_measured(observed, source))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What a calibration is made from. Levels are those of `num_replicas`."""
+
+    scales: Sequence[Scale]
+    num_replicas: int
+    priors: Priors
+    simulation: Simulation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,67 +135,57 @@ class _Calibration:
         return _narrower(msgspec.structs.replace(kernels, variability=known), self.less)
 
 
-def _started(
-    scales: Sequence[Scale],
-    num_replicas: int,
-    priors: Priors,
-    key: PRNGKeyArray,
-    num_samples: int,
-) -> _Calibration:
+def _started(given: _Given) -> _Calibration:
     """The calibration before any steps of it are simulated."""
+    scales, priors = given.scales, given.priors
     all_observed = [scale.observed for scale in scales]
     spread = float(np.mean([spread_of(observed, priors) for observed in all_observed]))
     law = law_of_outliers(all_observed, spread, priors)
-    level = _level(scales, np.ones(len(scales)), num_replicas, priors)
-    kernels = [with_level(scale.kernels, level.values, num_replicas) for scale in scales]
-    noise = noise_of_collectives(scales, kernels, priors, key, num_samples)
+    level = _level(given, np.ones(len(scales)))
+    kernels = [with_level(scale.kernels, level.values, given.num_replicas) for scale in scales]
+    noise = noise_of_collectives(scales, kernels, priors, given.simulation)
     return _Calibration(level, dataclasses.replace(law, sigma=spread), noise, 1.0)
 
 
-def _improved(
-    now: _Calibration,
-    scales: Sequence[Scale],
-    num_replicas: int,
-    priors: Priors,
-    key: PRNGKeyArray,
-    num_samples: int,
-) -> _Calibration:
+def _improved(now: _Calibration, given: _Given) -> _Calibration:
     """The calibration that agrees with steps simulated by the one before."""
-    simulated, above = [], []
+    scales = given.scales
+    jobs = []
     for scale in scales:
         kernels = scale.kernels
         laws = replace_variations(kernels.variability, now.laws_of(kernels))
         kernels = msgspec.structs.replace(kernels, variability=laws)
-        kernels = with_level(kernels, now.level.values, num_replicas)
-        steps = steps_of_kernels(scale.job, kernels, key, num_samples)
+        jobs.append((scale.job, with_level(kernels, now.level.values, given.num_replicas)))
+    simulated, above = [], []
+    for steps, scale, (_, kernels) in zip(
+        given.simulation.steps_of(jobs), scales, jobs, strict=True
+    ):
         median = np.median(steps * now.law.factors(len(steps)))
         above.append(median / scale.seconds(kernels))
         simulated.append(steps / np.median(steps) - 1)
     sigma, less = solve_spread(
         now.law,
         simulated,
-        [spread_of(scale.observed, priors) for scale in scales],
+        [spread_of(scale.observed, given.priors) for scale in scales],
         [scale.observed.num_steps for scale in scales],
     )
     law = dataclasses.replace(now.law, sigma=sigma)
-    level = _level(scales, np.array(above), num_replicas, priors)
-    return _Calibration(level, law, now.noise, less * now.less)
+    return _Calibration(_level(given, np.array(above)), law, now.noise, less * now.less)
 
 
-def _level(
-    scales: Sequence[Scale], above: Float[np.ndarray, " scales"], num_replicas: int, priors: Priors
-) -> Level:
+def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
     """The level at which medians agree, where a step's is so many times that of constant ops."""
     points = [
         Point(
             scale.seconds,
             scale.observed.median / factor,
-            _noise(scale.observed, priors),
+            _noise(scale.observed, given.priors),
             quoted(scale.job.name or "the job"),
         )
-        for scale, factor in zip(scales, above, strict=True)
+        for scale, factor in zip(given.scales, above, strict=True)
     ]
-    return fit_level(points, [scale.kernels for scale in scales], num_replicas, priors)
+    kernels = [scale.kernels for scale in given.scales]
+    return fit_level(points, kernels, given.num_replicas, given.priors)
 
 
 def _noise(observed: Observed, priors: Priors) -> float:

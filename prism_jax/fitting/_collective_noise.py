@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from ..data import Kernels, Priors, Variation, replace_variations
 from ._observe import Observed, core_spread
-from ._scale import Scale, steps_of_kernels
+from ._scale import Scale, Simulation
 from ._step_law import spread_of
 
 
@@ -55,8 +54,7 @@ def noise_of_collectives(
     scales: Sequence[Scale],
     kernels: Sequence[Kernels],
     priors: Priors,
-    key: PRNGKeyArray,
-    num_samples: int,
+    simulation: Simulation,
 ) -> float | None:
     """The standard deviation of the logarithm of a collective's latency that is most likely; `None`
     where the jobs have none that tell.
@@ -65,8 +63,7 @@ def noise_of_collectives(
 
     - `kernels`: of each scale, at the level that its runs have.
     """
-    pairs = zip(scales, kernels, strict=True)
-    splits = [split_of(scale, one, priors, key, num_samples) for scale, one in pairs]
+    splits = splits_of(scales, kernels, priors, simulation)
     return most_likely_noise([one for one in splits if one.collectives > 0], priors)
 
 
@@ -102,19 +99,27 @@ def alone(observed: Observed, spread: float, priors: Priors) -> float:
     return (1 - shared) * spread**2
 
 
-def split_of(
-    scale: Scale, kernels: Kernels, priors: Priors, key: PRNGKeyArray, num_samples: int
-) -> Split:
+def splits_of(
+    scales: Sequence[Scale], kernels: Sequence[Kernels], priors: Priors, simulation: Simulation
+) -> list[Split]:
     """By steps of two noises, whose variances are linear in the square of the noise."""
     noises = np.exp(priors.collective_noise.mean) * np.array([0.5, 1.0])
-    variances = []
-    for noise in noises:
-        laws = replace_variations(kernels.variability, with_noise(kernels, noise))
-        noisy = msgspec.structs.replace(kernels, variability=laws)
-        steps = steps_of_kernels(scale.job, noisy, key, num_samples)
-        variances.append(core_spread(steps) ** 2)
-    each = (variances[1] - variances[0]) / (noises[1] ** 2 - noises[0] ** 2)
-    rest = max(variances[1] - each * noises[1] ** 2, 0.0)
-    observed = scale.observed
-    own = alone(observed, spread_of(observed, priors), priors)
-    return Split(own, rest, each, observed.num_steps)
+    noisy = [
+        (scale.job, _with_laws(one, with_noise(one, noise)))
+        for scale, one in zip(scales, kernels, strict=True)
+        for noise in noises
+    ]
+    variances = np.array([core_spread(steps) ** 2 for steps in simulation.steps_of(noisy)])
+    splits = []
+    for scale, (less, more) in zip(scales, variances.reshape(-1, 2), strict=True):
+        each = (more - less) / (noises[1] ** 2 - noises[0] ** 2)
+        rest = max(more - each * noises[1] ** 2, 0.0)
+        observed = scale.observed
+        own = alone(observed, spread_of(observed, priors), priors)
+        splits.append(Split(own, rest, each, observed.num_steps))
+    return splits
+
+
+def _with_laws(kernels: Kernels, laws: Sequence[Variation]) -> Kernels:
+    known = replace_variations(kernels.variability, laws)
+    return msgspec.structs.replace(kernels, variability=known)

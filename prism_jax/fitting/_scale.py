@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 from ..data import Job, Kernels, Variation, replace_variations
 from ..engine import composed_run, prepare
 from ..program import compile_job, constant_step
+from ..workers import run_tasks
 from ._observe import Observed, observe
 
 
@@ -44,6 +46,27 @@ def scale_of(job: Job, runs: Sequence[Float[np.ndarray, "_"]]) -> Scale:
     """
     seconds = constant_step(job)
     return Scale(job, observe(runs), seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """How the steps of jobs are simulated.
+
+    **Attributes:**
+
+    - `key`, `num_samples`: of each job.
+    - `executor`: simulates several jobs at the same time.
+    """
+
+    key: PRNGKeyArray
+    num_samples: int
+    executor: Executor | None = None
+
+    def steps_of(self, jobs: Sequence[tuple[Job, Kernels]]) -> list[Float[np.ndarray, " samples"]]:
+        """As `steps_of_kernels`, of each job with kernels in place of its own."""
+        tasks = [(job, kernels, self.key, self.num_samples) for job, kernels in jobs]
+        found = dict(run_tasks(steps_of_kernels, tasks, self.executor))
+        return [found[number] for number in range(len(jobs))]
 
 
 def steps_of_kernels(

@@ -26,6 +26,7 @@ class RunLaw:
     - `best_interval_s`: the one that makes the mean shortest; see `best_interval`.
     - `derivatives`: by how many days the mean grows for each unit of the logarithm of a cost, or of
         the rate of a cause (`rate of gpu`): a hundredth of it is the effect of one percent more.
+    - `requested`: how many runs were asked for.
     """
 
     days: Float[np.ndarray, "runs"]
@@ -34,6 +35,12 @@ class RunLaw:
     interval_s: float
     best_interval_s: float
     derivatives: dict[str, Estimate]
+    requested: int
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C came before all runs that were asked for."""
+        return len(self.days) < self.requested
 
     @property
     def mean(self) -> Estimate:

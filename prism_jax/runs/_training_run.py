@@ -13,8 +13,10 @@ from ..data import Failures, load_failures
 from ..engine import simulate
 from ..program import Program
 from ..random import key_data
+from ..replica import interruptible
+from ._check import check_costs, check_ends, check_failures, check_numbers
 from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
-from ._expected import best_interval, expected_seconds
+from ._expected import best_interval
 from ._run_law import DAY, RunLaw
 
 
@@ -23,8 +25,6 @@ _BLOCK = 4096
 # Sets of GPUs of which the program's steps are simulated, and how many a run can have in turn.
 _ALLOCATIONS = 64
 _SETS = 32
-# More interruptions than any run survives in practice; each takes a pass over all runs.
-_MOST_INTERRUPTIONS = 1e5
 # Of a central difference in the logarithm of a cost, and the runs that it is taken of.
 _APART = 0.1
 _WORK = PARTS.index("work")
@@ -70,7 +70,7 @@ def training_run(
 
     **Returns:**
 
-    A [`RunLaw`][].
+    A [`RunLaw`][]. Ctrl-C ends it early: it is then of the runs so far, without derivatives.
 
     **Raises:**
 
@@ -78,8 +78,8 @@ def training_run(
     between them, and where interruptions come too often for a run to end.
     """
     failures = load_failures(failures) if isinstance(failures, str) else failures
-    _check_numbers(num_steps, num_runs, num_spares)
-    _check_failures(failures, costs)
+    check_numbers(num_steps, num_runs, num_spares)
+    check_failures(failures, costs)
     devices = program.world_size
     counts = np.array([cause.count for cause in failures.causes])
     per_second = devices / (failures.device_hours * 3600)
@@ -94,14 +94,16 @@ def training_run(
         allocations=_ALLOCATIONS if varies else None,
         progress=progress,
     )
+    if law.interrupted:
+        raise KeyboardInterrupt("interrupted before the first run.")
     work = num_steps * law.mean
     if costs is None:
         interval = min(best, work)
         costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
     else:
         best = _best(rates, costs.blocking_s)
-    _check_costs(costs)
-    _check_ends(work, costs, failures, rates)
+    check_costs(costs)
+    check_ends(work, costs, failures, rates)
     steps = _Steps(law, num_steps, autocorrelation_time)
     simulated = _Simulation(work, law.mean, steps, failures, per_second, num_spares, known_rates)
     seeds = np.asarray(key_data(key)).tolist()
@@ -109,7 +111,7 @@ def training_run(
         runs, drawn = simulated.runs(costs, num_runs, seeds, bar)
     names = [cause.name for cause in failures.causes]
     found: dict[str, Estimate] = {}
-    if derivatives:
+    if derivatives and len(drawn) == num_runs:
         found = _of_rates(runs, drawn, names) | _of_costs(simulated, costs, num_runs, seeds)
     return RunLaw(
         days=np.sort(runs.parts.sum(axis=1)) / DAY,
@@ -118,6 +120,7 @@ def training_run(
         interval_s=costs.interval_s,
         best_interval_s=best,
         derivatives=found,
+        requested=num_runs,
     )
 
 
@@ -149,15 +152,21 @@ class _Simulation:
         seeds: list[int],
         advance: Callable[[float], object] = lambda count: None,
     ) -> tuple[Runs, Float[np.ndarray, "runs causes"]]:
-        """Runs with their rates, of the same random numbers for the same seeds."""
+        """Runs with their rates, of the same random numbers for the same seeds; after Ctrl-C those
+        so far.
+        """
         sequence = np.random.SeedSequence(seeds)
         blocks, rates = [], []
-        for begin in range(0, number, _BLOCK):
-            rng = np.random.default_rng(sequence.spawn(1)[0])
-            hazards = self._hazards(min(_BLOCK, number - begin), rng)
-            blocks.append(self._block(costs, hazards, rng))
-            rates.append(hazards.rates)
-            advance(len(hazards.rates))
+        with interruptible() as interrupt:
+            for begin in range(0, number, _BLOCK):
+                rng = np.random.default_rng(sequence.spawn(1)[0])
+                hazards = self._hazards(min(_BLOCK, number - begin), rng)
+                blocks.append(self._block(costs, hazards, rng))
+                rates.append(hazards.rates)
+                advance(len(hazards.rates))
+                if interrupt.came:  # The law says how many runs it is of.
+                    interrupt.came = False
+                    break
         parts = np.concatenate([runs.parts for runs in blocks])
         interruptions = np.concatenate([runs.interruptions for runs in blocks])
         return Runs(parts, interruptions), np.concatenate(rates)
@@ -253,49 +262,3 @@ def _moved(costs: RunCosts) -> dict[str, tuple[RunCosts, RunCosts]]:
 
 def _mean(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
-
-
-def _check_numbers(num_steps, num_runs, num_spares) -> None:
-    for name, value, least in (
-        ("num_steps", num_steps, 1),
-        ("num_runs", num_runs, 2),
-        ("num_spares", 0 if num_spares is None else num_spares, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}.")
-
-
-def _check_failures(failures: Failures, costs: RunCosts | None) -> None:
-    if not failures.causes:
-        raise ValueError("`failures` names no cause; give one, with a count of 0 for none seen.")
-    if costs is None and failures.blocking_s == 0:
-        raise ValueError(
-            "No interval between checkpoints is the best where one costs nothing "
-            "(`failures.blocking_s` = 0); give an interval."
-        )
-
-
-def _check_costs(costs: RunCosts) -> None:
-    for field in dataclasses.fields(costs):
-        value = getattr(costs, field.name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"`costs.{field.name}={value}` must be finite and not negative.")
-    if not costs.interval_s > costs.blocking_s:
-        raise ValueError(
-            f"A checkpoint holds up the job for {costs.blocking_s:g} s, but there are only "
-            f"{costs.interval_s:g} s of work between two; give a longer interval."
-        )
-
-
-def _check_ends(work: float, costs: RunCosts, failures: Failures, rates: np.ndarray) -> None:
-    downs = [costs.restart_s + cause.detection_s for cause in failures.causes]
-    pairs = list(zip(rates.tolist(), downs, strict=True))
-    interval = min(costs.interval_s + costs.background_s, work)
-    seconds = expected_seconds(work, interval, costs.blocking_s, pairs)
-    if seconds * rates.sum() > _MOST_INTERRUPTIONS:
-        raise ValueError(
-            f"An interruption comes every {1 / rates.sum():.4g} s, more than "
-            f"{_MOST_INTERRUPTIONS:,.0f} times in the run; save checkpoints more often than every "
-            f"{costs.interval_s:.4g} s, restart faster than in {max(downs):.4g} s, or train for "
-            "fewer steps."
-        )
