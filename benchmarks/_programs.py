@@ -25,7 +25,7 @@ def programs() -> dict[str, Any]:
     }
     noise = {"gemm": lognormal(0.08), "send_recv": lognormal(0.3)}
     tail = {"tail": one_kernel("optimizer", 1.0)}
-    reduction = {"reduce_scatter": [one_kernel("reduce_scatter", 0.5, "network")] * 3}
+    reduction = {"reduction": one_kernel("reduce_scatter", 0.5, "network")}
     options = {**tail, **reduction, "network_links": ("network",)}
 
     def made(schedule, residual=noise, **rest):

@@ -10,7 +10,7 @@ import numpy as np
 from prism_jax.data import Job
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
-from prism_jax.program import Network, Stall, Variability, assemble
+from prism_jax.program import Network, Sink, Stall, Variability, assemble
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
 from prism_jax.workload import Block, Kernel, Segment, Workload, lower, rows_of
 
@@ -82,10 +82,13 @@ def pipeline_program(
     forward: float | np.ndarray = 1.0,
     backward: float | np.ndarray = 2.0,
     send_recv: float = 0.05,
+    reduction: Block = (),
     variability: Variability | None = None,
     **options,
 ):
-    """A program of a schedule in which each op is one kernel; costs are per stage."""
+    """A program of a schedule in which each op is one kernel; costs are per stage. Each rank has
+    the reduction at its end.
+    """
     graph = op_graph(schedule)
     forward = np.broadcast_to(np.asarray(forward, float), schedule.num_stages)
     backward = np.broadcast_to(np.asarray(backward, float), schedule.num_stages)
@@ -96,7 +99,8 @@ def pipeline_program(
         transfer if phase == "SR" else (forwards if phase == "F" else backwards)[stage]
         for phase, stage in zip(graph.phase, graph.stage, strict=True)
     ]
-    return assemble(graph, blocks, variability=variability, **options)
+    sinks = [Sink(rank, last, reduction) for rank, last in enumerate(graph.last)]
+    return assemble(graph, blocks, sinks=sinks, variability=variability, **options)
 
 
 def rich_program(num_replicas: int = 1, *, schedule=None, **changes):
@@ -115,7 +119,7 @@ def rich_program(num_replicas: int = 1, *, schedule=None, **changes):
         variability=Variability(**(laws | changes)),
         num_replicas=num_replicas,
         network_links=("network",),
-        reduce_scatter=[one_kernel("reduce_scatter", 0.5, "network")] * schedule.num_stages,
+        reduction=one_kernel("reduce_scatter", 0.5, "network"),
         tail=one_kernel("optimizer", 0.3),
     )
 

@@ -7,7 +7,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.program import constant_step
-from prism_jax.schedule import make_schedule, op_graph, rank_ends, replay
+from prism_jax.schedule import latest_ends, make_schedule, op_graph, replay
 
 
 JOBS = ("megatron-22b-a100-8", "megatron-175b-a100-64", "gpt3-175b-h100-4096")
@@ -97,4 +97,4 @@ def test_the_ends_of_ranks_are_those_of_a_replay(kind, blocking):
     latencies = np.random.default_rng(0).lognormal(size=graph.num_ops)
     _, ends = replay(graph.predecessors, latencies)
     expected = [max(ends[op] for op in last) for last in graph.last]
-    assert rank_ends(graph, latencies).tolist() == expected
+    assert latest_ends(graph, latencies, graph.last).tolist() == expected

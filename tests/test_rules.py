@@ -14,7 +14,7 @@ from prism_jax.analysis import Mean
 from prism_jax.engine import prepare, vector_rule_notes
 from prism_jax.engine._pilot import draw_pilot
 from prism_jax.latency import AbstractLatency
-from prism_jax.program import Network, assemble
+from prism_jax.program import Network, Sink, assemble
 from prism_jax.schedule import OneFOneB
 from prism_jax.step import ExactRule, SlowestDrawn, VectorRule, decide
 
@@ -39,7 +39,7 @@ def _tied(num_replicas=64):
         [one_kernel("gemm", 10.0)] * 4,
         variability=Variability(residual=residual),
         num_replicas=num_replicas,
-        reduce_scatter=[one_kernel("reduce_scatter", 3.0, "network")] * 4,
+        sinks=[Sink(r, (r,), one_kernel("reduce_scatter", 3.0, "network")) for r in range(4)],
     )
 
 

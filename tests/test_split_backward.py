@@ -87,4 +87,4 @@ def test_microbatches_of_two_chains_have_data_of_their_own():
     assert set(microbatch[stage >= 4]) == {4, 5, 6, 7}
     # There is one replica, but two copies of each stage, which reduce their gradients.
     assert program.num_replicas == 1
-    assert (program.reduce_scatter.value >= 0).all()
+    assert (program.sinks.reduction.value >= 0).all()

@@ -7,6 +7,7 @@ from ._batches import (
 )
 from ._criticality import Criticality as Criticality, criticality as criticality
 from ._estimate import estimate as estimate
+from ._exposed import exposed_data_parallel as exposed_data_parallel
 from ._improve import Improvement as Improvement, improve as improve
 from ._objectives import (
     CRPS as CRPS,

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from .._progress import progress_bar
 from .._summary import Summary
-from ..cluster import COLLECTIVES
 from ..engine import composed_steps, critical_paths, vector_rule_notes
-from ..program import Program, Sides
+from ..program import Program
+from ._exposed import communication_shares, exposed_of
 
 
 # The critical paths of so many steps are followed.
@@ -32,6 +32,8 @@ class Criticality:
     - `exposed_communication`: `(steps,)`, the share of each step that is communication on the
         critical path: between stages, inside blocks (on average, given the block), of gradients and
         parameters.
+    - `exposed_data_parallel`: `(steps,)`, the share of each step in which it waits for that of data
+        parallelism: see `exposed_data_parallel`.
     - `num_steps`: how many steps were looked at.
     - `num_replicas_seen`: how many replica samples decide them, if each decided as many: what
         standard errors rest on.
@@ -43,6 +45,7 @@ class Criticality:
     stages: dict[str, np.ndarray]
     ranks: dict[str, np.ndarray]
     exposed_communication: Float[np.ndarray, " steps"]
+    exposed_data_parallel: Float[np.ndarray, " steps"]
     num_steps: int
     num_replicas_seen: float
     notes: tuple[str, ...] = ()
@@ -117,7 +120,7 @@ def criticality(
         name: {"probability": np.zeros(of.max() + 1), "share": np.zeros(of.max() + 1)}
         for name, of in labels.items()
     }
-    shares = _communication_shares(program)
+    shares = communication_shares(program)
     exposed, samples = [], []
     with progress_bar(len(chosen), progress, "critical paths", "step") as advance:
         for paths in critical_paths(composed, chosen):
@@ -132,7 +135,7 @@ def criticality(
                 mine = groups[name]
                 mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
                 mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
-            reduction = paths.reductions[paths.rank, np.arange(len(steps))]
+            reduction = paths.reductions[paths.sink, np.arange(len(steps))]
             before_tail = (shares["ops"] @ on_path + reduction) * paths.factor
             ended = (on_path.sum(axis=0) + reduction) * paths.factor
             exposed.append((before_tail + shares["tail"] * np.maximum(steps - ended, 0)) / steps)
@@ -153,6 +156,7 @@ def criticality(
         stages=_rows("stage", groups["stages"], number, seen),
         ranks=_rows("rank", groups["ranks"], number, seen),
         exposed_communication=np.concatenate(exposed),
+        exposed_data_parallel=(exposed_of(composed) / composed.steps)[chosen],
         num_steps=number,
         num_replicas_seen=seen,
         notes=vector_rule_notes(composed.run),
@@ -189,34 +193,3 @@ def _with_error(found: dict[str, np.ndarray], seen: float) -> dict[str, np.ndarr
     error = np.sqrt(smoothed * (1 - smoothed) / seen)
     rest = {name: x for name, x in found.items() if name != "probability"}
     return {"probability": probability, "standard_error": error, **rest}
-
-
-def _communication_shares(program: Program) -> dict[str, Any]:
-    """What share of the mean latency of each op, and of the tail, is communication."""
-    table, blocks = program.latencies, program.blocks
-    mean = np.asarray(table.mean, np.float64)
-    collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
-    runs = blocks.segments.value @ mean
-    exposed = blocks.class_collectives.value @ mean
-    whole = blocks.class_segments.value @ runs + exposed
-    for sides in (blocks.branches, blocks.around):
-        # A class that is within another has no block within it.
-        inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
-        ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
-        whole, exposed = whole + ends, exposed + left
-    direct = blocks.direct.value
-    single = direct >= 0
-    whole = np.where(single, mean[direct], whole)
-    exposed = np.where(single, (mean * collective)[direct], exposed)
-    share = exposed / np.where(whole > 0, whole, 1)
-    of_ops = share[program.rows.class_.value[program.ops.row.value]]
-    return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}
-
-
-def _ends(sides: Sides, whole, exposed, mean) -> tuple[np.ndarray, np.ndarray]:
-    """How long branches of constant kernels take, and how long of that nothing computes."""
-    compute, inner = sides.compute.value @ whole, sides.compute.value @ exposed
-    longest = (sides.communication.value @ mean).max(axis=1, initial=0)
-    alpha, beta = sides.slowdowns.value.T
-    end = np.maximum(longest + beta * compute, compute + alpha * longest)
-    return end, end - (compute - inner)

@@ -91,15 +91,18 @@ def sample_step(
     order = np.argsort(composed.steps, kind="stable")
     chosen = order[[max(math.ceil(quantile * len(order)) - 1, 0)]]
     (found,) = critical_paths(composed, chosen)
-    factor, rank = float(found.factor[0]), int(found.rank[0])
+    factor, sink = float(found.factor[0]), int(found.sink[0])
     before, levels = _predecessors(program), program.levels
     starts, ends = _run(before, levels.ops.value, found.latency[:, 0] * factor)
     sinks = levels.sink_ops.value
     at_sinks = np.append(ends, 0.0)[sinks].max(axis=1)
-    path = _path(before, ends, sinks[rank])
+    path = _path(before, ends, sinks[sink])
     critical = np.zeros(len(ends), bool)
     critical[path] = True
     ready = at_sinks + np.maximum(found.reductions[:, 0].astype(float), 0.0) * factor
+    of_ranks = program.sinks.rank.value
+    ready = np.maximum.reduceat(ready, np.searchsorted(of_ranks, np.unique(of_ranks)))
+    rank = int(of_ranks[sink])
     ops = program.ops
     return SampledStep(
         ops={
@@ -113,7 +116,7 @@ def sample_step(
         },
         path=path,
         receivers=_receivers(program, before),
-        reduction_s=np.stack([at_sinks, ready], axis=1),
+        reduction_s=np.stack([at_sinks[program.sinks.last], ready], axis=1),
         last_rank=rank,
         barrier_s=float(ready[rank]),
         step_s=float(composed.steps[chosen[0]]),

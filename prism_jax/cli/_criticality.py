@@ -42,15 +42,19 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     program, options = compiled(arguments, job)
     found = criticality(program, band=band, **options)
     table = found.table(arguments.of)
-    exposed = {
-        f"p{level:g}": float(np.quantile(found.exposed_communication, level / 100))
-        for level in (5, 50, 95)
-    }
+
+    def quantiles(shares) -> dict[str, float]:
+        found = {f"p{level:g}": float(np.quantile(shares, level / 100)) for level in (5, 50, 95)}
+        return {"mean": float(np.mean(shares)), **found}
+
+    exposed = quantiles(found.exposed_communication)
+    data_parallel = quantiles(found.exposed_data_parallel)
     result = {
         "job": job.name,
         "band": band,
         arguments.of: table.to_dicts(),
         "exposed_communication": exposed,
+        "exposed_data_parallel": data_parallel,
         "num_steps": found.num_steps,
         "num_replicas_seen": found.num_replicas_seen,
         "notes": list(found.notes),
@@ -59,8 +63,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines.append("".join(f"{name:>16}" for name in table.columns))
     for row in table.head(arguments.top).rows():
         lines.append("".join(f"{x:>16.4g}" if isinstance(x, float) else f"{x:>16}" for x in row))
-    shares = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in exposed.items())
-    lines += ["", f"exposed communication, of a step: {shares}"]
+    lines.append("")
+    for what, shares in (("", exposed), (" of data parallelism", data_parallel)):
+        text = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
+        lines.append(f"exposed communication{what}, of a step: {text}")
     lines.append(f"{found.num_steps:,} steps, decided by {found.num_replicas_seen:,.0f} replicas")
     return result, "\n".join([*lines, *found.notes])
 

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     per_gpu = throughput(job.job, law.mean)
     if per_gpu is not None:
         result |= {"throughput": plain(msgspec.structs.asdict(per_gpu))}
+    result["exposed_data_parallel_s"] = _exposed(program, options)
     if arguments.epistemic:
         result["epistemic"] = _epistemic(job, law)
     if law.interrupted:
@@ -103,6 +104,19 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
         for name in found
         if name.endswith("_interval")
     ]
+
+
+def _exposed(program, options) -> dict[str, float]:
+    """The law of what nothing hides of the communication of data parallelism."""
+    import numpy as np
+
+    from ..analysis import exposed_data_parallel
+
+    found = exposed_data_parallel(program, num_samples=options["num_samples"], key=options["key"])
+    return {
+        "mean": float(found.mean()),
+        **{f"p{level}": float(np.quantile(found, level / 100)) for level in (50, 95)},
+    }
 
 
 def _epistemic(job, law) -> dict[str, Any]:
@@ -210,6 +224,12 @@ def _text(job, program, result, per_gpu) -> str:
             f"{len(found['means_s'])} sets of GPUs: a step has a standard deviation of "
             f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} "
             f"independent steps one of {found['run_mean_std_s']:.3g} s between them"
+        )
+    found = result["exposed_data_parallel_s"]
+    if found["mean"] > 0:
+        lines.append(
+            f"exposed communication of data parallelism: {found['mean']:.3g} s of a step on "
+            f"average, p50 {found['p50']:.3g} s, p95 {found['p95']:.3g} s"
         )
     if "epistemic" in result:
         found = result["epistemic"]

@@ -119,6 +119,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         of them, and one to each node, and permutes tokens where they arrive alone.
     - `overlap_shared_experts`: whether the shared experts run beside the exchanges with the others,
         as with Megatron-Core's `moe-shared-expert-overlap`.
+    - `gradient_bucket_size`: at least how many parameters of the first stage have their gradients
+        reduced together, where that runs beside the backward; by default 40 million, or one million
+        for each replica, if that is more. Other stages reduce theirs at once.
     - `gradient_dtype`: in which gradients are reduced.
     - `launch_floor_s`: no compute kernel is shorter: how long the host takes to launch one.
     - `software`: the stack whose switches these are, where the job does not set them itself.
@@ -143,6 +146,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_param_gather: bool = True
     token_dispatcher: Literal["alltoall", "flex"] = "alltoall"
     overlap_shared_experts: bool = False
+    gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     launch_floor_s: NonNegative = 0.0
     software: Name | None = None

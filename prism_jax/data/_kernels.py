@@ -70,7 +70,7 @@ class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `contention`: the share of the units that compute which a collective beside them takes, so
         that a hidden collective costs this part of its own latency; below one.
-    - `data_parallel`: what part of the data-parallel collectives that could be hidden is.
+    - `data_parallel`: what part of the gathering of parameters that could be hidden is.
     """
 
     contention: Annotated[float, msgspec.Meta(ge=0, lt=1)]

@@ -1,5 +1,9 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
-from ._critical_paths import CriticalPaths as CriticalPaths, critical_paths as critical_paths
+from ._critical_paths import (
+    CriticalPaths as CriticalPaths,
+    critical_paths as critical_paths,
+    exposed_reductions as exposed_reductions,
+)
 from ._gradient import (
     Composed as Composed,
     composed_run as composed_run,

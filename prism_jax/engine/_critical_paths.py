@@ -30,8 +30,8 @@ class CriticalPaths(eqx.Module):
     - `critical`: whether each op is on the critical path.
     - `latency`: of each op.
     - `slack`: by how much longer each op could take before its step would, all else being equal.
-    - `rank`: the pipeline rank that the step waits for.
-    - `reductions`: how long each rank reduces its gradients, exposed.
+    - `sink`: the one that the step waits for.
+    - `reductions`: how much later than each sink its rank has reduced its gradients.
     - `factor`: of the step.
     """
 
@@ -40,8 +40,8 @@ class CriticalPaths(eqx.Module):
     critical: Bool[np.ndarray, "ops steps"]
     latency: Float[np.ndarray, "ops steps"]
     slack: Float[np.ndarray, "ops steps"]
-    rank: np.ndarray
-    reductions: Float[np.ndarray, "ranks steps"]
+    sink: np.ndarray
+    reductions: Float[np.ndarray, "sinks steps"]
     factor: np.ndarray
 
 
@@ -73,14 +73,16 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
             ids = decision.kept.ids[kept]
             given = () if points is None else (points[ids - np.uint32(draws.first)],)
             ends, ready = decision.kept.ends[kept], finished[local]
-            # A step takes no longer while each rank is ready when the last one is.
+            # A step takes no longer while each sink is ready when the last one is.
             most = ready.max(axis=1, keepdims=True) - (ready - ends)
-            rank = ready.argmax(axis=1)
+            sink = ready.argmax(axis=1)
             room = np.full(
-                (len(most), run.plan.structure.ranks - most.shape[1]), np.inf, most.dtype
+                (len(most), len(run.plan.structure.sinks.first) - most.shape[1]),
+                np.inf,
+                most.dtype,
             )
             # Short batches are padded, so that nothing is compiled twice.
-            inputs = (ids, rank, np.concatenate([most, room], axis=1), *given)
+            inputs = (ids, sink, np.concatenate([most, room], axis=1), *given)
             shared = (run.plan, draws.lead, run.key)
             found = _critical(shared, *(_padded(x, number) for x in inputs))
             critical, latency, slack = (np.asarray(x)[cell, : len(steps)] for x in found)
@@ -90,10 +92,27 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
                 critical=critical,
                 latency=latency,
                 slack=slack,
-                rank=rank,
+                sink=sink,
                 reductions=(ready - ends).T,
                 factor=factor[local],
             )
+
+
+def exposed_reductions(
+    composed_: Composed,
+) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
+    """For each step, how much later than all backwards all gradients are reduced, and when; in
+    seconds.
+    """
+    run, last = composed_.run, composed_.run.program.sinks.last
+    waited, ended = [], []
+    for stretch in composed_.stretches:
+        finished, factor = _barriers(run, stretch)
+        ends = stretch.decision.ends(0, stretch.steps)[:, last].max(axis=1)
+        barrier = finished.max(axis=1)
+        waited.append(factor * (barrier - ends))
+        ended.append(factor * barrier)
+    return np.concatenate(waited), np.concatenate(ended)
 
 
 def _padded(x: np.ndarray, number: int) -> np.ndarray:
@@ -101,10 +120,10 @@ def _padded(x: np.ndarray, number: int) -> np.ndarray:
 
 
 def _barriers(run: Run, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
-    """When each rank of each step has reduced its gradients, and the step's factor."""
+    """When each step has reduced its gradients, by each sink, and the step's factor."""
     batches = step_tiles(_barrier_tile, (without_graph(run.plan), run.key), [stretch])
     ready, factor = zip(*(batch.samples() for batch in batches), strict=True)
-    return np.concatenate(ready)[:, : run.program.num_ranks], np.concatenate(factor)
+    return np.concatenate(ready)[:, : run.program.sinks.number], np.concatenate(factor)
 
 
 def _barrier_tile(shared, ids, ends, regimes):
@@ -114,7 +133,7 @@ def _barrier_tile(shared, ids, ends, regimes):
 
 
 @eqx.filter_jit
-def _critical(shared, ids, rank, most, *points):
+def _critical(shared, ids, sink, most, *points):
     plan: Plan
     plan, lead, key = shared
     lanes = plan.structure.graph.lanes
@@ -123,6 +142,6 @@ def _critical(shared, ids, rank, most, *points):
     latencies = cell_latencies(lanes, drawn, ids.shape[0], plan.dtype)
     ends = cell_ends(lanes, latencies)
     slack = latest_ends(lanes, latencies, most.T) - ends
-    critical = critical_cells(lanes, ends, rank)
+    critical = critical_cells(lanes, ends, sink)
     slack = jnp.where(critical, 0, jnp.maximum(slack, 0))
     return critical, latencies, slack

@@ -129,8 +129,8 @@ def reservoirs(
     pieces = (_explicit if draws[0].explicit else _of_one_replica)(run, draws)
     for mine in draws:
         rows = mine.steps if mine.explicit else mine.replicas
-        of_strata, ranks = len(run.program.strata), run.program.num_ranks
-        reservoir = Reservoir(ranks, of_strata, run.plan.dtype, mine.first, rows)
+        of_strata, sinks = len(run.program.strata), run.program.sinks.number
+        reservoir = Reservoir(sinks, of_strata, run.plan.dtype, mine.first, rows)
         try:
             while reservoir.drawn < rows:
                 piece = next(pieces)
@@ -166,8 +166,8 @@ def _of_one_replica(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarr
     for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
         samples, start = batch.samples(), 0
         for ids in ids_of(batch.first, batch.count):
-            ranks, *rest = (x[start : start + len(ids)] for x in samples)
-            yield ids, ranks[:, : run.program.num_ranks], *rest
+            latest, *rest = (x[start : start + len(ids)] for x in samples)
+            yield ids, latest[:, : run.program.sinks.number], *rest
             start += len(ids)
 
 
@@ -188,7 +188,7 @@ def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, 
 
 
 def _replica_tile(shared, _, ids, *points):
-    """One tile: ends `(samples, ranks)`, score, stratum and likelihood."""
+    """One tile: ends `(samples, sinks)`, score, stratum and likelihood."""
     plan, lead, key = shared
     given, likelihood = given_scores(lead, ids, key, *points)
     sampled = by_strata(plan, ids, given)
@@ -207,14 +207,14 @@ def sobol_points(run: Run, draws: Draws) -> np.ndarray | None:
 
 
 def _explicit(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-    """All replicas of each step; the latest end of each pipeline rank stands for them, as if it
+    """All replicas of each step; the latest end of each sink stands for them, as if it
     were the one replica of a step.
     """
-    replicas, ranks = run.program.num_replicas, run.program.num_ranks
+    replicas, sinks = run.program.num_replicas, run.program.sinks.number
     regime = run.chances.regime
     first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
     for mine in draws:
-        rest = np.zeros((0, ranks), run.plan.dtype), np.zeros(0, np.int32)
+        rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
         allocation = None if mine.allocation is None else np.uint32(mine.allocation)
         begin = mine.first
         for batch in tiles(
@@ -225,7 +225,7 @@ def _explicit(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ..
             per_batch=tiles_of(run.plan),
         ):
             ends, regimes = batch.samples()
-            ends = np.concatenate([rest[0], ends[:, :ranks]])
+            ends = np.concatenate([rest[0], ends[:, :sinks]])
             regimes = np.concatenate([rest[1], regimes])
             steps = len(ends) // replicas
             rest = ends[steps * replicas :], regimes[steps * replicas :]
@@ -239,7 +239,7 @@ def _explicit(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ..
 
 
 def _explicit_tile(shared, ids):
-    """One tile: ends `(samples, ranks)`, and the regime of each sample's step."""
+    """One tile: ends `(samples, sinks)`, and the regime of each sample's step."""
     plan, key, allocation = shared
     number = plan.structure.num_replicas
     regimes, _ = regimes_and_stalls(plan.structure.strata, ids // number)

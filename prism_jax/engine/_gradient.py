@@ -245,7 +245,7 @@ def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
     """Back through the composition of steps, to the plan and to the kept samples' ends."""
     run, decision = composed_.run, stretch.decision
     assert isinstance(decision, AbstractOneDecides)
-    start, ranks = decision.kept.first, run.program.num_ranks
+    start, sinks = decision.kept.first, run.program.sinks.number
     of_ends = np.zeros(decision.kept.ends.shape)
 
     def inputs(first, count):
@@ -257,8 +257,8 @@ def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
         of_tables = dataclasses.replace(batch, arrays=tables_share).added_to(of_tables)
         of_steps = dataclasses.replace(batch, arrays=ends_share).samples()
         samples = decision.samples(batch.first - start, batch.count)
-        for rank in range(ranks):
-            of_ends[:, rank] += np.bincount(samples, of_steps[:, rank], minlength=len(of_ends))
+        step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
+        np.add.at(of_ends, (samples[step], sink), of_steps[step, sink])
     return of_tables, of_ends
 
 
@@ -275,18 +275,18 @@ def _step_vjp(shared, ids, ends, regimes, slope):
 def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
     """Back through the samples of a replica that steps depend on, to the plan.
 
-    Each pair of a sample and a rank that decides with it goes back along one path.
+    Each pair of a sample and a sink that decides with it goes back along one path.
     """
     draws, kept = stretch.draws, stretch.decision.kept
-    needed, rank = np.nonzero(of_ends)
+    needed, sink = np.nonzero(of_ends)
     points = sobol_points(run, draws)
 
     def inputs(first, count):
         some = slice(first, first + count)
         ids = kept.ids[needed[some]]
         given = () if points is None else (points[ids - np.uint32(draws.first)],)
-        weight = of_ends[needed[some], rank[some]].astype(kept.ends.dtype)
-        return ids, rank[some].astype(np.int32), weight, *given
+        weight = of_ends[needed[some], sink[some]].astype(kept.ends.dtype)
+        return ids, sink[some].astype(np.int32), weight, *given
 
     shared = (run.plan, draws.lead, run.key)
     options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed))}
@@ -295,7 +295,7 @@ def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
     return of_tables
 
 
-def _replica_vjp(shared, _, ids, rank, weight, *points):
+def _replica_vjp(shared, _, ids, sink, weight, *points):
     plan: Plan
     plan, lead, key = shared
     given, _ = given_scores(lead, ids, key, *points)
@@ -305,5 +305,5 @@ def _replica_vjp(shared, _, ids, rank, weight, *points):
         return replica_ends(whole, by_strata(plan, ids, given), key)
 
     ends, vjp = jax.vjp(forward, plan.tables)
-    mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == rank[None, :]
+    mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == sink[None, :]
     return vjp(jnp.where(mine, weight[None, :], 0))[0]

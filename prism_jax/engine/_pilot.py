@@ -67,7 +67,7 @@ def vector_rule_is_low_by(pilot: Pilot) -> float:
 
 
 def _rules_are_one(run: Run) -> bool:
-    return run.program.num_replicas == 1 or run.program.num_ranks == 1
+    return run.program.num_replicas == 1 or run.program.sinks.number == 1
 
 
 def rule_of_replicas(pilot: Pilot) -> str:

@@ -84,7 +84,7 @@ def step_tiles(
     inputs: Callable[[int, int], tuple[np.ndarray, ...]] = lambda first, count: (),
 ) -> Iterator[Batch]:
     """Applies a function to tiles of the steps of stretches that follow each other: to `shared`,
-    the ids of steps, the ends of what decides them, with room for all ranks, their regimes, and
+    the ids of steps, the ends of what decides them, with room for all sinks, their regimes, and
     further `inputs` by number, from zero.
     """
     ends = np.cumsum([stretch.steps for stretch in stretches])
@@ -92,11 +92,15 @@ def step_tiles(
 
     def all_inputs(first, count):
         first -= first_id
-        each = [stretches[k].decision.inputs(a, b - a) for k, a, b in parts(ends, first, count)]
-        latest = np.concatenate([ends for ends, _ in each])
-        regimes = np.concatenate([regimes for _, regimes in each])
-        padding = np.zeros((count, plan.structure.ranks - latest.shape[1]), latest.dtype)
-        latest = np.concatenate([latest, padding], axis=1) if padding.size else latest
+        # With room for all sinks, and copied once.
+        latest = np.zeros((count, len(plan.structure.sinks.first)), plan.dtype)
+        regimes = np.zeros(count, np.int32)
+        start = 0
+        for k, begin, end in parts(ends, first, count):
+            some = slice(start, start + end - begin)
+            mine, regimes[some] = stretches[k].decision.inputs(begin, end - begin)
+            latest[some, : mine.shape[1]] = mine
+            start = some.stop
         return latest, regimes, *inputs(first, count)
 
     total = int(ends[-1])

@@ -246,6 +246,8 @@ def _training(read: Reader, model: Table) -> Table:
         training["token_dispatcher"] = "flex"
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
+    if "ddp-bucket-size" in read:
+        training["gradient_bucket_size"] = read.count("ddp-bucket-size")
     read.get("fp8-format")
     read.get("fp8")
     return {**training, **_recompute(read)}

@@ -15,7 +15,7 @@ _NAMES = """
     ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step clip-grad cp-comm-type
     cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules
     cuda-graph-warmup-steps data-args-path data-cache-path data-parallel-random-init data-path
-    dataloader-type ddp-average-in-collective ddp-bucket-size ddp-num-buckets
+    dataloader-type ddp-average-in-collective ddp-num-buckets
     ddp-pad-buckets-for-high-nccl-busbw decoupled-lr decoupled-min-lr
     defer-embedding-wgrad-compute delay-grad-reduce deterministic-mode disable-gloo-process-groups
     disable-vision-class-token dist-ckpt-format dist-ckpt-strictness distributed-backend

@@ -15,7 +15,8 @@ from ..workload import Block, Kernel, rows_of
 from ._check import check_arguments, check_variability
 from ._lay_out import lay_out
 from ._loaded import expert_loads
-from ._program import Ops, Program, Rows
+from ._program import Ops, Program, Rows, Sinks
+from ._sinks import Sink
 from ._stalls import make_strata, stall_entries
 from ._table import LatencyTable
 from ._variability import Variability
@@ -26,7 +27,8 @@ def assemble(
     blocks: Sequence[Block],
     *,
     variability: Variability | None = None,
-    reduce_scatter: Sequence[Block] = (),
+    sinks: Sequence[Sink] = (),
+    contention: float = 0.0,
     tail: Block = (),
     members: int | None = None,
     group_size: int = 1,
@@ -42,7 +44,8 @@ def assemble(
     - `blocks`: for each op, its kernels. An op that is one kernel keeps that kernel's law; the
         kernels of any other are collapsed to one latency.
     - `variability`: what makes latencies vary; nothing by default.
-    - `reduce_scatter`: for each pipeline rank, the exposed reduction of gradients over replicas.
+    - `sinks`: the reductions of gradients over replicas, as of `sinks_of`; by default none.
+    - `contention`: what part of its own latency a reduction adds to the compute beside it.
     - `tail`: what follows when all ranks of all replicas have met.
     - `members`: of a tensor- and context-parallel group, who wait for one another at the
         collectives of a block, where its segment does not say how many; by default `group_size`.
@@ -62,10 +65,12 @@ def assemble(
     kind of kernel that `variability` names and no kernel has.
     """
     variability = Variability() if variability is None else variability
-    check_arguments(graph, blocks, reduce_scatter, group_size, num_replicas, resolution)
+    sinks = sinks or [Sink(rank, last) for rank, last in enumerate(graph.last)]
+    check_arguments(graph, blocks, sinks, group_size, num_replicas, resolution)
     check_variability(variability)
     different, block_of_op = _number_blocks(blocks)
-    after = [block for block in (*reduce_scatter, tail) if block]
+    reduced = [sink.reduction for sink in sinks]
+    after = [block for block in (*reduced, tail) if block]
     kernels = _number(kernel for block in (*different, *after) for kernel in _kernels(block))
     table = _latency_table(list(kernels), variability, network_links)
     variability = _of_kinds(variability, table.kinds)
@@ -80,23 +85,27 @@ def assemble(
             'The loads of experts vary, which `resolution="kernel"` does not draw; leave '
             "`load_concentration` out, or compile blocks."
         )
-    classes = _number((b, members) for b in (*different, *filter(None, reduce_scatter)))
+    classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
     laid_out, sequences = lay_out(list(classes), kernels)
-    reductions = [classes[(b, members)] if b else -1 for b in reduce_scatter]
+    reductions = [classes[(b, members)] if b else -1 for b in reduced]
 
     ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
     stalls = stall_entries(variability, different, block_of_op, group_size)
     return Program(
         latencies=table,
         variability=variability,
-        levels=to_levels(graph.predecessors, graph.last),
+        levels=to_levels(graph.predecessors, [sink.ops for sink in sinks]),
         ops=ops,
         rows=rows,
         blocks=laid_out,
         sequences=sequences,
-        reduce_scatter=FrozenArray(np.array(reductions or [-1] * graph.num_ranks)),
+        sinks=Sinks(
+            rank=FrozenArray(np.array([sink.rank for sink in sinks])),
+            reduction=FrozenArray(np.array(reductions)),
+            contention=contention,
+        ),
         tail=classes[(tail, world_size)] if tail else -1,
         stall_ops=FrozenArray(stalls.op),
         stall_kinds=FrozenArray(stalls.kind),

@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools as it
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ..schedule import AbstractSchedule, OpGraph
-from ..workload import Workload, lower
+from ..workload import Reduction, Workload, lower
 
 
 def lower_chains(
@@ -40,12 +41,23 @@ def lower_chains(
         chains[0],
         **{name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases},
         send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
-        reduce_scatter=tuple(
-            tuple(it.chain(*blocks))
-            for blocks in zip(*(one.reduce_scatter for one in reduced), strict=True)
+        reductions=tuple(
+            tuple(
+                _of_copies(one, schedule.chain_starts, chain)
+                for chain, reductions in enumerate(of_rank)
+                for one in reductions
+            )
+            for of_rank in zip(*(one.reductions for one in reduced), strict=True)
         ),
         tail=tuple(it.chain(*(one.tail for one in reduced))),
     )
+
+
+def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:
+    """A reduction of one chain that waits for the copies of its stage, too."""
+    starts = (chain_starts[chain], *chain_starts[:chain], *chain_starts[chain + 1 :])
+    stages = tuple(start + stage for stage in one.stages for start in starts)
+    return Reduction(one.kernels, stages)
 
 
 def number_microbatches(graph: OpGraph, chain_starts: tuple[int, ...]) -> OpGraph:

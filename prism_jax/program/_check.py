@@ -4,13 +4,14 @@ from ..latency import check
 from ..schedule import OpGraph
 from ..workload import Block
 from ._sets import Sets
+from ._sinks import Sink
 from ._variability import Variability
 
 
 def check_arguments(
     graph: OpGraph,
     blocks: Sequence[Block],
-    reduce_scatter: Sequence[Block],
+    sinks: Sequence[Sink],
     group_size: int,
     num_replicas: int,
     resolution: str,
@@ -27,10 +28,11 @@ def check_arguments(
             f"{len(blocks)} blocks were given for the ops; give one for each of the "
             f"{graph.num_ops} ops of the graph."
         )
-    if reduce_scatter and len(reduce_scatter) != graph.num_ranks:
+    ranks = [sink.rank for sink in sinks]
+    if ranks != sorted(ranks) or set(ranks) != set(range(graph.num_ranks)):
         raise ValueError(
-            f"{len(reduce_scatter)} blocks were given for the reduction of gradients; give one for "
-            f"each of the {graph.num_ranks} pipeline ranks."
+            f"The sinks are of the ranks {ranks}; give some for each of the {graph.num_ranks} "
+            "pipeline ranks, one rank after the other."
         )
 
 

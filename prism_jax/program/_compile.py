@@ -25,6 +25,7 @@ from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._frame import block_of_kind, frame_of
 from ._program import Program
+from ._sinks import cut_at_sinks, sinks_of
 from ._variability import Variability, variability_of
 
 
@@ -117,11 +118,14 @@ def compile_program(
     order = with_costs(order, workload)
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
+    blocks, sinks = blocks_of(graph, workload), sinks_of(graph, workload)
+    graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
     return assemble(
         number_microbatches(graph, order.chain_starts),
-        blocks_of(graph, workload),
+        blocks,
         variability=variability_of(kernels.variability) if variability is None else variability,
-        reduce_scatter=workload.reduce_scatter,
+        sinks=sinks,
+        contention=workload.contention,
         tail=workload.tail,
         members=workload.members,
         group_size=workload.group_size,

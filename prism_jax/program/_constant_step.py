@@ -7,11 +7,12 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Job, Kernels, check_parts
-from ..schedule import op_graph, order_of, rank_ends
+from ..schedule import latest_ends, op_graph, order_of
 from ..workload import Workload, block_mean, block_means
 from ._chains import lower_chains
 from ._compile import parts_of
 from ._frame import Frame, block_of_kind, frame_of
+from ._sinks import sinks_of, when_reduced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,32 +24,31 @@ class ConstantStep:
     - `seconds`: all of it.
     - `latencies`: of each op.
     - `reduced`: for each pipeline rank, what nothing hides of the reduction of its gradients.
-    - `tail`: what follows when all ranks have met.
     """
 
     seconds: float
     latencies: Float[np.ndarray, "ops"]
     reduced: Float[np.ndarray, "ranks"]
-    tail: float
 
 
 def run(of: Frame, workload: Workload) -> ConstantStep:
     """A step of a workload."""
     means = block_means([block_of_kind(workload, kind) for kind in of.kinds])
-    latencies = np.array(means)[of.kind_of]
-    reduced = np.array(block_means(workload.reduce_scatter))
-    return _replayed(of, latencies, reduced, block_mean(workload.tail))
+    return _replayed(of, workload, np.array(means)[of.kind_of])
 
 
-def without_send_recv(of: Frame, step: ConstantStep) -> ConstantStep:
+def without_send_recv(of: Frame, workload: Workload, step: ConstantStep) -> ConstantStep:
     """The step if what pipeline ranks send took no time."""
-    latencies = np.where(of.is_send_recv, 0.0, step.latencies)
-    return _replayed(of, latencies, step.reduced, step.tail)
+    return _replayed(of, workload, np.where(of.is_send_recv, 0.0, step.latencies))
 
 
-def _replayed(of: Frame, latencies, reduced, tail: float) -> ConstantStep:
-    last = rank_ends(of.graph, latencies)
-    return ConstantStep(float(np.max(last + reduced) + tail), latencies, reduced, tail)
+def _replayed(of: Frame, workload: Workload, latencies: Float[np.ndarray, "ops"]) -> ConstantStep:
+    sinks = sinks_of(of.graph, workload)
+    ends = latest_ends(of.graph, latencies, [sink.ops for sink in sinks])
+    reduced = when_reduced(sinks, ends, workload.contention)
+    last = ends[np.flatnonzero(np.diff([sink.rank for sink in sinks], append=-1))]
+    seconds = float(np.max(reduced) + block_mean(workload.tail))
+    return ConstantStep(seconds, latencies, reduced - last)
 
 
 def constant_step(job: Job) -> Callable[[Kernels], float]:

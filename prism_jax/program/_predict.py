@@ -7,7 +7,7 @@ import numpy as np
 
 from ..data import Job, check_parts
 from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
-from ..workload import Block, Workload, block_flops, split_mean
+from ..workload import Block, Workload, block_flops, block_mean, split_mean
 from ._chains import lower_chains
 from ._compile import parts_of, with_costs
 from ._constant_step import ConstantStep, run, without_send_recv
@@ -98,7 +98,7 @@ def predict(job: Job) -> Prediction:
         breakdown=breakdown,
         stages=_of_stages(of, step),
         phases=phases,
-        exposed_send_recv=step.seconds - without_send_recv(of, step).seconds,
+        exposed_send_recv=step.seconds - without_send_recv(of, workload, step).seconds,
         mfu=float(per_second / devices / peak),
         flop_per_s=per_second / devices,
         tokens_per_s=sequences * training.sequence_length / step.seconds,
@@ -132,8 +132,10 @@ def _of_average_rank(
     for kind, block, count in zip(of.kinds, blocks, counts, strict=True):
         if kind.phase != SEND_RECV:
             phases[kind.phase] += add(block, count / ranks)
-    for block in workload.reduce_scatter:
-        add(block, 1 / ranks)
+    for block, exposed in zip(workload.reduce_scatter, step.reduced.tolist(), strict=True):
+        whole = block_mean(block)
+        if whole:
+            add(block, exposed / whole / ranks)
     add(workload.tail, 1)
     found["pipeline"] = max(step.seconds - sum(found.values()), 0.0)
     return {name: s for name, s in found.items() if s}, dict(phases)

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from .._misc import FrozenArray
 from .._summary import Summary
@@ -52,6 +52,31 @@ class Rows(eqx.Module):
     rank: FrozenArray = eqx.field(static=True)
 
 
+class Sinks(eqx.Module):
+    """What the replicas reduce together, and when. Static; one entry per sink of `levels`, those of
+    a pipeline rank one after the other in order of time, its end the last.
+
+    **Attributes:**
+
+    - `rank`: the pipeline rank, which runs its reductions one after the other.
+    - `reduction`: the class of the collectives that may start when the sink has ended, or -1.
+    - `contention`: what part of its own latency a reduction adds to the compute beside it.
+    """
+
+    rank: FrozenArray = eqx.field(static=True)
+    reduction: FrozenArray = eqx.field(static=True)
+    contention: float = eqx.field(static=True)
+
+    @property
+    def number(self) -> int:
+        return len(self.rank.value)
+
+    @property
+    def last(self) -> Int[np.ndarray, " ranks"]:
+        """The sink of each rank that is its end."""
+        return np.flatnonzero(np.diff(self.rank.value, append=-1))
+
+
 class Stratum(eqx.Module):
     """One part of the replica samples: the network's regime and the number of stalls are set, and
     the weights of the samples make up for it. Static.
@@ -81,8 +106,7 @@ class Program(eqx.Module):
     - `levels`: the graph of one replica of the pipeline.
     - `ops`, `rows`, `blocks`: what the ops are, and which kernels they are made of.
     - `sequences`: the kernels of each class in order, and where members wait, for `"kernel"`.
-    - `reduce_scatter`: for each pipeline rank, the class of the exposed reduction of its gradients
-        over the replicas, or -1.
+    - `sinks`: the reductions of gradients over the replicas, and what they wait for.
     - `tail`: the class of what follows when all ranks have met, or -1.
     - `stall_ops`, `stall_kinds`, `stall_counts`: which ops may stall: op, position of the kernel's
         kind in `sorted(variability.stalls)`, and calls times members.
@@ -102,7 +126,7 @@ class Program(eqx.Module):
     rows: Rows
     blocks: Blocks
     sequences: tuple[FrozenArray, ...] = eqx.field(static=True)
-    reduce_scatter: FrozenArray = eqx.field(static=True)
+    sinks: Sinks
     tail: int = eqx.field(static=True)
     stall_ops: FrozenArray = eqx.field(static=True)
     stall_kinds: FrozenArray = eqx.field(static=True)
@@ -144,7 +168,7 @@ class Program(eqx.Module):
 
     @property
     def num_ranks(self) -> int:
-        return len(self.reduce_scatter.value)
+        return int(self.sinks.rank.value[-1]) + 1
 
     @property
     def num_microbatches(self) -> int:

@@ -1,4 +1,8 @@
-from ._class_laws import class_laws as class_laws, mean_reductions as mean_reductions
+from ._class_laws import (
+    class_laws as class_laws,
+    mean_reductions as mean_reductions,
+    until_reduced as until_reduced,
+)
 from ._ends import (
     TILE as TILE,
     Axes as Axes,

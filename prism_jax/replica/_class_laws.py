@@ -1,12 +1,13 @@
 """The laws of classes of ops, looked up in a plan."""
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..program import NODE_SCORES
 from ._op_law import ClassLaw, Collapsed, Single
 from ._plan import Plan
-from ._structure import Mixed
+from ._structure import Mixed, Sinks
 
 
 def class_laws(
@@ -119,8 +120,31 @@ def _with_factor(
     )
 
 
-def mean_reductions(plan: Plan) -> Float[Array, "ranks regimes"]:
-    """The mean of each pipeline rank's exposed reduction of gradients, in seconds."""
-    classes = plan.structure.reduce_scatter
+def mean_reductions(plan: Plan) -> Float[Array, "sinks regimes"]:
+    """How long after each sink its rank has reduced its gradients, if reductions take their means,
+    in seconds.
+    """
+    classes = plan.structure.sinks.reduction
     means = plan.tables.moments[0, classes, :, 0] + plan.tables.mean[classes]
-    return jnp.where((classes >= 0)[:, None], means, 0)
+    return until_reduced(plan.structure.sinks, jnp.where((classes >= 0)[:, None], means, 0))
+
+
+def until_reduced(
+    sinks: Sinks, reductions: Float[Array, "sinks samples"]
+) -> Float[Array, "sinks samples"]:
+    """How long after each sink its rank has reduced its gradients, if the sink decides: by then it
+    runs the sink's reduction and those that follow. Those before it have slowed its compute.
+
+    **Arguments:**
+
+    - `reductions`: how long each takes.
+    """
+
+    def add(after, one):
+        reduction, is_last = one
+        after = reduction + jnp.where(is_last, 0, after)
+        return after, after
+
+    none = jnp.zeros_like(reductions[0])
+    _, after = lax.scan(add, none, (reductions, sinks.is_last), reverse=True)
+    return after + sinks.contention * (after[sinks.first] - after)

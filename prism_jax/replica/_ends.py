@@ -74,8 +74,9 @@ def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = No
 @eqx.filter_jit
 def sample_replica_ends(
     program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
-) -> Float[Array, "ranks samples"]:
-    """Samples when each pipeline rank of one replica ends its last op.
+) -> Float[Array, "sinks samples"]:
+    """Samples when each sink of one replica ends: the last op of each pipeline rank, and before it
+    the ops whose gradients are reduced beside the backward.
 
     The step factor, which all replicas share, is left out; the network's regime and the number of
     stalls are those of the sample's stratum. Pure: it can be jitted, mapped with `vmap` over keys
@@ -99,11 +100,11 @@ def sample_replica_ends(
     tiles = jnp.pad(sample_ids, (0, padding)).reshape(-1, TILE)
     ends = lax.map(lambda ids: replica_ends(plan, by_strata(plan, ids), words), tiles)
     ends = jnp.moveaxis(ends, 0, 1).reshape(ends.shape[1], -1)
-    return ends[: program.num_ranks, :number]
+    return ends[: program.sinks.number, :number]
 
 
-def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"]:
-    """`sample_replica_ends` from a plan, for as many ranks as there is room for."""
+def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "sinks samples"]:
+    """`sample_replica_ends` from a plan, for as many sinks as there is room for."""
     latencies = replica_latencies(plan, sampled, key)
     return propagate(plan.structure.graph.lanes, latencies, len(sampled.ids), plan.dtype)
 

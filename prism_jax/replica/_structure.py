@@ -94,6 +94,26 @@ class Graph(eqx.Module):
     set_length: int = eqx.field(static=True)
 
 
+class Sinks(eqx.Module):
+    """What the replicas reduce together; see `program.Sinks`. What pads them is of a rank of its
+    own.
+
+    **Attributes:**
+
+    - `reduction`: classes, or -1.
+    - `first`: the first sink of the same rank.
+    - `is_last`: whether it is the last of its rank.
+    - `contention`: what part of its own latency a reduction adds to the compute beside it.
+    - `number`: how many there are.
+    """
+
+    reduction: Int[Array, " sinks"]
+    first: Int[Array, " sinks"]
+    is_last: Bool[Array, " sinks"]
+    contention: Float[Array, ""]
+    number: UInt32[Array, ""]
+
+
 class Structure(eqx.Module):
     """A program without its parameters and labels. All arrays are padded to buckets of shapes, and
     are arguments of what is compiled: programs of one bucket share compiled code.
@@ -102,7 +122,9 @@ class Structure(eqx.Module):
 
     - `graph`: the ops of one replica.
     - `classes`: what the tables depend on.
-    - `reduce_scatter`, `tail`: classes, or -1.
+    - `sinks`: what the replicas reduce, and when.
+    - `tail`: a class, or -1.
+    - `ranks`: how many pipeline ranks there is room for.
     - `num_ranks`, `num_replicas`: as of the program.
     - `strata`: how replica samples are divided.
     - `reductions`, `last`: which laws there are among reductions of gradients, and in the tail.
@@ -110,30 +132,26 @@ class Structure(eqx.Module):
 
     graph: Graph
     classes: Classes
-    reduce_scatter: Int[Array, " ranks"]
+    sinks: Sinks
     tail: Int[Array, ""]
+    ranks: int = eqx.field(static=True)
     num_ranks: UInt32[Array, ""]
     num_replicas: UInt32[Array, ""]
     strata: Strata
     reductions: Mixed
     last: Mixed
 
-    @property
-    def ranks(self) -> int:
-        """How many pipeline ranks there is room for."""
-        return len(self.reduce_scatter)
-
 
 def structure_of(program: Program) -> Structure:
     """The structure of a program."""
-    direct, reductions = program.blocks.direct.value, program.reduce_scatter.value
-    tail = np.array([program.tail])
-    reduced = bool((reductions >= 0).any())
+    direct, tail = program.blocks.direct.value, np.array([program.tail])
+    reduced = bool((program.sinks.reduction.value >= 0).any())
     return Structure(
         graph=graph_of(program),
         classes=_classes(program),
-        reduce_scatter=_padded(reductions, ranks_of(program), -1),
+        sinks=_sinks(program),
         tail=jnp.asarray(program.tail, jnp.int32),
+        ranks=ranks_of(program),
         num_ranks=jnp.asarray(program.num_ranks, jnp.uint32),
         num_replicas=jnp.asarray(program.num_replicas, jnp.uint32),
         strata=strata_of(program),
@@ -143,11 +161,25 @@ def structure_of(program: Program) -> Structure:
     )
 
 
+def _sinks(program: Program) -> Sinks:
+    sinks, room = program.sinks, _sinks_of(program)
+    first = np.searchsorted(sinks.rank.value, sinks.rank.value)
+    is_last = np.zeros(sinks.number, bool)
+    is_last[sinks.last] = True
+    return Sinks(
+        reduction=_padded(sinks.reduction.value, room, -1),
+        first=_padded(first, room),
+        is_last=_padded(is_last, room, True),
+        contention=jnp.asarray(sinks.contention, program.latencies.mean.dtype),
+        number=jnp.asarray(sinks.number, jnp.uint32),
+    )
+
+
 def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
     """The ops of one replica, with room for at least so many levels and lanes."""
     ops, rows, blocks = program.ops, program.rows, program.blocks
     num_ranks = ranks_of(program)
-    lanes = to_lanes(program.levels, num_ranks, least)
+    lanes = to_lanes(program.levels, _sinks_of(program), least)
     shape = lanes.ops.shape[0], lanes.width
     # Where the data of a microbatch make no difference, nothing is drawn for it.
     least_microbatches = 256 if program.variability.microbatch is None else 64
@@ -209,6 +241,11 @@ def kernels_of(program: Program) -> int:
 def ranks_of(program: Program) -> int:
     """How many pipeline ranks there is room for."""
     return bucket(program.num_ranks, 16)
+
+
+def _sinks_of(program: Program) -> int:
+    """How many sinks there is room for."""
+    return bucket(program.sinks.number, 16)
 
 
 def _needs_tables(program: Program) -> bool:

@@ -1,6 +1,6 @@
 from ._base import AbstractSchedule as AbstractSchedule
 from ._chimera import Chimera as Chimera
-from ._contract import rank_ends as rank_ends
+from ._contract import latest_ends as latest_ends
 from ._csv import load_schedule as load_schedule, save_schedule as save_schedule
 from ._custom import CustomSchedule as CustomSchedule
 from ._dual_pipe import DualPipe as DualPipe, DualPipeV as DualPipeV

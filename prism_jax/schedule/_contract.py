@@ -4,6 +4,7 @@ time.
 
 import functools as ft
 import itertools as it
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +32,10 @@ class _Contracted(NamedTuple):
     delay: Int[np.ndarray, " ops"]
 
 
-def rank_ends(graph: OpGraph, latencies: Float[np.ndarray, " ops"]) -> Float[np.ndarray, " ranks"]:
-    """When each rank has ended its last op, if every op starts as soon as it can, from zero.
+def latest_ends(
+    graph: OpGraph, latencies: Float[np.ndarray, " ops"], groups: Sequence[Sequence[int]]
+) -> Float[np.ndarray, " groups"]:
+    """When each of some groups of ops has ended, if every op starts as soon as it can, from zero.
 
     As `replay`, bit by bit, and four times as fast where each send_recv waits for one op only.
     """
@@ -41,7 +44,7 @@ def rank_ends(graph: OpGraph, latencies: Float[np.ndarray, " ops"]) -> Float[np.
         number, ends = np.arange(graph.num_ops), replay(graph.predecessors, latencies)[1]
     else:
         number, ends = small.number, np.array(_run(small, latencies))
-    return np.array([ends[number[list(ops)]].max(initial=0.0) for ops in graph.last])
+    return np.array([ends[number[list(ops)]].max(initial=0.0) for ops in groups])
 
 
 def _run(small: _Contracted, latencies: np.ndarray) -> list[float]:

@@ -25,7 +25,7 @@ def decide(
 
     - `kept`: replica samples.
     - `num_replicas`: of a step; one where each sample is the slowest of a step's replicas already.
-    - `exact`: whether each pipeline rank has a slowest replica of its own.
+    - `exact`: whether each sink has a slowest replica of its own.
     """
     weights = sample_weights(chances, kept)
     regime = chances.regime[kept.stratum]

@@ -83,7 +83,7 @@ class AbstractDecision(abc.ABC):
 
     @abc.abstractmethod
     def ends(self, first: int, count: int) -> np.ndarray:
-        """The ends of the pipeline ranks `(count, ranks)`; `first` is a multiple of `BLOCK`."""
+        """The ends of the sinks `(count, sinks)`; `first` is a multiple of `BLOCK`."""
 
     @abc.abstractmethod
     def errors(self, num_steps: int) -> AbstractErrors:

@@ -1,4 +1,4 @@
-"""The exact rule: the replicas are drawn that can be some pipeline rank's slowest."""
+"""The exact rule: the replicas are drawn that can be slowest at some sink."""
 
 import dataclasses
 import functools as ft
@@ -13,15 +13,15 @@ from ._reservoir import Replicas
 from ._selection import Selection
 
 
-# The slowest samples of each pipeline rank are looked at: 14 in a step, on average.
+# The slowest samples of each sink are looked at: 14 in a step, on average.
 _CANDIDATES = 14
 _BLOCK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactRule(AbstractDecision):
-    """A step takes each pipeline rank's own slowest replica: of R replicas, those are drawn that
-    can be some rank's slowest.
+    """A step takes each sink's own slowest replica: of R replicas, those are drawn that can be some
+    sink's slowest.
     """
 
     kept: Replicas
@@ -57,7 +57,7 @@ class ExactRule(AbstractDecision):
 
     @ft.cached_property
     def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each regime, the positions in its selection of what may be a rank's slowest, and the
+        """For each regime, the positions in its selection of what may be a sink's slowest, and the
         weight up to each of them.
         """
         found = []
@@ -81,7 +81,7 @@ class ExactRule(AbstractDecision):
 @dataclasses.dataclass(frozen=True)
 class SlowestDrawn(AbstractOneDecides):
     """The vector rule with the random numbers of the exact one: of the replicas that this one
-    draws, a step takes the slowest as a whole. (It is among them, for it is its slowest rank's.)
+    draws, a step takes the slowest as a whole. (It is among them, for it is its slowest sink's.)
     """
 
     exact: ExactRule

@@ -19,9 +19,9 @@ class Replicas:
     **Attributes:**
 
     - `ids`: `(n,)`, sample ids, ascending.
-    - `ends`: `(n, ranks)`, when each pipeline rank ends, in seconds.
-    - `score`: `(n,)`, the end of the slowest rank with its mean reduction of gradients: what the
-        vector rule orders by.
+    - `ends`: `(n, sinks)`, when each sink ends, in seconds.
+    - `score`: `(n,)`, the end of the slowest sink with the mean of the reductions of gradients from
+        it on: what the vector rule orders by.
     - `stratum`: `(n,)`.
     - `likelihood`: `(n,)`, how much likelier each is by its law than by the one it was drawn from.
     - `counts`: `(strata,)`, how many samples were drawn in each stratum, kept or not.
@@ -47,14 +47,14 @@ class Reservoir:
     what is neither early nor slow.
     """
 
-    def __init__(self, num_ranks: int, num_strata: int, dtype: Any, first: int, most: int):
+    def __init__(self, num_sinks: int, num_strata: int, dtype: Any, first: int, most: int):
         self.first = first
         self.counts: np.ndarray = np.zeros(num_strata, np.int64)
         rows = min(most, RESERVOIR + EXTREMES + _SLACK)
         # Pages of memory that nothing is written to take no room.
         self._arrays = (
             np.empty(rows, np.uint32),
-            np.empty((rows, num_ranks), dtype),
+            np.empty((rows, num_sinks), dtype),
             np.empty(rows, dtype),
             np.empty(rows, np.int32),
             np.empty(rows, np.float32),

@@ -10,23 +10,32 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..random import KeyData, Stream, fold, normals
-from ..replica import SCORE_RANGE, ClassLaw, Plan, class_laws, look_up_one, table_score
+from ..replica import (
+    SCORE_RANGE,
+    ClassLaw,
+    Plan,
+    class_laws,
+    look_up_one,
+    table_score,
+    until_reduced,
+)
 
 
 def compose_steps(
     plan: Plan,
-    ends: Float[Array, "ranks samples"],
+    ends: Float[Array, "sinks samples"],
     step_ids: UInt32[Array, " samples"],
     key: KeyData,
     regimes: Int[Array, " samples"],
 ) -> Float[Array, " samples"]:
     """Step times from the ends of each step's decisive replica:
-    `G * max_s(E_s + RS_s) + tail`, with the factor `G` of the step, the exposed reduction of
-    gradients `RS_s` of pipeline rank `s`, and a tail after the barrier of all ranks.
+    `G * max_s(E_s + RS_s) + tail`, with the factor `G` of the step, the reductions of gradients
+    `RS_s` that a pipeline rank has before it from sink `s` on, and a tail after the barrier of all
+    ranks.
 
     **Arguments:**
 
-    - `ends`: the end of each pipeline rank, in seconds.
+    - `ends`: of the sinks, in seconds.
     - `step_ids`: which draws of the factor, the reductions and the tail to use.
     - `regimes`: of the network, the same as of the replica.
 
@@ -128,29 +137,30 @@ def _before_last(plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any):
 
 
 def _scores(plan: Plan, step_ids, key):
-    """Scores of the reductions, `(ranks, samples)`, and of what comes last, `(samples,)` each."""
-    ranks, number = plan.structure.ranks, plan.structure.num_ranks
-    # Counted by the ranks that there are, so that numbers do not depend on padding.
-    counter = jnp.arange(ranks, dtype=jnp.uint32)
+    """Scores of the reductions, `(sinks, samples)`, and of what comes last, `(samples,)` each."""
+    sinks, number = len(plan.structure.sinks.first), plan.structure.sinks.number
+    # Counted by the sinks that there are, so that numbers do not depend on padding.
+    counter = jnp.arange(sinks, dtype=jnp.uint32)
     counter = jnp.concatenate([counter, number + jnp.arange(3, dtype=jnp.uint32)])[:, None]
     z = normals(fold(key, Stream.STEPS), step_ids, counter, plan.dtype)
-    return z[:ranks], {"step": z[ranks], "slowest": z[ranks + 1], "tail": z[ranks + 2]}
+    return z[:sinks], {"step": z[sinks], "slowest": z[sinks + 1], "tail": z[sinks + 2]}
 
 
-def _finished(plan: Plan, ends, z, regimes) -> Float[Array, "ranks samples"]:
-    """When each pipeline rank has reduced its gradients."""
+def _finished(plan: Plan, ends, z, regimes) -> Float[Array, "sinks samples"]:
+    """When the rank of each sink has reduced its gradients, if this sink decides."""
     mixed = plan.structure.reductions
     if not (mixed.collapsed or mixed.single):
         return ends
-    exposed = (plan.structure.reduce_scatter >= 0)[:, None]
-    return ends + jnp.where(exposed, _reductions(plan, z, regimes), 0)
+    sinks = plan.structure.sinks
+    there = (sinks.reduction >= 0)[:, None]
+    return ends + until_reduced(sinks, jnp.where(there, _reductions(plan, z, regimes), 0))
 
 
 def barriers(
     plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any
-) -> tuple[Float[Array, "ranks samples"], Float[Array, " samples"]]:
-    """When each pipeline rank has reduced its gradients, and the factor of the step. See
-    `compose_steps`.
+) -> tuple[Float[Array, "sinks samples"], Float[Array, " samples"]]:
+    """When the rank of each sink has reduced its gradients, if this sink decides, and the factor of
+    the step. See `compose_steps`.
     """
     z, last = _scores(plan, step_ids, key)
     return _finished(plan, ends, z, regimes), _factor(plan, last["step"])
@@ -164,7 +174,8 @@ def _factor(plan: Plan, score: Float[Array, " samples"]) -> Float[Array, " sampl
 
 def last_draws(plan: Plan, step_ids: Any, key: Any, regimes: Any) -> Float[Array, "2 samples"]:
     """The factor of each step and its tail, in seconds. See `compose_steps`."""
-    ends = jnp.zeros((plan.structure.ranks, step_ids.shape[0]), plan.dtype)
+    sinks = len(plan.structure.sinks.first)
+    ends = jnp.zeros((sinks, step_ids.shape[0]), plan.dtype)
     _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
     factor = _factor(plan, z["step"])
     if tail is None:
@@ -173,15 +184,14 @@ def last_draws(plan: Plan, step_ids: Any, key: Any, regimes: Any) -> Float[Array
 
 
 def _reductions(
-    plan: Plan, z: Float[Array, "ranks samples"], regimes: Int[Array, " samples"]
-) -> Float[Array, "ranks samples"]:
-    structure = plan.structure
+    plan: Plan, z: Float[Array, "sinks samples"], regimes: Int[Array, " samples"]
+) -> Float[Array, "sinks samples"]:
+    structure, classes = plan.structure, plan.structure.sinks.reduction
     number = plan.tables.mean.shape[1]
     ones = jnp.ones((z.shape[0], number), z.dtype)
     of_regimes = jnp.arange(number, dtype=jnp.int32)
-    laws = class_laws(
-        plan, structure.reduce_scatter, structure.reductions, ones, plan.tables.nodes, of_regimes
-    )
+    nodes = plan.tables.nodes
+    laws = class_laws(plan, classes, structure.reductions, ones, nodes, of_regimes)
 
     def one(row):
         law, score = row

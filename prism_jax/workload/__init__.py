@@ -4,6 +4,7 @@ from ._block import (
     Branches as Branches,
     Kernel as Kernel,
     Load as Load,
+    Reduction as Reduction,
     Row as Row,
     Segment as Segment,
     Workload as Workload,

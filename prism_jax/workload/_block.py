@@ -135,6 +135,23 @@ def _nests(one: Segment) -> bool:
     return any(branches.within for branches in one.branches)
 
 
+class Reduction(msgspec.Struct, frozen=True):
+    """Gradients of a pipeline rank that are reduced over the replicas together.
+
+    **Attributes:**
+
+    - `kernels`: the collectives.
+    - `stages`: the stage whose last backward makes the gradients, and those on other ranks that
+        hold copies of it; empty: all stages of the rank.
+    - `piece`: the part of that backward that ends with these gradients, where it makes those of
+        several reductions, which stand in its order; `None`: all of it.
+    """
+
+    kernels: Block
+    stages: tuple[int, ...] = ()
+    piece: Block | None = None
+
+
 class Workload(msgspec.Struct, frozen=True):
     """The kernels of one step, for each stage and phase, and what follows the pipeline.
 
@@ -143,10 +160,10 @@ class Workload(msgspec.Struct, frozen=True):
     - `forward`, `backward`: the block of one microbatch, for each (global virtual) stage.
     - `backward_input`, `backward_weight`: the two parts of a backward that is split.
     - `send_recv`: for each pair (from rank, to rank) of neighbouring pipeline ranks, its kernel.
-    - `reduce_scatter`: for each pipeline rank, the part of the gradients' reduction over the
-        replicas that nothing hides; an empty block where there is none.
+    - `reductions`: for each pipeline rank, those of its gradients over the replicas.
     - `tail`: grad-norm, optimizer and the parameters' all-gather that nothing hides, after all
         pipeline ranks of all replicas have met.
+    - `contention`: what part of its own latency a reduction adds to the compute beside it.
     - `members`: ranks of a tensor- and context-parallel group, the members of a segment.
     - `group_size`: ranks of a stage that meet in every microbatch: those, and all that share
         experts with them.
@@ -157,7 +174,16 @@ class Workload(msgspec.Struct, frozen=True):
     backward_input: tuple[Block, ...]
     backward_weight: tuple[Block, ...]
     send_recv: dict[tuple[int, int], Kernel]
-    reduce_scatter: tuple[Block, ...]
+    reductions: tuple[tuple[Reduction, ...], ...]
     tail: Block
+    contention: float
     members: int
     group_size: int
+
+    @property
+    def reduce_scatter(self) -> tuple[Block, ...]:
+        """For each pipeline rank, all collectives that reduce its gradients."""
+        return tuple(
+            tuple(part for one in reductions for part in one.kernels)
+            for reductions in self.reductions
+        )

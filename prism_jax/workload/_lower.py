@@ -11,7 +11,8 @@ from ._architecture import Part, Parts, Recomputed, recomputed
 from ._block import Block, Workload
 from ._costs import Costs
 from ._layer import backward_part, backward_weight_part, forward_part
-from ._replicas import reduce_scatters, tail
+from ._reductions import reductions_of_ranks
+from ._replicas import tail
 from ._sharded import gathers, gathers_again, reductions, shards
 from ._split import Stages, check_split, deal, pairs_of_ranks
 from ._units import Unit, row_of_units
@@ -51,16 +52,16 @@ def lower(
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
     forward = _blocks(costs, stages, lambda one: _forward(costs, one.part))
-    backward = _blocks(costs, stages, lambda one: _backward(costs, one, weights=True), back=True)
     return Workload(
         forward=forward,
-        backward=backward,
+        backward=_blocks(costs, stages, lambda one: _backward(costs, one, weights=True), back=True),
         backward_input=_blocks(
             costs, stages, lambda one: _backward(costs, one, weights=False), back=True
         ),
         backward_weight=_blocks(costs, stages, lambda one: _weights(costs, one.part), back=True),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
-        reduce_scatter=reduce_scatters(costs, stages, backward),
+        reductions=reductions_of_ranks(costs, stages),
+        contention=kernels.overlap.contention,
         tail=tail(costs, stages, forward),
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),

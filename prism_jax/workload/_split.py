@@ -2,7 +2,7 @@
 
 import functools as ft
 import itertools as it
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -127,6 +127,11 @@ def held_of(total: Parameters, layout: Layout) -> Held:
     """What one GPU holds of some parameters, of which it may have a shard besides."""
     experts = total.experts / (layout.ep * layout.expert_tp)
     return Held(total.split / layout.tp + total.copied, experts)
+
+
+def sum_held(held: Iterable[Held]) -> Held:
+    """What one GPU holds of all of some parameters."""
+    return Held(*(sum(column) for column in zip(*held, strict=True)))
 
 
 def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:

@@ -1,0 +1,75 @@
+"""What nothing hides of the communication of data parallelism, step by step."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..cluster import COLLECTIVES
+from ..engine import Composed, composed_steps, exposed_reductions
+from ..program import Program, Sides
+
+
+# Of so many steps at most: a share of a step needs no more.
+_MOST_STEPS = 2**13
+
+
+def exposed_data_parallel(
+    program: Program, *, num_samples: int = _MOST_STEPS, key: PRNGKeyArray
+) -> Float[np.ndarray, " steps"]:
+    """How long steps wait for the communication of data parallelism, in seconds: from the end of
+    the last backward to that of the last reduction of gradients, and in the tail for parameters.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `num_samples`: how many steps; no more than 8,192 are simulated.
+    - `key`: a `jax.random` key.
+
+    **Returns:**
+
+    Seconds, one for each step, by the vector rule of replicas. Of what is in the tail, the mean
+    share counts.
+    """
+    number = min(num_samples, _MOST_STEPS)
+    if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
+        return np.zeros(number)
+    return exposed_of(composed_steps(program, num_samples=number, key=key))
+
+
+def exposed_of(composed: Composed) -> Float[np.ndarray, " steps"]:
+    """As `exposed_data_parallel`, of steps that are simulated already."""
+    waited, ended = exposed_reductions(composed)
+    in_tail = communication_shares(composed.run.program)["tail"]
+    return waited + in_tail * np.maximum(composed.steps - ended, 0)
+
+
+def communication_shares(program: Program) -> dict[str, Any]:
+    """What share of the mean latency of each op, and of the tail, is communication."""
+    table, blocks = program.latencies, program.blocks
+    mean = np.asarray(table.mean, np.float64)
+    collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
+    runs = blocks.segments.value @ mean
+    exposed = blocks.class_collectives.value @ mean
+    whole = blocks.class_segments.value @ runs + exposed
+    for sides in (blocks.branches, blocks.around):
+        # A class that is within another has no block within it.
+        inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
+        ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
+        whole, exposed = whole + ends, exposed + left
+    direct = blocks.direct.value
+    single = direct >= 0
+    whole = np.where(single, mean[direct], whole)
+    exposed = np.where(single, (mean * collective)[direct], exposed)
+    share = exposed / np.where(whole > 0, whole, 1)
+    of_ops = share[program.rows.class_.value[program.ops.row.value]]
+    return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}
+
+
+def _ends(sides: Sides, whole, exposed, mean) -> tuple[np.ndarray, np.ndarray]:
+    """How long branches of constant kernels take, and how long of that nothing computes."""
+    compute, inner = sides.compute.value @ whole, sides.compute.value @ exposed
+    longest = (sides.communication.value @ mean).max(axis=1, initial=0)
+    alpha, beta = sides.slowdowns.value.T
+    end = np.maximum(longest + beta * compute, compute + alpha * longest)
+    return end, end - (compute - inner)

@@ -1,0 +1,153 @@
+"""Sinks: ops whose ends let all replicas reduce gradients together, and what they reduce.
+
+A pipeline rank runs its reductions one after the other, as their gradients become ready, beside the
+backwards that follow.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from ..schedule import OVERLAPPED, OpGraph
+from ..workload import Block, Reduction, Workload, block_mean
+
+
+class Sink(NamedTuple):
+    """What a pipeline rank reduces together.
+
+    **Attributes:**
+
+    - `rank`: which.
+    - `ops`: the reduction may start when all of them have ended.
+    - `reduction`: its collectives.
+    - `pieces`, `piece`: what its first op consists of, and which of these pieces must have ended;
+        no pieces where it is all of the op.
+    """
+
+    rank: int
+    ops: tuple[int, ...]
+    reduction: Block = ()
+    pieces: tuple[Block, ...] = ()
+    piece: int = 0
+
+
+def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
+    """The sinks of a graph: those of a rank in order of time, of which the last is its end."""
+    last = _last_backwards(graph) if any(map(_staged, workload.reductions)) else {}
+    found: list[Sink] = []
+    for rank, reductions in enumerate(workload.reductions):
+        of_ops: dict[tuple[int, ...], list[Reduction]] = {}
+        for one in reductions:
+            ops = tuple(last[stage] for stage in one.stages if stage in last)
+            of_ops.setdefault(ops, []).append(one)
+        place = {op: i for i, op in enumerate(graph.orders[rank])}
+        of_end = of_ops.pop((), [])
+        in_time = sorted(of_ops, key=lambda ops: place.get(ops[0], -1))
+        mine = [sink for ops in in_time for sink in _sinks(graph, rank, ops, of_ops[ops])]
+        end = Sink(rank, graph.last[rank], _together(of_end))
+        if mine and mine[-1].ops[0] == graph.orders[rank][-1]:
+            before = mine.pop()
+            # What the rank ends with ends no earlier than its last backward.
+            first = before.ops[:1] if before.pieces else ()
+            ops = tuple(dict.fromkeys((*first, *end.ops, *before.ops[1:])))
+            end = before._replace(ops=ops, reduction=before.reduction + end.reduction)
+        found += [*mine, end]
+    return tuple(found)
+
+
+def _staged(reductions: Sequence[Reduction]) -> bool:
+    return any(one.stages for one in reductions)
+
+
+def _last_backwards(graph: OpGraph) -> dict[int, int]:
+    """For each stage, the op that ends with the last gradients of its weights."""
+    last: dict[int, int] = {}
+    phase, stage, other = graph.phase, graph.stage, graph.other_stage
+    for order in graph.orders:
+        ops = np.array(order, int)
+        makes = np.isin(phase[ops], ("B", "W", OVERLAPPED))
+        ops = ops[makes]
+        stages = np.where(phase[ops] == OVERLAPPED, other[ops], stage[ops])
+        last.update(zip(stages.tolist(), ops.tolist(), strict=True))
+    return last
+
+
+def _together(reductions: Sequence[Reduction]) -> Block:
+    return tuple(part for one in reductions for part in one.kernels)
+
+
+def _sinks(
+    graph: OpGraph, rank: int, ops: tuple[int, ...], reductions: Sequence[Reduction]
+) -> list[Sink]:
+    """The sinks of what becomes ready in one op: several where it is a whole backward."""
+    pieces = tuple(one.piece for one in reductions if one.piece is not None)
+    cut = len(pieces) > 1 and len(ops) == 1 and graph.phase[list(ops)].tolist() == ["B"]
+    if not cut:
+        return [Sink(rank, ops, _together(reductions))]
+    return [Sink(rank, ops, one.kernels, pieces, k) for k, one in enumerate(reductions)]
+
+
+def cut_at_sinks(
+    graph: OpGraph, blocks: Sequence[Block], sinks: Sequence[Sink]
+) -> tuple[OpGraph, list[Block], tuple[Sink, ...]]:
+    """The graph, the blocks of its ops and its sinks, where each piece of an op is one of its own:
+    the first waits for what the op waits for, what waits for the op waits for the last.
+    """
+    pieces = {sink.ops[0]: sink.pieces for sink in sinks if sink.pieces}
+    if not pieces:
+        return graph, list(blocks), tuple(sinks)
+    counts = np.array([len(pieces.get(op, "1")) for op in range(graph.num_ops)])
+    ends = np.cumsum(counts) - 1
+    starts = ends - counts + 1
+
+    def to_ends(ops: Sequence[int]) -> tuple[int, ...]:
+        return tuple(ends[list(ops)].tolist())
+
+    before: list[tuple[int, ...]] = []
+    of_pieces: list[Block] = []
+    for op, (waits, block) in enumerate(zip(graph.predecessors, blocks, strict=True)):
+        before.append(to_ends(waits))
+        before += [(piece,) for piece in range(starts[op], ends[op])]
+        of_pieces += pieces.get(op, (block,))
+    names = [field.name for field in dataclasses.fields(graph)]
+    columns = [name for name in names if isinstance(getattr(graph, name), np.ndarray)]
+    cut = dataclasses.replace(
+        graph,
+        **{name: np.repeat(getattr(graph, name), counts) for name in columns},
+        predecessors=tuple(before),
+        orders=tuple(
+            tuple(piece for op in order for piece in range(starts[op], ends[op] + 1))
+            for order in graph.orders
+        ),
+        last=tuple(map(to_ends, graph.last)),
+    )
+    return cut, of_pieces, tuple(_moved(sink, starts, to_ends) for sink in sinks)
+
+
+def _moved(sink: Sink, starts, to_ends) -> Sink:
+    if not sink.pieces:
+        return sink._replace(ops=to_ends(sink.ops))
+    piece = int(starts[sink.ops[0]]) + sink.piece
+    return Sink(sink.rank, (piece, *to_ends(sink.ops[1:])), sink.reduction)
+
+
+def when_reduced(
+    sinks: Sequence[Sink], ends: Float[np.ndarray, "sinks"], contention: float
+) -> Float[np.ndarray, "ranks"]:
+    """When each rank has reduced its gradients, if nothing varies, in seconds; `ends` are those of
+    the ops of sinks.
+    """
+    found = np.zeros(1 + max(sink.rank for sink in sinks))
+    each = [block_mean(sink.reduction) for sink in sinks]
+    for rank in range(len(found)):
+        mine = [i for i, sink in enumerate(sinks) if sink.rank == rank]
+        before, whole = 0.0, sum(each[i] for i in mine)
+        for i in mine:
+            sink = sinks[i]
+            end = ends[i] - sum(map(block_mean, sink.pieces[sink.piece + 1 :]))
+            found[rank] = max(found[rank], end + contention * before + (whole - before))
+            before += each[i]
+    return found

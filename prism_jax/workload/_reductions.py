@@ -1,0 +1,126 @@
+"""Reductions of gradients over the replicas: when they can start, and what they take.
+
+Where they run beside the backward, each virtual stage reduces its gradients when its last
+microbatch has come back. Megatron-LM cuts only the first stage of the first pipeline rank further,
+into buckets: nothing else comes after it that could hide its reduction
+(`megatron/core/distributed/distributed_data_parallel.py` and `megatron/training/training.py`).
+"""
+
+import functools as ft
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ..cluster import Group
+from ._architecture import Part, reads_words_last, recomputed
+from ._block import Block, Kernel, Reduction
+from ._costs import Costs
+from ._layer import backward_part
+from ._parts import block, segment
+from ._sharded import GRADIENT_BYTES, instance, shards
+from ._split import Held, Stages, held_of, parameters_of_rank, sum_held
+
+
+# A bucket has so many parameters at least, and so many for each replica.
+_BUCKET = 40_000_000
+_BUCKET_PER_REPLICA = 1_000_000
+
+
+def reductions_of_ranks(costs: Costs, stages: Stages) -> tuple[tuple[Reduction, ...], ...]:
+    """For each pipeline rank, the reductions of its gradients, each with what it waits for."""
+    return tuple(tuple(_of_rank(costs, stages, rank)) for rank in range(costs.layout.pp))
+
+
+def reduced_groups(costs: Costs) -> list[tuple[str, Group]]:
+    """The fields of `Held` with the group of each over which gradients are reduced, if any."""
+    groups = (("dense", costs.dp), ("experts", costs.edp))
+    return [(part, group) for part, group in groups if group.size > 1]
+
+
+def _of_rank(costs: Costs, stages: Stages, rank: int) -> Iterator[Reduction]:
+    last = _of_embedding(costs, stages, rank)
+    # Where replicas share gradients, each backward has reduced its own.
+    if not shards(costs.training)[0] and reduced_groups(costs):
+        if not costs.training.overlap_grad_reduce:
+            held = sum_held(parameters_of_rank(costs.layout, stages, rank))
+            last = [*_kernels(costs, held), *last]
+        else:
+            for stage in stages.of_rank(rank):
+                first = stage == stages.of_rank(0)[0]
+                for held, piece in _buckets(costs, stages, stage, cut=first):
+                    yield Reduction(_row(_kernels(costs, held)), (stage,), piece)
+    if last:
+        yield Reduction(_row(last))
+
+
+def _row(kernels: Iterable[Kernel]) -> Block:
+    return block(([segment([], kernel)], 1) for kernel in kernels)
+
+
+def _kernels(costs: Costs, held: Held) -> list[Kernel]:
+    """What reduces the gradients of so many parameters."""
+    training = costs.training
+    size = GRADIENT_BYTES[training.gradient_dtype]
+    kernels = []
+    for part, group in reduced_groups(costs):
+        parameters = getattr(held, part)
+        if parameters == 0:
+            continue
+        if training.zero:
+            inner, outer = instance(group, training)
+            kernels.append(costs.collective("reduce_scatter", size * parameters, inner))
+            if outer.size > 1:
+                share = size * parameters / inner.size
+                kernels.append(costs.collective("all_reduce", share, outer))
+        else:
+            kernels.append(costs.collective("all_reduce", size * parameters, group))
+    return kernels
+
+
+def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
+    """The first and the last stage each have a copy of the embedding, or their shards of it."""
+    layout, model, training = costs.layout, costs.model, costs.training
+    if not (reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends):
+        return []
+    apart = max(stages.ends) - min(stages.ends)
+    ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
+    size = GRADIENT_BYTES[training.gradient_dtype]
+    num_bytes = size * model.vocab_size * model.hidden_size / layout.tp
+    if shards(training)[0]:
+        num_bytes /= instance(costs.dp, training)[0].size
+    return [costs.collective("all_reduce", num_bytes, ends)]
+
+
+def _buckets(
+    costs: Costs, stages: Stages, stage: int, *, cut: bool
+) -> list[tuple[Held, Block | None]]:
+    """The parameters of each bucket of a stage in the order of its backward, and the piece of the
+    backward that ends with them; `None` for one bucket. Buckets end with layers.
+    """
+    whole = held_of(stages.parameters[stage], costs.layout)
+    if not cut:
+        return [(whole, None)]
+    training = costs.training
+    most = training.gradient_bucket_size
+    most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
+    pieces: list[list[tuple[Part, bool]]] = [[]]
+    held = [Held(0.0, 0.0)]
+    for part, count, again in reversed(recomputed(stages.parts[stage], training)):
+        of_part = held_of(part.parameters(costs.model), costs.layout)
+        for _ in range(count):
+            if sum(held[-1]) >= most:
+                pieces.append([])
+                held.append(Held(0.0, 0.0))
+            pieces[-1].append((part, again))
+            held[-1] = sum_held([held[-1], of_part])
+    if len(pieces) == 1:
+        return [(whole, None)]
+
+    @ft.cache
+    def segments_of(part: Part, again: bool):
+        return backward_part(costs, part, again=again)
+
+    blocks = [
+        block((segments_of(*one), count) for one, count in Counter(piece).items())
+        for piece in pieces
+    ]
+    return list(zip(held, blocks, strict=True))

@@ -1,0 +1,247 @@
+"""Reductions of gradients by virtual stage and by bucket, beside the backward."""
+
+import itertools as it
+
+import equinox as eqx
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.data import load_job
+from prism_jax.latency import AbstractLatency
+from prism_jax.program import Sink, assemble, cut_at_sinks, sinks_of
+from prism_jax.program._sinks import when_reduced
+from prism_jax.schedule import OneFOneB, op_graph
+from prism_jax.workload import block_mean
+
+from .helpers import graph_of, lognormal, lower_job, one_kernel
+
+
+_KEY = jax.random.key(0)
+_CONTENTION = 0.15
+_REPLICAS = 8
+_SINKS = ((0, 2), (0, 4), (0, 6), (1, 3), (1, 7))  # Rank and op.
+_SECONDS = (0.9, 0.6, 0.5, 1.6, 0.7)
+# Two ranks of four ops each, which also wait for each other.
+_BEFORE = ((), (), (0,), (1, 0), (2, 3), (3,), (4,), (5, 4))
+_RANK = [0, 1] * 4
+
+
+def _program(
+    spread=(0.2, 0.3), *, seconds=_SECONDS, contention=_CONTENTION, num_replicas=_REPLICAS
+):
+    sinks = [
+        Sink(rank, (op,), one_kernel("reduce_scatter", mean, "network"))
+        for (rank, op), mean in zip(_SINKS, seconds, strict=True)
+    ]
+    residual: dict[str, AbstractLatency] = {
+        "gemm": lognormal(spread[0]),
+        "reduce_scatter": lognormal(spread[1]),
+    }
+    return assemble(
+        graph_of(_BEFORE, rank=_RANK),
+        [one_kernel("gemm", 1.0)] * 8,
+        variability=prism.Variability(residual=residual if any(spread) else {}),
+        sinks=sinks,
+        contention=contention,
+        num_replicas=num_replicas,
+    )
+
+
+def _op_ends(latencies):
+    ends = []
+    for before, latency in zip(_BEFORE, latencies, strict=True):
+        ends.append(np.max([ends[op] for op in before], axis=0, initial=0) + latency)
+    return ends
+
+
+def _steps(latencies, reductions, contention=_CONTENTION):
+    """Every replica by itself, then the reductions of each rank one after the other."""
+    ends = _op_ends(latencies)
+    ready = np.zeros(1)
+    for rank in (0, 1):
+        mine = [i for i, (r, _) in enumerate(_SINKS) if r == rank]
+        for i in mine:
+            start = np.max(ends[_SINKS[i][1]], axis=0)  # Over replicas.
+            slowed = contention * sum(reductions[j] for j in mine if j < i)
+            ready = np.maximum(ready, start + slowed + sum(reductions[j] for j in mine if j >= i))
+    return ready
+
+
+def _simulated(number, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def drawn(sigma, *shape):
+        return np.exp(sigma * rng.standard_normal(shape) - sigma**2 / 2)
+
+    reductions = [mean * drawn(0.3, number) for mean in _SECONDS]
+    return _steps(drawn(0.2, 8, _REPLICAS, number), reductions)
+
+
+@pytest.mark.parametrize("replicas", ["explicit", "auto"])
+def test_the_law_is_that_of_all_replicas_and_sinks(replicas):
+    truth = _simulated(200_000)
+    number = 2**15
+    law = prism.simulate(_program(), num_samples=number, key=_KEY, replicas=replicas)
+    # Sinks tie here, which one replica for all of them does not do justice to.
+    assert law.replicas == ("explicit" if replicas == "explicit" else "exact")
+    error = truth.std() * np.hypot(1 / np.sqrt(len(truth)), 1 / np.sqrt(number))
+    if replicas == "auto":  # The replicas of different steps are the same samples.
+        low, high = law.mean_interval(0.95)
+        error = max(error, (high - low) / 4)
+    assert law.mean == pytest.approx(truth.mean(), abs=4 * error)
+    assert law.std == pytest.approx(truth.std(), rel=0.025)
+
+
+@pytest.mark.parametrize("contention", [0.0, _CONTENTION])
+@pytest.mark.parametrize("seconds", [_SECONDS, (4.0, 0.1, 0.1, 0.1, 0.1), (0.1,) * 5, (0.0,) * 5])
+def test_without_variance_steps_are_exact(seconds, contention):
+    truth = float(_steps(np.ones((8, 1, 1)), seconds, contention)[0])
+    program = _program((0, 0), seconds=seconds, contention=contention)
+    law = prism.simulate(program, num_samples=64, key=_KEY)
+    assert law.mean == pytest.approx(truth, rel=1e-6)
+    assert law.std == pytest.approx(0, abs=1e-5)
+    sinks = [
+        Sink(rank, (op,), one_kernel("reduce_scatter", mean, "network"))
+        for (rank, op), mean in zip(_SINKS, seconds, strict=True)
+    ]
+    ends = np.array(_op_ends(np.ones(8)))
+    assert when_reduced(sinks, ends[[op for _, op in _SINKS]], contention).max() == pytest.approx(
+        truth, rel=1e-12
+    )
+
+
+def test_derivatives_by_reductions_agree_with_differences():
+    program = _program(num_replicas=1)
+
+    def mean(program):
+        return prism.estimate(program, prism.Mean(), num_samples=2**13, key=_KEY)
+
+    gradient = eqx.filter_grad(mean)(program).latencies.mean
+    means = program.latencies.mean
+    assert len(means) == 6  # Of one op, and of each reduction.
+    for kernel in range(6):
+
+        def at(change, kernel=kernel):
+            changed = means.at[kernel].add(change)
+            return mean(eqx.tree_at(lambda p: p.latencies.mean, program, changed))
+
+        difference = float(at(2e-3) - at(-2e-3)) / 4e-3
+        assert float(gradient[kernel]) == pytest.approx(difference, rel=0.01, abs=0.003)
+
+
+def test_a_step_is_the_sum_of_what_it_owes_to_each_mean():
+    """Steps grow with all means in proportion, also with replicas of which one decides."""
+    program = _program()
+
+    def mean(program):
+        return prism.estimate(program, prism.Mean(), num_samples=2**13, key=_KEY)
+
+    value, gradient = eqx.filter_value_and_grad(mean)(program)
+    owed = np.asarray(gradient.latencies.mean * program.latencies.mean, np.float64)
+    assert owed.sum() == pytest.approx(float(value), rel=1e-4)
+    assert (owed > 0).all()
+
+
+_JOB = "megatron-22b-a100-8"
+_LAYOUT = ["layout.tp=2", "layout.pp=2", "layout.dp=2", "training.zero=1"]
+_LAYOUT += [
+    "model.num_layers=8",
+    "schedule.num_microbatches=4",
+    "training.overlap_grad_reduce=true",
+]
+
+
+def _job(*changes):
+    return load_job(_JOB, [*_LAYOUT, *changes])
+
+
+def _without_variance(job):
+    kernels = msgspec.structs.replace(job.kernels, variability=())
+    return msgspec.structs.replace(job, kernels=kernels)
+
+
+def test_one_bucket_of_one_stage_is_no_overlap():
+    whole = prism.compile_job(_job(f"training.gradient_bucket_size={10**9}", "model.num_layers=2"))
+    assert whole == prism.compile_job(
+        _job("training.overlap_grad_reduce=false", "model.num_layers=2")
+    )
+    assert whole.sinks.rank.value.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("1f1b", ("schedule.blocking=true",)),
+        ("interleaved-1f1b", ("schedule.virtual_stages=2",)),
+        ("zb-h1", ()),
+        ("dual-pipe", ()),
+    ],
+)
+def test_a_prediction_is_the_simulation_without_variance(kind, changes):
+    job = _without_variance(_job(f'schedule.kind="{kind}"', *changes))
+    found = prism.predict(job)
+    law = prism.simulate(prism.compile_job(job), num_samples=64, key=_KEY)
+    assert law.mean == pytest.approx(found.mean, rel=1e-5)
+    assert sum(found.breakdown.values()) == pytest.approx(found.mean, rel=1e-9)
+
+
+def test_of_many_small_buckets_the_last_is_exposed():
+    """And what the others slow the backward by."""
+    job = _job("training.gradient_bucket_size=1", "layout.tp=1", "layout.pp=1", "layout.dp=8")
+    assert job.model is not None
+    work = lower_job(job)
+    graph = op_graph(OneFOneB(1, 4))
+    sinks = sinks_of(graph, work)
+    assert len(sinks) == job.model.num_layers + 2  # The head's norm, and the embedding.
+    ends = np.cumsum(
+        [block_mean(work.forward[0] if p == "F" else work.backward[0]) for p in graph.phase]
+    )
+    at_end = np.full(len(sinks), ends[-1])
+    exposed = when_reduced(sinks, at_end, work.contention) - ends[-1]
+    # The backward of the embedding takes so little that the first layer's reduction outlasts it.
+    *others, layer, last = (block_mean(sink.reduction) for sink in sinks)
+    late = layer + last - block_mean(sinks[-1].pieces[-1])
+    assert exposed == pytest.approx(late + work.contention * sum(others), rel=1e-9)
+    assert exposed < 0.5 * (last + layer + sum(others))
+
+
+def test_pieces_of_a_backward_are_all_of_it():
+    work = lower_job(_job("training.gradient_bucket_size=1"))
+    graph = op_graph(OneFOneB(2, 4))
+    blocks = [work.forward[s] if p == "F" else work.backward[s] for p, s in _labels(graph)]
+    sinks = sinks_of(graph, work)
+    cut, pieces, moved = cut_at_sinks(graph, blocks, sinks)
+    assert cut.num_ops == graph.num_ops + len(sinks) - 2
+    assert sum(map(block_mean, pieces)) == pytest.approx(sum(map(block_mean, blocks)), rel=1e-12)
+    assert all(max(before, default=-1) < op for op, before in enumerate(cut.predecessors))
+    assert sorted(it.chain(*cut.orders)) == np.flatnonzero(~cut.is_send_recv).tolist()
+    assert moved[-1].ops == cut.last[1]
+    assert [s.ops[0] for s in moved[:-1]] == list(cut.orders[0][-len(sinks) + 1 :])
+    assert all(block_mean(sink.reduction) > 0 for sink in moved)
+
+
+def _labels(graph):
+    # A send_recv has the label of some stage; what it takes does not matter here.
+    return zip(graph.phase, graph.stage, strict=True)
+
+
+def test_stages_of_a_rank_reduce_when_their_last_microbatch_has_come_back():
+    job = _job('schedule.kind="interleaved-1f1b"', "schedule.virtual_stages=2")
+    program = prism.compile_job(job)
+    ops, levels = program.ops, program.levels
+    of_sinks = [levels.sink_ops.value[i] for i in range(program.sinks.number)]
+    for rank, at in zip(program.sinks.rank.value, of_sinks, strict=True):
+        (op, *_) = (op for op in at if op >= 0)
+        assert ops.rank.value[op] == rank
+        assert (ops.phase.value[op], ops.microbatch.value[op]) == ("B", 3)
+    stages = [int(ops.stage.value[at[at >= 0][0]]) for at in of_sinks]
+    assert list(dict.fromkeys(stages)) == [2, 0, 3, 1]
+
+
+def test_sinks_that_do_not_fit_are_refused():
+    graph = graph_of(_BEFORE, rank=_RANK)
+    with pytest.raises(ValueError, match=r"sinks are of the ranks \[1, 0\]"):
+        assemble(graph, [one_kernel("gemm", 1.0)] * 8, sinks=[Sink(1, (7,)), Sink(0, (3,))])
