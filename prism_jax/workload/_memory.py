@@ -133,6 +133,9 @@ def _kept(costs: Costs, part: Part) -> Sizes:
 
 
 def _of_modules(costs: Costs, part: Part) -> list[float]:
-    """What each module of a layer keeps: its gradients are about as large."""
+    """What the backward of each module of a layer needs: gradients about as large as what the
+    module keeps, and its buffers.
+    """
     modules = part.modules if part.is_layer else ()
-    return [0.0, *(sum(module.activations(costs).values()) for module in modules)]
+    kept = (sum(one.activations(costs).values()) + one.buffers(costs) for one in modules)
+    return [0.0, *kept]

@@ -4,7 +4,6 @@ from typing import ClassVar
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from .._parts import segment
 from ._around import (
     cast,
     cast_gradient,
@@ -16,6 +15,14 @@ from ._around import (
     weight_gradients,
 )
 from ._base import AbstractModule, Parameters
+from ._context import (
+    backward_core,
+    check_context,
+    copied_values,
+    core_buffers,
+    core_of,
+    forward_core,
+)
 from ._core import Core
 
 
@@ -60,10 +67,6 @@ class Attention(AbstractModule):
                 f"`model.num_heads` = {self.num_heads} does not divide `model.hidden_size` = "
                 f"{model.hidden_size}; give `model.head_size`."
             )
-        if self.context_length is not None and layout.cp > 1:
-            raise ValueError(
-                "cross-attention is not known in context-parallel groups; use `layout.cp` = 1."
-            )
         check_divides(("tp", layout.tp), "num_heads", self.num_heads)
         check_divides(("tp", layout.tp), "num_kv_heads", self.kv_heads)
         if self.num_heads % self.kv_heads != 0:
@@ -71,6 +74,9 @@ class Attention(AbstractModule):
                 f"`model.num_kv_heads` = {self.kv_heads} does not divide `model.num_heads` = "
                 f"{self.num_heads}; use a divisor."
             )
+        if self.context_length is None:
+            heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
+            check_context(layout, training, heads, self.window)
 
     def parameters(self, model: Model) -> Parameters:
         dim = self.head_dim(model)
@@ -91,12 +97,9 @@ class Attention(AbstractModule):
             *self._norms(costs, 2),
             *self._rotary(costs),
         ]
-        last = [*self._core(costs).forward(costs), *cast(costs, tokens * width), out.forward]
-        if costs.layout.cp > 1:
-            gather = costs.collective("all_gather", self._kv_bytes(costs), costs.cp)
-            rest = [segment(first, gather), *close_module(costs, last, out.forward)]
-        else:
-            rest = close_module(costs, first + last, out.forward)
+        segments, left = forward_core(costs, self._core(costs), first)
+        last = [*left, *cast(costs, tokens * width), out.forward]
+        rest = [*segments, *close_module(costs, last, out.forward)]
         return open_module(costs, before, qkv.forward, rest)
 
     def backward(
@@ -104,10 +107,9 @@ class Attention(AbstractModule):
     ) -> list[Segment]:
         tokens, _, qkv_width = self._shape(costs)
         qkv, out = self._linears(costs)
-        kernels = [
+        first = [
             *cast_gradient(costs, tokens * costs.model.hidden_size),
             *gradients(out, weights),
-            *self._core(costs).backward(costs),
         ]
         inputs = [
             *self._rotary(costs),
@@ -115,12 +117,8 @@ class Attention(AbstractModule):
             *(kernel for one in self._of_context(costs) for kernel in gradients(one, weights)),
             *cast_gradient(costs, tokens * qkv_width),
         ]
-        segments = []
-        if costs.layout.cp > 1:
-            scatter = costs.collective("reduce_scatter", self._kv_bytes(costs), costs.cp)
-            segments.append(segment(kernels, scatter))
-            kernels = []
-        rest = [*segments, *close_backward(costs, kernels + inputs, qkv, weights)]
+        segments, left = backward_core(costs, self._core(costs), first)
+        rest = [*segments, *close_backward(costs, left + inputs, qkv, weights)]
         return open_module(costs, before, out.dgrad, rest)
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
@@ -132,10 +130,12 @@ class Attention(AbstractModule):
         values = tokens * (qkv + normed + width)
         if self.context_length is not None:
             values -= (tokens - self._context_tokens(costs)) * (qkv - width)
-        return {
-            "attention": costs.activation_bytes * values,
-            **self._core(costs).activations(costs),
-        }
+        core = self._core(costs)
+        values += copied_values(costs, core)
+        return {"attention": costs.activation_bytes * values, **core.activations(costs)}
+
+    def buffers(self, costs: Costs) -> float:
+        return core_buffers(costs, self._core(costs))
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         """Tokens, width of the values and width of queries, keys and values of one rank."""
@@ -161,14 +161,13 @@ class Attention(AbstractModule):
 
     def _core(self, costs: Costs) -> Core:
         tp, dim = costs.layout.tp, self.head_dim(costs.model)
-        heads = (self.num_heads // tp, self.kv_heads // tp)
-        return Core(*heads, dim, dim, self.window, self.causal, self.context_length)
-
-    def _kv_bytes(self, costs: Costs) -> int:
-        """Keys and values of the whole sequence, for the heads of one rank."""
-        layout = costs.layout
-        width = self.kv_heads * self.head_dim(costs.model)
-        return 2 * 2 * costs.tokens * layout.cp * width // layout.tp
+        heads = (self.num_heads // tp, self.kv_heads // tp, dim, dim)
+        if self.context_length is None:
+            return core_of(costs, *heads, self.window, self.causal)
+        # Each rank of a context-parallel group has all of the context.
+        batch, queries = costs.training.microbatch_size, costs.training.sequence_length
+        shape = (batch, queries // costs.layout.cp, self.context_length)
+        return Core(*shape, *heads, self.window, causal=False)
 
     def _rotary(self, costs: Costs) -> list[Kernel]:
         if costs.model.position != "rotary":
