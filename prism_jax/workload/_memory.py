@@ -124,7 +124,7 @@ def _kept(costs: Costs, part: Part) -> Sizes:
     states = costs.norm_tokens * costs.model.hidden_size
     for module in part.modules:
         add_sizes(parts, module.activations(costs))
-        if part.is_layer:
+        if module.in_residual:
             # What a norm reads and, unless it runs again, writes.
             tensors = 1 if costs.recomputes("layernorm") else 2
             masks = states if costs.model.dropout else 0

@@ -1,5 +1,5 @@
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
@@ -37,10 +37,13 @@ class Attention(AbstractModule):
     - `head_size`: by default the hidden size over `num_heads`.
     - `window`: how many keys a query sees, itself included; by default all before it.
     - `qkv_bias`: whether the first matrix has a bias even where the model has none.
-    - `qk_norm`: whether each head's queries and keys are normed.
+    - `qk_norm`: whether each head's queries and keys are normed, or those of all heads as one
+        (`whole`); what ranks would tell each other for that is not counted.
     - `causal`: whether a query sees no key after it.
     - `context_length`: cross-attention: keys and values are made of a context of so many tokens for
         each sequence, as of an encoder's output or of a text, and not of the sequence itself.
+    - `span`: how many tokens see each other: those of one frame of a video (spatial attention), or
+        those of one place in all frames (temporal attention); by default all of a sequence.
     """
 
     kind: ClassVar[str] = "attention"
@@ -50,9 +53,10 @@ class Attention(AbstractModule):
     head_size: Count | None = None
     window: Count | None = None
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | Literal["whole"] = False
     causal: bool = True
     context_length: Count | None = None
+    span: Count | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -74,6 +78,8 @@ class Attention(AbstractModule):
                 f"`model.num_kv_heads` = {self.kv_heads} does not divide `model.num_heads` = "
                 f"{self.num_heads}; use a divisor."
             )
+        if self.span is not None:
+            _check_span(self, self.span, layout, training)
         if self.context_length is None:
             heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
             check_context(layout, training, heads, self.window)
@@ -82,7 +88,8 @@ class Attention(AbstractModule):
         dim = self.head_dim(model)
         qkv = (self.num_heads + 2 * self.kv_heads) * dim
         split = model.hidden_size * (qkv + self.num_heads * dim)
-        copied = 2 * dim if self.qk_norm else 0
+        normed = self.num_heads + self.kv_heads if self.qk_norm == "whole" else 2
+        copied = normed * dim if self.qk_norm else 0
         if model.bias or self.qkv_bias:
             split += qkv
         return Parameters(split, copied + (model.hidden_size if model.bias else 0))
@@ -162,6 +169,9 @@ class Attention(AbstractModule):
     def _core(self, costs: Costs) -> Core:
         tp, dim = costs.layout.tp, self.head_dim(costs.model)
         heads = (self.num_heads // tp, self.kv_heads // tp, dim, dim)
+        if self.span is not None:
+            spans = costs.tokens // self.span
+            return Core(spans, self.span, self.span, *heads, self.window, self.causal)
         if self.context_length is None:
             return core_of(costs, *heads, self.window, self.causal)
         # Each rank of a context-parallel group has all of the context.
@@ -170,7 +180,7 @@ class Attention(AbstractModule):
         return Core(*shape, *heads, self.window, causal=False)
 
     def _rotary(self, costs: Costs) -> list[Kernel]:
-        if costs.model.position != "rotary":
+        if costs.model.position != "rotary" or self.context_length is not None:
             return []
         return [costs.move("elementwise", 2 * 2 * costs.tokens * self._qk_width(costs))]
 
@@ -181,3 +191,16 @@ class Attention(AbstractModule):
 
     def _qk_width(self, costs: Costs) -> int:
         return (self.num_heads + self.kv_heads) * self.head_dim(costs.model) // costs.layout.tp
+
+
+def _check_span(module: Attention, span: int, layout: Layout, training: Training) -> None:
+    if layout.cp > 1:
+        raise ValueError(
+            f"`layout.cp` = {layout.cp} splits what a `span` of {span} tokens leaves together; use "
+            "`cp = 1`."
+        )
+    if training.sequence_length % span != 0 or module.context_length is not None:
+        raise ValueError(
+            f"`span` = {span} parts a sequence of {training.sequence_length} tokens that see each "
+            "other; use a divisor, and no `context_length`."
+        )
