@@ -195,6 +195,8 @@ def _of_steps(row: dict[str, str]) -> data.Job:
         options["token_dispatcher"] = "alltoall"
     if "mp mode DEFAULT" in row["note"]:  # Composer then reduces in float32.
         options["gradient_dtype"] = "fp32"
+    if "all-to-all" in row["note"]:
+        options["cp_comm_type"] = "a2a"
     if row["zero"]:
         options["zero"] = _ZERO[row["zero"]]
     training = data.Training(

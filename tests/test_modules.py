@@ -431,7 +431,6 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
         ({"num_heads": None}, (), ["`model.num_heads`", "missing"]),
         ({}, ("layout.dp=3", "layout.ep=3"), ["`layout.ep` = 3", "`num_experts` = 8"]),
         ({}, ("layout.dp=1", "layout.ep=8"), ["ep*etp = 8*2", "tp*cp*dp = 2"]),
-        ({}, ("layout.cp=2",), ["`layout.cp` = 2", "latent attention"]),
         ({}, ("training.sequence_parallel=false",), ["`layout.tp` = 2", "all tokens"]),
         ({}, ("layout.etp=1024", "layout.dp=512"), ["`layout.etp`", "`expert_ffn_size` = 512"]),
     ],

@@ -107,6 +107,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `attention`: one fused kernel, `flash` the fastest of the device and `flash-1` and `flash-2`
         FlashAttention 1 and 2; or its parts, as before these.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
+    - `cp_comm_type`: how attention in a context-parallel group gets the keys and values of other
+        ranks, as Megatron-LM calls it: round a ring (`p2p`), gathered (`all_gather`), or by dealing
+        heads in place of tokens (`a2a`).
+    - `cp_load_balance`: whether each rank of the group has an early and a late part of a sequence,
+        so that a causal mask leaves all of them as much; otherwise the last rank has the most.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
         multiplications.
     - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
@@ -140,6 +145,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer_instances: Count = 1
     attention: Literal["flash", "flash-1", "flash-2", "unfused"] = "flash"
     sequence_parallel: bool = True
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    cp_load_balance: bool = True
     tp_overlap: bool = False
     overlap_tp_backward: bool = True
     overlap_grad_reduce: bool = True

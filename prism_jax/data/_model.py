@@ -28,7 +28,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     **Attributes:**
 
-    - `hidden_size`, `vocab_size`: its width and its words.
+    - `hidden_size`, `vocab_size`: its width and its words; none where its ends have no words.
+    - `first`, `last`: modules before and after all layers, as names like those of `layers`: by
+        default the embedding of words, and the head that predicts them.
     - `num_layers`: how many layers it has; the sum over `layers` where these are given.
     - `layers`: which layers, in order.
     - `modules`: the settings of each module of `layers`; `kind` is what it is, by default its name.
@@ -50,7 +52,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """
 
     hidden_size: Count
-    vocab_size: Count
+    vocab_size: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    first: Name = "embedding"
+    last: Name = "head"
     num_layers: Layers = 0
     num_heads: Count | None = None
     ffn_size: Count | None = None
@@ -78,6 +82,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def check_model(model: Model, where: str) -> None:
     """Raises a `ValueError` of one sentence where a model contradicts itself."""
+    words = "embedding" in (model.first, model.last) or "head" in (model.first, model.last)
+    if model.vocab_size == 0 and (words or model.num_mtp_layers):
+        raise ValueError(
+            f"{where}: the key `vocab_size` is missing; add it, or name ends without words as "
+            "`first` and `last`."
+        )
     if model.layers is None:
         if model.num_layers == 0:
             raise ValueError(f"{where}: the key `num_layers` is missing; add it, or `layers`.")

@@ -4,6 +4,7 @@ import itertools as it
 from collections.abc import Mapping
 from typing import Any
 
+from .._misc import quoted
 from ._megatron_encoder import encoder_and_decoder, has_encoder, is_encoder
 from ._megatron_flags import IGNORED, REFUSED
 from ._megatron_schedule import schedule_of
@@ -234,6 +235,7 @@ def _training(read: Reader, model: Table) -> Table:
         "zero": _zero(read),
         "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
         "attention": "unfused" if unfused else "flash",
+        "cp_comm_type": _cp_comm_type(read),
         "sequence_parallel": read.flag("sequence-parallel"),
         "tp_overlap": read.flag("tp-comm-overlap"),
         "overlap_grad_reduce": read.flag("overlap-grad-reduce"),
@@ -251,6 +253,17 @@ def _training(read: Reader, model: Table) -> Table:
     read.get("fp8-format")
     read.get("fp8")
     return {**training, **_recompute(read)}
+
+
+def _cp_comm_type(read: Reader) -> str:
+    """That of all layers; without context parallelism it does not matter."""
+    kinds = set(read.text("cp-comm-type", "p2p").strip("[]").replace(",", " ").split())
+    kind = " ".join(sorted(kinds)).replace("allgather", "all_gather")
+    if kind in ("p2p", "all_gather", "a2a"):
+        return kind
+    if read.count("context-parallel-size", 1) > 1:
+        read.problems.append(f"`cp-comm-type` {quoted(kind)}")
+    return "p2p"
 
 
 def _zero(read: Reader) -> int:

@@ -12,7 +12,7 @@ _NAMES = """
     async-save async-strategy attention-softmax-in-fp32 auto-detect-ckpt-format
     calculate-per-token-loss check-for-large-grads check-for-nan-in-loss-and-grad
     check-weight-hash-across-dp-replicas-interval ckpt-assume-constant-structure ckpt-format
-    ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step clip-grad cp-comm-type
+    ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step clip-grad
     cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules
     cuda-graph-warmup-steps data-args-path data-cache-path data-parallel-random-init data-path
     dataloader-type ddp-average-in-collective ddp-num-buckets

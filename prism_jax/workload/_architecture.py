@@ -9,8 +9,6 @@ from typing import NamedTuple
 from ..data import Layout, Model, Training
 from .modules import (
     AbstractModule,
-    Embedding,
-    Head,
     Parameters,
     Projection,
     make_module,
@@ -24,7 +22,7 @@ class Part(NamedTuple):
     **Attributes:**
 
     - `modules`: in order.
-    - `is_layer`: whether a norm is before each module and a residual after it.
+    - `is_layer`: which a stage counts, and may compute again.
     - `sequence_length`: where it is another than that of the training.
     - `words`: how many matrices of all words it has beyond its modules': one that is a copy of
         another rank's, or one less where a head has the matrix of an earlier one.
@@ -40,16 +38,25 @@ class Part(NamedTuple):
         total = Parameters()
         for module in self.modules:
             total = total.plus(module.parameters(model))
-        norms = len(self.modules) * norm_parameters(model) if self.is_layer else 0
+        norms = sum(module.in_residual for module in self.modules) * norm_parameters(model)
         words = self.words * model.vocab_size * model.hidden_size
         return total.plus(Parameters(words, copied=norms))
 
 
 Parts = tuple[tuple[Part, int], ...]  # Each part with how often it occurs, in order.
 
-_EMBEDDING = Part((Embedding(),), is_layer=False)
-_HEAD = Part((Head(),), is_layer=False)
 _PROJECTION = Part((Projection(),), is_layer=False)
+
+
+def ends_of(model: Model) -> tuple[Part, Part]:
+    """What is before and after all layers.
+
+    **Raises:**
+
+    As `layers_of`.
+    """
+    first, last = (Part((make_module(model, end),), False) for end in (model.first, model.last))
+    return first, last
 
 
 def layers_of(model: Model) -> tuple[Part, ...]:
@@ -73,7 +80,7 @@ def reads_words_last(model: Model) -> bool:
     """Whether the last stage needs the embedding's matrix: a head that is tied to it, or further
     layers, which read the next words.
     """
-    return model.tied_embeddings or model.num_mtp_layers > 0
+    return model.vocab_size > 0 and (model.tied_embeddings or model.num_mtp_layers > 0)
 
 
 def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[Parts, ...]:
@@ -82,8 +89,9 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
 
     Equal layers that follow one another become one, with how many they are.
     """
-    head = _HEAD._replace(words=int(apart and reads_words_last(model)))
-    again = _HEAD._replace(words=int(model.tied_embeddings) - 1)
+    first, last = ends_of(model)
+    head = last._replace(words=int(apart and reads_words_last(model)))
+    again = last._replace(words=int(model.tied_embeddings) - 1)
     every = layers_of(model)
     stages: list[Parts] = []
     begin = 0
@@ -92,7 +100,7 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
         parts = [(part, len(list(equal))) for part, equal in runs]
         begin += count
         if stage == 0:
-            parts.insert(0, (_EMBEDDING, 1))
+            parts.insert(0, (first, 1))
         if stage == len(layers) - 1:
             parts.append((head, 1))
             parts += [(_PROJECTION, 1), (every[-1], 1), (again, 1)] * model.num_mtp_layers
@@ -140,7 +148,8 @@ def count_parameters(model: Model) -> int:
     A `ValueError` of one sentence where a module of it is not known or lacks a key.
     """
     layers = Counter(layers_of(model)).items()
-    parts = ((_EMBEDDING, 1), *layers, (_HEAD, 1))
+    first, last = ends_of(model)
+    parts = ((first, 1), *layers, (last, 1))
     return total_parameters(model, parts).total
 
 
@@ -161,5 +170,6 @@ def has_experts(model: Model) -> bool:
 
 
 def _modules(model: Model) -> dict[AbstractModule, None]:
-    """The modules of all layers, each once, in order."""
-    return dict.fromkeys(module for part in layers_of(model) for module in part.modules)
+    """The modules of all layers and of both ends, each once."""
+    parts = (*layers_of(model), *ends_of(model))
+    return dict.fromkeys(module for part in parts for module in part.modules)

@@ -15,6 +15,7 @@ from ..cluster import (
     edp_group,
     ep_group,
     etp_group,
+    find_link,
     find_send_link,
     send_recv_latency,
     tp_group,
@@ -169,39 +170,8 @@ class Costs(msgspec.Struct, frozen=True):
             self.weight_gemm(inputs, outputs, tokens, None, groups, groups),
         )
 
-    def attention(
-        self,
-        heads: int,
-        kv_heads: int,
-        key_size: int,
-        value_size: int,
-        window: int | None,
-        causal: bool,
-        context: int | None,
-        *,
-        backward: bool,
-    ) -> Kernel:
-        """Fused attention, of queries to the keys before them, to all of the sequence, or to all of
-        a context of another length. Of a context-parallel group, each rank has an equal share."""
-        training, layout = self.training, self.layout
-        queries, keys = training.sequence_length // layout.cp, training.sequence_length
-        keys = keys if context is None else context
-        phase = "backward" if backward else "forward"
-        batch = training.microbatch_size
-        sizes = f"{key_size}" if key_size == value_size else f"{key_size}+{value_size}"
-        size = f"{self.base_dtype} {batch}x{heads}x{queries}x{keys}x{sizes}"
-        # Two products forward, five backward; a causal mask leaves half of each.
-        products = 3 * key_size + 2 * value_size if backward else key_size + value_size
-        flop = batch * heads * queries * keys * products
-        if context is not None or not causal:
-            flop *= 2
-            size += " all"
-        if window is not None and window < keys:
-            size += f" window{window}"
-            flop *= (2 - window / keys) * window / keys
-        tensors = heads * queries * (key_size + value_size)
-        tensors += kv_heads * keys * (key_size + value_size)
-        num_bytes = (2 if backward else 1) * 2 * tensors * batch
+    def attention(self, size: str, flop: float, num_bytes: float, *, backward: bool) -> Kernel:
+        """The fused core of attention, forward or backward."""
         kind = "attention_backward" if backward else "attention"
         mean = compute_latency(
             self._table_of_attention(kind),
@@ -211,7 +181,8 @@ class Costs(msgspec.Struct, frozen=True):
             self.cluster.device,
             self.kernels,
         )
-        return Kernel("attention", f"{size} {phase}", mean, flop=flop)
+        phase = "backward" if backward else "forward"
+        return Kernel("attention", f"{self.base_dtype} {size} {phase}", mean, flop=flop)
 
     def _table_of_attention(self, kind: str) -> str:
         """The table of the kernel that the job has; else of the device's fastest, and of both."""
@@ -249,11 +220,11 @@ class Costs(msgspec.Struct, frozen=True):
         found = dispatch_latency(token_bytes, copies, experts, *of_group)
         return msgspec.structs.replace(whole, size=f"{whole.size} once", mean=found.latency)
 
-    def beside(self, compute: Iterable[Kernel], collective: Kernel) -> Branches:
-        """Compute and a collective side by side, of which the collective takes a share of the units
-        that compute: it takes `1 / (1 - share)` times as long meanwhile.
+    def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:
+        """Compute and serial collectives side by side, of which the collectives take a share of the
+        units that compute: it takes `1 / (1 - share)` times as long meanwhile.
         """
-        return Branches(row(compute), (row([collective]),), self._contention)
+        return Branches(row(compute), (row(collectives),), self._contention)
 
     def beside_block(self, within: Block, collectives: Iterable[Kernel]) -> Segment:
         """The same of a block, and collectives one after the other."""
@@ -284,6 +255,14 @@ class Costs(msgspec.Struct, frozen=True):
         transfer = send_recv_latency(num_bytes, link, self.kernels)
         mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
         return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name, group="pp")
+
+    def ring(self, num_bytes: int, group: Group) -> Kernel:
+        """`num_bytes` from each rank of a group to the next."""
+        link = find_link(self.cluster, group)
+        transfer = send_recv_latency(num_bytes, link, self.kernels)
+        mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
+        size = f"{num_bytes}B {group.name}{group.size} {link.name}"
+        return Kernel("send_recv", size, mean, link.name, group=group.name)
 
     def _gemm(
         self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float, parts: int

@@ -12,9 +12,9 @@ def forward_part(costs: Costs, part: Part) -> list[Segment]:
     segments: list[Segment] = []
     before: list[Kernel] = []
     for module in part.modules:
-        norm = [costs.norm()] if part.is_layer else []
+        norm = [costs.norm()] if module.in_residual else []
         segments += module.forward(costs, [*before, *norm])
-        before = [costs.residual()] if part.is_layer else []
+        before = [costs.residual()] if module.in_residual else []
     return [*segments, segment(before)]
 
 
@@ -26,11 +26,11 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     segments = forward_part(costs, part) if again else []
     before: list[Kernel] = []
     for module in reversed(part.modules):
-        residual = [costs.residual_backward()] if part.is_layer else []
-        if part.is_layer and costs.recomputes("layernorm"):
+        residual = [costs.residual_backward()] if module.in_residual else []
+        if module.in_residual and costs.recomputes("layernorm"):
             residual.append(costs.norm())
         segments += module.backward(costs, [*before, *residual], weights=weights)
-        before = [costs.norm(3)] if part.is_layer else []
+        before = [costs.norm(3)] if module.in_residual else []
     return [*segments, segment(before)]
 
 

@@ -124,7 +124,7 @@ def _kept(costs: Costs, part: Part) -> Sizes:
     states = costs.norm_tokens * costs.model.hidden_size
     for module in part.modules:
         add_sizes(parts, module.activations(costs))
-        if part.is_layer:
+        if module.in_residual:
             # What a norm reads and, unless it runs again, writes.
             tensors = 1 if costs.recomputes("layernorm") else 2
             masks = states if costs.model.dropout else 0
@@ -133,6 +133,9 @@ def _kept(costs: Costs, part: Part) -> Sizes:
 
 
 def _of_modules(costs: Costs, part: Part) -> list[float]:
-    """What each module of a layer keeps: its gradients are about as large."""
+    """What the backward of each module of a layer needs: gradients about as large as what the
+    module keeps, and its buffers.
+    """
     modules = part.modules if part.is_layer else ()
-    return [0.0, *(sum(module.activations(costs).values()) for module in modules)]
+    kept = (sum(one.activations(costs).values()) + one.buffers(costs) for one in modules)
+    return [0.0, *kept]

@@ -14,7 +14,7 @@ from ._architecture import Part
 from ._block import Kernel
 from ._costs import Costs
 from ._split import held_of
-from .modules import Head
+from .modules import Head, PatchHead
 
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -56,7 +56,9 @@ def gathers_again(costs: Costs, part: Part) -> tuple[Kernel, ...]:
     """The same in a backward. The end of a model, whose backward follows its forward, still has its
     parameters: PyTorch's FSDP keeps those of the root, and torchtitan those of the head.
     """
-    kept = not costs.training.reshard_after_forward or isinstance(part.modules[-1], Head)
+    kept = not costs.training.reshard_after_forward or isinstance(
+        part.modules[-1], Head | PatchHead
+    )
     return () if kept else gathers(costs, part)
 
 

@@ -8,6 +8,7 @@ gradient, beside the wgrad GEMM. Without sequence parallelism an all_reduce clos
 
 import msgspec
 
+from ...data import Model
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import row, segment, without
@@ -116,3 +117,8 @@ def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:
         raise ValueError(
             f"`layout.{name}` = {degree} does not divide `model.{key}` = {value}; use a divisor."
         )
+
+
+def norm_parameters(model: Model) -> int:
+    """Parameters of one norm of the hidden states."""
+    return model.hidden_size * (2 if model.norm == "layernorm" else 1)

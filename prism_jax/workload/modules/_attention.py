@@ -1,10 +1,9 @@
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from .._parts import segment
 from ._around import (
     cast,
     cast_gradient,
@@ -16,6 +15,14 @@ from ._around import (
     weight_gradients,
 )
 from ._base import AbstractModule, Parameters
+from ._context import (
+    backward_core,
+    check_context,
+    copied_values,
+    core_buffers,
+    core_of,
+    forward_core,
+)
 from ._core import Core
 
 
@@ -30,10 +37,13 @@ class Attention(AbstractModule):
     - `head_size`: by default the hidden size over `num_heads`.
     - `window`: how many keys a query sees, itself included; by default all before it.
     - `qkv_bias`: whether the first matrix has a bias even where the model has none.
-    - `qk_norm`: whether each head's queries and keys are normed.
+    - `qk_norm`: whether each head's queries and keys are normed, or those of all heads as one
+        (`whole`); what ranks would tell each other for that is not counted.
     - `causal`: whether a query sees no key after it.
     - `context_length`: cross-attention: keys and values are made of a context of so many tokens for
         each sequence, as of an encoder's output or of a text, and not of the sequence itself.
+    - `span`: how many tokens see each other: those of one frame of a video (spatial attention), or
+        those of one place in all frames (temporal attention); by default all of a sequence.
     """
 
     kind: ClassVar[str] = "attention"
@@ -43,9 +53,10 @@ class Attention(AbstractModule):
     head_size: Count | None = None
     window: Count | None = None
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | Literal["whole"] = False
     causal: bool = True
     context_length: Count | None = None
+    span: Count | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -60,10 +71,6 @@ class Attention(AbstractModule):
                 f"`model.num_heads` = {self.num_heads} does not divide `model.hidden_size` = "
                 f"{model.hidden_size}; give `model.head_size`."
             )
-        if self.context_length is not None and layout.cp > 1:
-            raise ValueError(
-                "cross-attention is not known in context-parallel groups; use `layout.cp` = 1."
-            )
         check_divides(("tp", layout.tp), "num_heads", self.num_heads)
         check_divides(("tp", layout.tp), "num_kv_heads", self.kv_heads)
         if self.num_heads % self.kv_heads != 0:
@@ -71,12 +78,18 @@ class Attention(AbstractModule):
                 f"`model.num_kv_heads` = {self.kv_heads} does not divide `model.num_heads` = "
                 f"{self.num_heads}; use a divisor."
             )
+        if self.span is not None:
+            _check_span(self, self.span, layout, training)
+        if self.context_length is None:
+            heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
+            check_context(layout, training, heads, self.window)
 
     def parameters(self, model: Model) -> Parameters:
         dim = self.head_dim(model)
         qkv = (self.num_heads + 2 * self.kv_heads) * dim
         split = model.hidden_size * (qkv + self.num_heads * dim)
-        copied = 2 * dim if self.qk_norm else 0
+        normed = self.num_heads + self.kv_heads if self.qk_norm == "whole" else 2
+        copied = normed * dim if self.qk_norm else 0
         if model.bias or self.qkv_bias:
             split += qkv
         return Parameters(split, copied + (model.hidden_size if model.bias else 0))
@@ -91,12 +104,9 @@ class Attention(AbstractModule):
             *self._norms(costs, 2),
             *self._rotary(costs),
         ]
-        last = [*self._core(costs).forward(costs), *cast(costs, tokens * width), out.forward]
-        if costs.layout.cp > 1:
-            gather = costs.collective("all_gather", self._kv_bytes(costs), costs.cp)
-            rest = [segment(first, gather), *close_module(costs, last, out.forward)]
-        else:
-            rest = close_module(costs, first + last, out.forward)
+        segments, left = forward_core(costs, self._core(costs), first)
+        last = [*left, *cast(costs, tokens * width), out.forward]
+        rest = [*segments, *close_module(costs, last, out.forward)]
         return open_module(costs, before, qkv.forward, rest)
 
     def backward(
@@ -104,10 +114,9 @@ class Attention(AbstractModule):
     ) -> list[Segment]:
         tokens, _, qkv_width = self._shape(costs)
         qkv, out = self._linears(costs)
-        kernels = [
+        first = [
             *cast_gradient(costs, tokens * costs.model.hidden_size),
             *gradients(out, weights),
-            *self._core(costs).backward(costs),
         ]
         inputs = [
             *self._rotary(costs),
@@ -115,12 +124,8 @@ class Attention(AbstractModule):
             *(kernel for one in self._of_context(costs) for kernel in gradients(one, weights)),
             *cast_gradient(costs, tokens * qkv_width),
         ]
-        segments = []
-        if costs.layout.cp > 1:
-            scatter = costs.collective("reduce_scatter", self._kv_bytes(costs), costs.cp)
-            segments.append(segment(kernels, scatter))
-            kernels = []
-        rest = [*segments, *close_backward(costs, kernels + inputs, qkv, weights)]
+        segments, left = backward_core(costs, self._core(costs), first)
+        rest = [*segments, *close_backward(costs, left + inputs, qkv, weights)]
         return open_module(costs, before, out.dgrad, rest)
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
@@ -132,10 +137,12 @@ class Attention(AbstractModule):
         values = tokens * (qkv + normed + width)
         if self.context_length is not None:
             values -= (tokens - self._context_tokens(costs)) * (qkv - width)
-        return {
-            "attention": costs.activation_bytes * values,
-            **self._core(costs).activations(costs),
-        }
+        core = self._core(costs)
+        values += copied_values(costs, core)
+        return {"attention": costs.activation_bytes * values, **core.activations(costs)}
+
+    def buffers(self, costs: Costs) -> float:
+        return core_buffers(costs, self._core(costs))
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         """Tokens, width of the values and width of queries, keys and values of one rank."""
@@ -161,17 +168,19 @@ class Attention(AbstractModule):
 
     def _core(self, costs: Costs) -> Core:
         tp, dim = costs.layout.tp, self.head_dim(costs.model)
-        heads = (self.num_heads // tp, self.kv_heads // tp)
-        return Core(*heads, dim, dim, self.window, self.causal, self.context_length)
-
-    def _kv_bytes(self, costs: Costs) -> int:
-        """Keys and values of the whole sequence, for the heads of one rank."""
-        layout = costs.layout
-        width = self.kv_heads * self.head_dim(costs.model)
-        return 2 * 2 * costs.tokens * layout.cp * width // layout.tp
+        heads = (self.num_heads // tp, self.kv_heads // tp, dim, dim)
+        if self.span is not None:
+            spans = costs.tokens // self.span
+            return Core(spans, self.span, self.span, *heads, self.window, self.causal)
+        if self.context_length is None:
+            return core_of(costs, *heads, self.window, self.causal)
+        # Each rank of a context-parallel group has all of the context.
+        batch, queries = costs.training.microbatch_size, costs.training.sequence_length
+        shape = (batch, queries // costs.layout.cp, self.context_length)
+        return Core(*shape, *heads, self.window, causal=False)
 
     def _rotary(self, costs: Costs) -> list[Kernel]:
-        if costs.model.position != "rotary":
+        if costs.model.position != "rotary" or self.context_length is not None:
             return []
         return [costs.move("elementwise", 2 * 2 * costs.tokens * self._qk_width(costs))]
 
@@ -182,3 +191,16 @@ class Attention(AbstractModule):
 
     def _qk_width(self, costs: Costs) -> int:
         return (self.num_heads + self.kv_heads) * self.head_dim(costs.model) // costs.layout.tp
+
+
+def _check_span(module: Attention, span: int, layout: Layout, training: Training) -> None:
+    if layout.cp > 1:
+        raise ValueError(
+            f"`layout.cp` = {layout.cp} splits what a `span` of {span} tokens leaves together; use "
+            "`cp = 1`."
+        )
+    if training.sequence_length % span != 0 or module.context_length is not None:
+        raise ValueError(
+            f"`span` = {span} parts a sequence of {training.sequence_length} tokens that see each "
+            "other; use a divisor, and no `context_length`."
+        )

@@ -38,11 +38,13 @@ class AbstractModule(abc.ABC):
     `Model` has too are taken from there where the module's table leaves them out. A file names a
     module by its `kind`.
 
-    A layer puts a norm before each of its modules and a residual after it. What runs just before a
+    A layer puts a norm before each of its modules and a residual after it, unless the class says
+    that it is not `in_residual`. What runs just before a
     module's input is gathered is handed to it as `before`, so that it is waited for with the rest.
     """
 
     kind: ClassVar[str | None] = None
+    in_residual: ClassVar[bool] = True
 
     @abc.abstractmethod
     def check(self, model: Model, layout: Layout, training: Training) -> None:
@@ -86,3 +88,8 @@ class AbstractModule(abc.ABC):
         The input of the norm before the module, its output and the mask of a dropout after the
         module are not among them.
         """
+
+    def buffers(self, costs: Costs) -> float:
+        """Bytes that the backward needs besides what is kept and as much for its gradients."""
+        del costs
+        return 0.0

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import ClassVar
 
 from ...data import Layout, Model, Training
 from .._block import Kernel, Segment
@@ -10,6 +11,9 @@ from ._base import AbstractModule, Parameters
 @dataclasses.dataclass(frozen=True)
 class Embedding(AbstractModule):
     """Looks up the words; each rank of a tensor-parallel group has a part of the vocabulary."""
+
+    kind: ClassVar[str] = "embedding"
+    in_residual = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         """Any number of words can be split: they are padded."""

@@ -1,16 +1,20 @@
 import dataclasses
+from typing import ClassVar
 
 from ...data import Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import gradients, gradients_of_input
+from ._around import gradients, gradients_of_input, norm_parameters
 from ._base import AbstractModule, Parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Head(AbstractModule):
     """The last norm, the logits and the cross entropy over the split vocabulary."""
+
+    kind: ClassVar[str] = "head"
+    in_residual = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         """Any number of words can be split: they are padded."""
@@ -75,8 +79,3 @@ class Head(AbstractModule):
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
         return costs.tokens, costs.model.hidden_size, vocabulary
-
-
-def norm_parameters(model: Model) -> int:
-    """Parameters of one norm of the hidden states."""
-    return model.hidden_size * (2 if model.norm == "layernorm" else 1)

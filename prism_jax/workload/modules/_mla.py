@@ -15,6 +15,14 @@ from ._around import (
     tp_bytes,
 )
 from ._base import AbstractModule, Parameters
+from ._context import (
+    backward_core,
+    check_context,
+    copied_values,
+    core_buffers,
+    core_of,
+    forward_core,
+)
 from ._core import Core
 
 
@@ -56,11 +64,7 @@ class MLA(AbstractModule):
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(("tp", layout.tp), "num_heads", self.num_heads)
-        if layout.cp != 1:
-            raise ValueError(
-                f"`layout.cp` = {layout.cp}, but latent attention is described without context "
-                "parallelism only; use `cp = 1`."
-            )
+        check_context(layout, training, {"num_heads": self.num_heads})
 
     def parameters(self, model: Model) -> Parameters:
         hidden, heads = model.hidden_size, self.num_heads
@@ -75,13 +79,10 @@ class MLA(AbstractModule):
         down, _, out = self._linears(costs)
         hidden = costs.norm_tokens * costs.model.hidden_size
         first = [*before, *cast(costs, hidden), down.forward, self._latent_norms(costs, 2)]
-        last = [
-            *self._heads(costs),
-            *self._core(costs).forward(costs),
-            *cast(costs, self._value_size(costs)),
-            out.forward,
-        ]
-        return [*self._gather(costs, first), *close_module(costs, last, out.forward)]
+        segments, left = forward_core(costs, self._core(costs), self._heads(costs))
+        last = [*left, *cast(costs, self._value_size(costs)), out.forward]
+        closing = close_module(costs, last, out.forward)
+        return [*self._gather(costs, first), *segments, *closing]
 
     def backward(
         self, costs: Costs, before: list[Kernel], *, weights: bool = True
@@ -92,9 +93,6 @@ class MLA(AbstractModule):
             *(self._heads(costs) if again else []),
             *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
             *gradients(out, weights),
-            *self._core(costs).backward(costs),
-            self._rotary(costs),
-            *cast_gradient(costs, self._up_size(costs)),
         ]
         read = (
             [up.dgrad for up in ups],
@@ -106,15 +104,15 @@ class MLA(AbstractModule):
             *cast_gradient(costs, costs.norm_tokens * self.latent_size),
             *gradients(down, weights),
         ]
-        if not costs.splits_sequence:
-            return [*gradients_of_input(costs, [*before, *kernels], *read), segment(last)]
-        gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
-        return [
-            segment(before, gather),
-            *(self._gather(costs, []) if again else []),
-            *gradients_of_input(costs, kernels, *read),
-            segment(last),
-        ]
+        opening: list[Segment] = []
+        if costs.splits_sequence:
+            gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
+            opening = [segment(before, gather), *(self._gather(costs, []) if again else [])]
+            before = []
+        segments, left = backward_core(costs, self._core(costs), [*before, *kernels])
+        inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
+        closing = gradients_of_input(costs, inputs, *read)
+        return [*opening, *segments, *closing, segment(last)]
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         down, ups, out = self._linears(costs)
@@ -125,12 +123,16 @@ class MLA(AbstractModule):
         heads = self.num_heads // costs.layout.tp
         latents = 2 * costs.norm_tokens * self.latent_size  # Before and after their norms.
         up = costs.tokens * heads * (2 * self.query_size + self.value_head_size)
-        size = costs.activation_bytes
+        size, core = costs.activation_bytes, self._core(costs)
+        made = costs.tokens * heads * self.value_head_size + copied_values(costs, core)
         return {
-            "attention": size * (latents + costs.tokens * heads * self.value_head_size),
+            "attention": size * (latents + made),
             "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,
-            **self._core(costs).activations(costs),
+            **core.activations(costs),
         }
+
+    def buffers(self, costs: Costs) -> float:
+        return core_buffers(costs, self._core(costs))
 
     def _linears(self, costs: Costs) -> tuple[Linear, tuple[Linear, ...], Linear]:
         """To the latents, from them to the heads, and from the heads to the hidden states."""
@@ -162,7 +164,7 @@ class MLA(AbstractModule):
 
     def _core(self, costs: Costs) -> Core:
         heads = self.num_heads // costs.layout.tp
-        return Core(heads, heads, self.query_size, self.value_head_size)
+        return core_of(costs, heads, heads, self.query_size, self.value_head_size)
 
     def _latent_bytes(self, costs: Costs) -> int:
         # Queries without a latent read the hidden states themselves.

@@ -3,10 +3,15 @@ import dataclasses
 from ...data import Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from ._around import close_backward, close_module, open_module, weight_gradients
+from ._around import (
+    close_backward,
+    close_module,
+    norm_parameters,
+    open_module,
+    weight_gradients,
+)
 from ._base import AbstractModule, Parameters
 from ._embedding import Embedding
-from ._head import norm_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +19,8 @@ class Projection(AbstractModule):
     """What a further layer of multi-token prediction reads: the hidden states and the next words,
     which are looked up, each normed, side by side, are brought back to the hidden size.
     """
+
+    in_residual = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         """Its matrix is split where the hidden size is."""

@@ -1,0 +1,210 @@
+"""Context parallelism: how the queries of a rank meet the keys and values of the whole sequence.
+
+- `p2p`: blocks of keys and values go round a ring, each beside the core of the block in hand; in
+  the backward their gradients go round, too (Liu et al. 2023, arXiv:2310.01889).
+- `all_gather`: keys and values are gathered for the core, and once more for its backward, whose
+  gradients are scattered (Llama 3, arXiv:2407.21783, section 3.3.2).
+- `a2a`: heads are exchanged for tokens, so that a rank has all tokens of some heads, and back
+  (Jacobs et al. 2023, arXiv:2309.14509).
+
+What is sent, kept and copied is as in TransformerEngine 2 (`context_parallel.py`), whose names they
+have. Of a causal core the ranks have equal parts where each has an early and a late chunk of the
+sequence; without this balance the last rank has the most, and the others wait for it.
+"""
+
+import itertools as it
+
+from ...data import Layout, Training
+from .._block import Kernel, Segment
+from .._costs import Costs
+from .._parts import segment
+from ._core import Core
+
+
+def core_of(
+    costs: Costs,
+    num_heads: int,
+    kv_heads: int,
+    key_size: int,
+    value_size: int,
+    window: int | None = None,
+    causal: bool = True,
+) -> Core:
+    """The core of self-attention for the queries of one rank; without balance, of the last one."""
+    training, ranks = costs.training, costs.layout.cp
+    keys = training.sequence_length
+    queries = keys // ranks
+    uneven = causal and not training.cp_load_balance and training.cp_comm_type != "a2a"
+    first = keys - queries if ranks > 1 and uneven else None
+    sizes = (training.microbatch_size, queries, keys, num_heads, kv_heads, key_size, value_size)
+    return Core(*sizes, window, causal, first, ranks)
+
+
+def forward_core(
+    costs: Costs, core: Core, before: list[Kernel]
+) -> tuple[list[Segment], list[Kernel]]:
+    """The core with what it exchanges: segments, and kernels that are left to be closed.
+
+    **Arguments:**
+
+    - `before`: the kernels that make queries, keys and values.
+    """
+    if core.ranks == 1:
+        return [], [*before, *core.forward(costs)]
+    made, out = _values(core)
+    if costs.training.cp_comm_type == "p2p":
+        steps = [step.forward(costs) for step in _steps(core)]
+        ring = _ring(costs, core, before, steps[:-1], core.ranks - 1)
+        return _waited(costs, core, [ring], [*steps[-1], *_sums(costs, core, out)])
+    if costs.training.cp_comm_type == "all_gather":
+        gather = segment(before, _over_ranks(costs, core, "all_gather"))
+        return _waited(costs, core, [gather], [*_sorted(costs, core), *core.forward(costs)])
+    return _exchanged(costs, before, made, _of_heads(core).forward(costs), out)
+
+
+def backward_core(
+    costs: Costs, core: Core, before: list[Kernel]
+) -> tuple[list[Segment], list[Kernel]]:
+    """As `forward_core`; `before` makes the gradient of its output."""
+    if core.ranks == 1:
+        return [], [*before, *core.backward(costs)]
+    made, out = _values(core)
+    if costs.training.cp_comm_type == "p2p":
+        steps = [step.backward(costs) for step in _steps(core)]
+        # Keys and values in all steps but the last, their gradients in all but the first.
+        ring = _ring(costs, core, before, steps, 2 * (core.ranks - 1))
+        return _waited(costs, core, [ring], _sums(costs, core, made))
+    if costs.training.cp_comm_type == "all_gather":
+        gather = segment(before, _over_ranks(costs, core, "all_gather"))
+        kernels = [*_sorted(costs, core), *core.backward(costs), *_sorted(costs, core)]
+        segments, left = _waited(costs, core, [gather], kernels)
+        return [*segments, segment(left, _over_ranks(costs, core, "reduce_scatter"))], []
+    return _exchanged(costs, before, out, _of_heads(core).backward(costs), made)
+
+
+def copied_values(costs: Costs, core: Core) -> int:
+    """How many values are kept twice: what a core makes is put in another order for what follows,
+    and kept for the gradients of both.
+    """
+    return 0 if core.ranks == 1 or costs.training.cp_comm_type == "p2p" else _values(core)[1]
+
+
+def core_buffers(costs: Costs, core: Core) -> float:
+    """Bytes that the backward needs besides gradients: keys and values of other ranks with their
+    gradients, of all ranks, or of those whose blocks come and go.
+    """
+    if core.ranks == 1 or costs.training.cp_comm_type == "a2a":
+        return 0.0
+    blocks = 2 if costs.training.cp_comm_type == "p2p" else core.ranks
+    return 2.0 * costs.activation_bytes * blocks * _kv_values(core)
+
+
+def check_context(
+    layout: Layout, training: Training, heads: dict[str, int], window: int | None = None
+) -> None:
+    """Raises a `ValueError` where attention cannot be split over a context-parallel group.
+
+    **Arguments:**
+
+    - `heads`: how many there are, by key of the model.
+    - `window`: as of `Core`.
+    """
+    if layout.cp == 1:
+        return
+    if training.cp_comm_type == "p2p" and window is not None:
+        raise ValueError(
+            f"`window` = {window} leaves the steps of a ring unequal work, which is not known "
+            'here; use `training.cp_comm_type` = "all_gather" or "a2a".'
+        )
+    for key, number in heads.items():
+        if training.cp_comm_type == "a2a" and number % (layout.tp * layout.cp) != 0:
+            raise ValueError(
+                f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide `model.{key}` "
+                f'= {number}, which `training.cp_comm_type` = "a2a" deals to the ranks; use a '
+                'divisor, or "p2p".'
+            )
+
+
+def _values(core: Core) -> tuple[int, int]:
+    """How many values a rank has of queries, keys and values, and of the core's output."""
+    tokens = core.sequences * core.queries
+    queries, out = (tokens * core.num_heads * size for size in (core.key_size, core.value_size))
+    return queries + _kv_values(core), out
+
+
+def _kv_values(core: Core) -> int:
+    """How many values a rank has of keys and values."""
+    sizes = core.key_size + core.value_size
+    return core.sequences * core.queries * core.kv_heads * sizes
+
+
+def _steps(core: Core) -> list[Core]:
+    """The cores of a ring: with the rank's own keys, and with those of each other rank. With
+    balance half of a causal mask's pairs are there in each; else the last rank sees all of those
+    before it.
+    """
+    own = core._replace(keys=core.queries, first=None, ranks=1)
+    other = own if core.first is None else own._replace(causal=False)
+    return [own, *[other] * (core.ranks - 1)]
+
+
+def _ring(
+    costs: Costs, core: Core, before: list[Kernel], steps: list[list[Kernel]], sends: int
+) -> Segment:
+    """Steps beside which blocks of keys and values are sent."""
+    send = costs.ring(costs.activation_bytes * _kv_values(core), costs.cp)
+    beside = costs.beside(it.chain.from_iterable(steps), *[send] * sends)
+    return segment(before, None, beside, members=_slowest(costs, core))
+
+
+def _sums(costs: Costs, core: Core, values: int) -> list[Kernel]:
+    """What each further step of a ring has made is added up."""
+    return (core.ranks - 1) * [costs.move("elementwise", 3 * costs.activation_bytes * values)]
+
+
+def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:
+    num_bytes = costs.activation_bytes * core.ranks * _kv_values(core)
+    return costs.collective(kind, num_bytes, costs.cp)
+
+
+def _sorted(costs: Costs, core: Core) -> list[Kernel]:
+    """Early and late chunks are put in order, or back."""
+    if not (core.causal and costs.training.cp_load_balance):
+        return []
+    num_bytes = 2 * costs.activation_bytes * core.ranks * _kv_values(core)
+    return [costs.move("elementwise", num_bytes)]
+
+
+def _of_heads(core: Core) -> Core:
+    """The whole sequence, for some heads."""
+    heads, kv_heads = core.num_heads // core.ranks, core.kv_heads // core.ranks
+    return core._replace(num_heads=heads, kv_heads=kv_heads, queries=core.keys, ranks=1)
+
+
+def _exchanged(
+    costs: Costs, before: list[Kernel], enter: int, kernels: list[Kernel], leave: int
+) -> tuple[list[Segment], list[Kernel]]:
+    """An all_to_all of so many values on either side of kernels, each between two copies."""
+    copies = [costs.move("elementwise", 2 * costs.activation_bytes * n) for n in (enter, leave)]
+    sent = [
+        costs.collective("all_to_all", costs.activation_bytes * number, costs.cp)
+        for number in (enter, leave)
+    ]
+    return [
+        segment([*before, copies[0]], sent[0]),
+        segment([copies[0], *kernels, copies[1]], sent[1]),
+    ], [copies[1]]
+
+
+def _slowest(costs: Costs, core: Core) -> int | None:
+    """How many ranks run a core as long as this: without balance those of the last rank alone."""
+    return None if core.first is None else costs.layout.tp
+
+
+def _waited(
+    costs: Costs, core: Core, segments: list[Segment], left: list[Kernel]
+) -> tuple[list[Segment], list[Kernel]]:
+    """What is left, unless it takes some ranks longer than others."""
+    if core.first is None:
+        return segments, left
+    return [*segments, segment(left, members=_slowest(costs, core))], []

@@ -1,0 +1,264 @@
+"""Context parallelism: what is computed, sent, hidden and kept, against closed forms."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from prism_jax.data import Layer, Model, load_job
+from prism_jax.importers import from_megatron
+from prism_jax.workload import Branches, block_mean
+from prism_jax.workload._costs import Costs
+from prism_jax.workload._memory import memory_of_stages
+from prism_jax.workload.modules import make_module
+from prism_jax.workload.modules._core import Core
+
+from .helpers import kernels_of, lower_job
+
+
+_HEADS, _KV_HEADS, _DIM, _LENGTH, _CP, _TP = 32, 8, 128, 32768, 4, 2
+_WIDTH, _KV = _HEADS * _DIM // _TP, 2 * _KV_HEADS * _DIM // _TP  # Of a rank: out; keys and values.
+_TOKENS = _LENGTH // _CP
+_KINDS = ("p2p", "all_gather", "a2a")
+_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512}
+
+
+def _job(*overrides, module="attention", **settings) -> Any:
+    """Layers of attention alone, on a node of eight."""
+    modules = {"attention": settings, "mla": _LATENT}
+    model = Model(
+        hidden_size=4096,
+        vocab_size=32000,
+        num_heads=_HEADS,
+        num_kv_heads=_KV_HEADS,
+        position="rotary",
+        norm="rmsnorm",
+        bias=False,
+        tied_embeddings=False,
+        layers=(Layer((module,), 3),),
+        modules=modules if module == "mla" else {"attention": settings},
+    )
+    plain = (
+        "num_nodes=1",
+        "layout.pp=1",
+        "layout.dp=1",
+        f"layout.tp={_TP}",
+        f"layout.cp={_CP}",
+        "schedule.kind=1f1b",
+        "schedule.virtual_stages=1",
+        "training.dtype=bf16",
+        "training.tp_overlap=false",
+        f"training.sequence_length={_LENGTH}",
+    )
+    job = load_job("gpt3-175b-h100-768", (*plain, *overrides))
+    return msgspec.structs.replace(job, model=model)
+
+
+def _lowered(kind, *overrides, **changes):
+    return lower_job(_job(f"training.cp_comm_type={kind}", *overrides, **changes))
+
+
+def _sent(block):
+    """Bytes of the context-parallel group's collectives, by kind."""
+    found: Counter[str] = Counter()
+    for kernel, count in kernels_of(block).items():
+        if kernel.group == "cp":
+            found[kernel.kind] += count * int(kernel.size.split("B")[0])
+    return dict(found)
+
+
+def _attention_flop(block):
+    found = kernels_of(block).items()
+    return sum(k.flop * n for k, n in found if k.kind == "attention")
+
+
+@pytest.mark.parametrize("module", ["attention", "mla"])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_every_way_computes_as_much(kind, module):
+    whole = _lowered(kind, "layout.cp=1", "layout.dp=4", module=module)
+    split = _lowered(kind, module=module)
+    for phase in ("forward", "backward"):
+        of_whole, of_split = (_attention_flop(getattr(w, phase)[0]) for w in (whole, split))
+        assert of_split == pytest.approx(of_whole / _CP, rel=1e-12)
+
+
+def test_what_is_sent():
+    """Three layers; two bytes of each value. A ring sends a block at a time, gathers and scatters
+    are of the whole, and of what an all_to_all sends a part stays."""
+    ring = 3 * 2 * (_CP - 1) * _TOKENS * _KV
+    gathered = 3 * 2 * _CP * _TOKENS * _KV
+    exchanged = 3 * 2 * _TOKENS * (2 * _WIDTH + _KV)
+    expected = {
+        "p2p": ({"send_recv": ring}, {"send_recv": 2 * ring}),
+        "all_gather": (
+            {"all_gather": gathered},
+            {"all_gather": gathered, "reduce_scatter": gathered},
+        ),
+        "a2a": ({"all_to_all": exchanged}, {"all_to_all": exchanged}),
+    }
+    for kind, (forward, backward) in expected.items():
+        work = _lowered(kind)
+        assert _sent(work.forward[0]) == forward
+        assert _sent(work.backward[0]) == backward
+        assert _sent(work.backward_input[0]) == backward
+        assert _sent(work.backward_weight[0]) == {}
+
+
+def _rings(block) -> list[Branches]:
+    return [
+        one
+        for segment, times in block
+        for one in segment.branches * times
+        if one.communication[0][0][0].group == "cp"
+    ]
+
+
+def test_a_ring_runs_beside_the_block_in_hand():
+    """Forward the last step is bare, backward none is."""
+    work = _lowered("p2p")
+    for block, steps, sends in (
+        (work.forward[0], _CP - 1, _CP - 1),
+        (work.backward[0], _CP, 2 * (_CP - 1)),
+    ):
+        found = _rings(block)
+        assert len(found) == 3
+        for ring in found:
+            assert sum(count for _, count in ring.compute) == steps
+            assert sum(count for _, count in ring.communication[0]) == sends
+
+
+@pytest.mark.parametrize(("slower", "hidden"), [(1, True), (4, True), (1000, False)])
+def test_of_a_ring_what_exceeds_is_exposed(slower, hidden):
+    """Of C and K side by side the longer one, where K takes a part of C's units: C (1 + a) or K."""
+
+    def ring_of(factor):
+        bandwidth = f"cluster.links.nvlink.bandwidth_bytes_per_s={450e9 / factor}"
+        # Without other collectives, which would be slower, too.
+        block = _lowered("p2p", bandwidth, "layout.tp=1", "layout.dp=2").forward[0]
+        (ring, *_) = _rings(block)
+        (row,) = ring.communication
+        compute, sends = (sum(k.mean * n for k, n in part) for part in (ring.compute, row))
+        alpha, _ = ring.slowdowns
+        return block_mean(block), compute, sends, alpha * sends
+
+    fast, compute, _, by_fast = ring_of(1e-6)
+    slow, same, sends, by_slow = ring_of(slower)
+    assert compute == same
+    assert (sends < compute) == hidden
+    longer = max(sends, compute + by_slow) - (compute + by_fast)
+    assert slow - fast == pytest.approx(3 * longer, rel=1e-9)
+
+
+@pytest.mark.parametrize("window", [None, 1000, 5000, 40000])
+def test_pairs_of_queries_and_keys(window):
+    """By counting: query i sees as many keys as are before it and half itself, within the window.
+    Where the first query is not given, queries have an even share of all pairs."""
+    keys, queries = 32768, 8192
+    seen = np.minimum(np.arange(keys) + 0.5, keys if window is None else window)
+    for first in (0, 4096, keys - queries):
+        core = Core(1, queries, keys, 1, 1, 1, 1, window, True, first)
+        assert core.pairs == pytest.approx(seen[first : first + queries].sum(), rel=1e-12)
+    even = Core(1, queries, keys, 1, 1, 1, 1, window)
+    assert even.pairs == pytest.approx(seen.sum() * queries / keys, rel=1e-12)
+    assert even._replace(causal=False).pairs == 2 * even.pairs
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_without_balance_the_last_rank_has_the_most(kind):
+    """(2 c - 1) / c of an equal share, unless heads are dealt, or no key is masked."""
+    uneven = ("training.cp_load_balance=false",)
+    for causal in (True, False):
+        even, found = (_lowered(kind, *more, causal=causal) for more in ((), uneven))
+        ratio = (2 * _CP - 1) / _CP if causal and kind != "a2a" else 1
+        for phase in ("forward", "backward"):
+            parts = [getattr(work, phase)[0] for work in (even, found)]
+            flops = [_attention_flop(block) for block in parts]
+            assert flops[1] == pytest.approx(ratio * flops[0], rel=1e-12)
+            # Only the ranks of one tensor-parallel group are as late.
+            members = {
+                segment.members
+                for segment, _ in parts[1]
+                for kernels in (segment.kernels, *(one.compute for one in segment.branches))
+                if any(kernel.kind == "attention" for kernel, _ in kernels)
+            }
+            assert members == ({_TP} if ratio > 1 else {None})
+
+
+def _memory(job):
+    model, training = job.model, job.training
+    parts = (model, job.layout, job.schedule, training, job.cluster, job.kernels)
+    return memory_of_stages(*parts, (0,))[0]
+
+
+def test_what_is_kept_for_the_backward():
+    """A ring keeps what one rank would; what is put in another order is kept in both. Keys and
+    values of other ranks are not kept; they are there again in a backward, with gradients."""
+    found = {kind: _memory(_job(f"training.cp_comm_type={kind}")) for kind in _KINDS}
+    kept = 2 * _TOKENS * (2 * _WIDTH + _KV)
+    assert found["p2p"].kept["attention"] == 3 * kept
+    for kind in ("all_gather", "a2a"):
+        assert found[kind].kept["attention"] == 3 * (kept + 2 * _TOKENS * _WIDTH)
+    job = _job()
+    costs = Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+    for kind, blocks in {"p2p": 2, "all_gather": _CP, "a2a": 0}.items():
+        training = msgspec.structs.replace(costs.training, cp_comm_type=kind)
+        own = msgspec.structs.replace(costs, training=training)
+        buffers = make_module(job.model, "attention").buffers(own)
+        assert buffers == 2 * 2 * blocks * _TOKENS * _KV
+
+
+def test_a_context_is_whole_on_each_rank():
+    """So cross-attention sends nothing, and each rank makes all of its keys and values."""
+    work = _lowered("p2p", context_length=512)
+    assert _sent(work.forward[0]) == {}
+    assert _sent(work.backward[0]) == {}
+    seen = {k.size: n for k, n in kernels_of(work.forward[0]).items() if k.kind == "attention"}
+    assert seen == {f"bf16 1x{_HEADS // _TP}x{_TOKENS}x512x{_DIM} all forward": 3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings", "parts"),
+    [
+        (("training.cp_comm_type=a2a",), {"num_kv_heads": 4}, ["2*4", "`model.num_kv_heads` = 4"]),
+        (("training.cp_comm_type=a2a",), {"num_heads": 4}, ["2*4", "`model.num_heads` = 4"]),
+        ((), {"window": 512}, ["`window` = 512", '"all_gather"']),
+    ],
+)
+def test_what_cannot_be_split_is_refused(overrides, settings, parts):
+    settings = {"head_size": 128, **({"num_kv_heads": 4} if "num_heads" in settings else {})} | (
+        settings
+    )
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        lower_job(_job(*overrides, **settings))
+    message = str(raised.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    assert "cp" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [(None, "p2p"), ("a2a", "a2a"), ("allgather", "all_gather"), ("p2p p2p", "p2p")],
+)
+def test_arguments_of_megatron(given, kind):
+    arguments = {
+        "num-layers": "2",
+        "hidden-size": "1024",
+        "num-attention-heads": "8",
+        "max-position-embeddings": "2048",
+        "seq-length": "2048",
+        "micro-batch-size": "1",
+        "vocab-size": "32000",
+        "context-parallel-size": "2",
+        "bf16": True,
+    }
+    more = {} if given is None else {"cp-comm-type": given}
+    assert from_megatron({**arguments, **more}, 8, "")["training"]["cp_comm_type"] == kind
+    mixed = {**arguments, "cp-comm-type": "a2a p2p"}
+    with pytest.raises(ValueError, match="`cp-comm-type` a2a p2p"):
+        from_megatron(mixed, 8, "")
+    del mixed["context-parallel-size"]
+    assert from_megatron(mixed, 8, "")["training"]["cp_comm_type"] == "p2p"
