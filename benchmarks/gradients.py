@@ -117,6 +117,7 @@ def derivatives(
     """
     import jax
 
+    from prism_jax.analysis import bandwidth
     from prism_jax.analysis._estimate import figure
     from prism_jax.engine import pull_back_batches
 
@@ -124,7 +125,7 @@ def derivatives(
     _, composed, how = figure(program, objective, **options)
     middle = time.process_time()
     batches = np.split(composed.steps, NUM_BATCHES)
-    slope = np.concatenate([how.slope(steps) for steps in batches])
+    slope = np.concatenate([how.slope(steps, bandwidth(steps)) for steps in batches])
     influence = np.concatenate([how.influence(steps) / len(steps) for steps in batches])
     gradients = jax.block_until_ready(pull_back_batches(composed, slope, influence))
     end = time.process_time()

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, estimate
+from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, bandwidth, estimate
 from prism_jax.engine import simulate
 
 from .helpers import rich_program
@@ -140,7 +140,7 @@ def test_tracers_are_refused_with_advice():
 def test_influence_and_slope_are_derivatives(objective):
     """Of the figure, with respect to a common shift and to the weights of the samples."""
     steps = np.random.default_rng(0).gamma(4.0, 0.2, 200_000)
-    slope = objective.slope(steps)
+    slope = objective.slope(steps, bandwidth(steps))
     shift = 0.01
     direct = (objective.value(steps + shift) - objective.value(steps - shift)) / (2 * shift)
     assert np.sum(slope) == pytest.approx(direct, rel=0.03, abs=1e-9)

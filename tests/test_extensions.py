@@ -101,7 +101,7 @@ class EntropicRisk(prism.AbstractObjective):
     def value(self, steps):
         return float(np.log(np.mean(np.exp(self.a * steps))) / self.a)
 
-    def slope(self, steps):
+    def slope(self, steps, width):
         return np.exp(self.a * steps) / np.sum(np.exp(self.a * steps))
 
     def influence(self, steps):
@@ -389,7 +389,7 @@ def test_every_objective(objective):
     moved = objective.value(np.concatenate([steps, steps[often]])) - objective.value(steps)
     first = np.sum(influence[often]) / (len(steps) + np.sum(often))
     assert moved == pytest.approx(first, rel=0.25)
-    slope = objective.slope(steps)
+    slope = objective.slope(steps, 0.1)
     direct = (objective.value(steps * 1.01) - objective.value(steps * 0.99)) / 0.02
     assert np.sum(slope * steps) == pytest.approx(direct, rel=0.1)
 

@@ -65,7 +65,7 @@ def _criticality():
         "probability": rng.random(len(stage)),
         "latency_s": 1 + rng.random(len(stage)),
     }
-    return Criticality(ops, {}, {}, np.zeros(1), 1, 1.0)
+    return Criticality(ops, {}, {}, np.zeros(1), np.zeros(1), 1, 1.0)
 
 
 def _run_law():

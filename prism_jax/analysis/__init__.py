@@ -6,6 +6,7 @@ from ._batches import (
     whole_batches as whole_batches,
 )
 from ._criticality import Criticality as Criticality, criticality as criticality
+from ._density import bandwidth as bandwidth
 from ._estimate import estimate as estimate
 from ._exposed import exposed_data_parallel as exposed_data_parallel
 from ._improve import Improvement as Improvement, improve as improve

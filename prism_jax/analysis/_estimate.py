@@ -111,14 +111,14 @@ def gradient_batches(found: Figure) -> list[Program]:
     # As narrow as all steps allow: the mean over batches is to lean no more than they would.
     width = bandwidth(composed.steps)
     batches = np.split(composed.steps, composed.batches)
-    slope = np.concatenate([objective.slope_of_batch(batch, width) for batch in batches])
+    slope = np.concatenate([objective.slope(batch, width) for batch in batches])
     influence = objective.influence(composed.steps) / len(batches[0])
     return pull_back_batches(composed, slope, influence)
 
 
 def _weights(composed: Composed, objective: AbstractObjective) -> tuple[np.ndarray, np.ndarray]:
     steps = composed.steps
-    return objective.slope(steps), objective.influence(steps) / len(steps)
+    return objective.slope(steps, bandwidth(steps)), objective.influence(steps) / len(steps)
 
 
 @eqx.filter_custom_vjp

@@ -48,16 +48,11 @@ class AbstractObjective(eqx.Module):
         """The figure itself."""
 
     @abc.abstractmethod
-    def slope(self, steps: Steps) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         """The derivative of the figure with respect to each step: the pathwise estimator, which
-        for quantiles and probabilities is averaged over the steps nearby.
+        for quantiles and probabilities is averaged over the steps nearby, by a kernel of so many
+        seconds' `width`: see `bandwidth`.
         """
-
-    def slope_of_batch(self, steps: Steps, width: float) -> Steps:
-        """The same of a batch of the steps of a run, averaged over no more of the steps nearby than
-        in the whole run: see `bandwidth` for the `width`, in seconds.
-        """
-        return self.slope(steps)
 
     @abc.abstractmethod
     def influence(self, steps: Steps) -> Steps:
@@ -76,7 +71,7 @@ class Mean(AbstractObjective):
     def value(self, steps: Steps) -> float:
         return float(np.mean(steps))
 
-    def slope(self, steps: Steps) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         return np.full(len(steps), 1 / len(steps))
 
     def influence(self, steps: Steps) -> Steps:
@@ -89,7 +84,7 @@ class Std(AbstractObjective):
     def value(self, steps: Steps) -> float:
         return float(np.std(steps))
 
-    def slope(self, steps: Steps) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         std = np.std(steps)
         if std == 0:
             return np.zeros(len(steps))
@@ -126,10 +121,7 @@ class Quantile(AbstractObjective):
     def value(self, steps: Steps) -> float:
         return float(np.quantile(steps, self.q))
 
-    def slope(self, steps: Steps) -> Steps:
-        return self.slope_of_batch(steps, bandwidth(steps))
-
-    def slope_of_batch(self, steps: Steps, width: float) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         return regression_at(steps, self.value(steps), width)
 
     def influence(self, steps: Steps) -> Steps:
@@ -165,7 +157,7 @@ class CVaR(AbstractObjective):
         """The share of the steps that count: the slowest at least."""
         return max(1 - self.q, 1 / len(steps))
 
-    def slope(self, steps: Steps) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         beyond = steps >= np.quantile(steps, self.q)
         return beyond / np.sum(beyond)
 
@@ -205,10 +197,7 @@ class Exceedance(AbstractObjective):
     def value(self, steps: Steps) -> float:
         return float(np.mean(steps > self.threshold))
 
-    def slope(self, steps: Steps) -> Steps:
-        return self.slope_of_batch(steps, bandwidth(steps))
-
-    def slope_of_batch(self, steps: Steps, width: float) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         density = density_at(steps, self.threshold, width, corrected=True)
         return density * regression_at(steps, self.threshold, width)
 
@@ -237,7 +226,7 @@ class CRPS(AbstractObjective):
     def value(self, steps: Steps) -> float:
         return crps(np.sort(steps), self.measured.value)
 
-    def slope(self, steps: Steps) -> Steps:
+    def slope(self, steps: Steps, width: float) -> Steps:
         # The distribution function of what was measured, less that of the steps; ties count half.
         return 2 * (_ranks(self.measured.value, steps) - _ranks(np.sort(steps), steps)) / len(steps)
 

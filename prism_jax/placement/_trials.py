@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from ..analysis import AbstractObjective
+from ..analysis import AbstractObjective, bandwidth
 from ..program import Program
 from ._nodes import Nodes
 from ._placed import Placed, placed, ready_slopes, replicas_ready
@@ -90,7 +90,8 @@ class Trials:
         self._simulate([replicas])
         decisive = np.argmax([self._ready[name] for name in replicas], axis=0)
         rows, leaders = (np.array(x) for x in zip(*replicas.values(), strict=True))
-        change = self._objective.slope(self._times(replicas)) * self.steps.factor
+        times = self._times(replicas)
+        change = self._objective.slope(times, bandwidth(times)) * self.steps.factor
         some = np.argsort(-np.abs(change), kind="stable")[:_SLOPES]
         some = some[change[some] != 0]
         total = np.zeros((len(replicas), self.nodes.num_ranks))
