@@ -33,7 +33,7 @@ _RED = "terrible"
 Event = dict[str, Any]
 
 
-def save_chrome_trace(step: SampledStep, path: str | os.PathLike) -> None:
+def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
     """Writes a simulated step as JSON for Perfetto and chrome://tracing.
 
     **Arguments:**

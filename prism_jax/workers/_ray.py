@@ -46,11 +46,11 @@ class RayExecutor(cf.Executor):
         resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         self._call = self._ray.remote(max_retries=max_retries, **resources)(_call)
         self._keep = keep
-        self._pending: set[cf.Future] = set()
+        self._pending: set[cf.Future[Any]] = set()
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> cf.Future:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> cf.Future[Any]:
         reference = self._call.remote(self._keep, fn, args, kwargs)
-        future: cf.Future = cf.Future()
+        future: cf.Future[Any] = cf.Future()
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         future.add_done_callback(ft.partial(self._cancel, reference))

@@ -13,7 +13,7 @@ from .._cache import keep_compiled
 
 
 def run_tasks(
-    function: Callable[..., Any], tasks: Sequence[tuple], executor: cf.Executor | None
+    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], executor: cf.Executor | None
 ) -> Iterator[tuple[int, Any]]:
     """Calls a function with the arguments of each task.
 
@@ -39,7 +39,7 @@ def run_tasks(
     _check_no_fork(executor)
     calls = [_packed(function, task) for task in tasks]
     broken: cf.BrokenExecutor | None = None
-    numbers: dict[cf.Future, int] = {}
+    numbers: dict[cf.Future[Any], int] = {}
     try:
         try:
             for number, call in enumerate(calls):

@@ -123,7 +123,7 @@ class Segment(msgspec.Struct, frozen=True):
     branches: tuple[Branches, ...] = ()
     members: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if _nests(self) and (self.kernels or self.collective or len(self.branches) > 1):
             raise ValueError(
                 "A segment with a block within its branches has nothing else; give what comes "

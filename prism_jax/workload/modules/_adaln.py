@@ -2,7 +2,7 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
 from ._around import gradients, norm_parameters
@@ -38,12 +38,14 @@ class AdaLN(AbstractModule):
         matrix = model.hidden_size * width if self.own_matrix else 0
         return Parameters(copied=matrix + width - self.num_modulated * norm_parameters(model))
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         made = [one.forward for one in self._linear(costs)]
         # Shifted and scaled, and gated: each read and written.
         return [segment([*before, *made, costs.move("elementwise", 8 * self._values(costs))])]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         made = (kernel for one in self._linear(costs) for kernel in gradients(one, weights))
         # Of either the gradient and the values are read, and a gradient is written.
         return [segment([*before, costs.move("elementwise", 12 * self._values(costs)), *made])]

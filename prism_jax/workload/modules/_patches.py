@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Segment
+from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
 from ._base import AbstractModule, Parameters
@@ -50,10 +50,12 @@ class PatchEmbedding(AbstractModule):
         total = sum((inputs + 1) * hidden for inputs in matrices)
         return Parameters(copied=total + (self.num_classes or 0) * hidden)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         return [segment([*before, *(one.forward for one in self._linears(costs))])]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         """Nothing waits for it, so it belongs to backward-weight."""
         if not weights:
             return [segment(before)]
@@ -109,13 +111,15 @@ class PatchHead(AbstractModule):
         modulation = 2 * hidden * (1 + (hidden if self.own_matrix else 0))
         return Parameters(copied=(hidden + 1) * self.out_values + modulation)
 
-    def forward(self, costs: Costs, before: list) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         values = costs.norm_tokens * costs.model.hidden_size
         modulated = [costs.norm(), costs.move("elementwise", 4 * values)]
         kernels = [one.forward for one in self._linears(costs)]
         return [segment([*before, *modulated, *kernels, self._loss(costs)])]
 
-    def backward(self, costs: Costs, before: list, *, weights: bool = True) -> list[Segment]:
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
         values = costs.norm_tokens * costs.model.hidden_size
         kernels = [one.dgrad for one in self._linears(costs)]
         kernels += [one.wgrad for one in self._linears(costs)] if weights else []
