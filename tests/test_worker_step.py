@@ -25,7 +25,7 @@ from prism_jax.program import (
     variability_of,
 )
 from prism_jax.replica import class_laws, leading_axes, make_plan, sample_replica_ends
-from prism_jax.replica._structure import Mixed
+from prism_jax.replica._arrays import Mixed
 from prism_jax.schedule import GPipe, OneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
 

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, without_graph
 from ..step import AbstractOneDecides, barriers
+from ._composed import Composed
 from ._draw import sobol_points
-from ._gradient import Composed
 from ._prepare import Run
 from ._run import Stretch, step_tiles
 

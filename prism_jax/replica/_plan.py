@@ -23,15 +23,9 @@ from ..program import (
     kernel_cumulants,
     segment_skewness,
 )
+from ._arrays import Classes, Structure
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._structure import (
-    Classes,
-    Structure,
-    all_kinds,
-    kernels_of,
-    ranks_of,
-    structure_of,
-)
+from ._structure import all_kinds, kernels_of, ranks_of, structure_of
 
 
 class Parameters(eqx.Module):
