@@ -235,7 +235,10 @@ def test_the_commands_print_rankings(capsys):
         (["layouts", "megatron-22b-a100-8", "--gpus", "16", "--objective", "std"], "does not rank"),
         (["layouts", "megatron-22b-a100-8", "--gpus", "0"], "at least 1"),
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "xp=1"], "No key `xp`"),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=a"], "cannot be used"),
+        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=-1"], "whole numbers"),
+        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=8,8"], "twice"),
+        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "zero=5"], "cannot be used"),
+        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--set", "layout.etp=1"], "no effect"),
         (["compare", "megatron-22b-a100-8"], "nothing to compare it with"),
     ],
 )

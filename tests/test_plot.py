@@ -362,7 +362,7 @@ def test_timeline_on_the_command_line(step, tmp_path, capsys, monkeypatch):
     assert json.loads(out.read_text())["otherData"]["step_s"] == step.step_s
     assert main(["timeline", "megatron-22b-a100-8", "--out", "x", "--quantile", "2"]) == 2
     assert "--quantile: `2` must be a number in [0, 1]" in capsys.readouterr().err
-    assert main(["timeline", "megatron-22b-a100-8", "--out", str(tmp_path / "no/x")]) == 1
+    assert main(["timeline", "megatron-22b-a100-8", "--out", str(tmp_path / "no/x.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

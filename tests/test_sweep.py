@@ -1,5 +1,7 @@
 """Sweeps: the rows, the files, and going on after a kill."""
 
+import json
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -105,6 +107,11 @@ def test_the_command_writes_rows_and_refuses_bad_input(tmp_path, capsys):
     assert '"p95_s"' in again.out
     assert main([*job, *over, "--json"]) == 0
     assert capsys.readouterr().err == ""
+    # Shares of the rows: of two, one each, and a third has none to do.
+    for shard, rows in (("2/2", [1]), ("3/3", [])):
+        apart = [*job[:-1], str(tmp_path / shard[0]), *over, "--shard", shard, "--json"]
+        assert main(apart) == 0
+        assert [row["row"] for row in json.loads(capsys.readouterr().out)["rows"]] == rows
     assert main([*job, "--over", "kernels.gemm.sigma=0.3,0.4"]) == 2
     assert "another sweep" in capsys.readouterr().err
     assert main([*job, "--over", "layout.dp=1:2"]) == 2

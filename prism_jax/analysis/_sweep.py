@@ -25,8 +25,10 @@ from ..workers import run_tasks
 from ._parts import Row, open_parts, write_part
 
 
-# Rows that one call to a worker simulates: a few, to compile once, and for all to have work.
+# Rows that one call to a worker simulates, at most, to compile once; and how many calls there are
+# for each share of the rows, at least, so that all workers have work.
 _CHUNK = 4
+_CALLS = 8
 
 
 def sweep(
@@ -111,12 +113,13 @@ class Points:
         alike: dict[Hashable, list[int]] = {}
         for number, shape in enumerate(shapes):
             alike.setdefault(shape, []).append(number)
-        chunks = [
-            rows[begin : begin + _CHUNK]
-            for rows in alike.values()
-            for begin in range(0, len(rows), _CHUNK)
-        ]
         which, shards = shard
+        size = min(max(len(self.values) // (_CALLS * shards), 1), _CHUNK)
+        chunks = [
+            rows[begin : begin + size]
+            for rows in alike.values()
+            for begin in range(0, len(rows), size)
+        ]
         return chunks[which - 1 :: shards]
 
 

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     of, space = objective(arguments.objective), _space(arguments.choose)
     points = changes_of(arguments.over)
+    _check_kept([*arguments.overrides, *(change for point in points for change in point)])
     jobs = [_asked(arguments, changes) for changes in points]  # Bad input fails before JAX starts.
 
     from ..layouts import check_ranks, enumerate_layouts
@@ -102,6 +103,17 @@ def _asked(arguments: argparse.Namespace, changes: list[str]) -> tuple[Any, int]
     return job, arguments.batch or batch
 
 
+def _check_kept(changes: list[str]) -> None:
+    """Raises a `ValueError` for a change that has no effect, for the search decides it."""
+    for change in changes:
+        if change.split("=")[0].split(".")[0] in ("layout", "schedule"):
+            raise ValueError(
+                f"`{quoted(change)}` has no effect here, for layouts and schedules are searched; "
+                "use `--choose`, `--batch` or `--gpus`, or change `model`, `cluster`, `training` "
+                "or `kernels`."
+            )
+
+
 def _space(texts: list[str]) -> Any:
     """Raises a `ValueError` of one sentence."""
     import msgspec
@@ -114,15 +126,24 @@ def _space(texts: list[str]) -> Any:
         key, choices = values(text, "--choose", "tp=4,8")
         if key not in known:
             raise ValueError(f"`--choose {quoted(text)}`: {unknown_name('key', key, known)}")
-        given[key] = choices if key in ("schedule", "recompute") else [*map(_whole, choices)]
+        if key in given or len({*choices}) < len(choices):
+            raise ValueError(
+                f"`--choose {quoted(text)}` gives `{key}` or a value of it twice; give each once."
+            )
+        given[key] = choices if key in ("schedule", "recompute") else _wholes(text, choices)
     try:
         return msgspec.convert(given, LayoutSpace)
     except msgspec.ValidationError as error:
         raise ValueError(f"`--choose` cannot be used: {quoted(str(error))}.") from None
 
 
-def _whole(text: str) -> int | str:
-    return int(text) if text.isdecimal() and len(text) <= 9 else text
+def _wholes(text: str, choices: list[str]) -> list[int]:
+    if not all(choice.isdecimal() and len(choice) <= 9 for choice in choices):
+        raise ValueError(
+            f"`--choose {quoted(text)}` must be whole numbers with commas between them, such as "
+            "tp=4,8."
+        )
+    return [int(choice) for choice in choices]
 
 
 def _title(arguments: argparse.Namespace, job: Any, batch: int, changes: list[str]) -> str:

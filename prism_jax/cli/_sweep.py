@@ -127,8 +127,8 @@ def _with_throughput(rows, jobs) -> list[dict[str, Any]]:
     keys = [msgspec.json.encode(_without_laws(job)) for job in jobs]
     shapes = dict(zip(keys, jobs, strict=True))
     found = []
-    for row, job, key in zip(rows, jobs, keys, strict=True):
-        constant = per_gpu(key)
+    for row in rows:  # All, or those of a shard.
+        job, constant = jobs[row["row"]], per_gpu(keys[row["row"]])
         more: dict[str, Any] = {"world_size": job.layout.world_size}
         if constant is not None and row["mean_s"]:
             faster = sum(constant.breakdown.values()) / row["mean_s"]

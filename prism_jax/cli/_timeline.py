@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from .._files import shown
-from ._arguments import add_job_arguments, quantile
+from ._arguments import add_job_arguments, check_out, quantile
 
 
 HELP = "write a simulated step as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing"
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    job = load(arguments)  # Bad input fails before JAX starts.
+    check_out(arguments.out, ".json")  # Bad input fails before JAX starts.
+    job = load(arguments)
 
     from ..analysis import sample_step
     from ..plot import save_chrome_trace
