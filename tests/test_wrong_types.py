@@ -23,6 +23,7 @@ for call in (
     lambda: prism.Quantile("p95"),
     lambda: prism.calibrate(job, np.ones(40), source="x", key=key),
     lambda: prism.save_law("law.npz", law),
+    lambda: prism.rank_layouts(["megatron-22b-a100-8"], key=key),
 ):
     try:
         call()
@@ -45,6 +46,7 @@ def test_wrong_types_are_refused_in_a_sentence():
         "such as 0.95 for p95",
         "give `[steps]` where there is one run",
         "write `save_law(law, path)`",
+        "A str was given in place of a job to rank",
     ]
     said = run.stdout.splitlines()
     assert len(said) == len(wanted)

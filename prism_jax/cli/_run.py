@@ -160,11 +160,11 @@ def _number(text: str, least: float, what: str) -> float:
 
 
 def _days(text: str) -> float:
-    return _number(text, 1e-9, "days above 0")
+    return _number(text, 1e-9, "days above 0, up to 1e9")
 
 
 def _seconds(text: str) -> float:
-    return _number(text, 0, "seconds, 0 or more")
+    return _number(text, 0, "seconds from 0 to 1e9")
 
 
 def _spares(text: str) -> int:

@@ -126,6 +126,12 @@ def check_ranks(objective: AbstractObjective) -> None:
 def _check(jobs, objective, num_samples, top, margin) -> None:
     if not len(jobs):
         raise ValueError("There are no layouts to rank; give at least one job.")
+    others = [job for job in jobs if not isinstance(job, Job)]
+    if others:
+        raise ValueError(
+            f"A {type(others[0]).__name__} was given in place of a job to rank; give what "
+            "`enumerate_layouts` or `load_job` gives."
+        )
     check_ranks(objective)
     whole_batches(num_samples)
     check_steps(objective, num_samples, NUM_BATCHES)
