@@ -189,7 +189,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise _UsageError(unknown_name("command", name, commands))
     parsed, unknown = parser.parse_known_args(arguments)
     for word in unknown:
-        if word.startswith("--"):
+        if word.startswith("--") and name in commands:
             word = word.partition("=")[0]
             raise _UsageError(unknown_name("option", word, options_of(commands[name])))
     if unknown:

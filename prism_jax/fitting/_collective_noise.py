@@ -17,6 +17,7 @@ _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # The likelihood's grid: factors of the noise that is usual, and parts of a spread.
 _FACTORS = np.exp(np.linspace(-3.5, 3.5, 281))
 _PARTS = np.exp(np.linspace(-7, 0, 281))
+_TURNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Split:
     **Attributes:**
 
     - `alone`: what is observed of what a step does not share with the next.
-    - `kernels`: what kernels make of it whose noise is known.
+    - `kernels`: what kernels make of it whose noise is known; less than nothing where collectives
+        that are less noisy would be hidden.
     - `collectives`: what collectives do, for a standard deviation of one of each.
     - `num_steps`: how many were observed.
     """
@@ -63,8 +65,14 @@ def noise_of_collectives(
 
     - `kernels`: of each scale, at the level that its runs have.
     """
-    splits = splits_of(scales, kernels, priors, simulation)
-    return most_likely_noise([one for one in splits if one.collectives > 0], priors)
+    noise: float | None = float(np.exp(priors.collective_noise.mean))
+    # What runs beside compute shows only where it ends later: the more, the noisier it is.
+    for _ in range(_TURNS):
+        splits = splits_of(scales, kernels, priors, simulation, noise)
+        noise = most_likely_noise([one for one in splits if one.collectives > 0], priors)
+        if noise is None:
+            break
+    return noise
 
 
 def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
@@ -81,7 +89,7 @@ def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
         np.log1p((step / own.value) ** 2) + (np.log(_FACTORS)[:, None] / usual.deviation) ** 2 / 2
     )
     for one in splits:
-        predicted = one.kernels + one.collectives * noise**2 + step**2
+        predicted = np.maximum(one.kernels + one.collectives * noise**2, 0) + step**2
         # The logarithm of a variance is off by twice that of a deviation.
         error = 2 / one.num_steps + (2 * priors.collective_scale.deviation) ** 2
         cost = cost + np.log(one.alone / predicted) ** 2 / (2 * error)
@@ -100,10 +108,17 @@ def alone(observed: Observed, spread: float, priors: Priors) -> float:
 
 
 def splits_of(
-    scales: Sequence[Scale], kernels: Sequence[Kernels], priors: Priors, simulation: Simulation
+    scales: Sequence[Scale],
+    kernels: Sequence[Kernels],
+    priors: Priors,
+    simulation: Simulation,
+    about: float | None = None,
 ) -> list[Split]:
-    """By steps of two noises, whose variances are linear in the square of the noise."""
-    noises = np.exp(priors.collective_noise.mean) * np.array([0.5, 1.0])
+    """By steps of two noises, between which variances are taken to be linear in the square of the
+    noise: those `about` one, by default the usual.
+    """
+    about = float(np.exp(priors.collective_noise.mean)) if about is None else about
+    noises = about * np.array([0.7, 1.2])
     noisy = [
         (scale.job, _with_laws(one, with_noise(one, noise)))
         for scale, one in zip(scales, kernels, strict=True)
@@ -113,7 +128,7 @@ def splits_of(
     splits = []
     for scale, (less, more) in zip(scales, variances.reshape(-1, 2), strict=True):
         each = (more - less) / (noises[1] ** 2 - noises[0] ** 2)
-        rest = max(more - each * noises[1] ** 2, 0.0)
+        rest = float(more - each * noises[1] ** 2)
         observed = scale.observed
         own = alone(observed, spread_of(observed, priors), priors)
         splits.append(Split(own, rest, each, observed.num_steps))
