@@ -273,7 +273,12 @@ def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch):
     program, options = steps(1e-3), {"num_steps": 10_000, "key": jax.random.key(0)}
     whole = training_run(program, num_runs=4096, **options)
     monkeypatch.setattr(_training_run, "run_cycles", cycles)
-    part = training_run(program, num_runs=20_000, derivatives=True, **options)
+    # A shell ignores Ctrl-C in what it runs in the background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        part = training_run(program, num_runs=20_000, derivatives=True, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert part.interrupted
     assert not whole.interrupted
     assert part.requested == 20_000
