@@ -1,21 +1,18 @@
-"""Published steps as jobs: the rows of `published/`, and the systems of `scaling_families.csv`.
+"""Published steps: the rows of `published/`, and the systems of `scaling_families.csv`, as jobs.
 
-A row becomes a job by what its columns and its source say. What a source does not print is what its
-software does by default, said once in `_SOFTWARE` for all its rows; no row has a choice of its own.
 A row that a job cannot say is kept, with the reason.
 """
 
 import csv
-import functools as ft
 import pathlib
-import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from prism_jax import data
-from prism_jax.workload import check_split, count_parameters
+from prism_jax.workload import check_split
+
+from ._published_jobs import name_of, of_family, of_steps, of_vtrain, table_of
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -39,83 +36,19 @@ class Published(msgspec.Struct, frozen=True):
     median: bool = False
 
 
-# The paper interleaves wherever there is a pipeline and prints neither of these.
-_ASSUMED = "assumed: micro-batch 1, 2 virtual stages"
-_PLAIN = "assumed: micro-batch 1, not interleaved"
-# Of each source: part of its text, its table, its stack, and what it says of its switches.
-_NOT_BESIDE: dict[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
-_SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("cases_april2021", f"Megatron-LM 2021, A100, {_ASSUMED}", "megatron-2021", {}),
-    # The collectives of a backward run beside its GEMMs since that paper.
-    (
-        "arXiv:2205.05198",
-        "Korthikanti et al. 2022, A100",
-        "megatron-2021",
-        {"overlap_tp_backward": True},
-    ),
-    # "No overlap features": nothing but what Transformer Engine does by itself.
-    ("SimuMax", "SimuMax, B200", "megatron-core-2024", _NOT_BESIDE),
-    ("Megatron-Bridge", "Megatron-Bridge", "megatron-bridge-2025", {}),
-    ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", "nemo-2023", {}),
-    ("model_table", f"Megatron-Core r0.8, H100, {_PLAIN}", "megatron-core-2024", {}),
-    ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
-    ("torchtitan", "torchtitan, FSDP", "torchtitan", {}),
-)
-_CLUSTERS = {
-    "A100-80GB": "dgx-a100",
-    "B200 1 node": "hgx-b200",
-    "DGX-B200": "hgx-b200",
-    "DGX-B300": "dgx-b300",
-    "DGX-GB200": "gb200-nvl72",
-    "DGX-GB300": "gb300-nvl72",
-    "DGX-H100": "dgx-h100",
-    "H100": "dgx-h100",
-    "H100-SXM": "dgx-h100",
-    "H100-96GB HBM2e 500W": "hgx-h100-96g",
-    "H200": "dgx-h200",
-    "TPU v5p": "tpu-v5p",
-    "a100_40gb": "dgx-a100-40g",
-    "a100_80gb": "dgx-a100",
-    "h100_80gb": "dgx-h100",
-}
-_DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "BF16": "bf16"}
-_DTYPES |= {"FP8": "fp8", "FP8-CS": "fp8"}
-_DTYPES |= {"amp_fp8": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "fp4"}
-_DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
-_ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
-# What the names of the models say; GPT is what is not named here.
-_LLAMA: dict[str, Any] = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
-_LLAMA |= {"bias": False, "tied_embeddings": False}
-_MPT: dict[str, Any] = {"bias": False}
-_GPT: dict[str, Any] = {"dropout": True}
-# Models whose layers no column says; those of another generation than the name stay unknown.
-_SHIPPED = {
-    "DeepSeekV3": "deepseek-v3",
-    "GPT OSS 120B": "gpt-oss-120b",
-    "Kimi_K2": "kimi-k2",
-    "Nemotron_3_Nano": "nemotron-3-nano",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-}
-# What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
-# 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
-_ALL_TO_ALL = ("GPT OSS 120B", "Kimi_K2")
-_WITH_EXPERTS = "deepseek|qwen|oss|kimi|nemotron|mixtral"
-
-
 def published(folder: pathlib.Path) -> Iterator[Published]:
     """All rows of a folder like `../shared/data`."""
     for row in _read(folder / "published" / "measured_steps.csv"):
         seconds = float(row["step_time_s"]) if row["step_time_s"] else None
-        yield _expressed(_table_of(row), _steps_name(row), seconds, _of_steps, row)
+        yield _expressed(table_of(row), name_of(row), seconds, of_steps, row)
     for which in ("single", "multi"):
         path = folder / "published" / f"a100_megatron_deepspeed_{which}_node.csv"
         table = f"vTrain, Megatron-DeepSpeed, A100, {which} node"
         for row in _read(path):
             seconds = float(row["iteration time (ms)"]) / 1000
-            yield _expressed(table, ", ".join(row.values()), seconds, _of_vtrain, row)
+            yield _expressed(table, ", ".join(row.values()), seconds, of_vtrain, row)
     for row in _read(folder / "mlperf" / "scaling_families.csv"):
-        one = _expressed("MLPerf families", row["system"], float(row["p50"]), _of_family, row)
+        one = _expressed("MLPerf families", row["system"], float(row["p50"]), of_family, row)
         yield msgspec.structs.replace(one, median=True)
 
 
@@ -137,224 +70,3 @@ def _expressed(table, name, seconds, job_of, row) -> Published:
     except ValueError as error:
         return Published(table, name, seconds or 0.0, reason=str(error))
     return Published(table, name, seconds, job)
-
-
-def _table_of(row: dict[str, str]) -> str:
-    source = row["source"]
-    for part, table, *_ in _SOFTWARE:
-        if part in source:
-            if table == "SimuMax, B200":
-                return f"{table}, {'context parallel' if _degree(row, 'cp') > 1 else 'others'}"
-            if table == "Megatron-Bridge":
-                kind = "experts" if re.search(_WITH_EXPERTS, row["model"].lower()) else "dense"
-                return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
-            if table == "llm-foundry, FSDP":
-                return f"{table}, {row['gpu_type']}"
-            return table
-    return source.split(" ")[0]
-
-
-def _steps_name(row: dict[str, str]) -> str:
-    degrees = " ".join(f"{k}{row[k].removesuffix('.0')}" for k in ("tp", "pp", "vpp", "cp", "dp"))
-    return f"{row['model']} {row['seq']} {row['gpus']} x {row['gpu_type']} {row['dtype']} {degrees}"
-
-
-def _dtype(row: dict[str, str]) -> str:
-    """Without what is in brackets."""
-    return row["dtype"].split(" ")[0]
-
-
-def _degree(row: dict[str, str], key: str) -> int:
-    return int(float(row[key])) if row[key] else 1
-
-
-def _of_steps(row: dict[str, str]) -> data.Job:
-    table, stack, switches = next(
-        ((t, s, d) for part, t, s, d in _SOFTWARE if part in row["source"]), ("", "", {})
-    )
-    row = _as_assumed(row, table)
-    _check(row, stack)
-    model = _model(row)
-    tp, pp, cp, ep = (_degree(row, key) for key in ("tp", "pp", "cp", "ep"))
-    layout = data.Layout(
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        dp=_degree(row, "gpus") // (tp * pp * cp),
-        ep=ep,
-        etp=1 if ep > 1 else None,
-    )
-    schedule = _schedule(row, model, layout)
-    options = {**_switches(stack), **switches}
-    if stack != "llm-foundry":
-        options["sequence_parallel"] = row["seq_parallel"] in ("", "1.0")
-    if stack == "torchtitan":
-        options["tp_overlap"] = "async" in row["note"].lower()
-    name, _, variant = row["model"].partition(" (")
-    if name in _ALL_TO_ALL or variant.startswith("tokendrop"):
-        options["token_dispatcher"] = "alltoall"
-    if "mp mode DEFAULT" in row["note"]:  # Composer then reduces in float32.
-        options["gradient_dtype"] = "fp32"
-    if "all-to-all" in row["note"]:
-        options["cp_comm_type"] = "a2a"
-    if row["zero"]:
-        options["zero"] = _ZERO[row["zero"]]
-    training = data.Training(
-        microbatch_size=_degree(row, "micro_batch"),
-        sequence_length=_degree(row, "seq"),
-        dtype=_DTYPES[_dtype(row)],  # pyright: ignore
-        recompute=row["recompute"] or "none",  # pyright: ignore
-        software=stack,
-        **options,
-    )
-    return _job(model, layout, schedule, training, _CLUSTERS[row["gpu_type"]])
-
-
-def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
-    """With what a table says that it assumes, and with what the note of a row says."""
-    if _ASSUMED in table and _degree(row, "pp") > 1:
-        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "2"}
-    if _PLAIN in table:
-        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
-    if "Megatron-Bridge" in row["source"]:  # It has a column for it, where a dash says none.
-        return {**row, "vpp": row["vpp"] or "1"}
-    local = re.search(r"local batch (\d+)", row["note"])
-    if local and _degree(row, "pp") == 1:  # Without a pipeline torchtitan does not accumulate.
-        return {**row, "micro_batch": row["micro_batch"] or local[1]}
-    if local and "Interleaved" not in row["note"] and "1F1B" in row["note"]:
-        # With one it makes as many microbatches as there are stages.
-        size = max(1, int(local[1]) // _degree(row, "pp"))
-        return {**row, "micro_batch": row["micro_batch"] or str(size), "vpp": row["vpp"] or "1"}
-    return row
-
-
-_switches = ft.cache(lambda stack: data.load_software(stack).training)
-_shipped_model = ft.cache(data.load_model)
-
-
-def _model(row: dict[str, str]) -> data.Model:
-    name, _, variant = row["model"].partition(" (")
-    if name in _SHIPPED:
-        model = _shipped_model(_SHIPPED[name])
-        further = 0 if variant.startswith("w/o MTP") else model.num_mtp_layers
-        return msgspec.structs.replace(model, num_mtp_layers=further)
-    lower = name.lower()
-    positions = _degree(row, "seq") if lower.startswith("mpt") else 2048
-    return data.Model(
-        num_layers=_degree(row, "layers"),
-        hidden_size=_degree(row, "hidden"),
-        num_heads=_degree(row, "heads"),
-        num_kv_heads=_degree(row, "kv_heads"),
-        ffn_size=_degree(row, "ffn"),
-        vocab_size=_degree(row, "vocab"),
-        max_positions=positions,
-        **(_LLAMA if "llama" in lower else _MPT if lower.startswith("mpt") else _GPT),
-    )
-
-
-def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
-    virtual = _degree(row, "vpp")
-    stages, layers = layout.pp * virtual, model.num_layers
-    # Megatron's way to deal out a number of layers that is two short; otherwise the recipes of
-    # Megatron-Bridge fill the stages one by one.
-    counted = stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
-    each = -(-layers // stages)
-    filled = tuple(max(0, min(each, layers - each * stage)) for stage in range(stages))
-    uneven = layers % stages != 0 and not counted and "Bridge" in row["source"]
-    return data.ScheduleConfig(
-        kind="interleaved-1f1b" if virtual > 1 else "1f1b",
-        num_microbatches=_degree(row, "global_batch") // (layout.dp * _degree(row, "micro_batch")),
-        virtual_stages=virtual,
-        embedding_counts_as_layer=counted,
-        head_counts_as_layer=counted,
-        layers_per_stage=filled if uneven else None,
-    )
-
-
-def _check(row: dict[str, str], stack: str) -> None:
-    """Raises a `ValueError` for what a job cannot say."""
-    if row["zero"] not in _ZERO and row["zero"]:
-        raise ValueError(f"shards {row['zero']}")
-    name = row["model"].partition(" (")[0]
-    if name not in _SHIPPED and re.search(_WITH_EXPERTS, name.lower()):
-        raise ValueError(f"the layers of {name} are not known")
-    if row["gpu_type"] not in _CLUSTERS:
-        raise ValueError(f"no device {row['gpu_type']}")
-    if _dtype(row) not in _DTYPES:
-        raise ValueError(f"no dtype {row['dtype']}")
-    if _degree(row, "pp") > 1 and not row["vpp"]:
-        raise ValueError("`vpp` is not told")
-    if "SFT" in row["note"] or "LoRA" in row["note"]:
-        raise ValueError("packed sequences of unknown lengths")
-    columns = () if name in _SHIPPED else ("layers",)
-    for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
-        if not row[key]:
-            raise ValueError(f"`{key}` is not told")
-    if not stack:
-        raise ValueError("what its software does is not known here")
-    if row["recompute"] not in ("", "none", "selective", "full"):
-        raise ValueError("recomputes something else")
-    if stack == "torchtitan" and row["recompute"] == "selective":
-        raise ValueError("recomputes something else")  # Every other matrix multiplication.
-    ranks = _degree(row, "tp") * _degree(row, "pp") * _degree(row, "cp")
-    if _degree(row, "gpus") % ranks or _degree(row, "global_batch") % (
-        _degree(row, "gpus") // ranks * _degree(row, "micro_batch")
-    ):
-        raise ValueError("its numbers do not divide")
-
-
-# vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.
-def _of_vtrain(row: dict[str, str]) -> data.Job:
-    def number(key: str) -> int:
-        return int(row[key])
-
-    tp, pp = number("tensor parallelism"), number("pipeline parallelism")
-    dp, size = number("data parallelism"), number("micro batch")
-    hidden = number("hidden size")
-    model = data.Model(
-        num_layers=number("# layers"),
-        hidden_size=hidden,
-        num_heads=number("attention heads"),
-        ffn_size=4 * hidden,
-        vocab_size=51200,
-        max_positions=number("sequence length"),
-        **_GPT,
-    )
-    training = data.Training(
-        microbatch_size=size,
-        sequence_length=number("sequence length"),
-        dtype="fp16",
-        recompute="full",
-        software="megatron-2021",
-        **_switches("megatron-2021"),
-    )
-    schedule = data.ScheduleConfig("1f1b", number("global batch") // (dp * size))
-    return _job(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100")
-
-
-def _of_family(row: dict[str, str]) -> data.Job:
-    from ._scales import overrides
-
-    system = {k: int(row[k]) for k in ("microbatches", "dp", "gbs")} | {"family": row["family"]}
-    return data.load_job("gpt3-175b-h100-4096", overrides(system))
-
-
-_shipped = ft.cache(data.load_cluster)  # Read once for all rows of a size.
-_kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, nodes)))
-
-
-def _job(model, layout, schedule, training, cluster: str) -> data.Job:
-    nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
-    machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
-    if training.zero < 2 and layout.ep == 1:
-        _check_memory(model, layout, machine)
-    parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
-    return data.Job(layout, schedule, name="published", **parts)
-
-
-def _check_memory(model: data.Model, layout: data.Layout, machine: data.Cluster) -> None:
-    """Refuses what only sharded parameters can have run: two bytes of each parameter and of its
-    gradient alone are more than a device holds."""
-    held = 4 * count_parameters(model) / (layout.tp * layout.pp)
-    if held > machine.device.memory_bytes:
-        raise ValueError("parameters must have been sharded, for they do not fit")

@@ -181,3 +181,25 @@ def claimed_over_scatter(laws) -> dict[str, float]:
         halves = [np.diff(law.quantile_interval(q))[0] / 3.92 for law in laws]
         found[name] = ([law.quantile(q) for law in laws], halves)
     return {n: float(np.mean(errors) / np.std(x, ddof=1)) for n, (x, errors) in found.items()}
+
+
+def block_program(block, members: int, spread: float, gpus: float, *, network=None, **options):
+    """A program of one block, whose kernels and GPUs vary."""
+    residual = {"norm": 2 * spread, "gemm": spread}
+    residual |= {"all_gather": 2 * spread, "reduce_scatter": 3 * spread}
+    variability = Variability(
+        residual={kind: lognormal(sigma) for kind, sigma in residual.items()},
+        rank=lognormal(gpus),
+        network=network,
+    )
+    options |= {"variability": variability, "group_size": members}
+    return assemble(graph_of([()]), [block], **options)
+
+
+def side_by_side(compute, longest, contention):
+    """When both compute and the longest of the collectives beside it end, if each is slowed by the
+    other for as long as both run (design 5.10). NumPy.
+    """
+    a, b = contention
+    x, y = compute * (1 + a), longest * (1 + b)
+    return np.maximum(x + (y - x) / (1 + b), y + (x - y) / (1 + a))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from prism_jax.engine import simulate
-from prism_jax.program import Network, Overlaps, Variability, assemble, branch_moments, together
+from prism_jax.program import Network, Overlaps, branch_moments, together
 from prism_jax.replica import make_plan
 from prism_jax.workload import Block, Branches, Kernel, Segment, block_mean
 
-from .helpers import graph_of, lognormal
+from .helpers import block_program, side_by_side
 
 
 def _block(scale: float, contention: tuple[float, float], times: int = 1) -> Block:
@@ -25,24 +25,9 @@ def _block(scale: float, contention: tuple[float, float], times: int = 1) -> Blo
 
 
 def _program(block: Block, members: int, spread: float, gpus: float, **options):
-    variability = Variability(
-        residual={
-            "norm": lognormal(2 * spread),
-            "gemm": lognormal(spread),
-            "all_gather": lognormal(2 * spread),
-            "reduce_scatter": lognormal(3 * spread),
-        },
-        rank=lognormal(gpus),
-        network=Network(jnp.asarray(0.5), jnp.asarray(1.5)),
-    )
-    return assemble(
-        graph_of([()]),
-        [block],
-        variability=variability,
-        group_size=members,
-        network_links=("network",),
-        **options,
-    )
+    network = Network(jnp.asarray(0.5), jnp.asarray(1.5))
+    options |= {"network": network, "network_links": ("network",)}
+    return block_program(block, members, spread, gpus, **options)
 
 
 def _every_kernel(rng, block: Block, program, samples: int, regime: int):
@@ -68,9 +53,7 @@ def _every_kernel(rng, block: Block, program, samples: int, regime: int):
         start = ends.max(axis=1, keepdims=True)
         compute = ends + gpus * run(branches.compute, gpus.shape) - start
         longest = np.max([run(row, start.shape) for row in branches.communication], axis=0)
-        a, b = branches.contention
-        x, y = compute * (1 + a), longest * (1 + b)
-        ends = start + np.maximum(x + (y - x) / (1 + b), y + (x - y) / (1 + a))
+        ends = start + side_by_side(compute, longest, branches.contention)
     end = ends.max(axis=1)
     if segment.collective is not None:
         end += run(((segment.collective, 1),), (samples,))

@@ -368,4 +368,7 @@ def test_timeline_on_the_command_line(step, tmp_path, capsys, monkeypatch):
 
 def test_a_picture_of_a_law_that_does_not_vary():
     law = dataclasses.replace(_run_law(), days=np.full(10, 3.0))
-    plot.training_run(law).figure.savefig(io.BytesIO())
+    ax = plot.training_run(law)
+    ax.figure.savefig(io.BytesIO())
+    low, high = ax.get_xlim()
+    assert low < 3.0 < high

@@ -8,11 +8,10 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.engine import simulate
-from prism_jax.program import Variability, assemble
 from prism_jax.replica import make_plan
 from prism_jax.workload import Block, Branches, Kernel, Segment, block_mean, split_mean
 
-from .helpers import graph_of, kernels_of, lognormal, lower_job
+from .helpers import block_program, kernels_of, lower_job, side_by_side
 
 
 _CONTENTION = (0.2, 0.3)
@@ -33,20 +32,6 @@ def _block(scale: float, contention: tuple[float, float] = _CONTENTION) -> Block
     return ((Segment((), long), 1), (Segment((), None, (beside,)), _LAYERS))
 
 
-def _program(block: Block, members: int, spread: float, gpus: float, **options):
-    variability = Variability(
-        residual={
-            "norm": lognormal(2 * spread),
-            "gemm": lognormal(spread),
-            "all_gather": lognormal(2 * spread),
-            "reduce_scatter": lognormal(3 * spread),
-        },
-        rank=lognormal(gpus),
-    )
-    graph = graph_of([()])
-    return assemble(graph, [block], variability=variability, group_size=members, **options)
-
-
 def _drawn(rng, block: Block, program, gpus):
     """Draws of a block's latency, kernel by kernel, given the GPUs of its members. NumPy."""
     end = np.zeros(len(gpus))
@@ -59,11 +44,6 @@ def _drawn(rng, block: Block, program, gpus):
             total += kernel.mean * noise.sum(axis=0)
         return total
 
-    def both(compute, longest, contention):
-        a, b = contention
-        x, y = compute * (1 + a), longest * (1 + b)
-        return np.maximum(x + (y - x) / (1 + b), y + (x - y) / (1 + a))
-
     for segment, times in block:
         for _ in range(times):
             ends = gpus * run(segment.kernels, gpus.shape)
@@ -74,7 +54,7 @@ def _drawn(rng, block: Block, program, gpus):
                     compute = _drawn(rng, one.within, program, gpus)[:, None]
                 else:
                     compute = ends + gpus * run(one.compute, gpus.shape) - start
-                ends = start + both(compute, longest, one.contention)
+                ends = start + side_by_side(compute, longest, one.contention)
             end += ends.max(axis=1)
             if segment.collective is not None:
                 end += run(((segment.collective, 1),), end.shape)
@@ -85,7 +65,7 @@ def _drawn(rng, block: Block, program, gpus):
 @pytest.mark.parametrize("scale", [0.6, 1.0, 1.6])
 def test_layers_beside_collectives_equal_every_kernel_drawn(members, scale):
     samples, block = 20_000, _block(scale)
-    program = _program(block, members, 0.02, 0.01)
+    program = block_program(block, members, 0.02, 0.01)
     tables = make_plan(program).tables
     assert tables.shared is not None
     rng = np.random.default_rng(3)
@@ -110,7 +90,7 @@ def test_limits():
     for scale in (0.2, 1.0, 3.0):
         for contention in (_CONTENTION, (0.5, 2.0), (0.0, 0.0)):
             block = _block(scale, contention)
-            found = float(_mean_of_table(_program(block, 4, 0.0, 0.0)))
+            found = float(_mean_of_table(block_program(block, 4, 0.0, 0.0)))
             assert found == pytest.approx(block_mean(block), rel=1e-6)
     alone = _block(1e-9, (0.0, 0.0))
     layers = block_mean(alone) - 2e-12
@@ -123,7 +103,7 @@ def test_limits():
 
 
 def test_derivatives_equal_differences():
-    program = _program(_block(1.0), 4, 0.03, 0.01)
+    program = block_program(_block(1.0), 4, 0.03, 0.01)
     gradient = np.asarray(eqx.filter_grad(_mean_of_table)(program).latencies.mean)
     means = np.asarray(program.latencies.mean)
     for kernel, mean in enumerate(means):
@@ -139,7 +119,7 @@ def test_derivatives_equal_differences():
 def test_layers_beside_collectives_equal_every_kernel_drawn_by_the_engine():
     laws = [
         simulate(
-            _program(_block(1.0), 4, 0.03, 0.01, resolution=resolution),
+            block_program(_block(1.0), 4, 0.03, 0.01, resolution=resolution),
             num_samples=100_000,
             key=jax.random.key(seed),
             sampling="plain",

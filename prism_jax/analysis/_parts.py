@@ -28,6 +28,8 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
     """
     import polars as pl
 
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the sweep.")
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / _ABOUT
     if not note.exists():
