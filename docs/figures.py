@@ -40,7 +40,7 @@ def main() -> None:
     run = prism.training_run(program, num_steps=100_000, key=key, num_runs=20_000)
     prism.plot.training_run(run, deadline_days=run.quantile(0.8), ax=axes[2, 1])
     figure.savefig(
-        pathlib.Path(__file__).with_name("plots.png"), dpi=75, pil_kwargs={"optimize": True}
+        pathlib.Path(__file__).with_name("plots.png"), dpi=70, pil_kwargs={"optimize": True}
     )
 
 

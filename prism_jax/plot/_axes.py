@@ -49,12 +49,18 @@ def _new_axes(figure_type: Any, size: tuple[float, float]) -> Any:
 
 
 def finished(ax: Any, *, xlabel: str, ylabel: str, legend: bool = True) -> Any:
-    """Labels axes, and takes away what says nothing."""
+    """Labels axes, and takes away what says nothing. Without `legend`, see `legend_above`."""
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
     if legend and ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize="small")
     return ax
+
+
+def legend_above(ax: Any, columns: int) -> None:
+    """A legend where what is drawn leaves no room for one."""
+    where: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    ax.legend(frameon=False, fontsize="small", ncols=columns, **where)
 
 
 def plain_numbers(axis: Any) -> None:

@@ -4,7 +4,17 @@ import numpy as np
 
 from ..analysis import SampledStep
 from ..schedule import SEND_RECV
-from ._axes import ACCENT, DARK, LIGHT, MEDIUM, axes, finished, plain_numbers, unit_of_seconds
+from ._axes import (
+    ACCENT,
+    DARK,
+    LIGHT,
+    MEDIUM,
+    axes,
+    finished,
+    legend_above,
+    plain_numbers,
+    unit_of_seconds,
+)
 
 
 # Light, medium and dark, so that they differ in grey; of each what it is in the legend.
@@ -59,9 +69,7 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
     finished(
         ax, xlabel=f"time from the start of the step ({unit})", ylabel="pipeline rank", legend=False
     )
-    ax.legend(
-        frameon=False, fontsize="small", ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0)
-    )
+    legend_above(ax, 4)
     return ax
 
 

@@ -3,7 +3,17 @@ from typing import Any
 import numpy as np
 
 from ..law import QUANTILES, Law
-from ._axes import ACCENT, DARK, LIGHT, LINE_STYLES, axes, finished, measured_steps, plain_numbers
+from ._axes import (
+    ACCENT,
+    DARK,
+    LIGHT,
+    LINE_STYLES,
+    axes,
+    finished,
+    legend_above,
+    measured_steps,
+    plain_numbers,
+)
 
 
 # The law is shown between these of its quantiles.
@@ -51,4 +61,5 @@ def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None)
         ax.axvline(at, color=DARK, linewidth=1, linestyle=LINE_STYLES[name], label=label)
     plain_numbers(ax.xaxis)
     ax.set_ylim(bottom=0)
-    return finished(ax, xlabel="step time (s)", ylabel="steps per bin (%)")
+    legend_above(ax, 3)
+    return finished(ax, xlabel="step time (s)", ylabel="steps per bin (%)", legend=False)
