@@ -157,6 +157,23 @@ def test_large_jobs_go_by_means_and_scatter(monkeypatch):
     assert np.corrcoef(likened, simulated)[0, 1] > 0.9  # What the search goes by.
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_figures_of_orders_nearby_are_the_same(devices):
+    program = _program(OneFOneB(3, 4), 4)
+    factors = np.exp(0.1 * np.random.default_rng(4).standard_normal(12))
+    nodes = nodes_of(program, factors, devices)
+    trials = Trials(_with_known_gpus(program, nodes), nodes, Std(), jax.random.key(1))
+    rng = np.random.default_rng(5)
+    order = rng.permutation(12 // devices)
+    others = [order]
+    for places in (2, 3, len(order)):
+        other = order.copy()
+        some = rng.choice(len(order), places, replace=False)
+        other[some] = np.roll(other[some], 1)
+        others.append(other)
+    np.testing.assert_array_equal(trials.values_near(order, others), trials.values(others))
+
+
 def test_what_is_not_monotone_has_no_bound():
     program = _program(OneFOneB(2, 2), 2)
     found = place(

@@ -81,7 +81,8 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
     say(arguments, f"compiling {job.name}")
     program = job.compile()
     tell_notes([job.job])
-    say(arguments, f"simulating {arguments.samples:,} steps of {program.num_ops:,} ops")
+    number = "" if arguments.samples is None else f"{arguments.samples:,} "
+    say(arguments, f"simulating {number}steps of {program.num_ops:,} ops")
     return program, {
         "num_samples": arguments.samples,
         "key": jax.random.key(arguments.seed),

@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and `gpu` or `node`; drawn by the job's law where no file is given",
     )
     parser.add_argument(
-        "--samples", type=count, default=4096, metavar="N", help="steps behind each figure (4096)"
+        "--samples",
+        type=count,
+        metavar="N",
+        help="steps behind each figure (4096, for large jobs as few as 512)",
     )
     parser.add_argument("--out", metavar="FILE", help="a .csv file to write the placement to")
     add_objective_argument(parser)

@@ -101,7 +101,7 @@ def _exchange(
         if not pairs:
             break
         tried.update(pairs)
-        values = trials.values([_exchanged(order, [pair]) for pair in pairs])
+        values = trials.values_near(order, [_exchanged(order, [pair]) for pair in pairs])
         better = [i for i in np.argsort(values, kind="stable") if values[i] < value]
         if not better:
             failures += 1

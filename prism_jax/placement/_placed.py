@@ -92,8 +92,8 @@ def replicas_ready(
         row, step = np.divmod(np.arange(first, first + count), number)
         return _inputs(steps, slowest[row], noise[row], step)
 
-    total = len(noise) * number
-    return _all(steps.run, _ready_tile, _shared(steps), total, inputs).reshape(-1, number)
+    found = _all(steps.run, _ready_tile, _shared(steps), len(noise) * number, inputs)
+    return found.reshape(-1, number)
 
 
 def ready_slopes(
@@ -111,8 +111,7 @@ def ready_slopes(
         return _inputs(steps, slowest[some], noise[some], step[some])
 
     number = len(noise)
-    options = {"size": tile_size(number)}
-    found = _all(steps.run, _slope_tile, _shared(steps), number, inputs, **options)
+    found = _all(steps.run, _slope_tile, _shared(steps), number, inputs)
     return found[:, : steps.run.program.num_ranks]
 
 
@@ -127,11 +126,10 @@ def _inputs(steps: Placed, slowest, noise, step) -> tuple[np.ndarray, ...]:
     return slowest, noise.astype(np.uint32), step.astype(np.uint32), steps.regimes[step]
 
 
-def _all(
-    run: Run, function: Callable[..., Any], shared, number: int, inputs, **options: int
-) -> np.ndarray:
+def _all(run: Run, function: Callable[..., Any], shared, number: int, inputs) -> np.ndarray:
     """All that a function gives for so many samples."""
-    batches = tiles(function, shared, number, inputs, per_batch=tiles_of(run.plan), **options)
+    options = {"per_batch": tiles_of(run.plan), "size": tile_size(number)}
+    batches = tiles(function, shared, number, inputs, **options)
     return np.concatenate([batch.samples() for batch in batches])
 
 

@@ -19,11 +19,11 @@ from ..program import Program
 from ._exchange import best_order
 from ._nodes import Nodes, nodes_of
 from ._placed import Placed, placed, replicas_ready
-from ._trials import MOST_OPS, Order, Trials
+from ._trials import Order, Trials, most_ops
 
 
 # Figures are from so many op evaluations each, within these numbers of steps.
-_OPS = 2**29
+_OPS = 2**28
 _STEPS = (512, 4096)
 _FEWEST = 32
 # The search for the worst order may take so much of that for the best.
@@ -152,7 +152,7 @@ def place(
     program = _with_known_gpus(program, nodes)
     of_search, of_report = jax.random.split(key)
     # A search ends when it settles, mostly before all of its work is done.
-    most = round((1 + _WORST) * MOST_OPS)
+    most = round((1 + _WORST) * most_ops(program, nodes))
     with progress_bar(most, progress, "search, at most", "op") as advance:
         best = Trials(program, nodes, objective, of_search, advance)
         check_reached(objective, float(best.values([np.arange(len(nodes.factors))])[0]))

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
@@ -19,16 +19,27 @@ Order = Int[np.ndarray, " nodes"]
 # So many op evaluations are made of each placement, if they show so many steps.
 _OPS = 2**26
 _STEPS = (1024, 4096)
-# Where they do not, the mean of a replica is taken from a few steps, and its scatter from others.
-_FEW = 32
+# Where they do not, the mean of a replica is taken from a few steps, the fewer the more ops there
+# are to average over, and its scatter from others.
+_FEW, _FEW_OPS = (8, 32), 2**15
 _OTHERS = 8
 _LIKENED_STEPS = 4096
-# Of all placements together (some 10 s on two cores).
-MOST_OPS = 2**31
+# Of all placements together: some seconds on two cores.
+_MOST_OPS, _MOST_OPS_LIKENED = 2**31, 2**29
 # So many replicas times steps are remembered.
 _MOST_REMEMBERED = 2**26
 # Derivatives are taken of so many steps, those that matter most.
 _SLOPES = 512
+
+
+def most_ops(program: Program, nodes: Nodes) -> int:
+    """How many ops a search may evaluate."""
+    all_steps = _steps_of_all(program, nodes) >= _STEPS[0]
+    return _MOST_OPS if all_steps else _MOST_OPS_LIKENED
+
+
+def _steps_of_all(program: Program, nodes: Nodes) -> int:
+    return min(_OPS // (program.num_ops * nodes.num_replicas), _STEPS[1])
 
 
 class Trials:
@@ -51,23 +62,24 @@ class Trials:
         key: PRNGKeyArray,
         advance: Callable[[float], object] = lambda ops: None,
     ):
-        each = program.num_ops * nodes.num_replicas
-        count = min(_OPS // each, _STEPS[1])
+        count = _steps_of_all(program, nodes)
         self.nodes, self.tried = nodes, 0
         if count >= _STEPS[0]:
             self.steps = placed(program, num_samples=count, key=key)
             self._cost, self._ready_of = count * program.num_ops, _simulated(self.steps)
         else:
             self.steps = placed(program, num_samples=_LIKENED_STEPS, key=key)
-            self._cost, self._ready_of = _FEW * program.num_ops, _likened(self.steps)
+            few = int(np.clip(_FEW_OPS // program.num_ops, *_FEW))
+            self._cost, self._ready_of = few * program.num_ops, _likened(self.steps, few)
         self._objective, self._sign = objective, 1
-        self._left, self._advance = float(MOST_OPS), advance
+        self._left, self._advance = float(most_ops(program, nodes)), advance
         self._ready: dict[bytes, np.ndarray] = {}
 
     def reversed(self, share: float) -> "Trials":
         """The same, the larger the better, with a share of the work to do. Memory is shared."""
         other = copy.copy(self)
-        other._sign, other._left, other.tried = -self._sign, share * MOST_OPS, 0
+        other._sign, other.tried = -self._sign, 0
+        other._left = share * most_ops(self.steps.run.program, self.nodes)
         return other
 
     @property
@@ -79,18 +91,32 @@ class Trials:
         """The figure for each order of nodes; less it, if reversed."""
         wanted = [self._replicas(order) for order in orders]
         self._simulate(wanted)
-        self.tried += len(orders)
-        # To look at a sample takes about a tenth as long as to evaluate an op.
-        self._spend(len(orders) * self.nodes.num_replicas * self.steps.num_steps / 10)
-        return np.array([self._sign * self._objective.value(self._times(one)) for one in wanted])
+        return self._figures(np.max(self._ready_of_all(names), axis=0) for names in wanted)
+
+    def values_near(self, order: Order, others: Sequence[Order]) -> Float[np.ndarray, " others"]:
+        """`values` of `others`, in which a few places have another node than in `order`: costs as
+        much as the replicas there.
+        """
+        present = self._replicas(order)
+        self._simulate([present])
+        ready = self._ready_of_all(present)
+        changed = [self._changed(order, other) for other in others]
+        wanted = [self._replicas(*both) for both in zip(others, changed, strict=True)]
+        self._simulate(wanted)
+        latest = _LatestBut(ready, max(map(len, changed)))
+        return self._figures(
+            np.max([latest.but(some), *self._ready_of_all(names)], axis=0)
+            for some, names in zip(changed, wanted, strict=True)
+        )
 
     def slopes(self, order: Order) -> Float[np.ndarray, "nodes pieces"]:
         """The derivative of the figure with respect to the factor of each piece of each place."""
         replicas = self._replicas(order)
         self._simulate([replicas])
-        decisive = np.argmax([self._ready[name] for name in replicas], axis=0)
+        ready = self._ready_of_all(replicas)
+        decisive = np.argmax(ready, axis=0)
         rows, leaders = (np.array(x) for x in zip(*replicas.values(), strict=True))
-        times = self._times(replicas)
+        times = self._times(ready.max(axis=0))
         change = self._objective.slope(times, bandwidth(times)) * self.steps.factor
         some = np.argsort(-np.abs(change), kind="stable")[:_SLOPES]
         some = some[change[some] != 0]
@@ -102,9 +128,15 @@ class Trials:
             self._spend(4 * len(some) * self.steps.run.program.num_ops)
         return total.reshape(-1)[self.nodes.places]
 
-    def _replicas(self, order: Order) -> dict[bytes, tuple[np.ndarray, int]]:
-        """The factors of each replica's ranks and its slowest GPU, by a name."""
-        rows, leaders = self.nodes.slowest(order)
+    def _changed(self, order: Order, other: Order) -> Int[np.ndarray, " changed"]:
+        """The replicas of places that have another node."""
+        return np.unique(self.nodes.places[order != other] // self.nodes.num_ranks)
+
+    def _replicas(
+        self, order: Order, some: Int[np.ndarray, " some"] | slice = slice(None)
+    ) -> dict[bytes, tuple[np.ndarray, int]]:
+        """The factors of the ranks of each replica, or of some, and its slowest GPU, by a name."""
+        rows, leaders = (x[some] for x in self.nodes.slowest(order))
         return {
             row.tobytes() + leader.tobytes(): (row, int(leader))
             for row, leader in zip(rows, leaders, strict=True)
@@ -124,9 +156,39 @@ class Trials:
         self._left -= ops
         self._advance(ops)
 
-    def _times(self, replicas) -> Float[np.ndarray, " steps"]:
-        latest = np.max([self._ready[name] for name in replicas], axis=0)
+    def _ready_of_all(self, names: Iterable[bytes]) -> Float[np.ndarray, "names steps"]:
+        found = [self._ready[name] for name in names]
+        return np.array(found).reshape(len(found), self.steps.num_steps)
+
+    def _times(self, latest: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
         return self.steps.factor * latest + self.steps.tail
+
+    def _figures(self, latest: Iterable[np.ndarray]) -> Float[np.ndarray, " orders"]:
+        values = [self._sign * self._objective.value(self._times(one)) for one in latest]
+        self.tried += len(values)
+        return np.array(values)
+
+
+class _LatestBut:
+    """When the latest of all replicas is ready, of all but a few, from the latest few of each step.
+
+    **Arguments:**
+
+    - `ready`: of each replica, in each step.
+    - `most`: how many are left out at most.
+    """
+
+    def __init__(self, ready: Float[np.ndarray, "replicas steps"], most: int):
+        number = min(most + 1, len(ready))
+        which = np.argpartition(-ready, number - 1, axis=0)[:number]
+        order = np.argsort(-np.take_along_axis(ready, which, axis=0), axis=0)
+        self._which = np.take_along_axis(which, order, axis=0)
+        self._ready = np.take_along_axis(ready, self._which, axis=0)
+
+    def but(self, some: Int[np.ndarray, " some"]) -> Float[np.ndarray, " steps"]:
+        """Minus infinity where there are no others."""
+        counts = ~np.isin(self._which, some)
+        return np.max(self._ready, axis=0, where=counts, initial=-np.inf)
 
 
 _ReadyOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -139,7 +201,7 @@ def _simulated(steps: Placed) -> _ReadyOf:
     return ready_of
 
 
-def _likened(steps: Placed) -> _ReadyOf:
+def _likened(steps: Placed, few: int) -> _ReadyOf:
     """What `replicas_ready` gives, nearly, of large jobs: the mean of a replica from a few steps,
     with the same random numbers for all; around it, what others with equal GPUs scatter.
     """
@@ -147,12 +209,12 @@ def _likened(steps: Placed) -> _ReadyOf:
     others = replicas_ready(steps, np.ones((_OTHERS, ranks)), np.arange(_OTHERS))
     shared = others.mean(axis=0)
     scatter = (others - shared).reshape(-1) * math.sqrt(_OTHERS / (_OTHERS - 1))
-    some = {name: getattr(steps, name)[:_FEW] for name in ("regimes", "factor", "tail")}
-    few = dataclasses.replace(steps, **some)
-    typical = replicas_ready(few, np.ones((1, ranks)), np.zeros(1, int)).mean()
+    some = {name: getattr(steps, name)[:few] for name in ("regimes", "factor", "tail")}
+    first = dataclasses.replace(steps, **some)
+    typical = replicas_ready(first, np.ones((1, ranks)), np.zeros(1, int)).mean()
 
     def ready_of(rows, leaders):
-        level = replicas_ready(few, rows, np.zeros(len(rows), int)).mean(axis=1) / typical
+        level = replicas_ready(first, rows, np.zeros(len(rows), int)).mean(axis=1) / typical
         found = np.empty((len(rows), steps.num_steps), scatter.dtype)
         for i, leader in enumerate(leaders):
             rng = np.random.default_rng(int(leader))

@@ -131,9 +131,7 @@ def tiles(
 
 
 def tile_size(num_samples: int) -> int:
-    """Of derivatives of so many samples: they take as long as there is room in a tile, filled or
-    not.
-    """
+    """For so many samples: a tile takes as long as there is room in it, filled or not."""
     return TILE if num_samples >= TILE else _SMALL_TILE
 
 
