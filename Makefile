@@ -3,17 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAMPLES ?= 100000
 
-.PHONY: demo test test-all lint bench reference clean
+.PHONY: demo test test-all lint docs bench reference clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
 
 # All but what takes longest; `make test-all` leaves out nothing.
-test: .venv/dev lint
+test: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
 
-test-all: .venv/dev lint
+test-all: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
 
@@ -30,6 +30,10 @@ lint: .venv/dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --ignoreexternal --verifytypes prism_jax > /dev/null
 	$(BIN)/lint-imports
 
+# The site, in site/index.html. Warnings are errors; nothing comes from the network.
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # The page of keys, out of the schema.
 reference: .venv/demo
 	$(BIN)/python docs/job_reference.py
@@ -45,4 +49,4 @@ reference: .venv/demo
 	touch $@ .venv/demo
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist site

@@ -191,7 +191,7 @@ def test_other_units_of_time(tmp_path, made, unit, given):
         (b"\x00\x01", "no JSON trace"),
         (b'{"a": 1}', "no JSON trace"),
         (b'{"traceEvents": []}', "it has no events"),
-        (b'{"traceEvents": [1]}', "event 0 is no part of a trace"),
+        (b'{"traceEvents": [1]}', "event 0 is not part of a trace"),
         (b'{"traceEvents": [{"ts": "x"}]}', "`ts` of event 0"),
         (b'{"traceEvents": [{"ts": 1}{"ts": 2}]}', "not valid JSON at byte 26"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1e300, "dur": 1, "cat": "kernel"}]}', "any clock"),

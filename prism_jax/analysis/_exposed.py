@@ -1,4 +1,4 @@
-"""What nothing hides of the communication of data parallelism, step by step."""
+"""The exposed part of the communication of data parallelism, as a law over steps."""
 
 from typing import Any
 

@@ -97,7 +97,7 @@ def improve(
 
     **Raises:**
 
-    `ValueError` for a name that is no part of the program, or a cost or budget that is not
+    `ValueError` for a name that is not part of the program, or a cost or budget that is not
     positive.
     """
     check_program(program, key)

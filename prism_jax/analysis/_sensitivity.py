@@ -151,7 +151,7 @@ def sensitivity(
 
     **Raises:**
 
-    `ValueError` for a name that is no part of the program, or too many of them.
+    `ValueError` for a name that is not part of the program, or too many of them.
     """
     check_program(program, key)
     check_objective(objective)

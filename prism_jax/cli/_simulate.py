@@ -107,7 +107,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _exposed(program, options) -> dict[str, float]:
-    """The law of what nothing hides of the communication of data parallelism."""
+    """The law of the exposed part of the communication of data parallelism."""
     import numpy as np
 
     from ..analysis import exposed_data_parallel

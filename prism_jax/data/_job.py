@@ -117,8 +117,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
         matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
-        beside the backward and the forward; the former also those of gradients that each microbatch
-        deals.
+        beside the backward and the forward; `overlap_grad_reduce` also those of gradients that each
+        microbatch deals.
     - `token_dispatcher`: how tokens come to experts, in Megatron-Core's terms: `alltoall` sends one
         copy to each of a token's experts, `flex` (DeepEP, HybridEP) one to each rank that has any
         of them, and one to each node, and permutes tokens where they arrive alone.

@@ -27,7 +27,7 @@ class Split:
     **Attributes:**
 
     - `alone`: what is observed of what a step does not share with the next.
-    - `kernels`: what kernels make of it whose noise is known; less than nothing where collectives
+    - `kernels`: what kernels make of it whose noise is known; negative where collectives
         that are less noisy would be hidden.
     - `collectives`: what collectives do, for a standard deviation of one of each.
     - `num_steps`: how many were observed.

@@ -62,7 +62,7 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
 
 def between_microbatches(rest: Logs, noise: float) -> Variance:
     """The variance of microbatches that are told by means over their ops in a replica and a step.
-    They share all else, but for `noise`, the variance of an op.
+    They share all else, except for `noise`, the variance of an op.
     """
     ops, means = count(rest, (1, 2)), np.where(count(rest, (1, 2)) > 0, mean(rest, (1, 2)), np.nan)
     number = count(means, (3,))

@@ -46,7 +46,7 @@ def take_out_stalls(
     step_times: Float[np.ndarray, " steps"],
     relative: Float[np.ndarray, "ops steps"],
 ) -> Stalls:
-    """Takes stalls out of latencies: what is far longer than its worker's ops of a kind, but for
+    """Takes stalls out of latencies: what is far longer than its worker's ops of a kind, except for
     the data, by which it may be `relative` times as long.
 
     What a stall costs is seen by replaying the step without it. Ops of one kind that stall in the

@@ -23,7 +23,7 @@ def _outlying(
 
 
 class Outlying(AbstractLatency):
-    r"""A factor that is log-normal around one but for a share of outliers, which are
+    r"""A factor that is log-normal around one except for a share of outliers, which are
     $1 + x$ with a log-normal $x$ whose median is the excess.
 
     The law of the steps of a run (MLPerf Training logs, v3.0 to v5.1): a narrow body, and one step

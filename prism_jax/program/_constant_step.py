@@ -23,7 +23,7 @@ class ConstantStep:
 
     - `seconds`: all of it.
     - `latencies`: of each op.
-    - `reduced`: for each pipeline rank, what nothing hides of the reduction of its gradients.
+    - `reduced`: for each pipeline rank, the exposed part of the reduction of its gradients.
     """
 
     seconds: float

@@ -11,7 +11,7 @@ Op = tuple[str, int, int]  # Phase, stage and microbatch.
 
 
 class Rule(NamedTuple):
-    """What a rank runs when it is free: what comes first in the base order, but for these.
+    """What a rank runs when it is free: what comes first in the base order, except for these.
 
     **Attributes:**
 

@@ -163,7 +163,7 @@ class Selection:
 
     def standard_error(self, total: np.ndarray) -> float:
         """The standard error that the replica samples, drawn anew, would give a mean over steps:
-        the infinitesimal jackknife, i.e. resampling with Poisson weights in the limit of many
+        the infinitesimal jackknife, that is, resampling with Poisson weights in the limit of many
         resamples.
 
         A sample that many steps picked counts as the one sample that it is. The number of samples

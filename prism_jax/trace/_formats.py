@@ -35,8 +35,8 @@ def read_ranks(
 
     **Raises:**
 
-    `ValueError` where the format is not known, there are no files, a file is no trace, or two are
-    of one rank.
+    `ValueError` where the format is not known, there are no files, a file is not a trace, or two
+    are of one rank.
     """
     if format not in FORMATS:
         raise ValueError(unknown_name("format of traces", format, FORMATS))

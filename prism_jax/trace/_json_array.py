@@ -221,7 +221,7 @@ def _other_thing(text: _Text, error: str) -> str:
     number = text.number + int(index) if index.isdigit() else text.number
     what = f"`{quoted(key.lstrip('.'))}` of event {number}" if key else f"event {number}"
     return (
-        f"{shown(text.path)}: {what} is no part of a trace "
+        f"{shown(text.path)}: {what} is not part of a trace "
         f"({quoted(problem[0].lower() + problem[1:])}); give a trace as it was recorded."
     )
 

@@ -23,7 +23,7 @@ def stated_schedule(job: Job) -> AbstractSchedule | None:
 
     **Raises:**
 
-    `ValueError` where it is none of whole ops on one chain of stages.
+    `ValueError` unless it is of whole ops on one chain of stages.
     """
     if job.schedule.kind == TRACED and job.schedule.orders is None:
         return None

@@ -46,7 +46,7 @@ def read_profile_traces(
 
     **Raises:**
 
-    As `read_trace`, and `ValueError` for a file that is no trace of that format.
+    As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
     joined = joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
     trace = trace_of_rows(table_of(joined).lazy(), path, joined.job)

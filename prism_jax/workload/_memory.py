@@ -15,7 +15,7 @@ Sizes = dict[str, float]  # In bytes, by part.
 
 
 def add_sizes(total: Sizes, more: Mapping[str, float], times: float = 1) -> Sizes:
-    """Adds `times` what there is more to a total, in place, and returns it."""
+    """Adds `times` the sizes of `more` to a total, in place, and returns it."""
     for name, size in more.items():
         total[name] = total.get(name, 0.0) + times * size
     return total

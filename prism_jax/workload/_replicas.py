@@ -14,7 +14,7 @@ from ._split import Held, Stages, parameters_of_rank, sum_held
 
 
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
-    """Norm of the gradients, optimizer, and what nothing hides of the gathering of parameters."""
+    """Norm of the gradients, optimizer, and the exposed part of the gathering of parameters."""
     layout, training = costs.layout, costs.training
     held = [sum_held(parameters_of_rank(layout, stages, r)) for r in range(layout.pp)]
     shards_of = [_shard(costs, one) for one in held]

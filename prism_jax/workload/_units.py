@@ -48,7 +48,7 @@ def row_of_units(costs: Costs, units: Sequence[tuple[Unit, int]]) -> Block:
 
 
 def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Segment]:
-    """A unit between two others, and what nothing hides of its collectives."""
+    """A unit between two others, and the exposed part of its collectives."""
     ahead, behind = costs.training.prefetch > 0, costs.training.overlap_grad_reduce
     hidden = (after.gathers if ahead else ()) + (before.reductions if behind else ())
     if not (ahead and before.segments):

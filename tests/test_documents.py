@@ -1,0 +1,214 @@
+"""What README and docs print runs as it is printed, from the top of a checkout.
+
+A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
+stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
+one program. So do the commands in the table of README. Only numbers of samples are made smaller.
+"""
+
+import functools as ft
+import inspect
+import operator
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+import jax
+import polars as pl
+import polars.testing as testing
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.cli._main import make_parser, options_of
+from prism_jax.trace import read_range_names
+
+from .documents import PAGES, ROOT, blocks, command_lines, row_codes
+
+
+_SAMPLES = 1024
+_README = ROOT / "README.md"
+# What takes longest: of commands, and of pages.
+_SLOW = ("calibrate", "improve", "layouts", "place", "sensitivity", "sweep", "target", "whatif")
+_QUICK_PAGES = ("docs/concepts/max_plus.md", "docs/data_format.md", "docs/plots.md")
+_READERS = {
+    "job": prism.load_job,
+    "model": prism.load_model,
+    "failures": prism.load_failures,
+    "ranges": read_range_names,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _checkout(tmp_path_factory):
+    """A folder with the files of the checkout, where commands run and what they write stays."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("examples", "jobs", "notebooks", "README.md"):
+        (folder / name).symlink_to(ROOT / name)
+    before = os.getcwd()
+    os.chdir(folder)
+    yield
+    os.chdir(before)
+
+
+_ROWS = [code for code in row_codes(_README) if code.text.startswith("prism-jax ")]
+_RUNNING = [code for page in PAGES for code in blocks(page) if not code.reason]
+_BASH = [code for code in _RUNNING if code.language == "bash"]
+_COMMANDS = [tuple(words) for code in (*_ROWS, *_BASH) for words in command_lines(code.text)]
+
+
+@ft.cache
+def _run(words: tuple[str, ...]) -> None:
+    """Runs a command once, and before it the one that writes what it reads."""
+    assert words[0] == "prism-jax", f"`{words[0]}` is not run here; say why above the block."
+    if "--ray" in words:
+        pytest.importorskip("ray")
+    for other in _COMMANDS:
+        written = _out(other)
+        if written and written in words and written != _out(words) and not os.path.exists(written):
+            _run(other)
+    fewer = ["--samples", f"{_SAMPLES}"] if "--samples" in _options(words[1]) else []
+    assert main([*words[1:], *fewer]) == 0, " ".join(words)
+
+
+def _out(words: tuple[str, ...]) -> str:
+    return words[words.index("--out") + 1] if "--out" in words else ""
+
+
+@ft.cache
+def _options(command: str):
+    return options_of(make_parser()[1][command])
+
+
+def _marks(slow: bool):
+    return [pytest.mark.slow] if slow else []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(
+            tuple(words),
+            id=f"{code.name}-{words[1]}",
+            # What they read may have to be calibrated first.
+            marks=_marks(words[1] in _SLOW or "mine.toml" in words),
+        )
+        for code in _ROWS
+        for words in command_lines(code.text)
+    ],
+)
+def test_a_command_in_the_table_of_readme_runs(words):
+    _run(words)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=_marks(name not in _QUICK_PAGES))
+        for page in PAGES
+        for name in [page.relative_to(ROOT).as_posix()]
+        if any(code.page == name and code.language in ("bash", "python") for code in _RUNNING)
+    ],
+)
+def test_the_blocks_of_a_page_run(page):
+    names: dict[str, object] = {}
+    for code in blocks(page):
+        if code.reason:
+            continue
+        if code.language == "bash":
+            for words in command_lines(code.text):
+                _run(tuple(words))
+        elif code.language == "python":
+            _execute(code.text, names, code.name)
+
+
+def _execute(text: str, names: dict[str, object], name: str) -> None:
+    if "prism.plot." in text:
+        pytest.importorskip("matplotlib")
+    exec(compile(_with_fewer_samples(text), name, "exec"), names)
+
+
+def _with_fewer_samples(text: str) -> str:
+    return re.sub(
+        r'(num_samples"?\s*[=:]\s*)([\d_]+)',
+        lambda found: f"{found[1]}{min(int(found[2]), _SAMPLES)}",
+        text,
+    )
+
+
+@pytest.mark.slow
+def test_the_python_in_the_table_of_readme_runs():
+    """With what the text beside it speaks of: a job, a program, a key."""
+    job = prism.load_job("examples/job.toml")
+    program = prism.compile_job(job)
+    key = jax.random.key(0)
+    law = prism.latency.LogNormal(1.0, 0.1)  # pyright: ignore[reportArgumentType]
+    prism.save_law(prism.simulate(program, num_samples=_SAMPLES, key=key), "law.npz")
+    given = {"prism": prism, "job": job, "program": program, "key": key, "law": law}
+    calls = [
+        code
+        for code in row_codes(_README)
+        if code.text.startswith("prism.") and code.text.endswith(")")
+    ]
+    assert len(calls) > 10
+    for code in calls:
+        _execute(f"_ = {code.text}", {**given, "paths": ["law.npz"]}, code.name)
+
+
+def test_commands_that_are_not_run_are_taken_by_the_command_line(monkeypatch):
+    """Those of clusters, say."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "16")
+    parser = make_parser()[0]
+    found = 0
+    for page in PAGES:
+        for code in blocks(page):
+            for words in command_lines(code.text) if code.language == "bash" else ():
+                if words[0] == "prism-jax":
+                    found += 1
+                    parser.parse_args([os.path.expandvars(word) for word in words[1:]])
+    assert found > 10
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(c, id=c.name) for c in _RUNNING if c.language == "toml"]
+)
+def test_a_block_of_toml_is_a_valid_file(code, tmp_path):
+    path = tmp_path / "file.toml"
+    path.write_text(code.text)
+    _READERS[tomllib.loads(code.text)["kind"]](path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_public_names_that_a_page_speaks_of_exist(page):
+    for name in re.findall(r"(?<![/\w])prism\.((?:[a-zA-Z]\w*\.)*[a-zA-Z]\w*)", page.read_text()):
+        operator.attrgetter(name)(prism)
+
+
+def test_a_block_says_its_language():
+    for page in PAGES:
+        for code in blocks(page):
+            assert code.language in ("bash", "python", "toml", "text"), code.name
+
+
+def test_the_api_pages_have_every_public_name_once():
+    text = "".join(page.read_text() for page in sorted((ROOT / "docs/api").glob("*.md")))
+    named = re.findall(r"^::: prism_jax\.(\w+)$", text, re.MULTILINE)
+    public = [name for name in dir(prism) if not inspect.ismodule(getattr(prism, name))]
+    assert sorted(named) == public
+    for module in (prism.latency, prism.plot):
+        short = module.__name__.removeprefix("prism_jax.")
+        for name in re.findall(rf"^::: prism_jax\.{short}\.(\w+)$", text, re.MULTILINE):
+            assert hasattr(module, name)
+
+
+@pytest.mark.slow
+def test_the_examples_are_what_their_script_makes(tmp_path):
+    """Steps to the tenth of a millisecond, for processors round in another way."""
+    subprocess.run([sys.executable, ROOT / "examples/make.py", tmp_path], check=True)
+    names = sorted(path.name for path in tmp_path.glob("*.csv"))
+    assert len(names) == 5
+    for name in names:
+        found, kept = pl.read_csv(tmp_path / name), pl.read_csv(ROOT / "examples" / name)
+        testing.assert_frame_equal(found, kept, rel_tol=1e-3)
