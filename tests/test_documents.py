@@ -29,8 +29,12 @@ from .documents import PAGES, ROOT, blocks, command_lines, row_codes
 
 _SAMPLES = 1024
 _README = ROOT / "README.md"
-# What takes longest: of commands, and of pages.
-_SLOW = ("calibrate", "improve", "layouts", "place", "sensitivity", "sweep", "target", "whatif")
+# Commands that take longest, and pages that do not.
+# fmt: off
+_SLOW = (
+    "calibrate", "improve", "layouts", "place", "run", "sensitivity", "sweep", "target", "whatif"
+)
+# fmt: on
 _QUICK_PAGES = ("docs/concepts/max_plus.md", "docs/data_format.md", "docs/plots.md")
 _READERS = {
     "job": prism.load_job,

@@ -21,7 +21,7 @@ from prism_jax.trace import (
 )
 
 
-_FOLDER = pathlib.Path(__file__).parent / "data" / "own_pp"
+_FOLDER = pathlib.Path(__file__).parents[1] / "examples" / "pytorch_profile"
 
 
 @pytest.fixture(scope="module")
