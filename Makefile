@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SAMPLES ?= 100000
+APT := apt-get -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 
-.PHONY: demo test test-all lint docs bench reference clean
+.PHONY: demo test test-all browser lint docs bench reference clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
@@ -16,6 +17,13 @@ test: .venv/dev lint docs
 test-all: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
+
+# Chromium for the tests that open a page in it, which are skipped where it is not there: from
+# Debian's packages where that can be done, and left out otherwise.
+browser:
+	command -v chromedriver > /dev/null || { test "$$(id -u)" = 0 && $(APT) update -qq \
+		&& $(APT) install -y -qq --no-install-recommends chromium chromium-driver; } \
+		|| echo "No Chromium: install the packages chromium and chromium-driver to run all tests."
 
 # What depends on the machine; see benchmarks/throughput.py for what the figures mean.
 bench: .venv/dev

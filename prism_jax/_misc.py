@@ -67,6 +67,15 @@ def bisect(
     return low, high
 
 
+def unit_of_seconds(seconds: Iterable[float]) -> tuple[float, str]:
+    """The unit in which the largest of some times is at least one, and how many make a second."""
+    largest = max((abs(x) for x in seconds if np.isfinite(x)), default=1.0)
+    for per_second, unit in ((1.0, "s"), (1e3, "ms")):
+        if largest * per_second >= 1:
+            return per_second, unit
+    return 1e6, "µs"
+
+
 class FrozenArray:
     """A read-only NumPy array that hashes and compares by its content, for static fields.
 

@@ -1,6 +1,6 @@
 """The public names, from where they are made."""
 
-from . import latency as latency, plot as plot
+from . import latency as latency, plot as plot, report as report
 from ._estimate import Estimate as Estimate
 from .analysis import (
     CRPS as CRPS,

@@ -21,6 +21,7 @@ from prism_jax.cli import main
 from prism_jax.engine import composed_steps
 from prism_jax.plot._chrome_trace import op_name
 from prism_jax.plot._gantt import critical_line
+from prism_jax.program import RankMemory
 from prism_jax.runs import RunLaw
 from prism_jax.trace._kineto import read_kineto
 
@@ -29,9 +30,19 @@ from .helpers import event_loop_ends, made_law, rich_program
 
 matplotlib.use("Agg")
 
-_UNITS = ("(s)", "(ms)", "(µs)", "(%)", "(number)", "(GPUs)", "probability", "days", "rank")
+_UNITS = ("(s)", "(ms)", "(µs)", "(%)", "(number)", "(GPUs)", "(GB)", "probability", "days", "rank")
 _LAW = made_law()
 _MEASURED = np.sort(np.random.default_rng(1).gamma(4.0, 0.25, 80))
+
+
+_PARTS = {"compute": 1.25, "bubble": 0.2, "exposed tp": 0.05, "variability": -0.02}
+
+
+def _memory():
+    parts = ("optimizer", "parameters", "gradients", "mlp", "attention", "logits", "runtime")
+    sizes = [{name: (9 - i + rank) * 1e9 for i, name in enumerate(parts)} for rank in range(12)]
+    ranks = (RankMemory(i, sum(one.values()), one) for i, one in enumerate(sizes))
+    return prism.Memory(tuple(ranks), 80e9)
 
 
 def _estimate(value):
@@ -111,6 +122,8 @@ def _pictures(step):
         "scale": plot.scale(_rows(), "gpus", label="size of the job (GPUs)"),
         "layouts": plot.layouts(pl.DataFrame(_rows()), mean="mean_s", p95="p95_s"),
         "training_run": plot.training_run(_run_law(), deadline_days=55.0),
+        "breakdown": plot.breakdown(_PARTS),
+        "memory": plot.memory(_memory()),
     }
 
 
@@ -130,7 +143,13 @@ def test_axes_have_units_and_tick_labels_do_not_overlap(step):
         ax.figure.draw_without_rendering()
         assert any(unit in ax.get_xlabel() for unit in _UNITS), name
         assert ax.get_ylabel(), name
-        if name not in ("tornado", "mean tornado", "probabilities", "layouts"):  # Names of parts.
+        if name not in (
+            "tornado",
+            "mean tornado",
+            "probabilities",
+            "layouts",
+            "breakdown",
+        ):  # Names of parts.
             assert any(unit in ax.get_ylabel() for unit in _UNITS), name
         for axis in (ax.xaxis, ax.yaxis):
             boxes = _boxes(axis)
@@ -228,6 +247,25 @@ def test_sizes_layouts_and_runs_are_plotted_as_they_are():
     assert f"deadline: {100 * law.probability(55.0).value:.3g} % by then" in {
         line.get_label() for line in ax.lines
     }
+
+
+def test_parts_and_memory_are_plotted_as_they_are():
+    ax = plot.breakdown(_PARTS)
+    np.testing.assert_allclose([bar.get_width() for bar in ax.patches], [*_PARTS.values()])
+    assert [x.get_text() for x in ax.get_yticklabels()] == [*_PARTS]
+    shares = {text.get_text() for text in ax.texts}
+    assert {"84.5 %", "-1.4 %"} < shares
+    with pytest.raises(ValueError, match="`parts` is empty"):
+        plot.breakdown({})
+    found = _memory()
+    ax = plot.memory(found)
+    ends = np.zeros(len(found.ranks))
+    for bars in ax.containers:
+        np.testing.assert_allclose([bar.get_x() for bar in bars], ends)
+        ends += [bar.get_width() for bar in bars]
+    np.testing.assert_allclose(ends, [rank.bytes / 1e9 for rank in found.ranks])
+    assert [bars.get_label() for bars in ax.containers][-1] == "others"
+    assert "device: 80 GB" in {line.get_label() for line in ax.lines}
 
 
 def test_given_axes_are_used_and_bad_input_is_one_sentence(monkeypatch):

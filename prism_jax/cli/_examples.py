@@ -5,6 +5,7 @@ EXAMPLES = {
     "sensitivity": "gpt3-175b-h100-4096 --objective p95 --samples 8192",
     "criticality": "gpt3-175b-h100-4096 --of stages --band 0.94:0.96",
     "timeline": "gpt3-175b-h100-4096 --quantile 0.99 --out step.json",
+    "report": "gpt3-175b-h100-4096 --samples 100000 --out report.html",
     "whatif": "gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8",
     "place": "gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv",
     "improve": "gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2",

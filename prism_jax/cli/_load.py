@@ -22,13 +22,14 @@ class Loaded:
     **Attributes:**
 
     - `name`, `layout`, `schedule`: of it.
-    - `job`: `None` for a profile.
+    - `of`: the job or the profile; `job` is `None` for a profile.
     - `compile`: makes the program. JAX is imported only then.
     """
 
     name: str
     layout: Any
     schedule: Any
+    of: Any
     job: Any
     compile: Callable[[], Any]
 
@@ -55,7 +56,9 @@ def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
 
             return compile_profile(profile)
 
-        return Loaded(profile.name or name, profile.layout, profile.schedule, None, compile_it)
+        return Loaded(
+            profile.name or name, profile.layout, profile.schedule, profile, None, compile_it
+        )
     job = load_job(name, overrides)
 
     def compile_job_():
@@ -65,7 +68,7 @@ def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
             check_memory(job)
         return compile_job(job)
 
-    return Loaded(job.name, job.layout, job.schedule, job, compile_job_)
+    return Loaded(job.name, job.layout, job.schedule, job, job, compile_job_)
 
 
 def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str, Any]]:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "sensitivity": "_sensitivity",
     "criticality": "_criticality",
     "timeline": "_timeline",
+    "report": "_report",
     "whatif": "_whatif",
     "place": "_place",
     "improve": "_improve",

@@ -8,7 +8,6 @@ import msgspec
 from ._arguments import add_oom_argument, add_set_argument
 from ._catalogue import table
 from ._json import plain
-from ._throughput import throughput
 
 
 HELP = "the step of a job if nothing varied, and what it is made of, at once"
@@ -28,7 +27,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     job = load_job(arguments.job, arguments.overrides)
 
-    from ..program import check_memory, predict
+    from ..program import check_memory, predict, throughput
 
     if not arguments.allow_oom:
         check_memory(job)

@@ -1,7 +1,6 @@
 """`prism-jax show` and `prism-jax models`: what a job assumes, and which models are shipped."""
 
 import argparse
-import re
 from typing import Any
 
 import msgspec
@@ -30,19 +29,13 @@ class Show:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-        known = {key.key: key for key in data.job_keys()}
         if arguments.job is None:
-            keys = [msgspec.to_builtins(key) for key in known.values()]
-            rows = [(k.key, k.default or "", k.unit, k.allowed) for k in known.values()]
+            known = data.job_keys()
+            keys = [msgspec.to_builtins(key) for key in known]
+            rows = [(k.key, k.default or "", k.unit, k.allowed) for k in known]
             return {"keys": keys}, table(("key", "default", "unit", "allowed"), rows)
         job = data.load_job(arguments.job, arguments.overrides)
-        found = msgspec.to_builtins(job)
-        for name in ("kernels", "calibrated"):
-            found.pop(name, None)
-        keys = [
-            {"key": path, "value": value, **_about(known, path, value)}
-            for path, value in _flat(found)
-        ]
+        keys = [msgspec.to_builtins(key) for key in data.assumed_keys(job)]
         rows = [
             (
                 k["key"],
@@ -62,25 +55,6 @@ class Show:
     def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
         """A row for each key."""
         return result["keys"]
-
-
-def _flat(value: Any, prefix: str = ""):
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _flat(item, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-        for i, item in enumerate(value):
-            yield from _flat(item, f"{prefix}[{i}]")
-    else:
-        yield prefix, value
-
-
-def _about(known: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    key = known.get(re.sub(r"\[\d+\]", "[]", path))
-    if key is None:  # Within a table of free names, such as the settings of a module.
-        return {"unit": data.unit(path), "is_default": False}
-    default = key.default is not None and data.toml_value(value) == key.default
-    return {"unit": key.unit, "is_default": default}
 
 
 class Models:

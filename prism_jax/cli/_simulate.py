@@ -19,6 +19,14 @@ _RUN_STEPS = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_law_arguments(parser)
+    parser.add_argument(
+        "--out", metavar="LAW.npz", help="a file to keep the law in, for prism_jax.load_law"
+    )
+
+
+def add_law_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which job, and how its law is simulated and told."""
     add_job_arguments(parser)
     parser.add_argument(
         "--sampling",
@@ -47,26 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="Q,Q",
         help="further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always told)",
     )
-    parser.add_argument(
-        "--out", metavar="LAW.npz", help="a file to keep the law in, for prism_jax.load_law"
-    )
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import compiled, load
-
-    job = load(arguments)  # Bad input fails before JAX starts.
+def check_epistemic(arguments: argparse.Namespace, job: Any) -> None:
+    """Raises a `ValueError` where `--epistemic` is asked of a profile."""
     if arguments.epistemic and job.job is None:
         raise ValueError(
             f"{shown(arguments.job)}: this is a profile, whose fit does not say how well its level "
             "is known; leave `--epistemic` out, or give a job."
         )
 
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from ._load import compiled, load
+
+    job = load(arguments)  # Bad input fails before JAX starts.
+    check_epistemic(arguments, job)
     check_out(arguments.out, ".npz")
 
     from ..engine import simulate
     from ..law import QUANTILES, save_law
-    from ._throughput import throughput
+    from ..program import throughput
 
     program, options = compiled(arguments, job)
     law = simulate(

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     ]
     found = _with_throughput(rows, jobs)
     from ._catalogue import table
-    from ._throughput import other_sizes
+    from ._other_sizes import other_sizes
 
     sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}
     notes = other_sizes(sizes, jobs[0].layout.world_size)
@@ -118,7 +118,7 @@ def _with_throughput(rows, jobs) -> list[dict[str, Any]]:
     """The rows with GPUs, tokens/s per GPU and MFU. Laws of kernels do not matter for these."""
     import msgspec
 
-    from ._throughput import throughput
+    from ..program import throughput
 
     @ft.cache
     def per_gpu(shape: bytes) -> Any:

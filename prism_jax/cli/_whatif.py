@@ -8,7 +8,7 @@ from .._misc import quoted, unknown_name
 from ._arguments import add_job_arguments, named_factor
 from ._catalogue import table
 from ._json import plain
-from ._throughput import other_sizes
+from ._other_sizes import other_sizes
 
 
 HELP = "compare a job with a slow rank, a hot node, a congested link, a scaled kernel, any change"
@@ -96,7 +96,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _throughputs(job: Any, others: dict[str, Any], found) -> dict[str, dict[str, Any]]:
     """GPUs, tokens/s per GPU and MFU of the job as it is and of each scenario."""
-    from ._throughput import throughput
+    from ..program import throughput
 
     mean = found.before["mean"].value
     means = {name: mean + changes["mean"].value for name, changes in found.changes.items()}

@@ -1,3 +1,4 @@
+from ._assumed import AssumedKey as AssumedKey, assumed_keys as assumed_keys
 from ._calibrated import (
     LEVEL as LEVEL,
     Calibrated as Calibrated,

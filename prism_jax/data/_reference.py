@@ -25,7 +25,7 @@ _UNITS = {
     "max_positions": "tokens",
 }
 # What is filled in when a job is loaded, and what `calibrate` writes.
-_LEFT_OUT = ("kernels", "calibrated")
+LEFT_OUT = ("kernels", "calibrated")
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ def _keys(cls: type[msgspec.Struct], prefix: str) -> Iterator[Key]:
     about = _attributes(cls)
     for field in msgspec.structs.fields(cls):
         name = field.encode_name
-        if not prefix and name in _LEFT_OUT:
+        if not prefix and name in LEFT_OUT:
             continue
         inner = struct_type(field.type)
         is_list = "tuple" in str(field.type)

@@ -1,6 +1,6 @@
 """What all plots share: axes, shades that differ in grey too, and units of time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -69,15 +69,6 @@ def plain_numbers(axis: Any) -> None:
 
     axis.set_major_locator(MaxNLocator(6))
     axis.set_major_formatter(ScalarFormatter(useOffset=False))
-
-
-def unit_of_seconds(seconds: Iterable[float]) -> tuple[float, str]:
-    """The unit in which the largest of some times is at least one, and how many make a second."""
-    largest = max((abs(x) for x in seconds if np.isfinite(x)), default=1.0)
-    for per_second, unit in ((1.0, "s"), (1e3, "ms")):
-        if largest * per_second >= 1:
-            return per_second, unit
-    return 1e6, "µs"
 
 
 def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 
+from .._misc import unit_of_seconds
 from ..analysis import SampledStep
 from ..schedule import SEND_RECV
 from ._axes import (
@@ -13,7 +14,6 @@ from ._axes import (
     finished,
     legend_above,
     plain_numbers,
-    unit_of_seconds,
 )
 
 

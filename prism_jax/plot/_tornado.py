@@ -2,8 +2,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .._misc import unit_of_seconds
 from ..analysis import Part, Sensitivity
-from ._axes import ACCENT, DARK, MEDIUM, axes, finished, plain_numbers, unit_of_seconds
+from ._axes import ACCENT, DARK, MEDIUM, axes, finished, plain_numbers
 
 
 def tornado(

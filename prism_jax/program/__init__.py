@@ -58,6 +58,7 @@ from ._sets import Sets as Sets
 from ._sinks import Sink as Sink, cut_at_sinks as cut_at_sinks, sinks_of as sinks_of
 from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
 from ._table import LatencyTable as LatencyTable, kernel_cumulants as kernel_cumulants
+from ._throughput import Throughput as Throughput, throughput as throughput
 from ._variability import (
     Network as Network,
     Stall as Stall,

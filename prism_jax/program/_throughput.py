@@ -1,11 +1,9 @@
 """What a job's step time means for throughput, and what its mean is made of."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from ..data import Job
+from ._predict import Prediction, predict
 
 
 # No training step has come as near to the peak.
@@ -60,8 +58,6 @@ def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
     """Of a job at a mean step time in seconds, by default that without variability; `None` for a
     profile, of which only latencies are known.
     """
-    from ..program import predict
-
     if job is None or job.model is None or job.cluster is None or job.training is None:
         return None
     found = predict(job)
@@ -77,19 +73,7 @@ def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
     )
 
 
-def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
-    """A sentence where what is compared has not the same number of GPUs."""
-    others = {name: number for name, number in sizes.items() if number != size}
-    if not others:
-        return []
-    listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
-    return [
-        f"note: not all have {size:,} GPUs ({listed}), so that a step may have more "
-        "tokens; compare tokens/s per GPU."
-    ]
-
-
-def _breakdown(found: Any, mean: float) -> dict[str, float]:
+def _breakdown(found: Prediction, mean: float) -> dict[str, float]:
     exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
     pipeline = found.breakdown.get("pipeline", 0.0)
     sends = min(found.exposed_send_recv, pipeline)

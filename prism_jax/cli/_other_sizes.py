@@ -1,0 +1,15 @@
+"""Whether what is compared has one number of GPUs."""
+
+from collections.abc import Mapping
+
+
+def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
+    """A sentence where what is compared has not the same number of GPUs."""
+    others = {name: number for name, number in sizes.items() if number != size}
+    if not others:
+        return []
+    listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
+    return [
+        f"note: not all have {size:,} GPUs ({listed}), so that a step may have more "
+        "tokens; compare tokens/s per GPU."
+    ]

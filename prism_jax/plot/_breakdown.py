@@ -1,0 +1,40 @@
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .._misc import unit_of_seconds
+from ._axes import MEDIUM, axes, finished, plain_numbers
+
+
+def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
+    """Plots what a step is made of, part below part, with the share of each.
+
+    **Arguments:**
+
+    - `parts`: seconds by name, such as `prism.predict(job).breakdown`.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: parts over seconds, milliseconds or microseconds.
+
+    **Raises:**
+
+    `ValueError` without any part; `ImportError` without matplotlib.
+    """
+    if not parts:
+        raise ValueError("There is nothing to plot: `parts` is empty.")
+    ax = axes(ax, (7.0, 0.8 + 0.28 * len(parts)))
+    per_second, unit = unit_of_seconds(parts.values())
+    seconds, places = np.array([*parts.values()], float), np.arange(len(parts))
+    bars = ax.barh(places, per_second * seconds, color=MEDIUM)
+    total = seconds.sum()
+    shares = [f"{100 * s / total:.1f} %" if total else "" for s in seconds]
+    ax.bar_label(bars, shares, padding=3, fontsize="small")
+    ax.margins(x=0.12)  # Room for the shares.
+    ax.axvline(0, color="black", linewidth=0.8)
+    ax.set_yticks(places, [*parts])
+    ax.set_ylim(len(parts) - 0.5, -0.5)
+    plain_numbers(ax.xaxis)
+    return finished(ax, xlabel=f"part of the mean step time ({unit})", ylabel="part")

@@ -1,0 +1,92 @@
+"""How right predictions are, as far as it is known: lines of `docs/accuracy.md` as they stand."""
+
+from collections.abc import Sequence
+
+from ._html import Markup, Number, join, table, tag
+from ._report import Report
+
+
+# Means of published steps from configuration alone: table, rows, mean error, mean absolute, worst.
+MEANS = (
+    ("Korthikanti et al. 2022, A100", "8", "-0.3 %", "2.1 %", "-5.1 %"),
+    ("MLPerf families", "11", "-2.3 %", "3.4 %", "-8.5 %"),
+    ("Megatron-Bridge, B200", "3", "+4.3 %", "4.7 %", "+7.9 %"),
+    ("Megatron-Bridge, GB200", "10", "-0.5 %", "2.9 %", "-5.4 %"),
+    ("Megatron-Bridge, H100", "7", "+2.1 %", "3.5 %", "+6.3 %"),
+    ("Megatron-LM Llama examples, H100", "2", "+3.4 %", "3.4 %", "+4.8 %"),
+    ("SimuMax, B200, context parallel", "6", "+0.1 %", "1.4 %", "+2.8 %"),
+    ("SimuMax, B200, others", "9", "-1.9 %", "2.5 %", "-9.1 %"),
+    ("vTrain, Megatron-DeepSpeed, A100, multi node", "55", "-3.1 %", "9.0 %", "-38.7 %"),
+    ("vTrain, Megatron-DeepSpeed, A100, single node", "720", "-23.0 %", "26.8 %", "-78.1 %"),
+)
+# Jobs calibrated to the step times of one system, or of several, predict another.
+CALIBRATED = (
+    "from one scale: p50 off by 0.36 % on average; p95/p50 by 0.0021, carried over by 0.0025; 90 % "
+    "intervals hold 60 % of steps, with --epistemic 95 %",
+    "from several: p50 off by 0.24 % on average; the line by 0.12 %; p95/p50 by 0.0030, carried "
+    "over by 0.0042; 90 % intervals hold 58 % of steps, with --epistemic 89 %",
+)
+# Profiles of traces, fitted to some steps and scored on others: trace, split, mean, p95, std ratio.
+TRACES = (
+    ("slow_worker", "even to odd", "+0.01 % (0.14)", "+0.43 % (0.09)", "1.11 (0.50)"),
+    ("slow_worker", "odd to even", "-0.33 % (0.14)", "-0.16 % (0.16)", "1.17 (0.27)"),
+    ("stage_imbalance", "even to odd", "-0.14 % (0.55)", "-1.10 % (2.60)", "1.14 (1.88)"),
+    ("stage_imbalance", "odd to even", "+0.03 % (0.59)", "-1.59 % (2.70)", "1.16 (0.90)"),
+)
+
+
+def expected_error(report: Report) -> Markup:
+    """How far predictions of this kind were off, and on which runs that was measured."""
+    parts = [
+        tag(
+            "p",
+            "Intervals of this page are those of the simulation alone: more samples make them "
+            "narrower, and the model no more right. How right predictions of this kind were is "
+            "printed by the commands that docs/accuracy.md names, as of 2026-11-22.",
+        ),
+        *(_of_trace() if report.job is None else _of_job(report)),
+    ]
+    return join(parts)
+
+
+def _of_trace() -> Sequence[Markup]:
+    about = (
+        "This is a profile of a trace. Two traced jobs (StragglerAnalysis, arXiv:2505.05713; 64 "
+        "GPUs with one slow worker, and 8 GPUs with a longer last stage) were fitted to every "
+        "other step and scored on the steps between: predicted over measured, less one, and in "
+        "brackets what the figure scatters by, for only 11 or 16 steps were measured. Of the steps "
+        "of another run, or of other GPUs, these say nothing."
+    )
+    header = ("trace", "from and to", "mean", "p95", "std ratio")
+    return tag("p", about), table(
+        "Steps of a trace predicted from other steps", header, [_cells(row, 2) for row in TRACES]
+    )
+
+
+def _of_job(report: Report) -> Sequence[Markup]:
+    job = report.job
+    if job is not None and job.calibrated is not None:
+        about = (
+            "This job is calibrated to measured step times. Of families of MLPerf Training logs "
+            "(GPT-3 175B and Llama 3.1 405B on H100 and GB200, 512 to 6,144 GPUs), jobs that were "
+            "calibrated to some systems predicted another of the same family:"
+        )
+        return tag("p", about), tag("ul", *(tag("li", line) for line in CALIBRATED))
+    about = (
+        "This job is predicted from its configuration and from tables of kernels, and calibrated "
+        "to nothing. Means of published steps that were predicted like that were off by what the "
+        "table says: predicted over measured, less one. The tables of kernels were chosen while "
+        "looking at some of these runs, so that a job unlike them may be further off; small layers "
+        "on one node (vTrain) are. No table says how right the spread of a job is that is not "
+        "calibrated: the law of calibrated ones alone held 60 % of measured steps where 90 % were "
+        "meant, and 95 % with --epistemic."
+    )
+    header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
+    rows = [_cells(row, 1) for row in MEANS]
+    listed = table("Means of published steps, from configuration alone", header, rows)
+    return tag("p", about), listed
+
+
+def _cells(row: Sequence[str], texts: int) -> list[str | Number]:
+    """Texts, then numbers with what stands behind each."""
+    return [*row[:texts], *(Number(cell, float(cell.split()[0])) for cell in row[texts:])]

@@ -1,0 +1,133 @@
+"""The simulations that a page shows."""
+
+import datetime
+import importlib.metadata
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
+from ..data import Job, Profile
+from ..engine import simulate
+from ..fitting import epistemic as epistemic_law
+from ..law import QUANTILES
+from ..program import Program, compile_job, compile_profile, memory, throughput
+from ._report import Origin, Report
+
+
+T = TypeVar("T")
+# Sensitivities, critical paths and sampled steps take longer per step than the law, and need fewer.
+_MOST_STEPS = 8_192
+
+
+def gather(
+    of: Job | Profile,
+    program: Program | None = None,
+    *,
+    num_samples: int = 65_536,
+    key: PRNGKeyArray,
+    sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
+    allocations: int | None = None,
+    epistemic: bool = False,
+    levels: Mapping[str, float] = QUANTILES,
+    objective: AbstractObjective | None = None,
+    quantile: float = 0.5,
+    words: str = "",
+    seed: str | None = None,
+    progress: bool = False,
+) -> Report:
+    """Simulates what a page about a job shows: its law, sensitivities, criticality and one step.
+
+    **Arguments:**
+
+    - `of`: from `load_job`, or a profile.
+    - `program`: what it compiles to, if it is compiled.
+    - `num_samples`: steps of the law; the rest looks at up to 8,192 of as many steps.
+    - `key`: a `jax.random` key.
+    - `sampling`, `allocations`: as of `simulate`.
+    - `epistemic`: whether to add the law with what is not known of a run; for jobs only.
+    - `levels`: quantiles by name.
+    - `objective`: of the sensitivities; p95 by default.
+    - `quantile`: in [0, 1], of the step that is shown op by op.
+    - `words`, `seed`: what the page says of the command line and the key.
+    - `progress`: whether to show bars on stderr.
+
+    **Returns:**
+
+    A [`Report`][], for `save_html`. Where a figure cannot be had, or Ctrl-C ended it, it says why,
+    and what was computed before is kept.
+
+    **Raises:**
+
+    `ValueError` as `simulate`, `sample_step` and `epistemic` do.
+    """
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
+    job = of if isinstance(of, Job) else None
+    if epistemic and job is None:
+        raise ValueError("A profile does not tell how well its level is known; give a job.")
+    if program is None:
+        program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
+    law = simulate(
+        program,
+        num_samples=num_samples,
+        key=key,
+        sampling=sampling,
+        allocations=allocations,
+        progress=progress,
+    )
+    missing: dict[str, str] = {}
+    if law.interrupted:
+        missing["law"] = "interrupted; the law is of fewer steps than were asked for"
+    steps = min(num_samples, _MOST_STEPS)
+    same = {"num_samples": steps, "key": key, "progress": progress}
+    wanted = Quantile(0.95) if objective is None else objective
+    return Report(
+        of=of,
+        num_ops=program.num_ops,
+        law=law,
+        levels={**levels},
+        epistemic=epistemic_law(job, law) if epistemic and job is not None else None,
+        throughput=throughput(job, law.mean),
+        memory=None if job is None or job.model is None else memory(job),
+        sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
+        criticality=_found(missing, "criticality", lambda: criticality(program, **same)),
+        step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
+        missing=missing,
+        origin=_origin(num_samples, steps, key, words, seed),
+    )
+
+
+def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | None:
+    """A figure, or why it is not there. After Ctrl-C none is begun."""
+    if any(why.startswith("interrupted") for why in missing.values()):
+        missing[name] = "not begun, for the run was interrupted before"
+        return None
+    try:
+        return make()
+    except ValueError as error:
+        missing[name] = str(error)
+    except KeyboardInterrupt:
+        missing[name] = "interrupted"
+    return None
+
+
+def _origin(
+    num_samples: int, num_steps: int, key: PRNGKeyArray, words: str, seed: str | None
+) -> Origin:
+    kinds = Counter(device.device_kind for device in jax.devices())
+    devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    return Origin(
+        num_samples=num_samples,
+        num_steps=num_steps,
+        seed=seed or f"key {jax.random.key_data(key).tolist()}",
+        words=words,
+        version=importlib.metadata.version("prism-jax"),
+        jax=jax.__version__,
+        machine=f"{platform.system()} {platform.machine()}; devices of JAX: {devices}",
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )

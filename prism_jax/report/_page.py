@@ -1,0 +1,181 @@
+"""One page of HTML that needs nothing else: no network, no other file."""
+
+import importlib.resources
+import os
+
+from .._files import written_whole
+from .._misc import counted
+from . import _sections
+from ._accuracy import expected_error
+from ._assumptions import assumptions, notes
+from ._figures import check_matplotlib
+from ._html import Markup, join, table, tag
+from ._report import Report
+
+
+# A browser that knows it loads nothing from anywhere.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def save_html(report: Report, path: str | os.PathLike[str]) -> None:
+    """Writes a report as one page of HTML.
+
+    **Arguments:**
+
+    - `report`: from `gather`.
+    - `path`: the file, which is written whole or not at all.
+
+    **Raises:**
+
+    `OSError` where it cannot be written; `ValueError` where matplotlib is not installed.
+    """
+    text = html_page(report)
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def html_page(report: Report) -> str:
+    """The page of a report.
+
+    **Arguments:**
+
+    - `report`: from `gather`.
+
+    **Returns:**
+
+    HTML that holds its figures, its style and its script. Tables are sorted by the buttons in their
+    headers; colours are those that the reader's system prefers, and light in print.
+
+    **Raises:**
+
+    `ValueError` where matplotlib is not installed.
+    """
+    check_matplotlib()
+    sections = {
+        "Step time": _sections.law(report),
+        "Throughput": _sections.throughput(report),
+        "Breakdown of the mean": _sections.breakdown(report),
+        "Sensitivities": _sections.sensitivities(report),
+        "Criticality": _sections.criticality(report),
+        "Memory": _sections.memory(report),
+        "One step": _sections.timeline(report),
+        "Expected error": expected_error(report),
+        "Assumptions": assumptions(report),
+        "How each figure was obtained": _origin(report),
+    }
+    links = [tag("li", tag("a", name, href=f"#{_anchor(name)}")) for name in sections]
+    main = [
+        tag("section", tag("h2", name, id=f"h-{_anchor(name)}"), content, id=_anchor(name))
+        for name, content in sections.items()
+    ]
+    body = tag(
+        "body",
+        tag("header", tag("h1", report.of.name), tag("p", _about(report), class_="faint")),
+        _tiles(report),
+        *(tag("p", note, class_="note") for note in notes(report.of)),
+        *_interrupted(report),
+        tag("nav", tag("ul", *links), aria_label="Sections"),
+        tag("main", *main),
+        tag("script", Markup(_resource("_page.js"))),
+    )
+    head = tag(
+        "head",
+        Markup('<meta charset="utf-8">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        Markup('<link rel="icon" href="data:,">'),
+        tag("title", f"{report.of.name}: step time"),
+        tag("style", Markup(_resource("_page.css"))),
+    )
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _resource(name: str) -> str:
+    return importlib.resources.files("prism_jax.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _about(report: Report) -> str:
+    layout, schedule = report.of.layout, report.of.schedule
+    names = ("tp", "pp", "dp", "cp", "ep")
+    degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    told = [
+        counted(layout.world_size, "GPU").replace(str(layout.world_size), f"{layout.world_size:,}"),
+        *degrees,
+        schedule.kind,
+        counted(schedule.num_microbatches, "microbatch", "es"),
+        f"{report.num_ops:,} ops a replica",
+    ]
+    return ", ".join(told)
+
+
+def _tiles(report: Report) -> Markup:
+    law, found = report.law, report.throughput
+    tiles = {
+        "mean step time": f"{law.mean:.5g} s",
+        "p50": f"{law.quantile(0.5):.5g} s",
+        "p95": f"{law.quantile(0.95):.5g} s",
+        "p99": f"{law.quantile(0.99):.5g} s",
+    }
+    if found is not None:
+        if found.mfu is not None:
+            tiles["MFU"] = f"{100 * found.mfu:.1f} %"
+        tiles["tokens per GPU"] = f"{found.tokens_per_s_per_gpu:,.0f} /s"
+        tiles["fullest GPU"] = f"{found.memory_bytes / 1e9:.1f} GB"
+    return tag(
+        "dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in tiles.items()), class_="tiles"
+    )
+
+
+def _interrupted(report: Report) -> list[Markup]:
+    if "law" not in report.missing:
+        return []
+    law = report.law
+    about = (
+        f"Interrupted after {law.num_samples:,} of {law.requested:,} steps; the law is of those."
+    )
+    return [tag("p", about, class_="note")]
+
+
+def _origin(report: Report) -> Markup:
+    """The command or the function, the samples and the seed of each figure; versions and date."""
+    origin, law = report.origin, report.law
+    how = f"{law.sampling} sampling, replicas: {law.replicas}"
+    every, some = law.num_samples, origin.num_steps
+    rows = [
+        ("step time", "simulate", f"{every:,} steps; {how}"),
+        ("throughput, breakdown", "predict", "no steps; on the host, at the mean step time"),
+        ("sensitivities", "sensitivity", f"{some:,} steps"),
+        ("criticality", "criticality", f"{some:,} steps"),
+        ("memory", "memory", "no steps; on the host"),
+        ("one step", "timeline" if origin.words else "sample_step", f"of {some:,} steps"),
+        ("assumptions", "show" if origin.words else "load_job", "no steps"),
+    ]
+    if report.job is None:  # Commands that a profile is not for.
+        rows = [row for row in rows if row[1] not in ("predict", "memory", "show", "load_job")]
+    cells = [(name, tag("code", _call(report, call)), steps) for name, call, steps in rows]
+    about = (
+        f"Seed: {origin.seed}. prism-jax {origin.version}, JAX {origin.jax}; {origin.machine}; "
+        f"{origin.date}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
+        f"{law.run_s:.1f} s."
+    )
+    header = ("figures", "the same by", "from")
+    return join([table("How each figure was obtained", header, cells), tag("p", about)])
+
+
+def _call(report: Report, name: str) -> str:
+    origin = report.origin
+    if not origin.words:
+        return f"prism.{name}"
+    few = {"sensitivity", "criticality", "timeline"}
+    number = origin.num_samples if name == "simulate" else origin.num_steps
+    samples = f" --samples {number} --seed {origin.seed}" if name in {"simulate", *few} else ""
+    out = (
+        f" --quantile {report.step.quantile:g} --out step.json"
+        if name == "timeline" and report.step
+        else ""
+    )
+    return f"prism-jax {name} {origin.words}{samples}{out}"

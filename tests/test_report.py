@@ -1,0 +1,364 @@
+"""A page about a job: it needs nothing else, says all there is, and works in a browser."""
+
+import dataclasses
+import html.parser
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import jax
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax import report as reports
+from prism_jax.cli import main
+from prism_jax.report import _accuracy
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_EVIL = '<script>alert("1")</script>&'
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Of a small job whose texts are hostile."""
+    job = prism.load_job("megatron-22b-a100-8", ["schedule.num_microbatches=3"])
+    assert job.measured is not None
+    measured = msgspec.structs.replace(job.measured, source=_EVIL)
+    job = msgspec.structs.replace(job, name=_EVIL, source=_EVIL, measured=measured)
+    words = f"{_EVIL} --set x=1"
+    key = jax.random.key(5)
+    options = {"objective": prism.Mean(), "epistemic": True, "words": words, "seed": "5"}
+    return reports.gather(job, num_samples=320, key=key, **options)
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return reports.html_page(report)
+
+
+class _Reader(html.parser.HTMLParser):
+    """Checks that elements are closed in order, and keeps ids, references and texts."""
+
+    _EMPTY = frozenset({"meta", "link"})
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "xlink:href"):
+                self.references.append(value or "")
+        if tag not in self._EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def _read(page):
+    reader = _Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def test_a_page_is_whole_and_loads_nothing(page):
+    read = _read(page)
+    assert len(read.ids) == len(set(read.ids))
+    assert read.tags.count("svg") == 6  # One in each section that has a figure.
+    for reference in read.references:
+        assert reference.startswith(("#", "data:"))
+        assert not reference.startswith("#") or reference[1:] in read.ids
+    assert all(name in read.ids for name in re.findall(r"url\(#([^)]+)\)", page))
+    assert "default-src 'none'" in page
+
+
+def test_what_a_user_wrote_is_a_text_and_nothing_else(page):
+    read = _read(page)
+    assert read.tags.count("script") == 1
+    assert _EVIL not in page
+    assert sum(_EVIL in text for text in read.texts) >= 4
+
+
+def test_a_page_says_what_was_found_and_how(report, page):
+    text = " ".join(_read(page).texts)
+    law = report.law
+    for value in (law.mean, law.std, law.quantile(0.95), *law.quantile_interval(0.5)):
+        assert f"{value:#.5g}" in text
+    assert f"{100 * report.throughput.mfu:.1f} %" in text
+    for part in report.sensitivity.parts:
+        assert part.name in text
+    for name in report.memory.ranks[0].parts:
+        assert name in text
+    for key in prism.data.assumed_keys(report.of):
+        assert key.key in text
+    for variation in report.of.kernels.variability:
+        assert variation.source in text
+    assert "320 steps" in text
+    assert "--samples 320 --seed 5" in text
+    assert importlib.metadata.version("prism-jax") in text
+    assert re.search(r"20\d\d-\d\d-\d\d\.", text)
+    for heading in ("Throughput", "Criticality", "Memory", "One step", "Expected error"):
+        assert heading in text
+
+
+def test_figures_take_the_colours_of_the_page(page):
+    for svg in re.findall(r"<svg.*?</svg>", page, re.S):
+        assert "var(--ink)" in svg
+        assert not re.search(r"#(000000|ffffff|17335f|b5301c|c9d8ee)", svg)
+
+
+def test_expected_errors_are_those_of_the_docs():
+    text = (_ROOT / "docs/accuracy.md").read_text()
+    for row in _accuracy.MEANS:
+        assert f"| {' | '.join(row)} |" in text
+    for line in _accuracy.CALIBRATED:
+        assert line in text
+    for trace, split, mean, p95, ratio in _accuracy.TRACES:
+        assert f"| {trace} | {split} | {mean} | {p95} | {ratio} |" in text
+
+
+def test_what_is_missing_is_told(report):
+    why = "interrupted"
+    left = {"sensitivities": why, "criticality": "not begun", "timeline": "not begun"}
+    some = dataclasses.replace(
+        report, sensitivity=None, criticality=None, step=None, epistemic=None, missing=left
+    )
+    page = reports.html_page(some)
+    assert _read(page).tags.count("svg") == 3
+    assert page.count("Not there: ") == 3
+
+
+def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prism_jax.report._gather.sensitivity", interrupted)
+    job = prism.load_job("megatron-22b-a100-8")
+    found = reports.gather(job, num_samples=320, key=jax.random.key(5))
+    assert found.law.num_samples == 320
+    assert found.missing.keys() == {"sensitivities", "criticality", "timeline"}
+
+
+def test_a_page_of_a_profile_says_what_only_jobs_have(report):
+    from prism_jax.data import Fitted, Outline, Profile
+
+    job = prism.load_job("megatron-22b-a100-8")
+    fitted = Fitted(num_steps=7, notes=(_EVIL,))
+    profile = Profile("traced", job.layout, job.schedule, Outline(), (), (), fitted)
+    page = reports.html_page(
+        dataclasses.replace(report, of=profile, memory=None, throughput=None, epistemic=None)
+    )
+    assert "Fitted to 7 steps" in page
+    assert "slow_worker" in page
+    assert "published runs" not in page
+    assert _EVIL not in page
+    with pytest.raises(ValueError, match="give a job"):
+        reports.gather(profile, num_samples=10, key=jax.random.key(0), epistemic=True)
+
+
+@pytest.fixture
+def no_simulation(report, monkeypatch):
+    """The command line gives the report that is there, and what it was asked for."""
+    asked = []
+
+    def gather(*arguments, **options):
+        asked.append(options)
+        return report
+
+    monkeypatch.setattr("prism_jax.report.gather", gather)
+    monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: (None, {}))
+    return asked
+
+
+def test_report_on_the_command_line(no_simulation, report, tmp_path, capsys):
+    out = tmp_path / "report.html"
+    words = ["report", "megatron-22b-a100-8", "--set", "layout.dp=1", "--seed", "3"]
+    assert main([*words, "--quantile", "0.9", "--objective", "mean", "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    _read(out.read_text())
+    (asked,) = no_simulation
+    assert asked["objective"] == prism.Mean()
+    assert asked["quantile"] == 0.9
+    assert asked["words"] == "megatron-22b-a100-8 --set layout.dp=1"
+    assert main([*words, "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_time_s"]["mean"] == report.law.mean
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ([], "--out"),
+        (["--out", "page.txt"], r"must be a \.html file"),
+        (["--out", "nowhere/page.html"], "folder that exists"),
+        (["--out", "page.html", "--quantile", "2"], r"must be a number in \[0, 1\]"),
+        (["--out", "page.html", "--objective", "p100x"], "--objective `p100x`"),
+        (["--out", "page.html", "--set", "layout.tp=7"], "does not divide"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_computed(
+    more, match, no_simulation, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: job.compile())
+    assert main(["report", "megatron-22b-a100-8", *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert re.search(match, captured.err)
+    assert no_simulation == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium without a window."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("chromium and chromedriver are not installed; `make browser` installs them")
+    if importlib.util.find_spec("selenium") is None:
+        pytest.skip("selenium is not installed")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    folder = tmp_path_factory.mktemp("browser")
+    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,900"]
+    words += [f"--user-data-dir={folder}", *["--no-sandbox"] * (os.geteuid() == 0)]
+    for word in words:
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+@pytest.fixture
+def opened(browser, page, tmp_path):
+    """The page in the browser, light, which must complain of nothing."""
+    path = tmp_path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", _media("light"))
+    browser.get(path.as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def _media(scheme, media=""):
+    return {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]}
+
+
+def _column(browser, table, column):
+    script = (
+        "return [...document.querySelectorAll('table')[arguments[0]].tBodies[0].rows]"
+        ".map(row => row.cells[arguments[1]].dataset.value ?? row.cells[arguments[1]].textContent)"
+    )
+    return browser.execute_script(script, table, column)
+
+
+def test_a_browser_draws_all_of_a_page(opened):
+    from selenium.webdriver.common.by import By
+
+    assert "script" in opened.title  # As a text.
+    figures = opened.find_elements(By.CSS_SELECTOR, "figure svg")
+    assert len(figures) == 6
+    for figure in figures:
+        assert figure.size["width"] > 500
+        assert figure.size["height"] > 60
+        assert figure.get_attribute("aria-label")
+    width = opened.execute_script("return [document.body.scrollWidth, innerWidth]")
+    assert width[0] <= width[1]  # What is wide scrolls within its frame.
+    # Labels of a figure do not lie on each other: matplotlib lays them out, the browser scales.
+    assert opened.execute_script("return document.querySelectorAll('section h2').length") == 10
+
+
+def test_tables_are_sorted_by_their_buttons(opened):
+    from selenium.webdriver.common.by import By
+
+    before = _column(opened, 0, 1)
+    buttons = opened.find_elements(By.CSS_SELECTOR, "table:first-of-type thead button")
+    headers = opened.find_elements(By.CSS_SELECTOR, "table:first-of-type thead th")
+    buttons[1].click()
+    numbers = [float(x) for x in _column(opened, 0, 1)]
+    assert numbers == sorted(float(x) for x in before)
+    assert headers[1].get_attribute("aria-sort") == "ascending"
+    buttons[1].click()
+    assert [float(x) for x in _column(opened, 0, 1)] == numbers[::-1]
+    assert headers[1].get_attribute("aria-sort") == "descending"
+    buttons[0].click()
+    assert _column(opened, 0, 0) == ["mean", "p5", "p50", "p95", "p99", "std"]
+    assert headers[1].get_attribute("aria-sort") is None
+    # Of measured figures most are not known: these are last, up and down.
+    for _ in range(2):
+        buttons[4].click()
+        column = _column(opened, 0, 4)
+        assert column[0] != ""
+        assert set(column[1:]) == {""}
+
+
+def test_a_keyboard_is_enough(opened):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    def focused():
+        return opened.switch_to.active_element
+
+    body = opened.find_element(By.TAG_NAME, "body")
+    body.send_keys(Keys.TAB)
+    assert focused().get_attribute("href").endswith("#step-time")
+    focused().send_keys(Keys.ENTER)
+    for _ in range(3):  # The frame of the first table, and two of its buttons.
+        focused().send_keys(Keys.TAB)
+    assert focused().text.startswith("predicted")
+    outline = opened.execute_script("return getComputedStyle(document.activeElement).outlineWidth")
+    assert outline == "3px"
+    focused().send_keys(Keys.ENTER)
+    rising = [float(x) for x in _column(opened, 0, 1)]
+    assert rising == sorted(rising)
+    focused().send_keys(Keys.SPACE)
+    assert [float(x) for x in _column(opened, 0, 1)] == rising[::-1]
+
+
+_COLOURS = """
+const ink = getComputedStyle(document.body), text = document.querySelector("#law-text_1 use") ||
+  document.querySelector("#law-text_1 path");
+return [ink.backgroundColor, ink.color, getComputedStyle(text).fill];
+"""
+
+
+def _lightness(colour):
+    return sum(int(x) for x in re.findall(r"\d+", colour)[:3]) / 765
+
+
+def test_colours_are_those_the_system_prefers_and_light_in_print(opened):
+    for scheme, media, dark in (("light", "", False), ("dark", "", True), ("dark", "print", False)):
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme, media))
+        paper, ink, figure = map(_lightness, opened.execute_script(_COLOURS))
+        assert (paper < 0.2, ink > 0.8, figure > 0.8) == (dark, dark, dark)
+        assert abs(paper - ink) > 0.6
+    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert (
+        opened.execute_script("return document.querySelectorAll('details:not([open])').length") == 0
+    )
