@@ -1,5 +1,6 @@
 """Layouts: which there are, and which is best."""
 
+import concurrent.futures as cf
 import itertools as it
 import json
 import pickle
@@ -177,6 +178,35 @@ def test_a_chunk_goes_to_another_process(jobs):
         np.testing.assert_array_equal(one.of_batches, other.of_batches)
 
 
+def test_rankings_are_the_same_by_any_executor(jobs):
+    options = {"num_samples": 4096, "key": jax.random.key(0), "top": 2, "margin": 0.0}
+    alone = prism.rank_layouts(jobs, **options)
+    with cf.ThreadPoolExecutor(2) as executor:
+        shared = prism.rank_layouts(jobs, executor=executor, **options)
+    assert shared == alone
+
+
+class _Dead(cf.Executor):
+    """An executor whose workers are dead."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        raise cf.BrokenExecutor
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        pass
+
+
+def test_an_executor_that_dies_is_one_sentence(jobs, monkeypatch, capsys):
+    with pytest.raises(cf.BrokenExecutor, match="A worker died before its task was done"):
+        prism.rank_layouts(jobs[:1], num_samples=1024, key=jax.random.key(0), executor=_Dead())
+    monkeypatch.setattr("prism_jax.workers.RayExecutor", lambda *_, **__: _Dead())
+    words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--samples", "1024"]
+    assert main([*words, "--ray"]) == 1
+    error = capsys.readouterr().err
+    assert "A worker died before its task was done" in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -239,10 +269,17 @@ def test_the_commands_print_rankings(capsys):
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=8,8"], "twice"),
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "zero=5"], "cannot be used"),
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--set", "layout.etp=1"], "no effect"),
+        (
+            ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--ray", "nobody.invalid:6379"],
+            "No Ray cluster answers at `nobody.invalid:6379`",
+        ),
+        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--worker-gpus", "1"], "give both"),
         (["compare", "megatron-22b-a100-8"], "nothing to compare it with"),
     ],
 )
 def test_bad_input_is_one_sentence(words, message, capsys):
+    if "--ray" in words:
+        pytest.importorskip("ray", reason="ray is not installed")
     assert main(words) == 2
     error = capsys.readouterr().err
     assert message in error

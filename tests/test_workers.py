@@ -4,6 +4,7 @@ import concurrent.futures as cf
 import functools as ft
 import multiprocessing
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from prism_jax import Variability, prepare_worker, sweep
+from prism_jax import Variability, load_job, prepare_worker, rank_layouts, sweep
 from prism_jax.analysis import Points, grid, sweep_points
 from prism_jax.cli import main
 from prism_jax.schedule import OneFOneB
@@ -186,6 +187,37 @@ def test_ray_gives_the_same_rows_also_after_a_worker_was_killed(cluster, tmp_pat
     assert len(rows) == 7
     del alone["sweep.json"], rows["sweep.json"]  # Of another digest.
     assert rows == alone
+
+
+def _dies_once(marker, call):
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call()
+
+
+class _Deadly(RayExecutor):
+    """Ray, of which the first worker to do something is killed."""
+
+    marker: pathlib.Path
+
+    def submit(self, fn, /, *args, **kwargs):
+        return super().submit(_dies_once, self.marker, ft.partial(fn, *args, **kwargs))
+
+
+@pytest.mark.slow
+def test_ray_ranks_layouts_as_one_process_also_after_a_worker_was_killed(cluster, tmp_path):
+    jobs = [
+        load_job("megatron-22b-a100-8", ["cluster.num_nodes=4", f"layout.{degrees}"])
+        for degrees in ("pp=2", "pp=1", "dp=2")
+    ]
+    options = {"num_samples": 1024, "key": jax.random.key(0)}
+    alone = rank_layouts(jobs, **options)
+    with _Deadly(cluster) as executor:
+        executor.marker = tmp_path / "killed"
+        found = rank_layouts(jobs, executor=executor, **options)
+    assert (tmp_path / "killed").exists()
+    assert found == alone
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from ._devices import use_all_cores
 from ._objective import add_objective_argument, objective
 from ._over import add_over_argument, changes_of, values
 from ._ranking import as_json, as_text
+from ._workers import add_ray_arguments, ray_executor
 
 
 HELP = "find the best layouts of a model on so many GPUs, by a figure of their law"
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seed_argument(parser)
     add_set_argument(parser)
     add_over_argument(parser)
+    add_ray_arguments(parser)
     add_progress_argument(parser)
 
 
@@ -69,10 +71,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..layouts import rank_layouts
 
-    use_all_cores()
     options = {"num_samples": arguments.samples, "top": arguments.top, **shown}
     key = jax.random.key(arguments.seed)
-    rankings = [rank_layouts(one, of, key=key, **options) for one in searches]
+    with ray_executor(arguments) as executor:
+        if executor is None:
+            use_all_cores()
+        rankings = [
+            rank_layouts(one, of, key=key, executor=executor, **options) for one in searches
+        ]
     tell_notes([job for job, _ in jobs])
     results = [
         {"over": changes, "sequences": batch, **as_json(one, arguments.top)}

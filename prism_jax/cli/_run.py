@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", type=_seconds, metavar="S", help=f"seconds: {what}")
     parser.add_argument("--spares", type=_spares, metavar="K", help="spare nodes (always one more)")
+    parser.add_argument(
+        "--autocorrelation",
+        type=_correlated,
+        default=1.0,
+        metavar="STEPS",
+        help="autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
+    )
     parser.add_argument("--runs", type=count, default=100_000, metavar="M", help="runs (100000)")
     parser.add_argument(
         "--derivatives", action="store_true", help="by how many days rates and costs count"
@@ -64,6 +71,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         failures=failures,
         costs=_costs(arguments, failures, program.world_size),
         num_spares=arguments.spares,
+        autocorrelation_time=arguments.autocorrelation,
         num_runs=arguments.runs,
         derivatives=arguments.derivatives,
         **options,
@@ -165,6 +173,10 @@ def _days(text: str) -> float:
 
 def _seconds(text: str) -> float:
     return _number(text, 0, "seconds from 0 to 1e9")
+
+
+def _correlated(text: str) -> float:
+    return _number(text, 1, "steps from 1 to 1e9")
 
 
 def _spares(text: str) -> int:

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Executor
+from typing import NamedTuple
 
 from jaxtyping import PRNGKeyArray
 
@@ -21,6 +22,7 @@ from ..analysis import (
 from ..data import Job
 from ..program import Prediction, predict
 from ..random import check_key
+from ..workers import run_tasks
 from ._enumerate import schedule_of
 from ._ranking import RankedLayout, Ranking
 from ._simulate import FIGURES, buckets, chunks, simulate_chunk
@@ -51,6 +53,15 @@ class _State(NamedTuple):
     refused: dict[int, str]
 
 
+class _How(NamedTuple):
+    """How layouts are simulated; see `rank_layouts`."""
+
+    objective: AbstractObjective
+    key: PRNGKeyArray
+    executor: Executor | None
+    progress: bool
+
+
 def rank_layouts(
     jobs: Sequence[Job],
     objective: AbstractObjective | None = None,
@@ -59,6 +70,7 @@ def rank_layouts(
     key: PRNGKeyArray,
     top: int = 20,
     margin: float | None = 0.05,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> Ranking:
     """Ranks layouts by a figure of the law of their step time.
@@ -78,6 +90,8 @@ def rank_layouts(
     - `key`: a `jax.random` key.
     - `top`: how many are to be ranked to the end, at least.
     - `margin`: see above; `None` simulates all.
+    - `executor`: simulates layouts at the same time, a few to a call: any
+        `concurrent.futures.Executor`, such as a [`RayExecutor`][]. The figures are the same.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
@@ -87,6 +101,7 @@ def rank_layouts(
     **Raises:**
 
     `ValueError` for no jobs, an objective that is no time, or where no job can be simulated.
+    `BrokenExecutor` where workers died.
     """
     objective = Quantile(0.95) if objective is None else objective
     check_key(key)
@@ -99,15 +114,15 @@ def rank_layouts(
     shortest = predictions[order[0]].mean
     within = math.inf if margin is None else (1 + margin) * shortest
     alive = [i for k, i in enumerate(order) if k < top or predictions[i].mean <= within]
-    how: dict[str, Any] = {"objective": objective, "key": key}
+    how = _How(objective, key, executor, progress)
     for round_, count in enumerate(_rounds(objective, num_samples, len(alive), top)):
-        _simulate(state, alive, count, how, progress)
+        _simulate(state, alive, count, how)
         if not state.found:
             raise ValueError(f"None of the jobs can be simulated: {next(iter(refused.values()))}")
         if round_ == 0:
             last = sorted(_value(state, i) for i in state.found)[:top][-1]
             missed = [i for i in order if predictions[i].mean < last and i not in {*alive}]
-            _simulate(state, missed, count, how, progress)
+            _simulate(state, missed, count, how)
             alive = [i for i in (*alive, *missed) if i in state.found]
         if count < num_samples:
             alive = _better_half(state, alive, top)
@@ -164,22 +179,23 @@ def _rounds(objective: AbstractObjective, num_samples: int, number: int, top: in
     return rounds
 
 
-def _simulate(state: _State, numbers: list[int], count: int, how: dict, progress: bool) -> None:
+def _simulate(state: _State, numbers: list[int], count: int, how: _How) -> None:
     new = [i for i in numbers if i not in state.bucket]
     first = len({*state.bucket.values()})
     state.bucket.update(
         zip(new, (first + b for b in buckets([state.jobs[i] for i in new])), strict=True)
     )
-    work = chunks(numbers, state.jobs, state.bucket, num_samples=count, **how)
-    with progress_bar(len(numbers), progress, f"{count:,} steps", "layout") as advance:
-        for chunk in work:
-            for number, found in zip(chunk.numbers, simulate_chunk(chunk), strict=True):
+    options = {"num_samples": count, "key": how.key}
+    work = [*chunks(numbers, state.jobs, state.bucket, how.objective, **options)]
+    with progress_bar(len(numbers), how.progress, f"{count:,} steps", "layout") as advance:
+        for which, results in run_tasks(simulate_chunk, [(one,) for one in work], how.executor):
+            for number, found in zip(work[which].numbers, results, strict=True):
                 if isinstance(found, str):
                     state.refused[number] = found
                     state.found.pop(number, None)
                 else:
                     state.found[number] = found
-            advance(len(chunk.numbers))
+            advance(len(results))
 
 
 def _value(state: _State, number: int, figure: str = "objective") -> float:

@@ -17,6 +17,9 @@ from ..replica import structure_of
 
 
 FIGURES = ("objective", "mean", "p95", "p99")
+# Jobs of a chunk, at most; and how many chunks there are, at least, so that all workers have work.
+_MOST = 8
+_CHUNKS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +90,9 @@ def chunks(
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    most: int = 8,
 ) -> Iterator[Chunk]:
-    """Some of the jobs, bucket after bucket, so many at a time."""
+    """Some of the jobs, bucket after bucket, a few at a time."""
+    most = min(max(len(numbers) // _CHUNKS, 1), _MOST)
     how = (objective, num_samples, tuple(int(word) for word in key_data(key)))
     for one in dict.fromkeys(bucket[i] for i in numbers):
         mine = [i for i in numbers if bucket[i] == one]
