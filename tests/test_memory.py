@@ -97,6 +97,31 @@ def test_microbatches_in_flight_are_those_of_the_schedule(microbatches):
         assert _in_flight(woven, rank) == 4 * chunks
 
 
+@pytest.mark.parametrize(
+    ("kind", "virtual", "microbatches", "whole"),
+    [
+        ("interleaved-1f1b", 3, 8, 1),  # All forwards come first, and no stage deals gradients yet.
+        ("interleaved-1f1b", 3, 64, 2),
+        ("looped-bfs", 3, 16, 1),
+        ("1f1b", 1, 8, 1),
+    ],
+)
+def test_gradients_are_whole_of_the_stages_that_sum_and_deal_them(
+    kind, virtual, microbatches, whole
+):
+    shape = (f"schedule.kind={kind}", f"schedule.virtual_stages={virtual}")
+    shape += (f"schedule.num_microbatches={microbatches}", "num_nodes=64", "layout.dp=8")
+    shape += ("training.overlap_grad_reduce=true",)
+    alone, shared = (
+        prism.memory(_job(*shape, "training.accumulate_gradients=true", f"training.zero={zero}"))
+        for zero in (1, 2)
+    )
+    of = [one.ranks[1].parts for one in (alone, shared)]
+    share = 1 / 8 + whole / virtual
+    assert of[1]["gradients"] == pytest.approx(share * of[0]["gradients"], rel=1e-12)
+    assert {**of[0], "gradients": 0} == {**of[1], "gradients": 0}
+
+
 def test_what_is_computed_again_is_not_kept():
     """Of each layer, or of every few of them, the input; of the others of a stage, all."""
     one = ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.recompute=full")

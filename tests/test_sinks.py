@@ -12,8 +12,10 @@ import prism_jax as prism
 from prism_jax.data import load_job
 from prism_jax.latency import AbstractLatency
 from prism_jax.program import Sink, assemble, cut_at_sinks, sinks_of
+from prism_jax.program._constant_step import run
+from prism_jax.program._frame import frame_of
 from prism_jax.program._sinks import when_reduced
-from prism_jax.schedule import OneFOneB, op_graph
+from prism_jax.schedule import InterleavedOneFOneB, OneFOneB, op_graph
 from prism_jax.workload import block_mean
 
 from .helpers import graph_of, lognormal, lower_job, one_kernel
@@ -154,6 +156,11 @@ _LAYOUT += [
 ]
 
 
+_SUMMED = ('schedule.kind="interleaved-1f1b"', "schedule.virtual_stages=2", "training.zero=2")
+_SUMMED += ("training.accumulate_gradients=true", "model.tied_embeddings=false")
+_SUMMED += ("cluster.links.nvlink.bandwidth_bytes_per_s=1e10",)
+
+
 def _job(*changes):
     return load_job(_JOB, [*_LAYOUT, *changes])
 
@@ -176,6 +183,7 @@ def test_one_bucket_of_one_stage_is_no_overlap():
     [
         ("1f1b", ("schedule.blocking=true",)),
         ("interleaved-1f1b", ("schedule.virtual_stages=2",)),
+        ("interleaved-1f1b", _SUMMED[1:]),
         ("zb-h1", ()),
         ("dual-pipe", ()),
     ],
@@ -239,6 +247,54 @@ def test_stages_of_a_rank_reduce_when_their_last_microbatch_has_come_back():
         assert (ops.phase.value[op], ops.microbatch.value[op]) == ("B", 3)
     stages = [int(ops.stage.value[at[at >= 0][0]]) for at in of_sinks]
     assert list(dict.fromkeys(stages)) == [2, 0, 3, 1]
+
+
+def test_gradients_summed_over_all_microbatches_are_dealt_once():
+    """As where replicas share the optimizer only: they meet as often, and as late."""
+    once = (*_SUMMED, "schedule.num_microbatches=2")
+    assert prism.compile_job(_job(*once)) == prism.compile_job(_job(*once, "training.zero=1"))
+    each = prism.predict(_job(*once, "training.accumulate_gradients=false"))
+    assert prism.predict(_job(*once)).mean < each.mean
+
+
+@pytest.mark.parametrize("microbatches", [4, 6, 8])
+def test_a_stage_deals_its_gradients_whenever_its_rank_turns_to_another(microbatches):
+    one_bucket = f"training.gradient_bucket_size={10**9}"
+    job = _job(*_SUMMED, one_bucket, f"schedule.num_microbatches={microbatches}")
+    work = msgspec.structs.replace(lower_job(job), contention=0.0)
+    graph = op_graph(InterleavedOneFOneB(2, microbatches, 2))
+    ends: list[float] = []
+    for op, before in enumerate(graph.predecessors):
+        if graph.is_send_recv[op]:
+            latency = work.send_recv[int(graph.rank[op]), int(graph.peer[op])].mean
+        else:
+            blocks = work.forward if graph.phase[op] == "F" else work.backward
+            latency = block_mean(blocks[int(graph.stage[op])])
+        ends.append(max((ends[i] for i in before), default=0.0) + latency)
+    late = 0.0
+    for rank, order in enumerate(graph.orders):
+        whole = {one.stages: block_mean(one.kernels) for one in work.reductions[rank]}
+        backwards = [op for op in order if graph.phase[op] == "B"]
+        clock, turns = 0.0, 0
+        for op, after in zip(backwards, [*backwards[1:], None], strict=True):
+            if after is None or graph.stage[after] != graph.stage[op]:
+                clock = max(clock, ends[op]) + whole[(int(graph.stage[op]),)]
+                turns += 1
+        assert turns == 2 * microbatches / 2
+        late = max(late, clock)
+    assert run(frame_of(graph), work).seconds == pytest.approx(late + block_mean(work.tail))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("training.overlap_grad_reduce=false",), "leave `training.overlap_grad_reduce` true"),
+        (('schedule.kind="dual-pipe"', "schedule.virtual_stages=1"), "the model is there twice"),
+    ],
+)
+def test_gradients_that_cannot_be_summed_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        prism.predict(_job(*_SUMMED, *changes))
 
 
 def test_sinks_that_do_not_fit_are_refused():

@@ -97,6 +97,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stage again.
     - `zero`: what the replicas share: nothing (0), the optimizer (1), gradients too, which each
         microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
+    - `accumulate_gradients`: whether gradients that are shared are summed over the microbatches
+        that run through a stage in a row, and dealt after the last of these, beside what follows;
+        they are whole until then. Otherwise each microbatch deals its own.
     - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
         the backward has them still.
     - `prefetch`: how many layers ahead parameters are gathered, beside compute; they need memory.
@@ -140,6 +143,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: Count = 1
     zero: Literal[0, 1, 2, 3] = 1
+    accumulate_gradients: bool = False
     reshard_after_forward: bool = True
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     optimizer_instances: Count = 1

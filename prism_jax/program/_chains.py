@@ -34,6 +34,11 @@ def lower_chains(
     chains = [lower(*part) for part in parts]
     if len(chains) == 1:
         return chains[0]
+    if training.accumulate_gradients:
+        raise ValueError(
+            "the model is there twice, and its copies cannot take turns in dealing gradients; "
+            "leave `training.accumulate_gradients` false, or use a schedule of one copy."
+        )
     copies = msgspec.structs.replace(layout, dp=layout.dp * len(chains))
     reduced = [lower(part[0], copies, *part[2:]) for part in parts]
     phases = ("forward", "backward", "backward_input", "backward_weight")

@@ -156,12 +156,38 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     extra = np.array(
         [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
     )
+    summed = np.array([one.summed for one in stages], float)
     stage, during = parts.stage, extra[parts.stage, forward.astype(int)]
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
-        _peak(forward[a:b], lets_go[a:b], stage[a:b], kept[stage[a:b]], during[a:b], stages)
+        _peak(
+            forward[a:b],
+            lets_go[a:b],
+            stage[a:b],
+            kept[stage[a:b]],
+            during[a:b],
+            _whole(lets_go[a:b], stage[a:b], summed),
+            stages,
+        )
         for a, b in it.pairwise(starts.tolist())
     ]
+
+
+def _whole(
+    makes: Bool[np.ndarray, " parts"],
+    stage: Int[np.ndarray, " parts"],
+    summed: Float[np.ndarray, " stages"],
+) -> Float[np.ndarray, " parts"]:
+    """During each op, the gradients that are whole: those of the stage that sums up its own, and of
+    the one before it, which deals them meanwhile.
+    """
+    found = np.zeros(len(stage))
+    ops = np.flatnonzero(makes)
+    turns = ops[np.append(True, np.diff(stage[ops]) != 0)[: len(ops)]]
+    own = summed[stage[turns]]
+    for op, whole in zip(turns, own + np.append(0.0, own)[: len(own)], strict=True):
+        found[op:] = whole
+    return found
 
 
 def _peak(
@@ -170,16 +196,18 @@ def _peak(
     stage: Int[np.ndarray, " parts"],
     kept: Float[np.ndarray, " parts"],
     extra: Float[np.ndarray, " parts"],
+    whole: Float[np.ndarray, " parts"],
     stages: Sequence[StageMemory],
 ) -> Sizes:
     """Runs through the ops of a rank with what is between a forward and its backward."""
     after = np.cumsum(kept * forward - kept * lets_go)
     # An op lets go of what is kept at its end.
-    during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra
+    during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra + whole
     if not np.any(during > 0):
         return {}
     at = int(np.argmax(during))
     found = dict(stages[stage[at]].forward if forward[at] else stages[stage[at]].backward)
+    add_sizes(found, {"gradients": float(whole[at])} if whole[at] else {})
     counts = np.bincount(stage[: at + 1], forward[: at + 1], len(stages))
     counts -= np.bincount(stage[:at], lets_go[:at], len(stages))
     for one in np.flatnonzero(counts).tolist():

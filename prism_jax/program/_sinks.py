@@ -36,13 +36,15 @@ class Sink(NamedTuple):
 
 def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
     """The sinks of a graph: those of a rank in order of time, of which the last is its end."""
-    last = _last_backwards(graph) if any(map(_staged, workload.reductions)) else {}
+    turns = _turns(graph) if any(map(_staged, workload.reductions)) else {}
     found: list[Sink] = []
     for rank, reductions in enumerate(workload.reductions):
         of_ops: dict[tuple[int, ...], list[Reduction]] = {}
         for one in reductions:
-            ops = tuple(last[stage] for stage in one.stages if stage in last)
-            of_ops.setdefault(ops, []).append(one)
+            ends = [turns[stage] for stage in one.stages if stage in turns]
+            of_turns = zip(*ends, strict=True) if one.each_turn else [[end[-1] for end in ends]]
+            for ops in map(tuple, of_turns):
+                of_ops.setdefault(ops, []).append(one)
         place = {op: i for i, op in enumerate(graph.orders[rank])}
         of_end = of_ops.pop((), [])
         in_time = sorted(of_ops, key=lambda ops: place.get(ops[0], -1))
@@ -62,17 +64,21 @@ def _staged(reductions: Sequence[Reduction]) -> bool:
     return any(one.stages for one in reductions)
 
 
-def _last_backwards(graph: OpGraph) -> dict[int, int]:
-    """For each stage, the op that ends with the last gradients of its weights."""
-    last: dict[int, int] = {}
+def _turns(graph: OpGraph) -> dict[int, list[int]]:
+    """For each stage, the ops with which its rank turns from it to the gradients of other weights,
+    in order; the last makes the last of its gradients.
+    """
+    turns: dict[int, list[int]] = {}
     phase, stage, other = graph.phase, graph.stage, graph.other_stage
     for order in graph.orders:
         ops = np.array(order, int)
         makes = np.isin(phase[ops], ("B", "W", OVERLAPPED))
         ops = ops[makes]
         stages = np.where(phase[ops] == OVERLAPPED, other[ops], stage[ops])
-        last.update(zip(stages.tolist(), ops.tolist(), strict=True))
-    return last
+        ends = np.append(stages[1:] != stages[:-1], True)[: len(ops)]
+        for one, op in zip(stages[ends].tolist(), ops[ends].tolist(), strict=True):
+            turns.setdefault(one, []).append(op)
+    return turns
 
 
 def _together(reductions: Sequence[Reduction]) -> Block:

@@ -145,11 +145,14 @@ class Reduction(msgspec.Struct, frozen=True):
         hold copies of it; empty: all stages of the rank.
     - `piece`: the part of that backward that ends with these gradients, where it makes those of
         several reductions, which stand in its order; `None`: all of it.
+    - `each_turn`: whether they are reduced after each row of backwards of the stage, of whichever
+        microbatches; otherwise after the last one only.
     """
 
     kernels: Block
     stages: tuple[int, ...] = ()
     piece: Block | None = None
+    each_turn: bool = False
 
 
 class Workload(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from ._costs import Costs
 from ._layer import backward_part, backward_weight_part, forward_part
 from ._reductions import reductions_of_ranks
 from ._replicas import tail
-from ._sharded import gathers, gathers_again, reductions, shards
+from ._sharded import deals_each_microbatch, gathers, gathers_again, reductions, shards
 from ._split import Stages, check_split, deal, pairs_of_ranks
 from ._units import Unit, row_of_units
 
@@ -71,7 +71,7 @@ def lower(
 def _group_size(costs: Costs) -> int:
     """Ranks of a stage that meet in every microbatch."""
     layout = costs.layout
-    if shards(costs.training)[0]:
+    if deals_each_microbatch(costs.training) or shards(costs.training)[1]:
         return layout.tp * layout.cp * layout.dp
     return math.lcm(layout.tp * layout.cp, costs.expert_ranks or 1)
 

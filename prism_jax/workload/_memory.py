@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
-from ._sharded import GRADIENT_BYTES, shards, unit_parameters
+from ._sharded import GRADIENT_BYTES, deals_each_microbatch, shards, unit_parameters
 from ._split import Stages, check_split, deal, held_of
 
 
@@ -30,6 +30,7 @@ class StageMemory(NamedTuple):
     - `kept`: what stays of each microbatch from its forward to its backward.
     - `forward`: what its forward needs on top, at its end.
     - `backward`: what its backward needs on top of what is kept of all microbatches.
+    - `summed`: its gradients, where they are whole only while they are summed up and dealt.
     """
 
     dense: float
@@ -37,6 +38,7 @@ class StageMemory(NamedTuple):
     kept: Mapping[str, float]
     forward: Mapping[str, float]
     backward: Mapping[str, float]
+    summed: float = 0.0
 
 
 def memory_of_stages(
@@ -92,12 +94,14 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
     whole, dealt = _units(costs, stages, stage)
     backward = {"workspace": beyond} if beyond else {"logits": besides}
+    sums = shards(training)[0] and training.accumulate_gradients
     return StageMemory(
         dense=held.dense,
         experts=held.experts,
         kept=kept,
         forward={"logits": besides, "gathered": whole},
         backward={**backward, "gathered": whole + dealt},
+        summed=sums * GRADIENT_BYTES[training.gradient_dtype] * sum(held),
     )
 
 
@@ -107,13 +111,12 @@ def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:
     are others beside it, the one that is being dealt.
     """
     training = costs.training
-    share_gradients, share_parameters = shards(training)
     parts = [one for one, count in stages.parts[stage] for _ in range(count)]
     sizes = sorted((sum(n for n, _ in unit_parameters(costs, one)) for one in parts), reverse=True)
     whole = dealt = 0.0
-    if share_parameters and training.reshard_after_forward:
+    if shards(training)[1] and training.reshard_after_forward:
         whole = 2 * sum(sizes[: 1 + training.prefetch])
-    if share_gradients:
+    if deals_each_microbatch(training):
         dealt = GRADIENT_BYTES[training.gradient_dtype] * sum(sizes[: 1 + (training.prefetch > 0)])
     return whole, dealt
 

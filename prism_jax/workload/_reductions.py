@@ -1,8 +1,12 @@
 """Reductions of gradients over the replicas: when they can start, and what they take.
 
 Where they run beside the backward, each virtual stage reduces its gradients when its last
-microbatch has come back. Megatron-LM cuts only the first stage of the first pipeline rank further,
-into buckets: nothing else comes after it that could hide its reduction
+microbatch has come back; where replicas share gradients, too, but sum them up first, after each row
+of its microbatches, so that no more than two stages of a rank have whole gradients. That is how a
+pipeline and FSDP can go together in Llama 3, whose authors share gradients and optimizer and keep
+parameters after the forward (Llama team 2024, arXiv:2407.21783, section 3.3.2). Megatron-LM cuts
+only the first stage of the first pipeline rank further, into buckets: nothing else comes after it
+that could hide its reduction
 (`megatron/core/distributed/distributed_data_parallel.py` and `megatron/training/training.py`).
 """
 
@@ -16,7 +20,7 @@ from ._block import Block, Kernel, Reduction
 from ._costs import Costs
 from ._layer import backward_part
 from ._parts import block, segment
-from ._sharded import GRADIENT_BYTES, instance, shards
+from ._sharded import GRADIENT_BYTES, deals_each_microbatch, instance, shards
 from ._split import Held, Stages, held_of, parameters_of_rank, sum_held
 
 
@@ -38,16 +42,19 @@ def reduced_groups(costs: Costs) -> list[tuple[str, Group]]:
 
 def _of_rank(costs: Costs, stages: Stages, rank: int) -> Iterator[Reduction]:
     last = _of_embedding(costs, stages, rank)
-    # Where replicas share gradients, each backward has reduced its own.
-    if not shards(costs.training)[0] and reduced_groups(costs):
+    share_gradients, share_parameters = shards(costs.training)
+    # Each backward may have reduced its own.
+    if not deals_each_microbatch(costs.training) and reduced_groups(costs):
         if not costs.training.overlap_grad_reduce:
             held = sum_held(parameters_of_rank(costs.layout, stages, rank))
             last = [*_kernels(costs, held), *last]
         else:
             for stage in stages.of_rank(rank):
-                first = stage == stages.of_rank(0)[0]
+                # Where parameters are gathered a backward is more than its pieces.
+                first = stage == stages.of_rank(0)[0] and not share_parameters
                 for held, piece in _buckets(costs, stages, stage, cut=first):
-                    yield Reduction(_row(_kernels(costs, held)), (stage,), piece)
+                    kernels = _row(_kernels(costs, held))
+                    yield Reduction(kernels, (stage,), piece, each_turn=share_gradients)
     if last:
         yield Reduction(_row(last))
 

@@ -25,6 +25,11 @@ def shards(training: Training) -> tuple[bool, bool]:
     return training.zero >= 2, training.zero == 3
 
 
+def deals_each_microbatch(training: Training) -> bool:
+    """Whether each microbatch deals its gradients to the replicas, layer by layer."""
+    return shards(training)[0] and not training.accumulate_gradients
+
+
 def instance(group: Group, training: Training) -> tuple[Group, Group]:
     """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
     instances = training.optimizer_instances
@@ -63,8 +68,8 @@ def gathers_again(costs: Costs, part: Part) -> tuple[Kernel, ...]:
 
 
 def reductions(costs: Costs, part: Part) -> tuple[Kernel, ...]:
-    """What deals the gradients of a unit; nothing where they wait for the end of the step."""
-    if not shards(costs.training)[0]:
+    """What deals the gradients of a unit; nothing where they are summed up first."""
+    if not deals_each_microbatch(costs.training):
         return ()
     found = []
     for parameters, group in unit_parameters(costs, part):
