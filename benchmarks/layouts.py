@@ -2,8 +2,10 @@
 on the same machine: `python benchmarks/layouts.py`.
 
 Each search has the batch, precision and switches of the published job. All layouts that divide and
-fit the memory are ranked by what is predicted if nothing varies. Where the published one does not
-fit, memory is left out, and that is said.
+fit the memory are ranked by what is predicted if nothing varies, and with `--samples` by the mean
+and p95 of so many steps, too: of the published one and of those that may be as fast, for no layout
+whose predicted step is longer than the p95 of the published one is before it. Where the published
+one does not fit, memory is left out, and that is said.
 """
 
 import argparse
@@ -11,6 +13,8 @@ import json
 import pathlib
 import sys
 from typing import Any
+
+import jax
 
 import prism_jax as prism
 
@@ -20,8 +24,10 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 _SHARED = ROOT.parent / "shared" / "data"
 # Llama team 2024 (arXiv:2407.21783), table 4: 16,384 GPUs, 16 sequences a replica and step. Their
-# FSDP shares gradients and optimizer (section 3.3.2); the virtual stages are not told.
+# FSDP shares gradients and optimizer (section 3.3.2); the virtual stages are not told, and are
+# those with which it fits.
 _LLAMA = ["layout.cp=1", "layout.dp=128", "cluster.num_nodes=2048", "schedule.num_microbatches=16"]
+_LLAMA += ["training.zero=2", "training.accumulate_gradients=true"]
 _JOBS: dict[str, tuple[str, list[str]]] = {
     "Llama 3, 16,384 H100": ("llama-3.1-405b-h100-65536", _LLAMA),
     "MLPerf v3.1, GPT-3, 4,096 H100": ("gpt3-175b-h100-4096", []),
@@ -42,8 +48,10 @@ def published() -> dict[str, prism.Job]:
     return jobs
 
 
-def stand(job: prism.Job) -> dict[str, Any]:
-    """How many layouts of a job's model are predicted to be faster than its own."""
+def stand(job: prism.Job, num_samples: int = 0) -> dict[str, Any]:
+    """How many layouts of a job's model are faster than its own, as predicted and, with a number of
+    samples, by the law of their steps.
+    """
     assert job.model is not None
     assert job.cluster is not None
     assert job.training is not None
@@ -61,8 +69,10 @@ def stand(job: prism.Job) -> dict[str, Any]:
         space=prism.LayoutSpace(zero=tuple({1: 1, job.training.zero: 1})),
         any_memory=not fits,
     )
-    seconds = [prism.predict(one).mean for one in sorted(rivals, key=_schedule)]
+    rivals = sorted(rivals, key=_schedule)
+    seconds = [prism.predict(one).mean for one in rivals]
     rank = 1 + sum(one < own.mean * (1 - 1e-9) for one in seconds)
+    simulated = _simulated(job, rivals, seconds, num_samples) if num_samples else {}
     return {
         "layouts": len(rivals),
         "rank": rank,
@@ -72,7 +82,33 @@ def stand(job: prism.Job) -> dict[str, Any]:
         "memory_gb": own.memory_bytes / 1e9,
         "device_gb": device / 1e9,
         "fits": fits,
+        **simulated,
     }
+
+
+def _simulated(
+    job: prism.Job, rivals: list[prism.Job], seconds: list[float], num_samples: int
+) -> dict[str, Any]:
+    """Ranks by the laws of steps, with common random numbers."""
+    options: dict[str, Any] = {"num_samples": num_samples, "key": jax.random.key(0)}
+    own = prism.rank_layouts([job], **options).best
+    near = [one for one, s in zip(rivals, seconds, strict=True) if s < own.p95.value]
+    others = [one for one in near if _what(one) != _what(job)]
+    found = prism.rank_layouts([job, *others], margin=None, top=len(near) + 1, **options)
+    (mine,) = (one for one in found.layouts if one.job is job)
+    return {
+        "simulated": found.num_simulated,
+        "p95_s": mine.p95.value,
+        "best_p95_s": found.best.p95.value,
+        "behind_s": mine.behind.value,
+        "behind_error_s": mine.behind.standard_error,
+        "rank_p95": mine.rank,
+        "rank_mean": mine.rank_by_mean,
+    }
+
+
+def _what(job: prism.Job) -> tuple:
+    return job.layout, job.schedule, job.training
 
 
 def _schedule(job: prism.Job) -> tuple:
@@ -83,10 +119,14 @@ def _schedule(job: prism.Job) -> tuple:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--samples", type=int, default=0, help="steps of each layout (none)")
+    parser.add_argument("--only", default="", help="those with this in their names")
     arguments = parser.parse_args()
     found = {}
     for name, job in published().items():
-        found[name] = stand(job)
+        if arguments.only not in name:
+            continue
+        found[name] = stand(job, arguments.samples)
         if not arguments.json:
             one = found[name]
             print(
@@ -96,6 +136,13 @@ def main() -> None:
                 f"{'' if one['fits'] else ': does not fit, so memory is left out'}",
                 flush=True,
             )
+            if arguments.samples:
+                print(
+                    f"    of {one['simulated']} simulated rank {one['rank_p95']} by p95 and "
+                    f"{one['rank_mean']} by mean; p95 {one['p95_s']:.4g} s, the best "
+                    f"{one['best_p95_s']:.4g} s",
+                    flush=True,
+                )
     if arguments.json:
         print(json.dumps(found))
 

@@ -161,6 +161,26 @@ def test_short_runs_are_those_of_one_step_after_the_other():
     assert abs(chance.value - 0.5) < 4 * np.sqrt(0.25 / number)
 
 
+def test_steps_that_are_like_those_before_spread_a_run_as_fewer_would():
+    failures = Failures(
+        device_hours=1.0,
+        causes=(Cause(name="gpu", count=0),),
+        restart_s=0.0,
+        blocking_s=1.0,
+        source="made",
+    )
+    options = {"failures": failures, "known_rates": True, "key": jax.random.key(0)}
+    for time in (1.0, 25.0):
+        law = training_run(
+            steps(0.05), num_steps=10_000, num_runs=20_000, autocorrelation_time=time, **options
+        )
+        alike = 0.05 * np.sqrt(10_000 * time) / 86_400
+        assert law.days.std() == pytest.approx(alike, rel=0.04)
+    for days in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="must be positive"):
+            law.probability(days)
+
+
 def test_derivatives_are_those_of_dalys_formula():
     costs = RunCosts(interval_s=3600.0, blocking_s=120.0, restart_s=900.0)
     failures = Failures(
@@ -244,6 +264,7 @@ def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
         (["--failures", "llama-33"], "llama-3"),
         (["--spares", "-1"], "at least 1"),
         (["--blocking", "0"], "give `--interval`"),
+        (["--autocorrelation", "0.5"], "steps from 1"),
     ],
 )
 def test_bad_input_of_a_run_is_one_sentence(words, message, capsys):
