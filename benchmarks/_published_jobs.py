@@ -9,14 +9,14 @@ import functools as ft
 import re
 from typing import Any
 
-import msgspec
-
 from prism_jax import data
 from prism_jax.workload import count_parameters
 
+from ._published_models import GPT, has_experts, is_shipped, model_of
+
 
 # The paper interleaves wherever there is a pipeline and prints neither of these.
-_ASSUMED = "assumed: micro-batch 1, 2 virtual stages"
+_ASSUMED = "assumed: micro-batch 1, fewest virtual stages"
 _PLAIN = "assumed: micro-batch 1, not interleaved"
 # Of each source: part of its text, its table, its stack, and what it says of its switches.
 _NOT_BESIDE: dict[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
@@ -59,24 +59,9 @@ _DTYPES |= {"FP8": "fp8", "FP8-CS": "fp8"}
 _DTYPES |= {"amp_fp8": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "fp4"}
 _DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
 _ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
-# What the names of the models say; GPT is what is not named here.
-_LLAMA: dict[str, Any] = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
-_LLAMA |= {"bias": False, "tied_embeddings": False}
-_MPT: dict[str, Any] = {"bias": False}
-_GPT: dict[str, Any] = {"dropout": True}
-# Models whose layers no column says; those of another generation than the name stay unknown.
-_SHIPPED = {
-    "DeepSeekV3": "deepseek-v3",
-    "GPT OSS 120B": "gpt-oss-120b",
-    "Kimi_K2": "kimi-k2",
-    "Nemotron_3_Nano": "nemotron-3-nano",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
 _ALL_TO_ALL = ("GPT OSS 120B", "Kimi_K2")
-_WITH_EXPERTS = "deepseek|qwen|oss|kimi|nemotron|mixtral"
 
 
 def table_of(row: dict[str, str]) -> str:
@@ -84,9 +69,10 @@ def table_of(row: dict[str, str]) -> str:
     for part, table, *_ in _SOFTWARE:
         if part in source:
             if table == "SimuMax, B200":
-                return f"{table}, {'context parallel' if _degree(row, 'cp') > 1 else 'others'}"
+                kind = "context parallel" if _degree(row, "cp") > 1 else "others"
+                return f"{table}, {'experts' if has_experts(row) else kind}"
             if table == "Megatron-Bridge":
-                kind = "experts" if re.search(_WITH_EXPERTS, row["model"].lower()) else "dense"
+                kind = "experts" if has_experts(row) else "dense"
                 return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
             if table == "llm-foundry, FSDP":
                 return f"{table}, {row['gpu_type']}"
@@ -114,7 +100,7 @@ def of_steps(row: dict[str, str]) -> data.Job:
     )
     row = _as_assumed(row, table)
     _check(row, stack)
-    model = _model(row)
+    model = model_of(row)
     tp, pp, cp, ep = (_degree(row, key) for key in ("tp", "pp", "cp", "ep"))
     layout = data.Layout(
         tp=tp,
@@ -153,7 +139,9 @@ def of_steps(row: dict[str, str]) -> data.Job:
 def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
     """With what a table says that it assumes, and with what the note of a row says."""
     if _ASSUMED in table and _degree(row, "pp") > 1:
-        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "2"}
+        layers, pp = _degree(row, "layers"), _degree(row, "pp")
+        fewest = next((v for v in range(2, layers) if layers % (pp * v) == 0), 2)
+        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or str(fewest)}
     if _PLAIN in table:
         return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
     if "Megatron-Bridge" in row["source"]:  # It has a column for it, where a dash says none.
@@ -169,27 +157,6 @@ def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
 
 
 _switches = ft.cache(lambda stack: data.load_software(stack).training)
-_shipped_model = ft.cache(data.load_model)
-
-
-def _model(row: dict[str, str]) -> data.Model:
-    name, _, variant = row["model"].partition(" (")
-    if name in _SHIPPED:
-        model = _shipped_model(_SHIPPED[name])
-        further = 0 if variant.startswith("w/o MTP") else model.num_mtp_layers
-        return msgspec.structs.replace(model, num_mtp_layers=further)
-    lower = name.lower()
-    positions = _degree(row, "seq") if lower.startswith("mpt") else 2048
-    return data.Model(
-        num_layers=_degree(row, "layers"),
-        hidden_size=_degree(row, "hidden"),
-        num_heads=_degree(row, "heads"),
-        num_kv_heads=_degree(row, "kv_heads"),
-        ffn_size=_degree(row, "ffn"),
-        vocab_size=_degree(row, "vocab"),
-        max_positions=positions,
-        **(_LLAMA if "llama" in lower else _MPT if lower.startswith("mpt") else _GPT),
-    )
 
 
 def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
@@ -216,7 +183,7 @@ def _check(row: dict[str, str], stack: str) -> None:
     if row["zero"] not in _ZERO and row["zero"]:
         raise ValueError(f"shards {row['zero']}")
     name = row["model"].partition(" (")[0]
-    if name not in _SHIPPED and re.search(_WITH_EXPERTS, name.lower()):
+    if has_experts(row) and not is_shipped(row):
         raise ValueError(f"the layers of {name} are not known")
     if row["gpu_type"] not in _CLUSTERS:
         raise ValueError(f"no device {row['gpu_type']}")
@@ -226,7 +193,7 @@ def _check(row: dict[str, str], stack: str) -> None:
         raise ValueError("`vpp` is not told")
     if "SFT" in row["note"] or "LoRA" in row["note"]:
         raise ValueError("packed sequences of unknown lengths")
-    columns = () if name in _SHIPPED else ("layers",)
+    columns = () if is_shipped(row) else ("layers",)
     for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
         if not row[key]:
             raise ValueError(f"`{key}` is not told")
@@ -258,7 +225,7 @@ def of_vtrain(row: dict[str, str]) -> data.Job:
         ffn_size=4 * hidden,
         vocab_size=51200,
         max_positions=number("sequence length"),
-        **_GPT,
+        **GPT,
     )
     training = data.Training(
         microbatch_size=size,

@@ -1,16 +1,20 @@
 """Means of measured steps, from configuration alone."""
 
+import csv
 import functools as ft
 import math
+import re
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.special import ndtri
 
 from benchmarks._means import mean_rows, mean_table
 from benchmarks._published import published
+from benchmarks._published_jobs import of_steps
 from prism_jax.data import Job, Kernels, list_jobs, load_device, load_job
-from prism_jax.program import predict
+from prism_jax.program import memory, predict
 from prism_jax.schedule import evaluate, make_schedule
 from prism_jax.workload import Block, Kernel, block_mean, rows_of
 
@@ -233,6 +237,7 @@ def test_attention_on_b200_is_not_twice_as_efficient_as_measured():
 
 _BOUNDS = {  # In percent, of the mean absolute error.
     "SimuMax, B200, context parallel": 6.0,
+    "SimuMax, B200, experts": 5.5,
     "SimuMax, B200": 4.5,
     "Megatron-Bridge, H100, dense": 5.0,
     "Megatron-Bridge, B200, dense": 5.0,
@@ -262,6 +267,31 @@ def test_published_means_by_table(shared, table):
     ]
     assert len(errors) >= 2
     assert np.mean(np.abs(errors)) < _BOUNDS[table]
+
+
+def test_peaks_of_memory_say_how_many_layers_are_dense(shared):
+    """Of four layers of DeepSeek-V2 and V3, which the rows do not say."""
+
+    def of(job, dense):
+        first, second = job.model.layers
+        layers = tuple(
+            msgspec.structs.replace(layer, repeat=repeat)
+            for layer, repeat in ((first, dense), (second, 4 - dense))
+        )
+        changed = msgspec.structs.replace(job.model, layers=layers[dense == 0 :])
+        found = memory(msgspec.structs.replace(job, model=changed))
+        return max(rank.allocated for rank in found.ranks) / 2**30
+
+    with (shared / "data" / "published" / "measured_steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rows = [row for row in rows if row["model"].startswith("deepseekv")]
+    assert len(rows) == 7
+    for row in rows:
+        peak, job = float(re.findall(r"peak alloc ([\d.]+)", row["note"])[0]), of_steps(row)
+        assert of(job, 1) == pytest.approx(peak, rel=0.025)
+        if job.layout.pp == 1:
+            assert of(job, 0) > 1.1 * peak
+            assert of(job, 2) < 0.9 * peak
 
 
 def test_the_backward_all_reduce_of_2021_is_not_hidden():
