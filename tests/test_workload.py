@@ -2,6 +2,7 @@ import math
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 
 from prism_jax.data import Job, Model, load_job
@@ -166,6 +167,46 @@ def test_bytes_between_pipeline_ranks():
     assert plain.send_recv[0, 1].size.split("B")[0] == str(4 * expected)
     # Replicas lie between the neighbours, so the adapters carry it all.
     assert plain.send_recv[0, 1].link == "infiniband"
+
+
+_PLAIN = ("training.sequence_parallel=false",)
+_SCATTERED = "training.scatter_send_recv=true"
+
+
+@pytest.mark.parametrize("virtual", [1, 12])
+def test_parts_that_are_sent_are_gathered(virtual):
+    """Each GPU sends a part; each stage but the first, backward but the last, gathers it all."""
+    plain, scattered = (
+        lower_job(load_job(_H100, (f"schedule.virtual_stages={virtual}", *_PLAIN, *more)))
+        for more in ((), (_SCATTERED,))
+    )
+    num_bytes, job = 2 * 2048 * 12288, load_job(_H100)
+    assert {k.size.split("B")[0] for k in plain.send_recv.values()} == {str(num_bytes)}
+    assert {k.size.split("B")[0] for k in scattered.send_recv.values()} == {str(num_bytes // 4)}
+    # Over NVLink three quarters of the tensor arrive, in three hops.
+    link = job.cluster.links[0]
+    efficiency = job.kernels.find_efficiency("all_gather", link.name).at(num_bytes)
+    gather = 0.75 * num_bytes / (link.bandwidth_bytes_per_s * efficiency) + 3 * link.latency_s
+    for name, without in (("forward", 0), ("backward", -1), ("backward_input", -1)):
+        before, after = (list(map(block_mean, getattr(one, name))) for one in (plain, scattered))
+        more = np.full(8 * virtual, gather)
+        more[without] = 0
+        assert np.subtract(after, before) == pytest.approx(more, rel=1e-9, abs=1e-12)
+    assert scattered.backward_weight == plain.backward_weight
+    assert len({id(block) for block in scattered.forward}) <= 3
+
+
+def test_what_is_sent_changes_only_where_ranks_hold_the_same():
+    for plain in ((), ("layout.tp=1", "layout.dp=512", "training.sequence_parallel=false")):
+        assert lower_job(load_job(_H100, plain)) == lower_job(load_job(_H100, (*plain, _SCATTERED)))
+
+
+def test_the_first_bucket_of_a_backward_gathers_what_came():
+    job = load_job(_H100, ("training.sequence_parallel=false", _SCATTERED))
+    workload = lower_job(job)
+    pieces = [one.piece for one in workload.reductions[0] if one.stages == (0,)]
+    assert len(pieces) > 1
+    assert sum(map(block_mean, pieces)) == pytest.approx(block_mean(workload.backward[0]))
 
 
 def test_stages_differ_at_the_ends_only():

@@ -110,6 +110,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `attention`: one fused kernel, `flash` the fastest of the device and `flash-1` and `flash-2`
         FlashAttention 1 and 2; or its parts, as before these.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
+    - `scatter_send_recv`: whether, where norms are not split, each rank of a tensor-parallel group
+        sends a part of what it sends to another pipeline rank, and the receivers gather the parts
+        (the scatter/gather optimization of Narayanan et al. 2021, arXiv:2104.04473, section 4.1);
+        otherwise each sends all of it. Where norms are split each has a part only, and this has no
+        effect.
     - `cp_comm_type`: how attention in a context-parallel group gets the keys and values of other
         ranks, as Megatron-LM calls it: round a ring (`p2p`), gathered (`all_gather`), or by dealing
         heads in place of tokens (`a2a`).
@@ -149,6 +154,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer_instances: Count = 1
     attention: Literal["flash", "flash-1", "flash-2", "unfused"] = "flash"
     sequence_parallel: bool = True
+    scatter_send_recv: bool = False
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
     cp_load_balance: bool = True
     tp_overlap: bool = False

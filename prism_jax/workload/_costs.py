@@ -77,6 +77,12 @@ class Costs(msgspec.Struct, frozen=True):
         return self.training.sequence_parallel and self.layout.tp > 1
 
     @property
+    def scatters_send_recv(self) -> bool:
+        """Whether the ranks of a tensor-parallel group, which hold the same, each send a part."""
+        split = self.splits_sequence or self.layout.tp == 1
+        return self.training.scatter_send_recv and not split
+
+    @property
     def base_dtype(self) -> str:
         """The dtype of activations, and of what is not multiplied in a narrower one."""
         return self.training.base_dtype
@@ -249,8 +255,11 @@ class Costs(msgspec.Struct, frozen=True):
         return some(1), self.beside([gemm], some(pieces - 1))
 
     def send_recv(self, sender: int, receiver: int) -> Kernel:
-        """The activations, or their gradients, of a microbatch between two pipeline ranks."""
+        """The activations, or their gradients, of a microbatch between two pipeline ranks: what one
+        GPU sends to its peer, over a link of its own.
+        """
         num_bytes = 2 * self.norm_tokens * self.model.hidden_size
+        num_bytes //= self.layout.tp if self.scatters_send_recv else 1
         link = find_send_link(self.cluster, self.layout, sender, receiver)
         transfer = send_recv_latency(num_bytes, link, self.kernels)
         mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency

@@ -11,6 +11,7 @@ from ._architecture import Part, Parts, Recomputed, recomputed
 from ._block import Block, Workload
 from ._costs import Costs
 from ._layer import backward_part, backward_weight_part, forward_part
+from ._received import with_received
 from ._reductions import reductions_of_ranks
 from ._replicas import tail
 from ._sharded import deals_each_microbatch, gathers, gathers_again, reductions, shards
@@ -52,12 +53,15 @@ def lower(
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
     forward = _blocks(costs, stages, lambda one: _forward(costs, one.part))
+    forward = with_received(costs, stages, forward, -1)
+    backward, backward_input = (
+        _blocks(costs, stages, lambda one, w=weights: _backward(costs, one, weights=w), back=True)
+        for weights in (True, False)
+    )
     return Workload(
         forward=forward,
-        backward=_blocks(costs, stages, lambda one: _backward(costs, one, weights=True), back=True),
-        backward_input=_blocks(
-            costs, stages, lambda one: _backward(costs, one, weights=False), back=True
-        ),
+        backward=with_received(costs, stages, backward, 1),
+        backward_input=with_received(costs, stages, backward_input, 1),
         backward_weight=_blocks(costs, stages, lambda one: _weights(costs, one.part), back=True),
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reductions=reductions_of_ranks(costs, stages),

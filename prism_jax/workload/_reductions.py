@@ -20,6 +20,7 @@ from ._block import Block, Kernel, Reduction
 from ._costs import Costs
 from ._layer import backward_part
 from ._parts import block, segment
+from ._received import received
 from ._sharded import GRADIENT_BYTES, deals_each_microbatch, instance, shards
 from ._split import Held, Stages, held_of, parameters_of_rank, sum_held
 
@@ -130,4 +131,5 @@ def _buckets(
         block((segments_of(*one), count) for one, count in Counter(piece).items())
         for piece in pieces
     ]
+    blocks[0] = received(costs, stages, stage, 1) + blocks[0]
     return list(zip(held, blocks, strict=True))
