@@ -11,7 +11,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._load import tell_unit
 from prism_jax.data import Link, list_clusters, list_jobs, list_models, notes_of
-from prism_jax.program import throughput
+from prism_jax.program import idle_keys, throughput
 
 
 _JOB = "megatron-175b-a100-64"
@@ -21,6 +21,61 @@ _JOB = "megatron-175b-a100-64"
 def test_shipped_jobs_are_plausible(name):
     job = prism.load_job(name)
     assert notes_of(job) == job.notes
+    assert idle_keys(job) == ()
+
+
+# Each on a job that makes nothing of it, and what else makes it matter.
+_MIXTRAL = ("model=mixtral-8x7b", "layout.tp=1", "layout.pp=1", "layout.dp=64", "layout.ep=8")
+_MIXTRAL += ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.dtype=bf16")
+_PLAIN = "training.sequence_parallel=false"
+_REPLICAS = ("layout.dp=2", "num_nodes=16")
+
+
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [
+        ("training.token_dispatcher=flex", _MIXTRAL),
+        ("training.prefetch=2", ("training.zero=3", *_REPLICAS)),
+        ("training.cp_comm_type=a2a", ("layout.cp=2", "layout.tp=4")),
+        ("training.scatter_send_recv=true", (_PLAIN,)),
+        ("training.recompute_layers=2", ("training.recompute=full",)),
+        ("layout.etp=2", _MIXTRAL),
+    ],
+)
+def test_a_key_without_effect_is_told(change, more):
+    key, _, value = change.partition("=")
+    said = idle_keys(prism.load_job(_JOB, [change]))
+    (note,) = (one for one in said if one.startswith(f"`{key}` = "))
+    assert value in note
+    assert len(note) < 300
+    assert "\n" not in note
+    others = [one for one in idle_keys(prism.load_job(_JOB, [change, *more])) if key in one]
+    assert others == []
+
+
+def test_keys_that_are_off_or_of_the_stack_are_not_told(capsys):
+    stack = "training.software=megatron-bridge-2025"
+    training = prism.load_job(_JOB, [stack]).training
+    assert training is not None
+    assert training.token_dispatcher == "flex"
+    off = ("training.overlap_tp_backward=false", "training.cp_load_balance=false")
+    assert idle_keys(prism.load_job(_JOB, [stack, *off])) == ()
+    change = ("--set", "training.prefetch=7")
+    assert main(["predict", _JOB, *change]) == 0
+    assert "`training.prefetch` = 7 has no effect" in capsys.readouterr().err
+    assert main(["show", _JOB, *change]) == 0
+    assert "`training.prefetch` = 7 has no effect" in capsys.readouterr().out
+    # Among several jobs a key may be for some.
+    grid = ("--over", "layout.dp=1,2", "--set", "num_nodes=16")
+    assert main(["compare", _JOB, *grid, *change, "--samples", "2000"]) == 0
+    assert "has no effect" not in capsys.readouterr().err
+
+
+def test_a_job_that_does_not_fit_its_layout_has_no_such_notes():
+    job = prism.load_job(_JOB, ["training.prefetch=7"])
+    assert idle_keys(job) != ()
+    layout = msgspec.structs.replace(job.layout, tp=7)
+    assert idle_keys(msgspec.structs.replace(job, layout=layout)) == ()
 
 
 def test_shipped_clusters_and_models_are_plausible():

@@ -183,9 +183,13 @@ def test_parts_that_are_sent_are_gathered(virtual):
     num_bytes, job = 2 * 2048 * 12288, load_job(_H100)
     assert {k.size.split("B")[0] for k in plain.send_recv.values()} == {str(num_bytes)}
     assert {k.size.split("B")[0] for k in scattered.send_recv.values()} == {str(num_bytes // 4)}
+    assert job.cluster is not None
+    assert job.kernels is not None
     # Over NVLink three quarters of the tensor arrive, in three hops.
     link = job.cluster.links[0]
-    efficiency = job.kernels.find_efficiency("all_gather", link.name).at(num_bytes)
+    table = job.kernels.find_efficiency("all_gather", link.name)
+    assert table is not None
+    efficiency = table.at(num_bytes)
     gather = 0.75 * num_bytes / (link.bandwidth_bytes_per_s * efficiency) + 3 * link.latency_s
     for name, without in (("forward", 0), ("backward", -1), ("backward_input", -1)):
         before, after = (list(map(block_mean, getattr(one, name))) for one in (plain, scattered))
@@ -204,7 +208,7 @@ def test_what_is_sent_changes_only_where_ranks_hold_the_same():
 def test_the_first_bucket_of_a_backward_gathers_what_came():
     job = load_job(_H100, ("training.sequence_parallel=false", _SCATTERED))
     workload = lower_job(job)
-    pieces = [one.piece for one in workload.reductions[0] if one.stages == (0,)]
+    pieces = [one.piece for one in workload.reductions[0] if one.piece is not None]
     assert len(pieces) > 1
     assert sum(map(block_mean, pieces)) == pytest.approx(block_mean(workload.backward[0]))
 

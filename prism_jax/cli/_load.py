@@ -2,12 +2,13 @@
 
 import argparse
 import dataclasses
+import itertools as it
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._files import shown
-from ..data import is_profile, load_job, notes_of
+from ..data import Job, is_profile, load_job, notes_of
 from ._devices import use_all_cores
 
 
@@ -95,11 +96,20 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
 
 def tell_notes(jobs: Iterable[Any]) -> None:
     """Prints on stderr, once each, what stands in for tables that the machines of jobs lack, and
-    what in jobs is implausible.
+    what in jobs is implausible; of one job also which of its keys have no effect, which among
+    several is no wonder.
     """
-    notes = (note for job in jobs if job is not None for note in notes_of(job))
+    known = [job for job in jobs if job is not None]
+    notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))
     for note in dict.fromkeys(notes):
         print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
+
+
+def all_notes(job: Job) -> tuple[str, ...]:
+    """What should be said of one job."""
+    from ..program import idle_keys
+
+    return (*notes_of(job), *idle_keys(job))
 
 
 def tell_unit(path: str, measured: float, predicted: float) -> None:

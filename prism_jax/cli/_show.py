@@ -9,6 +9,7 @@ from .. import data
 from .._misc import quoted
 from ._arguments import add_set_argument
 from ._catalogue import table
+from ._load import all_notes
 
 
 _WIDEST = 60
@@ -47,8 +48,9 @@ class Show:
         ]
         tables = [] if job.kernels is None else [source.name for source in job.kernels.sources]
         text = table(("key", "value", "unit", ""), rows)
-        return {"keys": keys, "kernels": tables, "notes": list(data.notes_of(job))}, "\n".join(
-            [text, "", f"tables of kernels: {', '.join(tables) or 'none'}", *data.notes_of(job)]
+        notes = all_notes(job)
+        return {"keys": keys, "kernels": tables, "notes": list(notes)}, "\n".join(
+            [text, "", f"tables of kernels: {', '.join(tables) or 'none'}", *notes]
         )
 
     @staticmethod

@@ -153,8 +153,8 @@ def _measured(job, overrides) -> dict[str, Any] | None:
 
 
 def _result(job, law, measured, levels: dict[str, float]) -> dict[str, Any]:
-    from ..data import notes_of
     from ..law import figures
+    from ._load import all_notes
 
     step_time: dict[str, Any] = {}
     found, unknown = figures(law, quantiles=levels), {}
@@ -189,7 +189,7 @@ def _result(job, law, measured, levels: dict[str, float]) -> dict[str, Any]:
     if job.job is not None and job.job.kernels is not None:
         sources = job.job.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
-        result["notes"] = list(notes_of(job.job))
+        result["notes"] = list(all_notes(job.job))
     if unknown:
         result["unknown_because"] = unknown
     if measured:

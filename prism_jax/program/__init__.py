@@ -23,6 +23,7 @@ from ._expert_load import (
     fullest as fullest,
 )
 from ._fits import check_memory as check_memory
+from ._idle import idle_keys as idle_keys
 from ._lay_out import (
     ALONE as ALONE,
     BESIDE as BESIDE,

@@ -1,0 +1,78 @@
+"""Keys that a job sets and that change nothing of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ..data import Job, Training, load_software, toml_value
+from ..schedule import order_of
+from ..workload import Workload
+from ._chains import lower_chains
+from ._compile import parts_of
+from ._memory import memory
+
+
+# What a job is, rather than how it is run.
+_NO_SWITCHES = ("software",)
+
+
+def idle_keys(job: Job) -> tuple[str, ...]:
+    """A sentence for each key of `training` and `layout` that has no effect on a job.
+
+    A key has none if all kernels of the step and the memory stay what they are with its default
+    value: so none is named that matters, and no list says which key belongs to what. Looked at are
+    keys that are neither off, nor at their default, nor what the stack of software says.
+
+    **Arguments:**
+
+    - `job`: from `load_job`; one without a model, or whose layout does not fit it, has no such key.
+    """
+    if job.model is None or job.training is None:
+        return ()
+    try:
+        before = _lowered(job)
+    except ValueError:
+        return ()
+    return tuple(
+        f"`{key}` = {toml_value(value)} has no effect on this job, whose step and memory are the "
+        f"same {'without it' if default is None else f'with {toml_value(default)}'}; leave it out, "
+        "or change what it depends on (docs/job_reference.md has each key)."
+        for key, value, default, changed in _without(job)
+        if _same(job, before, changed)
+    )
+
+
+def _without(job: Job) -> Iterator[tuple[str, Any, Any, Job]]:
+    """Keys, what they are and are by default, and the job with that."""
+    training, layout = job.training, job.layout
+    assert training is not None
+    try:
+        stack = load_software(training.software).training if training.software else {}
+    except ValueError:  # A file beside that of the job, which is not known here.
+        return
+    for field in msgspec.structs.fields(Training):
+        value, default = getattr(training, field.name), field.default
+        given = msgspec.to_builtins(value) != stack.get(field.name)
+        if field.name in _NO_SWITCHES or field.required or not value or value == default:
+            continue
+        if given:
+            changed = msgspec.structs.replace(training, **{field.name: default})
+            one = msgspec.structs.replace(job, training=changed)
+            yield f"training.{field.name}", value, default, one
+    if layout.etp not in (None, layout.tp):
+        one = msgspec.structs.replace(job, layout=msgspec.structs.replace(layout, etp=None))
+        yield "layout.etp", layout.etp, None, one
+
+
+def _same(job: Job, before: Workload, changed: Job) -> bool:
+    try:
+        return _lowered(changed) == before and memory(changed) == memory(job)
+    except ValueError:  # What the default does not allow has an effect.
+        return False
+
+
+def _lowered(job: Job) -> Workload:
+    model, cluster, training, kernels = parts_of(job)
+    order = order_of(job.schedule, job.layout)
+    return lower_chains(model, job.layout, job.schedule, training, cluster, kernels, order)
