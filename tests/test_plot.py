@@ -158,6 +158,55 @@ def test_axes_have_units_and_tick_labels_do_not_overlap(step):
             assert all(ax.figure.bbox.padded(1).containsx(box.x0) for box in boxes), name
 
 
+def _step_of(step, ranks):
+    """The step with the ops of its first ranks alone."""
+    mine = np.flatnonzero(step.ops["rank"] < ranks)
+    ops = {name: values[mine] for name, values in step.ops.items()}
+    receivers, path = np.full(len(mine), -1), np.arange(0)
+    reduction = step.reduction_s[:ranks]
+    changes = {"ops": ops, "receivers": receivers, "path": path, "reduction_s": reduction}
+    return dataclasses.replace(step, **changes, last_rank=0)
+
+
+def _extremes(step):
+    """One of everything, many, and names as long as they may be."""
+    name = "a" * 80
+    many = [{"gpus": 64 * 2**i, "mean_s": 1 + i, "p95_s": 2 + i} for i in range(16)]
+    near = [{"gpus": n, "mean_s": n, "p95_s": n} for n in (64, 640, 704, 720, 4096)]
+    layouts = [{"layout": name, "mean [s]": 1.0, "p95 [s]": 1.0}]
+    alone = {key: x[:1] for key, x in _criticality().ops.items()}
+    one, whole = _sensitivity(), _memory()
+    part = dataclasses.replace(one.parts[0], name=name)
+    return {
+        "tornado": plot.tornado(dataclasses.replace(one, parts=(part,))),
+        "breakdown": plot.breakdown({name: 1e-5, "variability": -4e-6, "x": 0.0}),
+        "layouts": plot.layouts(layouts),
+        "scale": plot.scale(many, "gpus"),
+        "near": plot.scale(near, "gpus"),
+        "size": plot.scale(many[:1], "gpus"),
+        "memory": plot.memory(prism.Memory(whole.ranks[:1], 80e9)),
+        "heat_map": plot.heat_map(dataclasses.replace(_criticality(), ops=alone)),
+        "gantt": plot.gantt(_step_of(step, 1)),
+    }
+
+
+def test_one_of_everything_many_and_long_names_leave_room(step):
+    for name, ax in _extremes(step).items():
+        ax.figure.draw_without_rendering()
+        for axis in (ax.xaxis, ax.yaxis):
+            boxes = _boxes(axis)
+            assert boxes, name
+            assert not any(a.overlaps(b) for a, b in it.combinations(boxes, 2)), name
+        assert ax.get_window_extent().width > 0.35 * ax.figure.bbox.width, name
+        if name in ("memory", "heat_map", "gantt"):
+            assert len(_boxes(ax.yaxis)) == 1, name
+        if (legend := ax.get_legend()) and name in ("tornado", "memory", "gantt"):
+            assert not legend.get_window_extent().overlaps(ax.get_window_extent()), name
+        names = [label.get_window_extent() for label in ax.get_yticklabels()]
+        for text in ax.texts:
+            assert not any(text.get_window_extent().overlaps(box) for box in names), name
+
+
 def _grey(color):
     r, g, b = matplotlib.colors.to_rgb(color)
     return 0.299 * r + 0.587 * g + 0.114 * b

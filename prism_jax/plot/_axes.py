@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import unknown_name
+from .._misc import quoted, unknown_name
 
 
 # From light to dark, so that a copy in grey tells them apart; lines differ in their style as well.
 LIGHT, MEDIUM, DARK, ACCENT = "#c9d8ee", "#7c9fd0", "#17335f", "#b5301c"
+_MOST_OF_A_NAME = 44
 LINE_STYLES = {"p5": (0, (1, 1)), "p50": "-", "p95": "--", "p99": "-."}
 
 
@@ -69,6 +70,16 @@ def plain_numbers(axis: Any) -> None:
 
     axis.set_major_locator(MaxNLocator(6))
     axis.set_major_formatter(ScalarFormatter(useOffset=False))
+
+
+def whole_numbers(axis: Any) -> None:
+    """Ticks at whole numbers alone, such as those of ranks; one where there is one rank."""
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
+def short(name: object) -> str:
+    """A name beside a bar: cut where it would leave no room for the bar."""
+    return quoted(name, _MOST_OF_A_NAME)
 
 
 def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 
 from .._misc import unit_of_seconds
-from ._axes import MEDIUM, axes, finished, plain_numbers
+from ._axes import MEDIUM, axes, finished, plain_numbers, short
 
 
 def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
@@ -28,13 +28,15 @@ def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
     ax = axes(ax, (7.0, 0.8 + 0.28 * len(parts)))
     per_second, unit = unit_of_seconds(parts.values())
     seconds, places = np.array([*parts.values()], float), np.arange(len(parts))
-    bars = ax.barh(places, per_second * seconds, color=MEDIUM)
+    ax.barh(places, per_second * seconds, color=MEDIUM)
     total = seconds.sum()
-    shares = [f"{100 * s / total:.1f} %" if total else "" for s in seconds]
-    ax.bar_label(bars, shares, padding=3, fontsize="small")
+    beside = {"textcoords": "offset points", "xytext": (3, 0), "va": "center", "fontsize": "small"}
+    for place, s in zip(places, seconds if total else (), strict=False):
+        # To the right of zero, too, where a part is negative: the names are to the left.
+        ax.annotate(f"{100 * s / total:.1f} %", (per_second * max(s, 0.0), place), **beside)
     ax.margins(x=0.12)  # Room for the shares.
     ax.axvline(0, color="black", linewidth=0.8)
-    ax.set_yticks(places, [*parts])
+    ax.set_yticks(places, [short(name) for name in parts])
     ax.set_ylim(len(parts) - 0.5, -0.5)
     plain_numbers(ax.xaxis)
     return finished(ax, xlabel=f"part of the mean step time ({unit})", ylabel="part")

@@ -14,6 +14,7 @@ from ._axes import (
     finished,
     legend_above,
     plain_numbers,
+    whole_numbers,
 )
 
 
@@ -65,7 +66,7 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
         ax.axvspan(barrier, end, color="0.85", zorder=0, label="after the barrier")
     plain_numbers(ax.xaxis)
     ax.set(xlim=(0, 1.005 * end), ylim=(step.num_ranks - 0.4, -0.6))
-    ax.yaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(ax.yaxis)
     finished(
         ax, xlabel=f"time from the start of the step ({unit})", ylabel="pipeline rank", legend=False
     )

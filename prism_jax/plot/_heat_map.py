@@ -4,7 +4,7 @@ import numpy as np
 
 from ..analysis import Criticality
 from ..schedule import SEND_RECV
-from ._axes import axes, finished
+from ._axes import axes, finished, whole_numbers
 
 
 def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = None) -> Any:
@@ -40,5 +40,5 @@ def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = No
     image = ax.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, label="probability to be critical")
     for axis in (ax.xaxis, ax.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        whole_numbers(axis)
     return finished(ax, xlabel="microbatch (number)", ylabel="stage (number)", legend=False)

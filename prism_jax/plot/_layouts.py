@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, plain_numbers
+from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, plain_numbers, short
 
 
 def layouts(
@@ -36,7 +36,7 @@ def layouts(
     ax.hlines(places, means, quantiles, color=MEDIUM, linewidth=2.5, zorder=1)
     ax.plot(means, places, "o", color=DARK, label="mean")
     ax.plot(quantiles, places, "s", color=ACCENT, fillstyle="none", label="p95")
-    ax.set_yticks(places, [str(name) for name in names])
+    ax.set_yticks(places, [short(name) for name in names])
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="x", color="0.9")
     ax.set_axisbelow(True)

@@ -3,7 +3,17 @@ from typing import Any
 import numpy as np
 
 from ..program import Memory
-from ._axes import ACCENT, DARK, LIGHT, MEDIUM, axes, finished, legend_above, plain_numbers
+from ._axes import (
+    ACCENT,
+    DARK,
+    LIGHT,
+    MEDIUM,
+    axes,
+    finished,
+    legend_above,
+    plain_numbers,
+    whole_numbers,
+)
 
 
 # The largest parts are told apart, in shades that neighbours do not share.
@@ -44,6 +54,6 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
     ax.axvline(device, color=ACCENT, linestyle="--", label=f"device: {device:.4g} GB")
     ax.set(xlim=(0, 1.05 * max(device, left.max())), ylim=(ranks - 0.4, -0.6))
     plain_numbers(ax.xaxis)
-    ax.yaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(ax.yaxis)
     legend_above(ax, 4)
     return finished(ax, xlabel="memory (GB)", ylabel="pipeline rank", legend=False)

@@ -14,6 +14,9 @@ _STYLES = {
 }
 
 
+_ROOM = 0.11  # Of the axis, from one label to the next.
+
+
 def scale(
     rows: Any,
     over: str,
@@ -63,12 +66,25 @@ def scale(
         )
     if sizes[0] > 0 and sizes[-1] >= 8 * sizes[0]:
         ax.set_xscale("log", base=2)
-        ax.set_xticks(sizes, [f"{x:,g}" for x in sizes])
+        ticks = _apart(sizes)
+        ax.set_xticks(ticks, [f"{x:,.12g}" for x in ticks])
         ax.minorticks_off()
+    elif sizes[0] == sizes[-1]:
+        ax.set_xticks(sizes[:1], [f"{sizes[0]:,.12g}"])
     else:
         plain_numbers(ax.xaxis)
     plain_numbers(ax.yaxis)
     return finished(ax, xlabel=label or over, ylabel="step time (s)")
+
+
+def _apart(sizes: np.ndarray) -> list[float]:
+    """Those of rising sizes, from the last on, whose labels have room on a logarithmic axis."""
+    least = _ROOM * np.log(sizes[-1] / sizes[0])
+    kept = [float(sizes[-1])]
+    for size in sizes[::-1].tolist():
+        if np.log(kept[-1] / size) >= least:
+            kept.append(size)
+    return kept[::-1]
 
 
 def _interval(rows, name, order, values) -> Any:

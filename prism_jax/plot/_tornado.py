@@ -4,7 +4,7 @@ import numpy as np
 
 from .._misc import unit_of_seconds
 from ..analysis import Part, Sensitivity
-from ._axes import ACCENT, DARK, MEDIUM, axes, finished, plain_numbers
+from ._axes import ACCENT, DARK, MEDIUM, axes, finished, legend_above, plain_numbers, short
 
 
 def tornado(
@@ -38,7 +38,7 @@ def tornado(
         raise ValueError(f"`of={of!r}` must be 'spread' or 'mean'.")
     parts = [part for part in sensitivity.parts if getattr(part, of) is not None]
     parts = sorted(parts, key=lambda part: -abs(_height(part, of)))[:top]
-    ax = axes(ax, (7.0, 0.8 + 0.3 * len(parts)))
+    ax = axes(ax, (7.0, 1.1 + 0.3 * len(parts)))
     per_second, unit = 1.0, "probability"
     if sensitivity.unit == "s":
         per_second, unit = unit_of_seconds(_height(part, of) for part in parts)
@@ -57,13 +57,14 @@ def tornado(
     if of == "spread":
         slopes = [per_second * part.spread.value for part in parts if part.spread]
         ax.plot(slopes, places, "D", color=ACCENT, markersize=5, label="first order")
-    ax.set_yticks(places, [part.name for part in parts])
-    ax.invert_yaxis()
+    ax.set_yticks(places, [short(part.name) for part in parts])
+    ax.set_ylim(max(len(parts), 1) - 0.4, -0.6)
     ax.axvline(0, color="black", linewidth=0.8)
     plain_numbers(ax.xaxis)
     what = "without its variability" if of == "spread" else "if it took no time"
     label = f"fall of {sensitivity.objective} {what} ({unit})"
-    return finished(ax, xlabel=label, ylabel="part")
+    legend_above(ax, 2)
+    return finished(ax, xlabel=label, ylabel="part", legend=False)
 
 
 def _height(part: Part, of: str) -> float:
