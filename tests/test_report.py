@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 
 import jax
@@ -17,6 +18,7 @@ import pytest
 import prism_jax as prism
 from prism_jax import report as reports
 from prism_jax.cli import main
+from prism_jax.cli._main import make_parser
 from prism_jax.report import _accuracy
 
 
@@ -31,9 +33,9 @@ def report():
     assert job.measured is not None
     measured = msgspec.structs.replace(job.measured, source=_EVIL)
     job = msgspec.structs.replace(job, name=_EVIL, source=_EVIL, measured=measured)
-    words = f"{_EVIL} --set x=1"
+    commands = {"simulate": f"prism-jax simulate {_EVIL} --samples 320 --seed 5"}
     key = jax.random.key(5)
-    options = {"objective": prism.Mean(), "epistemic": True, "words": words, "seed": "5"}
+    options = {"objective": prism.Mean(), "epistemic": True, "commands": commands, "seed": "5"}
     return reports.gather(job, num_samples=320, key=key, **options)
 
 
@@ -201,7 +203,15 @@ def test_report_on_the_command_line(no_simulation, report, tmp_path, capsys):
     (asked,) = no_simulation
     assert asked["objective"] == prism.Mean()
     assert asked["quantile"] == 0.9
-    assert asked["words"] == "megatron-22b-a100-8 --set layout.dp=1"
+    commands = asked["commands"]
+    job = "megatron-22b-a100-8 --set layout.dp=1"
+    assert commands["simulate"] == (
+        f"prism-jax simulate {job} --samples 65536 --seed 3 --sampling auto"
+    )
+    assert "--samples 8192 --seed 3 --objective mean" in commands["sensitivity"]
+    parser, _ = make_parser()
+    for command in commands.values():  # Each is one that the command line takes.
+        assert parser.parse_args(shlex.split(command)[1:]).run is not None
     assert main([*words, "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step_time_s"]["mean"] == report.law.mean

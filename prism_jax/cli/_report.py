@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     wanted = objective(arguments.objective)
 
     from ..law import QUANTILES
-    from ..report import check_matplotlib, gather, save_html
+    from ..report import MOST_STEPS, check_matplotlib, gather, save_html
 
     check_matplotlib()
     program, options = compiled(arguments, job)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         levels={**QUANTILES, **arguments.quantiles},
         objective=wanted,
         quantile=arguments.quantile,
-        words=_words(arguments),
+        commands=_commands(arguments, MOST_STEPS),
         seed=str(arguments.seed),
     )
     save_html(found, arguments.out)
@@ -73,7 +73,31 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, text
 
 
-def _words(arguments: argparse.Namespace) -> str:
-    """The job on a command line, with what is changed in it."""
+def _commands(arguments: argparse.Namespace, most: int) -> dict[str, str]:
+    """For each figure of the page, by the function that makes it, a command that prints it again.
+    Sensitivities and the like have `most` steps.
+    """
     changes = [word for change in arguments.overrides for word in ("--set", change)]
-    return shlex.join([arguments.job, *changes])
+    job = [arguments.job, *changes]
+    oom = ["--allow-oom"] * arguments.allow_oom
+    seed = ["--seed", str(arguments.seed), *oom]
+    few = [*job, "--samples", str(min(arguments.samples, most)), *seed]
+    law = [*job, "--samples", str(arguments.samples), *seed, "--sampling", arguments.sampling]
+    if arguments.allocations is not None:
+        law += ["--allocations", str(arguments.allocations)]
+    law += ["--epistemic"] * arguments.epistemic
+    if arguments.quantiles:
+        law += ["--quantiles", ",".join(f"{q:.12g}" for q in arguments.quantiles.values())]
+    words = {
+        "simulate": ["simulate", *law],
+        "predict": ["predict", *job, *oom],
+        "sensitivity": ["sensitivity", *few, "--objective", arguments.objective],
+        "criticality": ["criticality", *few],
+        "memory": ["memory", *job],
+        "sample_step": [
+            *("timeline", *few),
+            *("--quantile", f"{arguments.quantile:g}", "--out", "step.json"),
+        ],
+        "load_job": ["show", *job],
+    }
+    return {name: shlex.join(["prism-jax", *line]) for name, line in words.items()}

@@ -21,7 +21,7 @@ from ._report import Origin, Report
 
 T = TypeVar("T")
 # Sensitivities, critical paths and sampled steps take longer per step than the law, and need fewer.
-_MOST_STEPS = 8_192
+MOST_STEPS = 8_192
 
 
 def gather(
@@ -36,7 +36,7 @@ def gather(
     levels: Mapping[str, float] = QUANTILES,
     objective: AbstractObjective | None = None,
     quantile: float = 0.5,
-    words: str = "",
+    commands: Mapping[str, str] | None = None,
     seed: str | None = None,
     progress: bool = False,
 ) -> Report:
@@ -53,7 +53,8 @@ def gather(
     - `levels`: quantiles by name.
     - `objective`: of the sensitivities; p95 by default.
     - `quantile`: in [0, 1], of the step that is shown op by op.
-    - `words`, `seed`: what the page says of the command line and the key.
+    - `commands`, `seed`: what the page says of the command behind each figure (`simulate`,
+        `sensitivity`, ...) and of the key; by default it names functions.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
@@ -83,7 +84,7 @@ def gather(
     missing: dict[str, str] = {}
     if law.interrupted:
         missing["law"] = "interrupted; the law is of fewer steps than were asked for"
-    steps = min(num_samples, _MOST_STEPS)
+    steps = min(num_samples, MOST_STEPS)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     return Report(
@@ -98,7 +99,7 @@ def gather(
         criticality=_found(missing, "criticality", lambda: criticality(program, **same)),
         step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
         missing=missing,
-        origin=_origin(num_samples, steps, key, words, seed),
+        origin=_origin(num_samples, steps, key, commands or {}, seed),
     )
 
 
@@ -117,7 +118,11 @@ def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | Non
 
 
 def _origin(
-    num_samples: int, num_steps: int, key: PRNGKeyArray, words: str, seed: str | None
+    num_samples: int,
+    num_steps: int,
+    key: PRNGKeyArray,
+    commands: Mapping[str, str],
+    seed: str | None,
 ) -> Origin:
     kinds = Counter(device.device_kind for device in jax.devices())
     devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
@@ -125,7 +130,7 @@ def _origin(
         num_samples=num_samples,
         num_steps=num_steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",
-        words=words,
+        commands=commands,
         version=importlib.metadata.version("prism-jax"),
         jax=jax.__version__,
         machine=f"{platform.system()} {platform.machine()}; devices of JAX: {devices}",

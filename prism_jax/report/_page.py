@@ -151,12 +151,13 @@ def _origin(report: Report) -> Markup:
         ("sensitivities", "sensitivity", f"{some:,} steps"),
         ("criticality", "criticality", f"{some:,} steps"),
         ("memory", "memory", "no steps; on the host"),
-        ("one step", "timeline" if origin.words else "sample_step", f"of {some:,} steps"),
-        ("assumptions", "show" if origin.words else "load_job", "no steps"),
+        ("one step", "sample_step", f"of {some:,} steps"),
+        ("assumptions", "load_job", "no steps"),
     ]
-    if report.job is None:  # Commands that a profile is not for.
-        rows = [row for row in rows if row[1] not in ("predict", "memory", "show", "load_job")]
-    cells = [(name, tag("code", _call(report, call)), steps) for name, call, steps in rows]
+    if report.job is None:  # What a profile is not for.
+        rows = [row for row in rows if row[1] not in ("predict", "memory", "load_job")]
+    by = {name: origin.commands.get(name, f"prism.{name}") for _, name, _ in rows}
+    cells = [(figures, tag("code", by[name]), steps) for figures, name, steps in rows]
     about = (
         f"Seed: {origin.seed}. prism-jax {origin.version}, JAX {origin.jax}; {origin.machine}; "
         f"{origin.date}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
@@ -164,18 +165,3 @@ def _origin(report: Report) -> Markup:
     )
     header = ("figures", "the same by", "from")
     return join([table("How each figure was obtained", header, cells), tag("p", about)])
-
-
-def _call(report: Report, name: str) -> str:
-    origin = report.origin
-    if not origin.words:
-        return f"prism.{name}"
-    few = {"sensitivity", "criticality", "timeline"}
-    number = origin.num_samples if name == "simulate" else origin.num_steps
-    samples = f" --samples {number} --seed {origin.seed}" if name in {"simulate", *few} else ""
-    out = (
-        f" --quantile {report.step.quantile:g} --out step.json"
-        if name == "timeline" and report.step
-        else ""
-    )
-    return f"prism-jax {name} {origin.words}{samples}{out}"

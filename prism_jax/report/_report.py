@@ -1,6 +1,7 @@
 """What a page is made of."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from ..analysis import Criticality, SampledStep, Sensitivity
 from ..data import Job, Profile
@@ -17,8 +18,8 @@ class Origin:
 
     - `num_samples`: of the law; `num_steps`: of what takes longer per step.
     - `seed`: what the key is made of, in words.
-    - `words`: the job on a command line, with the options that all of its commands take; empty for
-        a report that Python asked for.
+    - `commands`: for each figure the command that prints it again; empty for a report that Python
+        asked for.
     - `version`, `jax`: of the packages.
     - `machine`: what it ran on; no name of a machine.
     - `date`: of the day.
@@ -27,7 +28,7 @@ class Origin:
     num_samples: int
     num_steps: int
     seed: str
-    words: str
+    commands: Mapping[str, str]
     version: str
     jax: str
     machine: str
