@@ -180,9 +180,9 @@ def test_a_chunk_goes_to_another_process(jobs):
 
 def test_rankings_are_the_same_by_any_executor(jobs):
     options = {"num_samples": 4096, "key": jax.random.key(0), "top": 2, "margin": 0.0}
-    alone = prism.rank_layouts(jobs, **options)
+    alone = prism.rank_layouts(jobs[:5], **options)
     with cf.ThreadPoolExecutor(2) as executor:
-        shared = prism.rank_layouts(jobs, executor=executor, **options)
+        shared = prism.rank_layouts(jobs[:5], executor=executor, **options)
     assert shared == alone
 
 

@@ -59,26 +59,22 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     check_ranks(of)
     shown: dict[str, Any] = {"progress": wants_progress(arguments)}
-    searches = []
-    for job, batch in jobs:
-        parts: dict[str, Any] = {"training": job.training, "kernels": job.kernels}
-        found = enumerate_layouts(
-            job.model, job.cluster, arguments.gpus, batch_size=batch, space=space, **parts, **shown
-        )
-        searches.append(found)
+    with ray_executor(arguments) as executor:  # A cluster that does not answer is told first.
+        searches = []
+        for job, batch in jobs:
+            parts: dict[str, Any] = {"training": job.training, "kernels": job.kernels}
+            parts |= {"batch_size": batch, "space": space, **shown}
+            searches.append(enumerate_layouts(job.model, job.cluster, arguments.gpus, **parts))
 
-    import jax
+        import jax
 
-    from ..layouts import rank_layouts
+        from ..layouts import rank_layouts
 
-    options = {"num_samples": arguments.samples, "top": arguments.top, **shown}
-    key = jax.random.key(arguments.seed)
-    with ray_executor(arguments) as executor:
         if executor is None:
             use_all_cores()
-        rankings = [
-            rank_layouts(one, of, key=key, executor=executor, **options) for one in searches
-        ]
+        options = {"num_samples": arguments.samples, "top": arguments.top, "executor": executor}
+        options |= {"key": jax.random.key(arguments.seed), **shown}
+        rankings = [rank_layouts(one, of, **options) for one in searches]
     tell_notes([job for job, _ in jobs])
     results = [
         {"over": changes, "sequences": batch, **as_json(one, arguments.top)}
