@@ -40,11 +40,19 @@ def lower_chains(
             "leave `training.accumulate_gradients` false, or use a schedule of one copy."
         )
     copies = msgspec.structs.replace(layout, dp=layout.dp * len(chains))
+    passes = [one.passes for one in chains if one.passes is not None]
     reduced = [lower(part[0], copies, *part[2:]) for part in parts]
     phases = ("forward", "backward", "backward_input", "backward_weight")
     return msgspec.structs.replace(
         chains[0],
         **{name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases},
+        passes=None
+        if not passes
+        else msgspec.structs.replace(
+            passes[0],
+            forward=tuple(it.chain(*(one.forward for one in passes))),
+            backward=tuple(it.chain(*(one.backward for one in passes))),
+        ),
         send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
         reductions=tuple(
             tuple(

@@ -23,7 +23,7 @@ from ..schedule import (
 from ..workload import Block, Workload, block_means
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
-from ._frame import block_of_kind, frame_of
+from ._frame import blocks_of_kinds, frame_of
 from ._program import Program
 from ._sinks import cut_at_sinks, sinks_of
 from ._variability import Variability, variability_of
@@ -170,5 +170,5 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
 def blocks_of(graph: OpGraph, workload: Workload) -> list[Block]:
     """The block of each op of a graph."""
     of = frame_of(graph)
-    blocks = [block_of_kind(workload, kind) for kind in of.kinds]
+    blocks = blocks_of_kinds(workload, of.kinds)
     return [blocks[kind] for kind in of.kind_of.tolist()]

@@ -11,7 +11,7 @@ from ..schedule import latest_ends, op_graph, order_of
 from ..workload import Workload, block_mean, block_means
 from ._chains import lower_chains
 from ._compile import parts_of
-from ._frame import Frame, block_of_kind, frame_of
+from ._frame import Frame, blocks_of_kinds, frame_of
 from ._sinks import sinks_of, when_reduced
 
 
@@ -33,7 +33,7 @@ class ConstantStep:
 
 def run(of: Frame, workload: Workload) -> ConstantStep:
     """A step of a workload."""
-    means = block_means([block_of_kind(workload, kind) for kind in of.kinds])
+    means = block_means(blocks_of_kinds(workload, of.kinds))
     return _replayed(of, workload, np.array(means)[of.kind_of])
 
 

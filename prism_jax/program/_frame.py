@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools as ft
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from ..schedule import OVERLAPPED, SEND_RECV, OpGraph
-from ..workload import Block, Segment, Workload
+from ..workload import Block, Segment, Workload, pair
 
 
 class OpKind(NamedTuple):
@@ -53,8 +54,25 @@ def frame_of(graph: OpGraph) -> Frame:
     return Frame(graph, tuple(OpKind(*row) for row in numbers), kind_of)
 
 
-def block_of_kind(workload: Workload, kind: OpKind) -> Block:
-    """The kernels of the ops of a kind. What overlaps takes as long as one after the other."""
+def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
+    """The block of each kind of ops. Those of pairs of stages that are alike are the same."""
+    pairs: dict[tuple[int, int], Block] = {}
+
+    def of_kind(kind: OpKind) -> Block:
+        if kind.phase != OVERLAPPED or workload.passes is None:
+            return _block_of_kind(workload, kind)
+        passes = workload.passes
+        alike = id(passes.forward[kind.stage]), id(passes.backward[kind.other])
+        if alike not in pairs:
+            beside = pair(passes, kind.stage, kind.other)
+            pairs[alike] = _block_of_kind(workload, kind) if beside is None else beside
+        return pairs[alike]
+
+    return [of_kind(kind) for kind in kinds]
+
+
+def _block_of_kind(workload: Workload, kind: OpKind) -> Block:
+    """The kernels of the ops of a kind, one after the other."""
     if kind.phase == SEND_RECV:
         return ((Segment((), workload.send_recv[kind.rank, kind.peer]), 1),)
     if kind.phase == OVERLAPPED:

@@ -11,7 +11,7 @@ from ..workload import Block, Workload, block_flops, block_mean, split_mean
 from ._chains import lower_chains
 from ._compile import parts_of, with_costs
 from ._constant_step import ConstantStep, run, without_send_recv
-from ._frame import Frame, block_of_kind, frame_of
+from ._frame import Frame, blocks_of_kinds, frame_of
 from ._memory import memory
 
 
@@ -127,7 +127,7 @@ def _of_average_rank(
             found[f"exposed {_DEGREES.get(degree, degree)}"] += times * seconds
         return times * (sum(compute.values()) + sum(exposed.values()))
 
-    blocks = [block_of_kind(workload, kind) for kind in of.kinds]  # Kept, for their `id`s.
+    blocks = blocks_of_kinds(workload, of.kinds)  # Kept, for their `id`s.
     counts = np.bincount(of.kind_of).tolist()
     for kind, block, count in zip(of.kinds, blocks, counts, strict=True):
         if kind.phase != SEND_RECV:

@@ -4,6 +4,7 @@ from ._block import (
     Branches as Branches,
     Kernel as Kernel,
     Load as Load,
+    Passes as Passes,
     Reduction as Reduction,
     Row as Row,
     Segment as Segment,
@@ -23,4 +24,5 @@ from ._parts import (
     rows_of as rows_of,
     split_mean as split_mean,
 )
+from ._passes import pair as pair
 from ._split import check_split as check_split, layers_of_stages as layers_of_stages

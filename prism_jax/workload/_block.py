@@ -155,6 +155,25 @@ class Reduction(msgspec.Struct, frozen=True):
     each_turn: bool = False
 
 
+# What runs one after the other, each list of segments with how often in a row.
+Ordered = tuple[tuple[tuple[Segment, ...], int], ...]
+
+
+class Passes(msgspec.Struct, frozen=True):
+    """Stages in the order in which they run, where tokens of one microbatch may travel to experts
+    beside the compute of another.
+
+    **Attributes:**
+
+    - `forward`, `backward`: of each (global virtual) stage.
+    - `contention`: as of `Branches`.
+    """
+
+    forward: tuple[Ordered, ...]
+    backward: tuple[Ordered, ...]
+    contention: tuple[float, float]
+
+
 class Workload(msgspec.Struct, frozen=True):
     """The kernels of one step, for each stage and phase, and what follows the pipeline.
 
@@ -170,6 +189,8 @@ class Workload(msgspec.Struct, frozen=True):
     - `members`: ranks of a tensor- and context-parallel group, the members of a segment.
     - `group_size`: ranks of a stage that meet in every microbatch: those, and all that share
         experts with them.
+    - `passes`: what an overlapped pair of a forward and a backward is made of; `None` where these
+        take as long as one after the other.
     """
 
     forward: tuple[Block, ...]
@@ -182,6 +203,7 @@ class Workload(msgspec.Struct, frozen=True):
     contention: float
     members: int
     group_size: int
+    passes: Passes | None = None
 
     @property
     def reduce_scatter(self) -> tuple[Block, ...]:

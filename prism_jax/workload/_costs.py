@@ -230,14 +230,15 @@ class Costs(msgspec.Struct, frozen=True):
         """Compute and serial collectives side by side, of which the collectives take a share of the
         units that compute: it takes `1 / (1 - share)` times as long meanwhile.
         """
-        return Branches(row(compute), (row(collectives),), self._contention)
+        return Branches(row(compute), (row(collectives),), self.contention)
 
     def beside_block(self, within: Block, collectives: Iterable[Kernel]) -> Segment:
         """The same of a block, and collectives one after the other."""
-        return segment([], None, Branches((), (row(collectives),), self._contention, within))
+        return segment([], None, Branches((), (row(collectives),), self.contention, within))
 
     @property
-    def _contention(self) -> tuple[float, float]:
+    def contention(self) -> tuple[float, float]:
+        """Of compute and of collectives, as of `Branches`."""
         share = self.kernels.overlap.contention
         return share / (1 - share), 0.0
 

@@ -11,6 +11,7 @@ from ._architecture import Part, Parts, Recomputed, recomputed
 from ._block import Block, Workload
 from ._costs import Costs
 from ._layer import backward_part, backward_weight_part, forward_part
+from ._passes import passes_of
 from ._received import with_received
 from ._reductions import reductions_of_ranks
 from ._replicas import tail
@@ -69,6 +70,7 @@ def lower(
         tail=tail(costs, stages, forward),
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),
+        passes=passes_of(costs, stages),
     )
 
 

@@ -1,0 +1,123 @@
+"""A forward and a backward of two microbatches side by side: each computes while tokens of the
+other travel to experts and back.
+
+As DualPipe pairs them (DeepSeek-V3, arXiv:2412.19437, section 3.2.1 and figure 4), and
+Megatron-Core with `--overlap-moe-expert-parallel-comm`
+(megatron/core/pipeline_parallel/combined_1f1b.py). For each layer:
+
+    compute      attention F | experts B  | experts F  | attention B
+    exchanges    combine B   | dispatch F | dispatch B | combine F
+
+An op of one stream waits for the one before it there, and for what makes its tokens, which the
+other stream ran in the column before. So both streams meet after each column, and a column is a
+maximum. The gradients of weights stay with those of the inputs.
+"""
+
+import functools as ft
+import itertools as it
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from ._architecture import Parts, recomputed
+from ._block import Block, Branches, Kernel, Ordered, Passes, Segment
+from ._costs import Costs
+from ._layer import backward_part, forward_part
+from ._parts import block
+from ._sharded import shards
+from ._split import Stages
+
+
+def passes_of(costs: Costs, stages: Stages) -> Passes | None:
+    """The stages of a job in order; `None` where none has exchanges, or where the collectives of
+    parameters are beside its layers already.
+    """
+    if costs.layout.ep == 1 or shards(costs.training)[0]:
+        return None
+
+    @ft.cache
+    def forward(parts: Parts) -> Ordered:
+        return tuple((tuple(forward_part(costs, part)), count) for part, count in parts)
+
+    @ft.cache
+    def backward(parts: Parts) -> Ordered:
+        found = recomputed(parts, costs.training)[::-1]
+        return tuple(
+            (tuple(backward_part(costs, one.part, again=one.again)), one.count) for one in found
+        )
+
+    return Passes(
+        tuple(map(forward, stages.parts)), tuple(map(backward, stages.parts)), costs.contention
+    )
+
+
+def pair(passes: Passes, forward: int, backward: int) -> Block | None:
+    """The block of a forward of one stage and a backward of another, or the same; `None` where one
+    of them exchanges nothing. What one of them exchanges beyond the other has nothing beside it.
+    """
+    rows = [list(_flat(passes.forward[forward])), list(_flat(passes.backward[backward]))]
+    places = [[i for i, one in enumerate(row) if _exchange(one)] for row in rows]
+    count = min(map(len, places))
+    if count == 0:
+        return None
+    (ours, our_rest), (theirs, their_rest) = (
+        _cut(row, found[:count]) for row, found in zip(rows, places, strict=True)
+    )
+    # Up to the first exchange that the forward has none beside.
+    more = next((i for i, one in enumerate(their_rest) if _exchange(one)), len(their_rest))
+    after = [*(compute for compute, _ in theirs[1:]), their_rest[:more]]
+    found = list(theirs[0][0])
+    for (mine, sent), (_, got), its in zip(ours, theirs, after, strict=True):
+        found.append(_column(mine, got, passes.contention))
+        found.append(_column(its, sent, passes.contention))
+    return block([(_joined([*found, *our_rest, *their_rest[more:]]), 1)])
+
+
+def _column(compute: list[Segment], exchange: Kernel, contention: tuple[float, float]) -> Segment:
+    """What is computed, after which all meet, beside an exchange."""
+    within = block([(_joined(compute), 1)])
+    return Segment((), None, (Branches((), (((exchange, 1),),), contention, within),))
+
+
+def _joined(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments in order, where what members run by themselves goes before what they then wait for:
+    they are as late as the slowest in both, not as the slowest in each.
+    """
+    found: list[Segment] = []
+    loose: Counter[Kernel] = Counter()
+    for one in segments:
+        if loose and any(branches.within for branches in one.branches):
+            found.append(Segment(tuple(loose.items())))
+            loose.clear()
+        for kernel, count in one.kernels:
+            loose[kernel] += count
+        if one.collective or one.branches or one.members:
+            found.append(msgspec.structs.replace(one, kernels=tuple(loose.items())))
+            loose.clear()
+    return [*found, Segment(tuple(loose.items()))]
+
+
+def _flat(ordered: Ordered) -> Iterable[Segment]:
+    return it.chain.from_iterable(segments * count for segments, count in ordered)
+
+
+def _exchange(one: Segment) -> bool:
+    """Whether tokens go to experts, or come back, at the end of a segment."""
+    closing = one.collective
+    return closing is not None and (closing.kind, closing.group) == ("all_to_all", "ep")
+
+
+def _cut(
+    row: list[Segment], places: list[int]
+) -> tuple[list[tuple[list[Segment], Kernel]], list[Segment]]:
+    """What comes before each exchange, with it, and what comes after the last of these."""
+    parts, start = [], 0
+    for place in places:
+        last = row[place]
+        assert last.collective is not None
+        parts.append(
+            ([*row[start:place], msgspec.structs.replace(last, collective=None)], last.collective)
+        )
+        start = place + 1
+    return parts, row[start:]

@@ -1,0 +1,201 @@
+"""Exchanges with experts beside the compute of another microbatch."""
+
+import itertools as it
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.data import load_job
+from prism_jax.program import Variability, assemble, predict
+from prism_jax.replica import make_plan
+from prism_jax.workload import Kernel, Passes, Segment, block_mean, pair
+
+from .helpers import graph_of, kernels_of, lognormal, lower_job, side_by_side
+
+
+_MEMBERS = 4
+
+
+def _gemm(name: str, mean: float) -> Kernel:
+    return Kernel("gemm", name, mean)
+
+
+def _layer(name: str, seconds) -> tuple[Segment, ...]:
+    """What a layer runs before, between and after its two exchanges, which take the other two."""
+    before, sent, experts, back, after = seconds
+
+    def until(what: str, mean: float, exchange: float) -> Segment:
+        collective = Kernel("all_to_all", f"{name} {what}", exchange, "network", group="ep")
+        return Segment(((_gemm(f"{name} {what}", mean), 1),), collective, (), _MEMBERS)
+
+    return (
+        until("before", before, sent),
+        until("experts", experts, back),
+        Segment(((_gemm(f"{name} after", after), 1),)),
+    )
+
+
+def _passes(forward, backward, contention=(0.0, 0.0)) -> Passes:
+    """One stage of layers with these latencies, an array of five for each."""
+
+    def ordered(name, layers):
+        return tuple((_layer(f"{name}{i}", each.tolist()), 1) for i, each in enumerate(layers))
+
+    return Passes((ordered("F", forward),), (ordered("B", backward),), contention)
+
+
+def _by_events(forward, backward) -> float:
+    """The end of two streams, op by op: each waits for the op before it on its stream, and for the
+    op before it of its own microbatch."""
+    first, second = (_alternating(layers) for layers in (forward, backward))
+    # The backward's first part runs ahead; then the two take turns on both streams.
+    turns = list(it.chain.from_iterable(zip(first, second[1:], strict=False)))
+    turns = [(second[0], 1), *((one, i % 2) for i, one in enumerate(turns)), (first[-1], 0)]
+    at = {0: 0, 1: 0}
+    done, free = [0.0, 0.0], {"compute": 0.0, "exchange": 0.0}
+    for seconds, microbatch in turns:
+        stream = ("compute", "exchange")[at[microbatch] % 2]
+        end = max(done[microbatch], free[stream]) + seconds
+        done[microbatch] = free[stream] = end
+        at[microbatch] += 1
+    return max(done)
+
+
+def _alternating(layers) -> list[float]:
+    """Compute and exchanges in turn; what ends a layer and what starts the next are one part."""
+    found = [0.0]
+    for before, sent, experts, back, after in layers.tolist():
+        found[-1] += before
+        found += [sent, experts, back, after]
+    return found
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pair_ends_as_its_two_streams_do(layers, seed):
+    forward, backward = np.random.default_rng(seed).gamma(2.0, 1e-3, (2, layers, 5))
+    block = pair(_passes(forward, backward), 0, 0)
+    assert block is not None
+    assert block_mean(block) == pytest.approx(_by_events(forward, backward))
+
+
+def test_exchanges_that_take_no_time_or_all_of_it():
+    rng = np.random.default_rng(7)
+    forward, backward = rng.gamma(2.0, 1e-3, (2, 3, 5))
+    for layers in (forward, backward):
+        layers[:, [1, 3]] = 0
+    block = pair(_passes(forward, backward), 0, 0)
+    assert block is not None
+    assert block_mean(block) == pytest.approx(np.sum(forward) + np.sum(backward))
+    for layers in (forward, backward):
+        layers[:] = [0, 1e-3, 0, 2e-3, 0]
+    block = pair(_passes(forward, backward), 0, 0)
+    assert block is not None
+    assert block_mean(block) == pytest.approx(np.sum(forward) + np.sum(backward))
+
+
+@pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
+def test_what_one_exchanges_beyond_the_other_is_bare(counts):
+    rng = np.random.default_rng(3)
+    forward, backward = (rng.gamma(2.0, 1e-3, (count, 5)) for count in counts)
+    passes = _passes(forward, backward)
+    block = pair(passes, 0, 0)
+    assert block is not None
+    whole = [part for ordered in (*passes.forward, *passes.backward) for part in ordered]
+    serial = tuple((one, count) for segments, count in whole for one in segments)
+    assert kernels_of(block) == kernels_of(serial)
+    both = min(counts)
+    overlapped = pair(_passes(forward[:both], backward[:both]), 0, 0)
+    assert overlapped is not None
+    more = np.sum(forward[both:]) + np.sum(backward[both:])
+    # At most what starts the next layer runs beside the last exchange of those before.
+    left = block_mean(block) - block_mean(overlapped)
+    assert more - backward[both:, 0].sum() - 1e-12 <= left <= more + 1e-12
+
+
+def test_without_exchanges_there_is_nothing_to_overlap():
+    alone = (((Segment(((_gemm("a", 1.0), 1),)),), 2),)
+    passes = Passes((alone,), (alone,), (0.0, 0.0))
+    assert pair(passes, 0, 0) is None
+
+
+@pytest.mark.parametrize("contention", [(0.0, 0.0), (0.2, 0.0)])
+def test_a_pair_equals_every_kernel_drawn(contention):
+    """Of four ranks with GPUs of their own, whose slowest all wait for after each column."""
+    rng, samples, sigma, gpu = np.random.default_rng(0), 40_000, 0.03, 0.02
+    forward, backward = np.random.default_rng(1).uniform(0.8e-3, 1.2e-3, (2, 2, 5))
+    block = pair(_passes(forward, backward, contention), 0, 0)
+    assert block is not None
+    variability = Variability(
+        residual={"gemm": lognormal(sigma), "all_to_all": lognormal(3 * sigma)}, rank=lognormal(gpu)
+    )
+    program = assemble(
+        graph_of([()]), [block], variability=variability, members=_MEMBERS, group_size=_MEMBERS
+    )
+    tables = make_plan(program).tables
+    assert tables.shared is not None
+    gpus = np.exp(gpu * rng.standard_normal((_MEMBERS, samples)) - gpu**2 / 2)
+
+    def draw(mean, spread, *shape):
+        return mean * np.exp(spread * rng.standard_normal((*shape, samples)) - spread**2 / 2)
+
+    def compute(*means):
+        return np.max(sum(gpus * draw(mean, sigma, _MEMBERS) for mean in means), axis=0)
+
+    def column(seconds, *means):
+        return side_by_side(compute(*means), draw(seconds, 3 * sigma), contention)
+
+    total = compute(backward[0, 0])
+    for i in range(2):
+        f, b = forward[i], backward[i]
+        total += column(b[1], *([f[0]] if i == 0 else [forward[0, 4], f[0]]))
+        total += column(f[1], b[2])
+        total += column(b[3], f[2])
+        total += column(f[3], *([b[4], backward[1, 0]] if i == 0 else [b[4]]))
+    total += compute(forward[1, 4])
+    slowest = gpus.max(axis=0)
+    mean, std, shared = (
+        np.interp(slowest, np.asarray(tables.nodes), np.asarray(values))
+        for values in (*tables.moments[:2, 0, 0], tables.shared[0, 0])
+    )
+    assert abs(np.mean(mean - total)) < 5e-4 * np.mean(total)
+    whole = np.sqrt(np.var(mean) + np.mean(std**2 + shared**2))
+    assert whole == pytest.approx(np.std(total), rel=0.03)
+    assert jnp.all(jnp.isfinite(tables.moments))
+
+
+_EXPERTS = ("model=qwen3-30b-a3b", "layout.tp=1", "layout.ep=8", "schedule.num_microbatches=16")
+_EXPERTS += ("schedule.kind=dual-pipe-v", "schedule.virtual_stages=2", "training.dtype=bf16")
+_EXPERTS += ("layout.pp=4", "layout.dp=192")
+
+
+def test_pairs_of_a_job_run_all_of_both():
+    job = load_job("gpt3-175b-h100-768", _EXPERTS)
+    workload = lower_job(job)
+    assert workload.passes is not None
+    for stages in ((0, 1), (3, 3), (7, 0)):
+        block = pair(workload.passes, *stages)
+        assert block is not None
+        serial = workload.forward[stages[0]] + workload.backward[stages[1]]
+        assert kernels_of(block) == kernels_of(serial)
+        exchanges = sum(
+            kernel.mean * count
+            for kernel, count in kernels_of(serial).items()
+            if kernel.kind == "all_to_all"
+        )
+        both = block_mean(serial)
+        assert max(both - exchanges, exchanges) < block_mean(block) < both
+
+
+def test_only_overlapped_pairs_with_experts_change():
+    dense = load_job(
+        "gpt3-175b-h100-768", ("schedule.kind=dual-pipe-v", "schedule.virtual_stages=2")
+    )
+    assert lower_job(dense).passes is None
+    overlapped, apart = (
+        predict(load_job("gpt3-175b-h100-768", (*_EXPERTS, *more)))
+        for more in ((), ("training.zero=2",))
+    )
+    # Of a pair that is not cut into columns all exchanges are exposed.
+    assert overlapped.breakdown["exposed ep"] < 0.6 * apart.breakdown["exposed ep"]
