@@ -6,6 +6,7 @@ import pytest
 
 from prism_jax.cluster import (
     Group,
+    Routing,
     all_group,
     collective_latency,
     compute_latency,
@@ -109,21 +110,39 @@ def test_several_ranks_per_node_share_the_way_out(h100):
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_tokens_go_once_to_each_rank_and_each_node(h100, copies):
-    """Of eight ranks in one node, or in two, with two experts each: by all choices of experts."""
+@pytest.mark.parametrize(("groups", "most"), [(1, 1), (2, 1), (4, 2), (8, 3), (16, 5), (8, 8)])
+def test_tokens_go_once_to_each_rank_and_each_node(h100, copies, groups, most):
+    """Of eight ranks in one node, or in two, with two experts each: by all choices of groups and of
+    experts within them."""
     token_bytes, experts = 1e9, 16
-    choices = list(it.combinations(range(experts), copies))
+    each = experts // groups
+    choices = [
+        choice
+        for chosen in it.combinations(range(groups), most)
+        for choice in it.combinations([e for e in range(experts) if e // each in chosen], copies)
+    ]
+    routing = Routing(copies, experts, groups, most)
 
     def distinct(each: int) -> float:
         return sum(len({one // each for one in choice}) for choice in choices) / len(choices)
 
-    found = dispatch_latency(token_bytes, copies, experts, Group("ep", 8), h100, _perfect())
+    found = dispatch_latency(token_bytes, routing, Group("ep", 8), h100, _perfect())
     assert found.latency == pytest.approx(7 / 8 * token_bytes * distinct(2) / 450e9)
     # Every other rank of a node: each has an adapter of its own.
-    far = dispatch_latency(token_bytes, copies, experts, Group("ep", 8, 2), h100, _perfect())
+    far = dispatch_latency(token_bytes, routing, Group("ep", 8, 2), h100, _perfect())
     outside, inside = 1 / 2 * distinct(8) / 50e9, 3 / 4 * distinct(2) / 450e9
     assert far.latency == pytest.approx(token_bytes * max(outside, inside))
     assert far.link == "infiniband"
+
+
+def test_tokens_of_deepseek_v3_come_to_four_nodes_at_most():
+    """Of eight, to which eight of 256 experts would come to 5.3."""
+    free, limited = Routing(8, 256), Routing(8, 256, 8, 4)
+    assert limited.parts_met(8) < 4 < 5 < free.parts_met(8)
+    # All groups are no limit, and where parts and groups do not nest there is none.
+    assert Routing(8, 256, 8, 8).parts_met(8) == pytest.approx(free.parts_met(8))
+    assert Routing(8, 256, 8, 8).parts_met(4) == pytest.approx(free.parts_met(4))
+    assert Routing(8, 240, 6, 4).parts_met(4) == Routing(8, 240).parts_met(4)
 
 
 def test_latency_counts_hops():

@@ -183,6 +183,8 @@ sequence_length = 4096
         ("model.modules.moe.load_concentration=even", ["load_concentration", "got `str`"]),
         ("model.modules.moe.capacity_factor=0.9", ["capacity_factor", ">= 1"]),
         ("model.modules.moe.capacity_factor=1.5", ["capacity_factor", "load_concentration"]),
+        ("model.modules.moe.num_groups=3", ["`num_groups` = 3", "equally many"]),
+        ("model.modules.moe.top_k_groups=2", ["`top_k_groups` = 2", "enough of them"]),
         ("model.modules.moe.load_concentrations=1", ["load_concentrations", "load_concentration"]),
         ("layout.ep=16", ["`layout.ep` = 16", "`num_experts` = 8"]),
     ],

@@ -123,6 +123,21 @@ def test_models_of_hugging_face_have_their_parameters(name, tmp_path):
     assert (job.layout.tp, job.layout.dp) == (4, 16)
 
 
+def test_groups_of_experts_are_imported(tmp_path):
+    config = _PUBLISHED["deepseek-v3"][0] | {"n_group": 8, "topk_group": 4}
+    limits = []
+    for more in ({}, {"topk_method": "greedy"}, {"n_group": 1, "topk_group": 1}):
+        model = import_job(_file(tmp_path, config | more), 64, overrides=("layout.tp=4",)).model
+        assert model is not None
+        assert model.modules is not None
+        limits.append(model.modules["moe"].get("top_k_groups"))
+    assert limits == [4, None, None]
+    experts = {"num-experts": 64, "moe-router-topk": 6, "moe-router-num-groups": 8}
+    for topk, kept in ((None, 8), (3, 3)):
+        raw = from_megatron(_SMALL | experts | {"moe-router-group-topk": topk}, 8, "here")
+        assert raw["model"]["modules"]["moe"]["top_k_groups"] == kept
+
+
 def test_an_imported_job_is_a_file_that_can_be_read(tmp_path, capsys):
     config, out = _file(tmp_path, _PUBLISHED["mixtral-8x7b"][0]), tmp_path / "mixtral.toml"
     options = ["--set", "layout.pp=4", "--set", "layout.ep=8", "--set", "layout.etp=1"]

@@ -1,5 +1,6 @@
 from ._collective import (
     COLLECTIVES as COLLECTIVES,
+    Routing as Routing,
     Transfer as Transfer,
     between_nodes as between_nodes,
     collective_latency as collective_latency,

@@ -80,29 +80,64 @@ def collective_latency(
     return Transfer(link.name, min(ring, tree))
 
 
+class Routing(msgspec.Struct, frozen=True):
+    """Which experts a token may go to: any of them as likely, within what is said here.
+
+    **Attributes:**
+
+    - `copies`: how many different experts a token goes to.
+    - `experts`: of how many.
+    - `groups`: parts of equally many neighbouring experts.
+    - `most_groups`: a token goes to experts of so many groups at most: it takes them first, any of
+        them as likely (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    """
+
+    copies: int
+    experts: int
+    groups: int = 1
+    most_groups: int = 1
+
+    def parts_met(self, parts: int) -> float:
+        """How many of equal parts of neighbouring experts have one at least of a token's experts,
+        on average. Where parts and groups do not nest, as if there were no groups: more.
+        """
+        if max(parts, self.groups) % min(parts, self.groups) != 0:
+            return Routing(self.copies, self.experts).parts_met(parts)
+        each = self.experts // self.groups
+        open_to = each * self.most_groups
+        missed = 0.0
+        if parts >= self.groups:
+            chosen = self.most_groups / self.groups
+            missed = 1 - chosen + chosen * self._missed(open_to, self.experts / parts)
+        else:
+            mine = self.groups // parts
+            for k in range(min(mine, self.most_groups) + 1):
+                ways = math.comb(mine, k) * math.comb(self.groups - mine, self.most_groups - k)
+                chance = ways / math.comb(self.groups, self.most_groups)
+                missed += chance * self._missed(open_to, k * each)
+        return parts * (1 - missed)
+
+    def _missed(self, open_to: int, mine: float) -> float:
+        """The chance that none of the copies goes to `mine` of the experts that are open to it."""
+        others = open_to - mine
+        return math.prod(max(others - i, 0) / (open_to - i) for i in range(self.copies))
+
+
 def dispatch_latency(
-    token_bytes: float, copies: int, experts: int, group: Group, cluster: Cluster, kernels: Kernels
+    token_bytes: float, routing: Routing, group: Group, cluster: Cluster, kernels: Kernels
 ) -> Transfer:
-    """The latency of an `all_to_all` of tokens to `copies` of as many experts each, any of them as
-    likely, which are dealt to the group: a token goes once to each rank that has any of its
-    experts, and once to each inner domain, whose ranks pass it on (DeepEP, DeepSeek-V3,
-    arXiv:2412.19437, section 3.2.2).
+    """The latency of an `all_to_all` of tokens to experts, which are dealt to the group: a token
+    goes once to each rank that has any of its experts, and once to each inner domain, whose ranks
+    pass it on (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
     """
     link = find_link(cluster, group)
     inner = [inner for inner in cluster.links if inner.group < link.group]
     local = max((ranks_per_domain(group, one) for one in inner), default=1)
     ranks, domains = (
-        token_bytes * _distinct(parts, copies, experts)
+        token_bytes * routing.parts_met(parts)
         for parts in (group.size, math.ceil(group.size / local))
     )
     return collective_latency("all_to_all", ranks, group, cluster, kernels, domains)
-
-
-def _distinct(parts: int, copies: int, experts: int) -> float:
-    """How many of equal parts of the experts have one at least of so many different experts."""
-    others = experts - experts / parts
-    missed = math.prod(max(others - i, 0) / (experts - i) for i in range(copies))
-    return parts * (1 - missed)
 
 
 def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:

@@ -190,12 +190,16 @@ def _deepseek(read: Reader) -> Table:
         "expert_ffn_size": read.count("moe_intermediate_size"),
         "num_shared_experts": read.count("n_shared_experts", 0, least=0),
     }
+    groups = read.count("n_group", 1)
+    # "greedy" chooses among all experts, as the first models of this type did.
+    if groups > 1 and read.text("topk_method") != "greedy":
+        moe |= {"num_groups": groups, "top_k_groups": read.count("topk_group", groups)}
     count = read.count("num_hidden_layers")
     dense = min(count, read.count("first_k_dense_replace", 0, least=0))
     if read.count("moe_layer_freq", 1) != 1:
         read.problems.append("layers of experts at every other place (`moe_layer_freq`)")
-    groups = (dense, "mla", "mlp"), (count - dense, "mla", "moe")
-    model = _decoder(read) | _layers(*groups, mla=mla, moe=moe)
+    kinds = (dense, "mla", "mlp"), (count - dense, "mla", "moe")
+    model = _decoder(read) | _layers(*kinds, mla=mla, moe=moe)
     further = read.count("num_nextn_predict_layers", 0, least=0)
     return model | ({"num_mtp_layers": further} if further else {})
 

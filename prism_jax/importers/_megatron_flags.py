@@ -37,7 +37,7 @@ _NAMES = """
     moe-flex-dispatcher-num-sms moe-grouped-gemm moe-hybridep-num-sms
     moe-pad-experts-for-cuda-graph-inference moe-per-layer-logging moe-permute-fusion
     moe-router-bias-update-rate moe-router-dtype moe-router-enable-expert-bias moe-router-fusion
-    moe-router-group-topk moe-router-load-balancing-type moe-router-num-groups
+    moe-router-load-balancing-type
     moe-router-padding-for-quantization moe-router-pre-softmax moe-router-score-function
     moe-router-topk-scaling-factor moe-token-drop-policy
     moe-use-legacy-grouped-gemm moe-z-loss-coeff mscale mscale-all-dim mtp-loss-scaling-factor

@@ -6,6 +6,7 @@ import msgspec
 
 from ..cluster import (
     Group,
+    Routing,
     between_nodes,
     collective_latency,
     compute_latency,
@@ -212,18 +213,18 @@ class Costs(msgspec.Struct, frozen=True):
         size = f"{round(num_bytes)}B {group.name}{group.size} {transfer.link}"
         return Kernel(kind, size, transfer.latency, transfer.link, group=group.name)
 
-    def exchange(self, copies: int, experts: int) -> Kernel | None:
-        """The all_to_all of a microbatch's tokens to `copies` of so many experts, or back; `None`
-        where every rank has all experts.
+    def exchange(self, routing: Routing) -> Kernel | None:
+        """The all_to_all of a microbatch's tokens to their experts, or back; `None` where every
+        rank has all experts.
         """
         if self.ep.size == 1:
             return None
         token_bytes = 2 * self.norm_tokens * self.model.hidden_size
-        whole = self.collective("all_to_all", copies * token_bytes, self.ep)
+        whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
         if self.training.token_dispatcher == "alltoall":
             return whole
         of_group = self.ep, self.cluster, self.kernels
-        found = dispatch_latency(token_bytes, copies, experts, *of_group)
+        found = dispatch_latency(token_bytes, routing, *of_group)
         return msgspec.structs.replace(whole, size=f"{whole.size} once", mean=found.latency)
 
     def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:

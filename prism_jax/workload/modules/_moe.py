@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
+from ...cluster import Routing
 from ...data import AtLeastOne, Count, Layout, Model, PositiveOrInfinite, Training
 from .._block import Kernel, Load, Segment
 from .._costs import Costs, Linear
@@ -31,6 +32,9 @@ class MoE(AbstractModule):
     - `num_shared_experts`: experts that every token goes to.
     - `shared_ffn_size`: the width of all these together; by default as of so many experts.
     - `shared_gate`: whether what these make is scaled by a gate of its own.
+    - `num_groups`, `top_k_groups`: a token goes to experts of the best few groups of neighbouring
+        experts only, so that it comes to few nodes (DeepSeek-V3). Where a token is sent once to
+        each node (`training.token_dispatcher`), it is sent to fewer.
     - `activation`: as of `MLP`.
     - `load_concentration`: of the popularity of experts, which is Dirichlet with this sum of
         parameters, all equal: that of one expert varies by `sqrt((num_experts - 1) / (1 + this))`
@@ -48,6 +52,8 @@ class MoE(AbstractModule):
     num_shared_experts: int = 0
     shared_ffn_size: Count | None = None
     shared_gate: bool = False
+    num_groups: Count = 1
+    top_k_groups: Count = 1
     activation: Activation = "swiglu"
     load_concentration: PositiveOrInfinite | None = None
     capacity_factor: AtLeastOne | None = None
@@ -63,6 +69,13 @@ class MoE(AbstractModule):
             raise ValueError(
                 f"`top_k` = {self.top_k} is more than `num_experts` = {self.num_experts}; use at "
                 "most as many."
+            )
+        per_group, odd = divmod(self.num_experts, self.num_groups)
+        if odd or self.top_k_groups > self.num_groups or self.top_k > self.top_k_groups * per_group:
+            raise ValueError(
+                f"`num_groups` = {self.num_groups} and `top_k_groups` = {self.top_k_groups} do not "
+                f"leave `top_k` = {self.top_k} of `num_experts` = {self.num_experts}; use "
+                "groups of equally many experts, and enough of them."
             )
         if layout.tp > 1 and not training.sequence_parallel:
             raise ValueError(
@@ -193,7 +206,9 @@ class MoE(AbstractModule):
         shared experts run first, or beside the way there.
         """
         ranks, load = costs.expert_ranks, self._load(costs)
-        send = costs.exchange(self.top_k, self.num_experts)
+        send = costs.exchange(
+            Routing(self.top_k, self.num_experts, self.num_groups, self.top_k_groups)
+        )
         sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
 
         def closed(kernels: list[Kernel], by: Kernel | None) -> Segment:
