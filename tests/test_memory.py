@@ -122,6 +122,12 @@ def test_gradients_are_whole_of_the_stages_that_sum_and_deal_them(
     assert {**of[0], "gradients": 0} == {**of[1], "gradients": 0}
 
 
+def test_gradients_that_nobody_shares_are_not_whole_twice():
+    alone = ("layout.dp=1", "training.zero=2", "training.overlap_grad_reduce=true")
+    memory = prism.memory(_job(*alone, "training.accumulate_gradients=true"))
+    assert memory == prism.memory(_job(*alone))
+
+
 def test_what_is_computed_again_is_not_kept():
     """Of each layer, or of every few of them, the input; of the others of a stage, all."""
     one = ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.recompute=full")

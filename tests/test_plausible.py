@@ -71,6 +71,12 @@ def test_keys_that_are_off_or_of_the_stack_are_not_told(capsys):
     assert "has no effect" not in capsys.readouterr().err
 
 
+def test_a_choice_that_is_the_default_by_another_name_is_not_told():
+    job = prism.load_job(_JOB, ["training.attention=flash-2"])
+    assert prism.memory(job) == prism.memory(prism.load_job(_JOB, ["training.attention=flash"]))
+    assert idle_keys(job) == ()
+
+
 def test_a_job_that_does_not_fit_its_layout_has_no_such_notes():
     job = prism.load_job(_JOB, ["training.prefetch=7"])
     assert idle_keys(job) != ()

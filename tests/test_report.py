@@ -10,6 +10,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 
 import jax
 import msgspec
@@ -161,6 +162,26 @@ def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):
     found = reports.gather(job, num_samples=320, key=jax.random.key(5))
     assert found.law.num_samples == 320
     assert found.missing.keys() == {"sensitivities", "criticality", "timeline"}
+
+
+def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
+    from prism_jax.engine import _simulate
+
+    errors_of = _simulate.errors_of
+
+    def interrupt(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return errors_of(*arguments)
+
+    monkeypatch.setattr(_simulate, "errors_of", interrupt)
+    job = prism.load_job("megatron-22b-a100-8")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        found = reports.gather(job, num_samples=320, key=jax.random.key(5))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found.law.num_samples == 320
+    assert found.missing.keys() == {"law", "sensitivities", "criticality", "timeline"}
 
 
 def test_a_page_of_a_profile_says_what_only_jobs_have(report):

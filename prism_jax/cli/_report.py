@@ -90,7 +90,6 @@ def _commands(arguments: argparse.Namespace, most: int) -> dict[str, str]:
         law += ["--quantiles", ",".join(f"{q:.12g}" for q in arguments.quantiles.values())]
     words = {
         "simulate": ["simulate", *law],
-        "predict": ["predict", *job, *oom],
         "sensitivity": ["sensitivity", *few, "--objective", arguments.objective],
         "criticality": ["criticality", *few],
         "memory": ["memory", *job],

@@ -117,7 +117,7 @@ def _text(result: dict[str, Any], law) -> str:
     if "probability" in result:
         chance = 100 * result["probability"]
         lines.append(f"chance        {chance:.4g} % within {result['deadline_days']:g} days")
-    rest = ", ".join(f"{name} {d:.3g}" for name, d in result["parts_days"].items() if d)
+    rest = ", ".join(f"{name} {d:.3g}" for name, d in result["parts_days"].items() if d > 1e-8)
     number = sum(law.interruptions.values())
     best = f"the best is {law.best_interval_s:.4g} s"
     if not number:

@@ -146,7 +146,8 @@ class Kernels(msgspec.Struct, frozen=True):
         """A sentence for each machine that takes the numbers of another."""
         return tuple(
             f"the {source.stands_in_for} has no table of kernels of its own, so that of "
-            f"`{source.name}` stands in; give it one as `kernels`, or expect other step times."
+            f"`{source.name}` stands in (its key `kernels` chooses which), and true step times may "
+            "differ."
             for source in self.sources
             if source.stands_in_for
         )

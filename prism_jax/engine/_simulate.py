@@ -150,8 +150,10 @@ def _law(
         except KeyboardInterrupt:
             if not laws:
                 raise
-        interrupt.came = False  # The law says how many steps it is of.
-    return merge(laws)
+        law = merge(laws)
+        # The law says how many steps it is of, unless it is of all.
+        interrupt.late, interrupt.came = interrupt.came and not law.interrupted, False
+    return law
 
 
 def _law_of_stretch(

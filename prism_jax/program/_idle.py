@@ -1,7 +1,7 @@
 """Keys that a job sets and that change nothing of it."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -21,8 +21,9 @@ def idle_keys(job: Job) -> tuple[str, ...]:
     """A sentence for each key of `training` and `layout` that has no effect on a job.
 
     A key has none if all kernels of the step and the memory stay what they are with its default
-    value: so none is named that matters, and no list says which key belongs to what. Looked at are
-    keys that are neither off, nor at their default, nor what the stack of software says.
+    value, or with each other choice of a few: so none is named that matters, and no list says which
+    key belongs to what. Looked at are keys that are neither off, nor at their default, nor what the
+    stack of software says.
 
     **Arguments:**
 
@@ -36,15 +37,22 @@ def idle_keys(job: Job) -> tuple[str, ...]:
         return ()
     return tuple(
         f"`{key}` = {toml_value(value)} has no effect on this job, whose step and memory are the "
-        f"same {'without it' if default is None else f'with {toml_value(default)}'}; leave it out, "
-        "or change what it depends on (docs/job_reference.md has each key)."
-        for key, value, default, changed in _without(job)
-        if _same(job, before, changed)
+        f"same {_with(others)}; leave it out, or change what it depends on (docs/job_reference.md "
+        "has each key)."
+        for key, value, others in _without(job)
+        if all(_same(job, before, changed) for changed in others.values())
     )
 
 
-def _without(job: Job) -> Iterator[tuple[str, Any, Any, Job]]:
-    """Keys, what they are and are by default, and the job with that."""
+def _with(others: Mapping[Any, Job]) -> str:
+    values = [toml_value(value) for value in others if value is not None]
+    return f"with {' or '.join(values)}" if values else "without it"
+
+
+def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
+    """Keys, what they are, and the job with what they could be: the default, or, of a few choices,
+    each other one.
+    """
     training, layout = job.training, job.layout
     assert training is not None
     try:
@@ -57,12 +65,21 @@ def _without(job: Job) -> Iterator[tuple[str, Any, Any, Job]]:
         if field.name in _NO_SWITCHES or field.required or not value or value == default:
             continue
         if given:
-            changed = msgspec.structs.replace(training, **{field.name: default})
-            one = msgspec.structs.replace(job, training=changed)
-            yield f"training.{field.name}", value, default, one
+            choices = get_args(field.type) if get_origin(field.type) is Literal else (default,)
+            yield (
+                f"training.{field.name}",
+                value,
+                {
+                    other: msgspec.structs.replace(
+                        job, training=msgspec.structs.replace(training, **{field.name: other})
+                    )
+                    for other in choices
+                    if other != value
+                },
+            )
     if layout.etp not in (None, layout.tp):
         one = msgspec.structs.replace(job, layout=msgspec.structs.replace(layout, etp=None))
-        yield "layout.etp", layout.etp, None, one
+        yield "layout.etp", layout.etp, {None: one}
 
 
 def _same(job: Job, before: Workload, changed: Job) -> bool:

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 
 
 class Interrupt:
-    """Whether Ctrl-C came."""
+    """Whether Ctrl-C came.
+
+    **Attributes:**
+
+    - `came`: and is still to be answered.
+    - `late`: when all work was done, so that there was nothing to end.
+    """
 
     came = False
+    late = False
 
     def check(self) -> None:
         """Raises a `KeyboardInterrupt` if Ctrl-C came."""

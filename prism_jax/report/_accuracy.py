@@ -21,10 +21,10 @@ MEANS = (
 )
 # Jobs calibrated to the step times of one system, or of several, predict another.
 CALIBRATED = (
-    "from one scale: p50 off by 0.36 % on average; p95/p50 by 0.0021, carried over by 0.0025; 90 % "
-    "intervals hold 60 % of steps, with --epistemic 95 %",
-    "from several: p50 off by 0.24 % on average; the line by 0.12 %; p95/p50 by 0.0030, carried "
-    "over by 0.0042; 90 % intervals hold 58 % of steps, with --epistemic 89 %",
+    "from one scale: p50 off by 0.30 % on average; p95/p50 by 0.0021, carried over by 0.0025; 90 % "
+    "intervals hold 65 % of steps, with --epistemic 96 %",
+    "from several: p50 off by 0.16 % on average; the line by 0.12 %; p95/p50 by 0.0029, carried "
+    "over by 0.0042; 90 % intervals hold 71 % of steps, with --epistemic 89 %",
 )
 # Profiles of traces, fitted to some steps and scored on others: trace, split, mean, p95, std ratio.
 TRACES = (
@@ -42,7 +42,7 @@ def expected_error(report: Report) -> Markup:
             "p",
             "Intervals of this page are those of the simulation alone: more samples make them "
             "narrower, and the model no more right. How right predictions of this kind were is "
-            "printed by the commands that docs/accuracy.md names, as of 2026-11-22.",
+            "printed by the commands that docs/accuracy.md names.",
         ),
         *(_of_trace() if report.job is None else _of_job(report)),
     ]

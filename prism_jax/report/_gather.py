@@ -16,6 +16,7 @@ from ..engine import simulate
 from ..fitting import epistemic as epistemic_law
 from ..law import QUANTILES
 from ..program import Program, compile_job, compile_profile, memory, throughput
+from ..replica import interruptible
 from ._report import Origin, Report
 
 
@@ -73,17 +74,18 @@ def gather(
         raise ValueError("A profile does not tell how well its level is known; give a job.")
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
-    law = simulate(
-        program,
-        num_samples=num_samples,
-        key=key,
-        sampling=sampling,
-        allocations=allocations,
-        progress=progress,
-    )
+    with interruptible() as interrupt:
+        law = simulate(
+            program,
+            num_samples=num_samples,
+            key=key,
+            sampling=sampling,
+            allocations=allocations,
+            progress=progress,
+        )
     missing: dict[str, str] = {}
-    if law.interrupted:
-        missing["law"] = "interrupted; the law is of fewer steps than were asked for"
+    if law.interrupted or interrupt.late:
+        missing["law"] = "interrupted; the law is of the steps until then"
     steps = min(num_samples, MOST_STEPS)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective

@@ -16,6 +16,9 @@ from ._report import Report
 # A browser that knows it loads nothing from anywhere.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
+# What a profile has not.
+_OF_JOBS = ("throughput, breakdown", "memory", "assumptions")
+
 
 def save_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Writes a report as one page of HTML.
@@ -147,15 +150,15 @@ def _origin(report: Report) -> Markup:
     every, some = law.num_samples, origin.num_steps
     rows = [
         ("step time", "simulate", f"{every:,} steps; {how}"),
-        ("throughput, breakdown", "predict", "no steps; on the host, at the mean step time"),
+        ("throughput, breakdown", "simulate", "at the mean step time"),
         ("sensitivities", "sensitivity", f"{some:,} steps"),
         ("criticality", "criticality", f"{some:,} steps"),
         ("memory", "memory", "no steps; on the host"),
         ("one step", "sample_step", f"of {some:,} steps"),
         ("assumptions", "load_job", "no steps"),
     ]
-    if report.job is None:  # What a profile is not for.
-        rows = [row for row in rows if row[1] not in ("predict", "memory", "load_job")]
+    if report.job is None:
+        rows = [row for row in rows if row[0] not in _OF_JOBS]
     by = {name: origin.commands.get(name, f"prism.{name}") for _, name, _ in rows}
     cells = [(figures, tag("code", by[name]), steps) for figures, name, steps in rows]
     about = (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
-from ._sharded import GRADIENT_BYTES, deals_each_microbatch, shards, unit_parameters
+from ._sharded import GRADIENT_BYTES, deals_each_microbatch, instance, shards, unit_parameters
 from ._split import Stages, check_split, deal, held_of
 
 
@@ -94,6 +94,11 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
     whole, dealt = _units(costs, stages, stage)
     backward = {"workspace": beyond} if beyond else {"logits": besides}
+    summed = sum(
+        number
+        for number, group in zip(held, (costs.dp, costs.edp), strict=True)
+        if instance(group, training)[0].size > 1
+    )
     sums = shards(training)[0] and training.accumulate_gradients
     return StageMemory(
         dense=held.dense,
@@ -101,7 +106,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
         kept=kept,
         forward={"logits": besides, "gathered": whole},
         backward={**backward, "gathered": whole + dealt},
-        summed=sums * GRADIENT_BYTES[training.gradient_dtype] * sum(held),
+        summed=sums * GRADIENT_BYTES[training.gradient_dtype] * summed,
     )
 
 

@@ -33,8 +33,8 @@ class MoE(AbstractModule):
     - `shared_ffn_size`: the width of all these together; by default as of so many experts.
     - `shared_gate`: whether what these make is scaled by a gate of its own.
     - `num_groups`, `top_k_groups`: a token goes to experts of the best few groups of neighbouring
-        experts only, so that it comes to few nodes (DeepSeek-V3). Where a token is sent once to
-        each node (`training.token_dispatcher`), it is sent to fewer.
+        experts only, so that it comes to few nodes (DeepSeek-V3); by default of all groups. Where
+        a token is sent once to each node (`training.token_dispatcher`), it is sent to fewer.
     - `activation`: as of `MLP`.
     - `load_concentration`: of the popularity of experts, which is Dirichlet with this sum of
         parameters, all equal: that of one expert varies by `sqrt((num_experts - 1) / (1 + this))`
@@ -53,7 +53,7 @@ class MoE(AbstractModule):
     shared_ffn_size: Count | None = None
     shared_gate: bool = False
     num_groups: Count = 1
-    top_k_groups: Count = 1
+    top_k_groups: Count | None = None
     activation: Activation = "swiglu"
     load_concentration: PositiveOrInfinite | None = None
     capacity_factor: AtLeastOne | None = None
@@ -64,19 +64,36 @@ class MoE(AbstractModule):
         size = self.shared_ffn_size or self.num_shared_experts * self.expert_ffn_size
         return (MLP(size, self.activation),) if size else ()
 
+    @property
+    def used_groups(self) -> int:
+        """How many groups a token goes to."""
+        return self.top_k_groups or self.num_groups
+
+    def _check_groups(self) -> None:
+        per_group, odd = divmod(self.num_experts, self.num_groups)
+        if odd:
+            raise ValueError(
+                f"`num_experts` = {self.num_experts} cannot be dealt to `num_groups` = "
+                f"{self.num_groups}; use a number of groups that divides it."
+            )
+        if self.used_groups > self.num_groups:
+            raise ValueError(
+                f"`top_k_groups` = {self.top_k_groups} is more than `num_groups` = "
+                f"{self.num_groups}; use at most as many."
+            )
+        if self.top_k > self.used_groups * per_group:
+            raise ValueError(
+                f"`top_k_groups` = {self.used_groups} groups have {self.used_groups * per_group} "
+                f"experts, fewer than `top_k` = {self.top_k}; use more groups."
+            )
+
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         if self.top_k > self.num_experts:
             raise ValueError(
                 f"`top_k` = {self.top_k} is more than `num_experts` = {self.num_experts}; use at "
                 "most as many."
             )
-        per_group, odd = divmod(self.num_experts, self.num_groups)
-        if odd or self.top_k_groups > self.num_groups or self.top_k > self.top_k_groups * per_group:
-            raise ValueError(
-                f"`num_groups` = {self.num_groups} and `top_k_groups` = {self.top_k_groups} do not "
-                f"leave `top_k` = {self.top_k} of `num_experts` = {self.num_experts}; use "
-                "groups of equally many experts, and enough of them."
-            )
+        self._check_groups()
         if layout.tp > 1 and not training.sequence_parallel:
             raise ValueError(
                 f"`layout.tp` = {layout.tp} without sequence parallelism gives each rank all "
@@ -207,7 +224,7 @@ class MoE(AbstractModule):
         """
         ranks, load = costs.expert_ranks, self._load(costs)
         send = costs.exchange(
-            Routing(self.top_k, self.num_experts, self.num_groups, self.top_k_groups)
+            Routing(self.top_k, self.num_experts, self.num_groups, self.used_groups)
         )
         sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
 
