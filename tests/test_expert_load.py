@@ -185,6 +185,10 @@ sequence_length = 4096
         ("model.modules.moe.capacity_factor=1.5", ["capacity_factor", "load_concentration"]),
         ("model.modules.moe.num_groups=3", ["`num_groups` = 3", "divides it"]),
         ("model.modules.moe.top_k_groups=2", ["`top_k_groups` = 2", "at most as many"]),
+        (
+            "model.modules.moe.num_groups=8 model.modules.moe.top_k_groups=1",
+            ["`top_k_groups` = 1", "fewer than `top_k` = 2"],
+        ),
         ("model.modules.moe.load_concentrations=1", ["load_concentrations", "load_concentration"]),
         ("layout.ep=16", ["`layout.ep` = 16", "`num_experts` = 8"]),
     ],
@@ -192,7 +196,8 @@ sequence_length = 4096
 def test_loads_that_cannot_be(override, parts, tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text(_SMALL)
-    assert main(["simulate", str(path), "--set", override]) == 2
+    changes = [word for change in override.split() for word in ("--set", change)]
+    assert main(["simulate", str(path), *changes]) == 2
     said = capsys.readouterr()
     assert len(said.err.splitlines()) == 1
     assert all(part in said.err for part in parts)

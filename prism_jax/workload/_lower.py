@@ -15,7 +15,7 @@ from ._passes import passes_of
 from ._received import with_received
 from ._reductions import reductions_of_ranks
 from ._replicas import tail
-from ._sharded import deals_each_microbatch, gathers, gathers_again, reductions, shards
+from ._sharded import beside_layers, gathers, gathers_again, reductions
 from ._split import Stages, check_split, deal, pairs_of_ranks
 from ._units import Unit, row_of_units
 
@@ -77,7 +77,7 @@ def lower(
 def _group_size(costs: Costs) -> int:
     """Ranks of a stage that meet in every microbatch."""
     layout = costs.layout
-    if deals_each_microbatch(costs.training) or shards(costs.training)[1]:
+    if beside_layers(costs.training):
         return layout.tp * layout.cp * layout.dp
     return math.lcm(layout.tp * layout.cp, costs.expert_ranks or 1)
 

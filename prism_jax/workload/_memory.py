@@ -8,7 +8,7 @@ from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
 from ._sharded import GRADIENT_BYTES, deals_each_microbatch, instance, shards, unit_parameters
-from ._split import Stages, check_split, deal, held_of
+from ._split import Held, Stages, check_split, deal, held_of
 
 
 Sizes = dict[str, float]  # In bytes, by part.
@@ -94,20 +94,24 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
     whole, dealt = _units(costs, stages, stage)
     backward = {"workspace": beyond} if beyond else {"logits": besides}
-    summed = sum(
-        number
-        for number, group in zip(held, (costs.dp, costs.edp), strict=True)
-        if instance(group, training)[0].size > 1
-    )
-    sums = shards(training)[0] and training.accumulate_gradients
     return StageMemory(
         dense=held.dense,
         experts=held.experts,
         kept=kept,
         forward={"logits": besides, "gathered": whole},
         backward={**backward, "gathered": whole + dealt},
-        summed=sums * GRADIENT_BYTES[training.gradient_dtype] * summed,
+        summed=_summed(costs, held),
     )
+
+
+def _summed(costs: Costs, held: Held) -> float:
+    """The gradients of a stage that are whole until replicas deal them, after some microbatches."""
+    training = costs.training
+    if not shards(training)[0] or deals_each_microbatch(training):
+        return 0.0
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    shared = sum(number for number, group in groups if instance(group, training)[0].size > 1)
+    return GRADIENT_BYTES[training.gradient_dtype] * shared
 
 
 def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from ._block import Block, Branches, Kernel, Ordered, Passes, Segment
 from ._costs import Costs
 from ._layer import backward_part, forward_part
 from ._parts import block
-from ._sharded import deals_each_microbatch, shards
+from ._sharded import beside_layers
 from ._split import Stages
 
 
@@ -33,8 +33,7 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     """The stages of a job in order; `None` where none has exchanges, or where the collectives of
     parameters are beside its layers already.
     """
-    beside = deals_each_microbatch(costs.training) or shards(costs.training)[1]
-    if costs.layout.ep == 1 or beside:
+    if costs.layout.ep == 1 or beside_layers(costs.training):
         return None
 
     @ft.cache

@@ -30,6 +30,11 @@ def deals_each_microbatch(training: Training) -> bool:
     return shards(training)[0] and not training.accumulate_gradients
 
 
+def beside_layers(training: Training) -> bool:
+    """Whether each microbatch gathers parameters or deals gradients layer by layer."""
+    return shards(training)[1] or deals_each_microbatch(training)
+
+
 def instance(group: Group, training: Training) -> tuple[Group, Group]:
     """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
     instances = training.optimizer_instances
