@@ -5,7 +5,8 @@
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
 objective. Its derivative is taken in 16 batches, and so is the central difference, with the same
-random numbers; `z` is their difference over the standard error of it. `relative error` is the
+random numbers. Their difference over its standard error is Student's t with 15 degrees of freedom;
+`z` is the normal deviate that is as improbable. `relative error` is the
 standard error of a derivative, relative to the largest of the program, that nine in ten do not
 exceed. `cost` is the CPU time of value and derivatives of all parameters over that of the value.
 """
@@ -158,6 +159,8 @@ def compared(
     parameters: Parameters, ours: np.ndarray, theirs: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """What was found of each parameter, derivatives beside differences, by batch."""
+    from scipy.special import ndtri, stdtr
+
     largest = np.abs(ours.mean(axis=0)).max()
     for p, i in enumerate(parameters.varied):
         gap = ours[:, p] - theirs[:, p]
@@ -165,12 +168,13 @@ def compared(
         scatter, error = (float(x.std(ddof=1)) / np.sqrt(NUM_BATCHES) for x in (gap, ours[:, p]))
         # What single precision and the third derivative leave.
         scatter = np.hypot(scatter, 2e-4 * max(abs(difference), 1e-3 * largest))
+        t = float(gap.mean() / scatter) if scatter > 0 else 0.0
         yield {
             "parameter": parameters.paths[i],
             "derivative": derivative,
             "difference": difference,
             "standard_error": error,
-            "z": float(gap.mean() / scatter) if scatter > 0 else 0.0,
+            "z": float(ndtri(stdtr(NUM_BATCHES - 1, t))),
             "relative_error": float(error / largest) if largest else 0.0,
         }
 

@@ -167,7 +167,8 @@ def made_law() -> Law:
     steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
     found = Accumulator(grid_of(steps))
     found.add(steps)
-    errors = Errors(0.1, 0.1, 500.0, np.full(len(LEVELS), 0.01), np.full(len(LEVELS), 20.0))
+    levels = (np.full(len(LEVELS), each) for each in (0.01, 0.0, 40.0, 20.0))
+    errors = Errors(0.1, 0.1, 0.0, 0.0, 40.0, 40.0, 500.0, *levels)
     about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
     return found.law(errors, **about, compile_s=0.0, run_s=1.0)
 

@@ -52,6 +52,11 @@ def _profile(folder, laws=()):
     return folder
 
 
+# What is written of the errors of a law besides arrays.
+_ERRORS = dict.fromkeys(("mean", "std", "mean_skewness", "std_skewness"), 0.1)
+_ERRORS |= {"mean_degrees": 40.0, "std_degrees": 40.0, "support": 500.0}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -63,7 +68,8 @@ def _profile(folder, laws=()):
         {"keys": [["a", "b"]]},
         {"allocations": {"means": [1e200, 1e200], "std": 0.0}},
         {"allocations": {"means": [], "std": 0.0}},
-        {"errors": {"mean": 0.1, "std": 0.1, "support": 500.0, "degrees": "inf"}},
+        {"errors": {**_ERRORS, "mean_degrees": "inf"}},
+        {"errors": {**_ERRORS, "std_degrees": -1.0}},
         {"more": 1},
         {"counts": "negative"},
         {"counts": "overflow"},
@@ -78,6 +84,7 @@ def test_a_damaged_law_is_refused(change, tmp_path):
     prism.save_law(made_law(), path)
     assert prism.load_law(path) == made_law()
     about, arrays = _archive(path)
+    assert about["errors"].keys() == _ERRORS.keys()
     (name, value), *_ = change.items()
     if name in arrays:
         old = arrays[name]

@@ -7,10 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import prism_jax as prism
+from prism_jax._estimate import Estimate
 from prism_jax.engine import prepare
 from prism_jax.engine._draw import all_draws
 from prism_jax.latency import AbstractLatency, LogNormal
+from prism_jax.law._errors import pooled_errors
 from prism_jax.program import Variability
+from prism_jax.step._errors import IndependentErrors
+
+from .helpers import made_law
 
 
 def _program(num_replicas: int) -> prism.Program:
@@ -67,3 +72,80 @@ def test_the_law_is_known_where_few_samples_decide_without_a_step_factor():
     assert abs(float(laws[0].exceedance(median)) - 0.5) < 0.05
     # One grid for all laws of a program, so that they can be merged.
     assert prism.merge_laws(laws).num_samples == 200_000
+
+
+def test_intervals_miss_as_often_on_either_side():
+    """Means of few exponential contributions: where the mean is low so is its standard error, and
+    intervals of equal sides miss nearly always on one.
+    """
+    values = np.random.default_rng(0).exponential(size=(20_000, 40))
+    missed = {"equal sides": np.zeros(2), "skewness": np.zeros(2)}
+    for some in values:
+        mean = float(np.mean(some))
+        error, skewness, _ = IndependentErrors(40).of_mean(some - mean)
+        for name, known in (("equal sides", 0.0), ("skewness", skewness)):
+            low, high = Estimate(mean, error, skewness=known).interval()
+            missed[name] += (low > 1.0, high < 1.0)
+    below, above = missed["equal sides"] / len(values)
+    assert above > 5 * below
+    assert above > 0.06
+    assert np.all(missed["skewness"] / len(values) < 0.04)
+
+
+def test_a_share_has_the_interval_of_a_share():
+    """The quantile's interval of independent steps, where the distribution function is binomial:
+    against Wilson's interval of the share beyond, which inverts the score.
+    """
+    n, q, z = 400, 0.95, 1.96
+    steps = np.arange(n) + 0.5
+    errors = IndependentErrors(n)
+    found, support = errors.of_level(steps, n * q)
+    assert np.isclose(support, 20)
+    assert np.isclose(found.error**2, q * (1 - q) / n)
+    low, high = Estimate(q, found.error, skewness=found.skewness).interval()
+    middle, half = q + z**2 / (2 * n), z * np.sqrt(q * (1 - q) / n + (z / n) ** 2 / 4)
+    wilson = (np.array([-half, half]) + middle) / (1 + z**2 / n)
+    np.testing.assert_allclose([low, high], wilson, atol=0.25 * found.error)
+    assert q - low > 1.2 * (high - q)
+
+
+def test_the_skewness_of_laws_put_together_is_that_of_their_mean():
+    law = made_law()
+    one = dataclasses.replace(
+        law.errors, mean_skewness=0.4, level_skewness=np.full_like(law.errors.levels, -0.6)
+    )
+    pooled = pooled_errors([one] * 4, np.full(4, 0.25))
+    assert np.isclose(pooled.mean, one.mean / 2)
+    assert np.isclose(pooled.mean_skewness, 0.2)
+    np.testing.assert_allclose(pooled.level_skewness, -0.3)
+    assert pooled.std_skewness == 0
+
+
+def test_the_interval_of_a_quantile_ends_where_the_distribution_function_s_does():
+    """Its width there counts: beyond the knee of a law nearly nothing is unknown."""
+    errors = made_law().errors
+    low, high = errors.around(0.95, 0.95)
+    for p, sign in ((low, 1), (high, -1)):
+        error, _ = errors.of_level(p)
+        reach = Estimate(0.0, error, 40.0).interval()[1]
+        assert np.isclose(p + sign * reach, 0.95)
+    from prism_jax.law import LEVELS
+
+    knee = dataclasses.replace(errors, levels=np.where(LEVELS > 0.96, 0.0, errors.levels))
+    assert knee.around(0.95, 0.95)[1] < high
+
+
+def test_what_goes_with_the_estimate_is_no_noise_of_its_error():
+    """Student's degrees of normal contributions, and of shares, whose error the share tells."""
+    rng = np.random.default_rng(0)
+    n = 100_000
+    values = rng.standard_normal(n)
+    found = IndependentErrors(n).of_mean(values - values.mean())
+    # A fourth power of 3, of which the square of the variance is not noise either: 2 n / 3.
+    assert np.isclose(found.degrees, 2 * n / 3, rtol=0.05)
+    skewed = rng.exponential(size=n)
+    found = IndependentErrors(n).of_mean(skewed - skewed.mean())
+    # 9 less the square of a skewness of 2.
+    assert np.isclose(found.degrees, 2 * n / 5, rtol=0.1)
+    share, _ = IndependentErrors(n).of_level(np.arange(n), 0.9 * n)
+    assert np.isclose(share.degrees, 2 * n, rtol=0.01)

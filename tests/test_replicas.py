@@ -150,7 +150,9 @@ def test_the_number_of_stalls_is_poisson(rate, dtype):
 
 
 def test_the_jackknife_equals_resampling():
-    """`standard_error` against the spread over resamples with Poisson weights."""
+    """`influences` against the spread over resamples with Poisson weights; of one replica, whose
+    mean step is linear in the weights, against what independent samples add to a mean.
+    """
     rng = np.random.default_rng(0)
     n, R, steps = 400, 8, 20_000
     score = rng.standard_normal(n)
@@ -168,13 +170,19 @@ def test_the_jackknife_equals_resampling():
     position = selection.pick(uniform)
     times = score[selection.order][position]
     total = np.bincount(position, (times - times.mean()) / steps, len(selection.order))
-    found = selection.standard_error(total)
+    found = np.sqrt(selection.influences(total)[0])
     means = []
     for _ in range(400):
         resampled = rng.poisson(1.0, n).astype(float)
         again = select(kept, resampled / resampled.sum(), np.ones(n, bool), R)
         means.append(score[again.order][again.pick(uniform)].mean())
     assert found == pytest.approx(np.std(means), rel=0.15)
+    one = select(kept, weights, np.ones(n, bool), 1)
+    centred = np.sort(score)[::-1] - score.mean()
+    variance, third, fourth = one.influences(centred / n)
+    assert variance == pytest.approx(np.sum(centred**2) / n**2)
+    assert third == pytest.approx(np.sum(centred**3) / n**3)
+    assert fourth == pytest.approx(np.sum(centred**4) / n**4)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 16])

@@ -113,10 +113,10 @@ def _step_tile(shared, ids, ends, regimes):
 
 
 def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:
-    """The standard errors of a law, from the first steps of a stretch, which are used up."""
+    """How the figures of a law scatter, from the first steps of a stretch, which are used up."""
     errors = decision.errors(len(steps))
     thresholds = np.quantile(steps.copy(), LEVELS, overwrite_input=True)
-    levels = [errors.of_level(steps, t) for t in thresholds]
+    levels, support = zip(*(errors.of_level(steps, t) for t in thresholds), strict=True)
     # In place from here on.
     steps -= np.mean(steps, dtype=np.float64).astype(steps.dtype)
     mean = errors.of_mean(steps)
@@ -124,10 +124,17 @@ def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:
     steps *= steps
     steps -= spread**2
     steps /= 2 * spread if spread > 0 else 1
+    std = errors.of_mean(steps)
     return Errors(
-        mean=mean,
-        std=errors.of_mean(steps),
+        mean=mean.error,
+        std=std.error,
+        mean_skewness=mean.skewness,
+        std_skewness=std.skewness,
+        mean_degrees=mean.degrees,
+        std_degrees=std.degrees,
         support=errors.support(),
-        levels=np.array([error for error, _ in levels]),
-        level_support=np.array([support for _, support in levels]),
+        levels=np.array([level.error for level in levels]),
+        level_skewness=np.array([level.skewness for level in levels]),
+        level_degrees=np.array([level.degrees for level in levels]),
+        level_support=np.array(support),
     )

@@ -5,19 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._estimate import reaches
 from ._compared import AbstractCompared
 
 
 # Levels at which the standard error of the distribution function is kept; between them its ratio to
 # sqrt(q (1 - q)) is interpolated.
-_LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35])
+_LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.35])
 LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 # Fewer independent replica samples than this beyond a quantile, and its interval is not known.
 FEWEST = 20
-# The variance of n contributions of kurtosis k has 2 n / (k - 1) degrees of freedom. The slowest
-# replicas contribute as an exponential law does, of which the mean fourth power is 6 times the
-# square of the mean second one: so many degrees for each of the samples behind a standard error.
-_DEGREES = 2 / (6 - 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,32 +24,57 @@ class Errors(AbstractCompared):
     **Attributes:**
 
     - `mean`, `std`: standard errors of these, in seconds.
+    - `mean_skewness`, `std_skewness`: of the scatter of these estimates.
+    - `mean_degrees`, `std_degrees`: of freedom of these standard errors.
     - `support`: how many independent replica samples the steps come from.
     - `levels`: standard error of the distribution function at the quantiles of `LEVELS`.
+    - `level_skewness`, `level_degrees`: of its scatter there, and of freedom of that.
     - `level_support`: how many independent replica samples lie beyond them, on the poorer side.
-    - `degrees`: of freedom of the standard errors, where they come of a few randomisations.
     """
 
     mean: float
     std: float
+    mean_skewness: float
+    std_skewness: float
+    mean_degrees: float
+    std_degrees: float
     support: float
     levels: np.ndarray
+    level_skewness: np.ndarray
+    level_degrees: np.ndarray
     level_support: np.ndarray
-    degrees: float = float("inf")
 
     @property
     def known(self) -> bool:
         """Whether enough independent replica samples are behind them to tell how large they are."""
         return self.support >= FEWEST
 
-    def degrees_with(self, support: float) -> float:
-        """Of freedom: of a standard error that so many independent samples are behind."""
-        return min(self.degrees, _DEGREES * support)
+    def of_level(self, q: float) -> tuple[float, float]:
+        """The standard error of the distribution function at the quantile at `q`, and the skewness
+        of its scatter.
+        """
+        own, there = np.sqrt(LEVELS * (1 - LEVELS)), float(np.sqrt(q * (1 - q)))
+        if there == 0:
+            return 0.0, 0.0
+        error = float(np.interp(q, LEVELS, self.levels / own)) * there
+        return error, float(np.interp(q, LEVELS, self.level_skewness * own)) / there
 
-    def of_level(self, q: float) -> float:
-        """The standard error of the distribution function at the quantile at `q`."""
-        relative = self.levels / np.sqrt(LEVELS * (1 - LEVELS))
-        return float(np.interp(q, LEVELS, relative) * np.sqrt(q * (1 - q)))
+    def around(self, q: float, level: float) -> tuple[float, float]:
+        """The levels of the quantiles at which a confidence interval for that at `q` ends: where
+        the distribution function's own interval ends at `q`.
+        """
+        from scipy.optimize import root_scalar
+
+        share = np.minimum(LEVELS, 1 - LEVELS)
+        inverse = float(np.interp(q, LEVELS, share / self.level_degrees)) / min(q, 1 - q)
+        degrees = 1 / inverse if inverse > 0 else float("inf")
+
+        def reached(p: float, side: int) -> float:
+            error, skewness = self.of_level(p)
+            return p + (-1, 1)[side] * reaches(level, degrees, skewness)[side] * error - q
+
+        low = root_scalar(reached, (1,), bracket=(0.0, q)).root
+        return float(low), float(root_scalar(reached, (0,), bracket=(q, 1.0)).root)
 
     def support_beyond(self, q: float) -> float:
         """How many independent replica samples lie beyond the quantile at `q`."""
@@ -64,15 +86,32 @@ class Errors(AbstractCompared):
 def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
     """Those of independent laws put together, each of which has a share of the steps."""
 
-    def pooled(name):
-        each = np.array([getattr(one, name) for one in errors])
-        return np.sqrt(np.tensordot(shares**2, each**2, 1))
+    def pooled(*names):
+        each, skewness, degrees = (np.array([getattr(one, x) for one in errors]) for x in names)
+        error = np.sqrt(np.tensordot(shares**2, each**2, 1))
+        third = np.tensordot(shares**3, each**3 * skewness, 1)
+        # Half the variance of the square of it, by Welch and Satterthwaite.
+        fourth = np.tensordot(shares**4, each**4 / degrees, 1)
+        known = error > 0
+        return (
+            error,
+            np.divide(third, error**3, out=np.zeros_like(error), where=known),
+            np.divide(error**4, fourth, out=np.full_like(error, np.inf), where=fourth > 0),
+        )
 
+    mean, mean_skewness, mean_degrees = map(float, pooled("mean", "mean_skewness", "mean_degrees"))
+    std, std_skewness, std_degrees = map(float, pooled("std", "std_skewness", "std_degrees"))
+    levels, level_skewness, level_degrees = pooled("levels", "level_skewness", "level_degrees")
     return Errors(
-        mean=float(pooled("mean")),
-        std=float(pooled("std")),
+        mean=mean,
+        std=std,
+        mean_skewness=mean_skewness,
+        std_skewness=std_skewness,
+        mean_degrees=mean_degrees,
+        std_degrees=std_degrees,
         support=sum(one.support for one in errors),
-        levels=pooled("levels"),
+        levels=levels,
+        level_skewness=level_skewness,
+        level_degrees=level_degrees,
         level_support=np.sum([one.level_support for one in errors], axis=0),
-        degrees=min(one.degrees for one in errors),
     )

@@ -15,15 +15,16 @@ from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
 from ._law import Law
 
 
-_FORMAT = 2
+_FORMAT = 3
 _WHAT = ("law", "save_law")
 # The arrays of its histogram, and of its errors.
 _STEPS = ("counts", "smallest", "largest")
-_LEVELS = ("levels", "level_support")
+_LEVELS = ("levels", "level_skewness", "level_degrees", "level_support")
 
 # No step takes 10^30 seconds; the squares of what is smaller are finite.
 _Finite: TypeAlias = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 _NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
+_Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 _Whole: TypeAlias = Annotated[int, Meta(ge=1, lt=2**62)]
 _Word: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 
@@ -33,8 +34,11 @@ class _Errors(msgspec.Struct, forbid_unknown_fields=True):
 
     mean: float
     std: float
+    mean_skewness: _Finite
+    std_skewness: _Finite
+    mean_degrees: _Positive
+    std_degrees: _Positive
     support: _NonNegative
-    degrees: Annotated[float, Meta(ge=1)]
 
 
 class _Allocations(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,7 +51,7 @@ class _Allocations(msgspec.Struct, forbid_unknown_fields=True):
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of a law that are no arrays, and what they may be."""
 
-    format: Literal[2]
+    format: Literal[3]
     requested: _Whole
     mean: _Finite
     std: _NonNegative
@@ -131,6 +135,8 @@ def _is_sound(law: Law) -> bool:
         np.all(smallest <= largest),
         smallest[0] - rounding <= law.mean <= largest[-1] + rounding,
         law.std <= (largest[-1] - smallest[0]) * (0.5 + 1e-6) + rounding,
+        _are_between(errors.level_skewness, -1e30, 1e30),
+        np.all(errors.level_degrees > 0),
         _are_between(errors.level_support, 0, 1e30),
         _are_between(each if errors.known else each[~np.isnan(each)], 0, 1e30),
     ]

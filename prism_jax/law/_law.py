@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .._estimate import Estimate, half_width
+from .._estimate import Estimate
 from .._summary import Summary
 from ._allocations import Allocations
 from ._compared import AbstractCompared
@@ -160,18 +160,20 @@ class Law(AbstractCompared):
         """A confidence interval for the mean, in seconds; `nan` twice where it is not known, as in
         `quantile_interval`.
         """
-        return self._estimate(self.mean, self.errors.mean).interval(level)
+        errors = self.errors
+        known = errors.mean if errors.known else float("nan")
+        found = Estimate(self.mean, known, errors.mean_degrees, errors.mean_skewness)
+        return found.interval(level)
 
     def std_interval(self, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the standard deviation, in seconds; `nan` twice where it is not
         known.
         """
-        low, high = self._estimate(self.std, self.errors.std).interval(level)
+        errors = self.errors
+        known = errors.std if errors.known else float("nan")
+        found = Estimate(self.std, known, errors.std_degrees, errors.std_skewness)
+        low, high = found.interval(level)
         return float(np.maximum(low, 0.0)), high
-
-    def _estimate(self, value: float, error: float) -> Estimate:
-        known = error if self.errors.known else float("nan")
-        return Estimate(value, known, self.errors.degrees_with(self.errors.support))
 
     def quantile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the quantile at `q`, in seconds (Woodruff's: the distribution
@@ -188,9 +190,7 @@ class Law(AbstractCompared):
             return float("nan"), float("nan")
         if self.std == 0:
             return self.mean, self.mean
-        degrees = self.errors.degrees_with(self.support(q))
-        half = half_width(level, degrees) * self.errors.of_level(q)
-        ends = np.clip([q - half, q + half], 0, 1)
+        ends = np.array(self.errors.around(q, level))
         if self.histogram.misses(ends).any():
             return float("nan"), float("nan")
         low, high = self.histogram.quantile(ends)

@@ -67,8 +67,13 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
         law.errors,
         mean=float(error([one.mean for one in laws])),
         std=float(error(squares / (2 * law.std))) if law.std > 0 else 0.0,
+        mean_skewness=0.0,
+        std_skewness=0.0,
         levels=error(np.array([one.cdf(quantiles) for one in laws])),
-        degrees=count - 1.0,
+        level_skewness=np.zeros(len(LEVELS)),
+        mean_degrees=count - 1.0,
+        std_degrees=count - 1.0,
+        level_degrees=np.full(len(LEVELS), count - 1.0),
     )
     return dataclasses.replace(law, errors=errors)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._misc import dot
-from ._errors import AbstractErrors, SelectionErrors
+from ._errors import AbstractErrors, Scatter, SelectionErrors, with_atom
 from ._selection import Selection
 
 
@@ -43,7 +43,8 @@ class DrawnErrors(AbstractErrors):
     forests: the jackknife and the infinitesimal jackknife", 2014).
 
     `blocks` has the replicas drawn for the first steps, in blocks of one size. Samples count as
-    many as are some step's slowest.
+    many as are some step's slowest; skewness and degrees of freedom, of which few steps tell
+    little, are what they would be if these decided the steps alone.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class DrawnErrors(AbstractErrors):
             for selection, some in zip(selections, found, strict=True)
         ]
 
-    def of_mean(self, contribution: np.ndarray) -> float:
+    def of_mean(self, contribution: np.ndarray) -> Scatter:
+        _, skewness, degrees = self._slowest.of_mean(contribution[: self._some])
         some = contribution[: self._some].astype(np.float64)
         some -= some.mean()
         variance = 0.0
@@ -80,15 +82,16 @@ class DrawnErrors(AbstractErrors):
                 some[mine] -= common
                 variance += (common / self._num_steps) ** 2
                 variance += max(_of_regime(selection, drawn, some, mine), 0.0)
-        return float(np.sqrt(variance + dot(some, some) / self._some / self._num_steps))
+        variance += dot(some, some) / self._some / self._num_steps
+        return Scatter(float(np.sqrt(variance)), skewness, degrees)
 
-    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
         below = (steps <= threshold).astype(np.float64)
         share = float(np.mean(below))
-        error = self.of_mean(below - share)
+        found = self.of_mean(below - share)
         some = steps[: self._some]
-        atom = self._slowest.atom(some, threshold, share, error)
-        return float(np.hypot(error, atom)), self._slowest.support_beyond(some <= threshold)
+        atom = self._slowest.atom(some, threshold, share, found.error)
+        return with_atom(found, atom), self._slowest.support_beyond(some <= threshold)
 
     def support(self) -> float:
         return self._slowest.support()

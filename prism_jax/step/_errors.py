@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,15 +14,25 @@ from ._selection import Selection
 _SOME_STEPS = 2**16
 
 
+class Scatter(NamedTuple):
+    """How an estimate scatters: its standard error, its skewness, and how many degrees of freedom
+    the standard error has, for it is itself an estimate.
+    """
+
+    error: float
+    skewness: float = 0.0
+    degrees: float = float("inf")
+
+
 class AbstractErrors(abc.ABC):
-    """Standard errors of means over steps, and how many independent samples are behind them."""
+    """How means over steps scatter, and how many independent samples are behind them."""
 
     @abc.abstractmethod
-    def of_mean(self, contribution: np.ndarray) -> float:
+    def of_mean(self, contribution: np.ndarray) -> Scatter:
         """Of the mean of contributions, which sum to zero."""
 
     @abc.abstractmethod
-    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
         """Of the share of steps up to a threshold, and how many independent replica samples lie
         beyond it, on the poorer side.
         """
@@ -34,11 +45,11 @@ class AbstractErrors(abc.ABC):
 class UnknownErrors(AbstractErrors):
     """Nothing is known."""
 
-    def of_mean(self, contribution: np.ndarray) -> float:
-        return float("nan")
+    def of_mean(self, contribution: np.ndarray) -> Scatter:
+        return Scatter(float("nan"))
 
-    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
-        return float("nan"), 0.0
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
+        return Scatter(float("nan")), 0.0
 
     def support(self) -> float:
         return 0.0
@@ -50,13 +61,19 @@ class IndependentErrors(AbstractErrors):
     def __init__(self, num_steps: int):
         self._num_steps = num_steps
 
-    def of_mean(self, contribution: np.ndarray) -> float:
-        return float(np.std(contribution) / np.sqrt(self._num_steps))
+    def of_mean(self, contribution: np.ndarray) -> Scatter:
+        n = self._num_steps
+        each = contribution / n
+        squares = each * each
+        return scatter(dot(each, each), dot(squares, each), dot(squares, squares))
 
-    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
-        share = np.mean(steps <= threshold)
-        error = float(np.sqrt(share * (1 - share) / self._num_steps))
-        return error, float(min(share, 1 - share) * self._num_steps)
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
+        n, share = self._num_steps, float(np.mean(steps <= threshold))
+        square = share * (1 - share)
+        found = scatter(
+            square / n, square * (1 - 2 * share) / n**2, square * (1 - 3 * square) / n**3
+        )
+        return found, min(share, 1 - share) * n
 
     def support(self) -> float:
         return float(self._num_steps)
@@ -91,16 +108,16 @@ class SelectionErrors(AbstractErrors):
                 total += np.bincount(position[members], mine[members], minlength=len(total))
         return totals
 
-    def of_mean(self, contribution: np.ndarray) -> float:
-        return self._error(self._totals(contribution))
+    def of_mean(self, contribution: np.ndarray) -> Scatter:
+        return self._scatter(self._totals(contribution))
 
-    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[float, float]:
+    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
         below = steps <= threshold
         share = np.mean(below)
         counts = self._totals(below)
-        error = self._error(counts)
-        atom = self.atom(steps, threshold, float(share), error)
-        return float(np.hypot(error, atom)), self._poorer(counts)
+        found = self._scatter(counts)
+        atom = self.atom(steps, threshold, float(share), found.error)
+        return with_atom(found, atom), self._poorer(counts)
 
     def support_beyond(self, below: np.ndarray) -> float:
         """How many independent replica samples lie beyond a threshold, on the poorer side, from
@@ -140,17 +157,37 @@ class SelectionErrors(AbstractErrors):
     def support(self) -> float:
         return _support(self._number)
 
-    def _error(self, totals: list[np.ndarray]) -> float:
+    def _scatter(self, totals: list[np.ndarray]) -> Scatter:
         overall = sum(float(total.sum()) for total in totals) / self._num_steps
-        squares = 0.0
+        sums = np.zeros(3)
         for selection, total, number in zip(self._selections, totals, self._number, strict=True):
             if number.sum() > 0:
                 common = total.sum() / number.sum()
                 own = total - number * common
-                squares += selection.standard_error(own / self._num_steps) ** 2
+                sums += selection.influences(own / self._num_steps)
                 # How many steps a regime has is dealt out evenly, and is off by about one.
-                squares += ((common - overall) / self._num_steps) ** 2
-        return float(np.sqrt(squares))
+                sums[0] += ((common - overall) / self._num_steps) ** 2
+        return scatter(*sums.tolist())
+
+
+def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
+    """Of an estimate, from the sums of the powers of what each sample adds to it.
+
+    The last is the variance of the first; of it, what goes with the estimate is skewness, and the
+    rest is noise of the standard error.
+    """
+    if squares == 0:
+        return Scatter(0.0)
+    noise = fourths - cubes**2 / squares
+    degrees = 2 * squares**2 / noise if noise > 0 else float("inf")
+    return Scatter(squares**0.5, cubes / squares**1.5, degrees)
+
+
+def with_atom(found: Scatter, atom: float) -> Scatter:
+    """With the height of a step of the distribution function, whichever way it is off."""
+    error = float(np.hypot(found.error, atom))
+    own = found.error / error if error > 0 else 0.0
+    return Scatter(error, found.skewness * own**3, found.degrees / own**4 if own else float("inf"))
 
 
 def _support(counts: list[np.ndarray]) -> float:

@@ -161,10 +161,10 @@ class Selection:
             change += moved
         return change
 
-    def standard_error(self, total: np.ndarray) -> float:
-        """The standard error that the replica samples, drawn anew, would give a mean over steps:
-        the infinitesimal jackknife, that is, resampling with Poisson weights in the limit of many
-        resamples.
+    def influences(self, total: np.ndarray) -> tuple[float, float, float]:
+        """The sums of the second, third and fourth powers of what each replica sample adds to a
+        mean over steps: the infinitesimal jackknife, that is, resampling with Poisson weights in
+        the limit of many resamples. The first is the variance that samples drawn anew would give.
 
         A sample that many steps picked counts as the one sample that it is. The number of samples
         in each stratum is set, so only the scatter within strata counts.
@@ -181,7 +181,10 @@ class Selection:
         else:
             centre = np.bincount(self.stratum, change, len(self.mass)) / occupied
             change -= self.weights * centre[self.stratum]
-        return float(np.sqrt(dot(change, change) + dot(self.rest, centre**2)))
+        squares = change * change
+        # The higher powers of those that no step reaches are as good as zero.
+        variance = dot(change, change) + dot(self.rest, centre**2)
+        return variance, dot(squares, change), dot(squares, squares)
 
 
 def select(
