@@ -1,5 +1,7 @@
+import importlib.util
 import os
 import pathlib
+import shutil
 
 import jax
 import pytest
@@ -28,6 +30,29 @@ def shared():
             pytest.fail(f"CI must have the shared data at {_SHARED}.")
         pytest.skip("the shared oracles and measurements are not beside this checkout")
     return _SHARED
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """Chromium without a window."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("chromium and chromedriver are not installed; `make browser` installs them")
+    if importlib.util.find_spec("selenium") is None:
+        pytest.skip("selenium is not installed")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    folder = tmp_path_factory.mktemp("browser")
+    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,900"]
+    words += [f"--user-data-dir={folder}", *["--no-sandbox"] * (os.geteuid() == 0)]
+    for word in words:
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,13 +3,11 @@
 import dataclasses
 import html.parser
 import importlib.metadata
-import importlib.util
 import json
 import os
 import pathlib
 import re
 import shlex
-import shutil
 import signal
 
 import jax
@@ -261,29 +259,6 @@ def test_bad_input_is_one_sentence_before_anything_is_computed(
     assert re.search(match, captured.err)
     assert no_simulation == []
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Chromium without a window."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium and chromedriver are not installed; `make browser` installs them")
-    if importlib.util.find_spec("selenium") is None:
-        pytest.skip("selenium is not installed")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    folder = tmp_path_factory.mktemp("browser")
-    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,900"]
-    words += [f"--user-data-dir={folder}", *["--no-sandbox"] * (os.geteuid() == 0)]
-    for word in words:
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
 
 
 @pytest.fixture

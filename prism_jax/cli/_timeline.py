@@ -7,7 +7,7 @@ from .._files import shown
 from ._arguments import add_job_arguments, check_out, quantile
 
 
-HELP = "write a simulated step as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing"
+HELP = "write a simulated step as a trace for Perfetto (ui.perfetto.dev)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +51,6 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{arguments.samples:,}{of}",
         f"{result['num_ops']:,} ops on {step.num_ranks} pipeline ranks, {len(step.path):,} of them "
         f"on the critical path, which ends on rank {step.last_rank}",
-        f"written to {shown(arguments.out)}; open it in ui.perfetto.dev or chrome://tracing",
+        f"written to {shown(arguments.out)}; open it in ui.perfetto.dev",
     ]
     return result, "\n".join(lines)

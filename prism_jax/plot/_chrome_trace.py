@@ -1,4 +1,4 @@
-"""A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""A simulated step as a trace that Perfetto (ui.perfetto.dev) shows.
 
 Source of the format: "Trace Event Format", the Catapult project. Ranges have the names that PyTorch
 gives them, so that what reads its profiles reads this.
@@ -17,8 +17,8 @@ from ..analysis import SampledStep
 from ..schedule import SEND_RECV
 
 
-# Processes: the critical path, shown first, then one for each rank.
-_PATH, _FIRST_RANK = 0, 1
+# Processes: one for each rank, then the critical path.
+_FIRST_RANK = 1
 # Threads of a rank. There are as many for send_recvs as are under way at a time.
 _STEP, _COMPUTE, _REDUCTION, _TAIL, _SEND_RECV = range(5)
 _THREADS = {
@@ -27,14 +27,25 @@ _THREADS = {
     _REDUCTION: "gradients",
     _TAIL: "after the barrier",
 }
-# A colour of chrome://tracing for what is critical; Perfetto chooses its own.
-_RED = "terrible"
 
 Event = dict[str, Any]
 
 
+def _path_of(step: SampledStep) -> int:
+    """The process of the critical path."""
+    return _FIRST_RANK + step.num_ranks
+
+
+def _thread(step: SampledStep, pid: int, lane: int) -> int:
+    """Its id, which no other process has: Perfetto merges threads of one id, as operating systems
+    number them across processes, and takes 0 for the kernel's. The first thread has the id of its
+    process, which makes it the main thread, shown first.
+    """
+    return pid + lane * (_path_of(step) + 1)
+
+
 def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
-    """Writes a simulated step as JSON for Perfetto and chrome://tracing.
+    """Writes a simulated step as JSON for Perfetto.
 
     **Arguments:**
 
@@ -52,9 +63,9 @@ def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
 
 def chrome_trace(step: SampledStep) -> dict[str, Any]:
     """A simulated step in Chrome's format of traces: a process for each pipeline rank, with threads
-    for compute, the exposed reduction of its gradients, what follows the barrier of all ranks, and
-    send_recvs. A flow leads from each send_recv to the op that waits for it. The critical path is a
-    process of its own, and `critical` among the arguments of what lies on it.
+    for the step, compute, the exposed reduction of its gradients, what follows the barrier of all
+    ranks, and send_recvs. A flow leads from each send_recv to the op that waits for it. The
+    critical path is a process of its own, and `critical` among the arguments of what lies on it.
 
     **Arguments:**
 
@@ -113,20 +124,23 @@ def _lanes(step: SampledStep) -> dict[int, int]:
 def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
     """What processes and threads are called, and in which order they are shown."""
 
-    def named(what, pid, tid, **args):
+    def named(what, pid, lane, **args):
+        tid = _thread(step, pid, lane)
         return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
-    yield named("process_name", _PATH, 0, name="critical path")
-    yield named("process_sort_index", _PATH, 0, sort_index=_PATH)
+    path = _path_of(step)
+    yield named("process_name", path, 0, name="critical path")
+    yield named("process_sort_index", path, 0, sort_index=0)
+    yield named("thread_name", path, 0, name="critical path")
     for rank in range(step.num_ranks):
         pid = _FIRST_RANK + rank
         yield named("process_name", pid, 0, name=f"rank {rank}")
         yield named("process_sort_index", pid, 0, sort_index=pid)
         mine = {lane for op, lane in lanes.items() if step.ops["rank"][op] == rank}
         threads = _THREADS | {lane: f"send_recv {lane - _SEND_RECV + 1}" for lane in sorted(mine)}
-        for tid, name in threads.items():
-            yield named("thread_name", pid, tid, name=name)
-            yield named("thread_sort_index", pid, tid, sort_index=tid)
+        for lane, name in threads.items():
+            yield named("thread_name", pid, lane, name=name)
+            yield named("thread_sort_index", pid, lane, sort_index=lane)
 
 
 def _microseconds(seconds: float) -> float:
@@ -137,8 +151,7 @@ def _range(name: str, start: float, end: float, pid: int, tid: int, **args: Any)
     """A complete event, of the category that the PyTorch profiler gives to named ranges."""
     begin = _microseconds(start)
     event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": pid, "tid": tid}
-    event |= {"ts": begin, "dur": round(_microseconds(end) - begin, 3), "args": args}
-    return event | ({"cname": _RED} if args.get("critical") else {})
+    return event | {"ts": begin, "dur": round(_microseconds(end) - begin, 3), "args": args}
 
 
 def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
@@ -150,7 +163,8 @@ def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
             "microbatch": int(ops["microbatch"][op]),
             "critical": bool(ops["critical"][op]),
         }
-        pid, tid = _FIRST_RANK + int(ops["rank"][op]), lanes.get(op, _COMPUTE)
+        pid = _FIRST_RANK + int(ops["rank"][op])
+        tid = _thread(step, pid, lanes.get(op, _COMPUTE))
         times = ops["start_s"][op], ops["end_s"][op]
         yield _range(op_name(step, op), *times, pid, tid, **args)
 
@@ -164,9 +178,10 @@ def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
             continue
         same = {"cat": "send_recv", "name": "send_recv", "id": op}
         pids = [_FIRST_RANK + int(ops["rank"][one]) for one in (op, receiver)]
+        tids = [_thread(step, *at) for at in zip(pids, (lane, _COMPUTE), strict=True)]
         ts = [_microseconds(ops["start_s"][one]) for one in (op, receiver)]
-        yield {"ph": "s", **same, "pid": pids[0], "tid": lane, "ts": ts[0]}
-        yield {"ph": "f", "bp": "e", **same, "pid": pids[1], "tid": _COMPUTE, "ts": ts[1]}
+        yield {"ph": "s", **same, "pid": pids[0], "tid": tids[0], "ts": ts[0]}
+        yield {"ph": "f", "bp": "e", **same, "pid": pids[1], "tid": tids[1], "ts": ts[1]}
 
 
 def _of_ranks(step: SampledStep) -> Iterator[Event]:
@@ -174,12 +189,13 @@ def _of_ranks(step: SampledStep) -> Iterator[Event]:
     stage, rank = step.ops["stage"], step.ops["rank"]
     for r, (start, end) in enumerate(step.reduction_s.tolist()):
         pid = _FIRST_RANK + r
-        yield _range("ProfilerStep#0", 0.0, step.step_s, pid, _STEP)
+        whole, reduction, tail = (_thread(step, pid, lane) for lane in (_STEP, _REDUCTION, _TAIL))
+        yield _range("ProfilerStep#0", 0.0, step.step_s, pid, whole)
         if end > start:
             name = f"PP:{stage[rank == r].min()}REDUCE_GRAD"
-            yield _range(name, start, end, pid, _REDUCTION, critical=r == step.last_rank)
+            yield _range(name, start, end, pid, reduction, critical=r == step.last_rank)
         if step.step_s > step.barrier_s:
-            yield _range("optimizer", step.barrier_s, step.step_s, pid, _TAIL, critical=True)
+            yield _range("optimizer", step.barrier_s, step.step_s, pid, tail, critical=True)
 
 
 def _critical_path(step: SampledStep) -> Iterator[Event]:
@@ -191,6 +207,8 @@ def _critical_path(step: SampledStep) -> Iterator[Event]:
         pieces.append((f"{op_name(step, op)} on rank {ops['rank'][op]}", start, end))
     start, end = step.reduction_s[step.last_rank].tolist()
     pieces += [("gradients", start, end), ("after the barrier", step.barrier_s, step.step_s)]
+    pid = _path_of(step)
+    tid = _thread(step, pid, 0)
     for name, start, end in pieces:
         if end > start:
-            yield {**_range(name, start, end, _PATH, 0, critical=True), "cat": "critical_path"}
+            yield {**_range(name, start, end, pid, tid, critical=True), "cat": "critical_path"}
