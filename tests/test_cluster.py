@@ -139,10 +139,35 @@ def test_tokens_of_deepseek_v3_come_to_four_nodes_at_most():
     """Of eight, to which eight of 256 experts would come to 5.3."""
     free, limited = Routing(8, 256), Routing(8, 256, 8, 4)
     assert limited.parts_met(8) < 4 < 5 < free.parts_met(8)
-    # All groups are no limit, and where parts and groups do not nest there is none.
+    # All groups are no limit.
     assert Routing(8, 256, 8, 8).parts_met(8) == pytest.approx(free.parts_met(8))
     assert Routing(8, 256, 8, 8).parts_met(4) == pytest.approx(free.parts_met(4))
-    assert Routing(8, 240, 6, 4).parts_met(4) == Routing(8, 240).parts_met(4)
+
+
+@pytest.mark.parametrize(
+    ("routing", "parts"),
+    [
+        (Routing(2, 12, 3, 2), 4),  # Groups that lie across two parts.
+        (Routing(2, 12, 3, 2), 2),
+        (Routing(3, 12, 6, 3), 4),
+        (Routing(2, 12, 4, 1), 3),
+        (Routing(2, 12, 3, 2), 12),
+        (Routing(2, 12, 6, 3), 3),  # These nest.
+        (Routing(2, 12, 2, 1), 4),
+        (Routing(3, 12), 4),
+    ],
+)
+def test_parts_met_are_those_of_all_choices(routing, parts):
+    each, size = routing.experts // routing.groups, routing.experts // parts
+    met = [
+        len({expert // size for expert in chosen})
+        for groups in it.combinations(range(routing.groups), routing.most_groups)
+        for chosen in it.combinations(
+            [expert for expert in range(routing.experts) if expert // each in groups],
+            routing.copies,
+        )
+    ]
+    assert routing.parts_met(parts) == pytest.approx(np.mean(met), abs=1e-12)
 
 
 def test_latency_counts_hops():

@@ -93,6 +93,7 @@ def test_exchanges_find_what_trying_all_does(ranks, replicas):
     every = [np.array(order) for order in it.permutations(range(number))]
     best = trials.values(every).min()
     assert trials.values([search(trials)])[0] == pytest.approx(best, abs=1e-9)
+    assert trials.tried == trials.reversed(0.5).tried == len(every)  # Repeats do not count.
     found = place(program, factors, devices_per_node=1, num_samples=2048, key=jax.random.key(2))
     assert sorted(found.order) == list(range(number))
     assert found.after.value <= found.before.value + 4 * found.gain.standard_error

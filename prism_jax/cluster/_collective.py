@@ -8,6 +8,7 @@ all-reduce's efficiency, which may therefore exceed one.
 """
 
 import math
+from collections import Counter
 
 import msgspec
 
@@ -99,23 +100,33 @@ class Routing(msgspec.Struct, frozen=True):
 
     def parts_met(self, parts: int) -> float:
         """How many of equal parts of neighbouring experts have one at least of a token's experts,
-        on average. Where parts and groups do not nest, as if there were no groups: more.
+        on average.
         """
-        if max(parts, self.groups) % min(parts, self.groups) != 0:
-            return Routing(self.copies, self.experts).parts_met(parts)
+        alike = Counter(self._shared_with_groups(part, parts) for part in range(parts))
+        return parts - sum(n * self._missed_by(shared) for shared, n in alike.items())
+
+    def _shared_with_groups(self, part: int, parts: int) -> tuple[float, ...]:
+        """How many experts a part has of each group that it has any of."""
         each = self.experts // self.groups
-        open_to = each * self.most_groups
-        missed = 0.0
-        if parts >= self.groups:
-            chosen = self.most_groups / self.groups
-            missed = 1 - chosen + chosen * self._missed(open_to, self.experts / parts)
-        else:
-            mine = self.groups // parts
-            for k in range(min(mine, self.most_groups) + 1):
-                ways = math.comb(mine, k) * math.comb(self.groups - mine, self.most_groups - k)
-                chance = ways / math.comb(self.groups, self.most_groups)
-                missed += chance * self._missed(open_to, k * each)
-        return parts * (1 - missed)
+        low, high = (self.experts * i / parts for i in (part, part + 1))
+        groups = range(int(low // each), min(math.ceil(high / each), self.groups))
+        shared = (min(high, each * (g + 1)) - max(low, each * g) for g in groups)
+        return tuple(sorted(round(experts, 9) for experts in shared))
+
+    def _missed_by(self, shared: tuple[float, ...]) -> float:
+        """The chance that no expert of a token is in a part that has so many of some groups."""
+        # Of the choices of some of these groups: how many groups, with how many experts.
+        ways = Counter({(0, 0.0): 1})
+        for experts in shared:
+            ways += Counter({(n + 1, mine + experts): many for (n, mine), many in ways.items()})
+        open_to = self.experts // self.groups * self.most_groups
+        others, free = self.groups - len(shared), self.most_groups
+        chances = (
+            many * math.comb(others, free - n) * self._missed(open_to, mine)
+            for (n, mine), many in ways.items()
+            if n <= free
+        )
+        return sum(chances) / math.comb(self.groups, free)
 
     def _missed(self, open_to: int, mine: float) -> float:
         """The chance that none of the copies goes to `mine` of the experts that are open to it."""

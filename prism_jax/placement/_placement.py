@@ -48,7 +48,7 @@ class Placement:
     - `places`: what each place is: its first `replica` and pipeline `rank`, the `node` that should
         take it, and the `factor` of that node's slowest GPU, relative to the mean GPU.
     - `num_samples`: steps behind the figures.
-    - `num_placements`: how many were tried.
+    - `num_placements`: how many were tried, each counted once.
     """
 
     order: Order
@@ -183,7 +183,7 @@ def place(
             "factor": nodes.factors[order].max(axis=1),
         },
         num_samples=num_samples,
-        num_placements=best.tried + worst.tried,
+        num_placements=best.tried,
     )
 
 

@@ -51,7 +51,6 @@ class Trials:
     **Attributes:**
 
     - `nodes`, `steps`: what is placed, and the steps that the figure is of.
-    - `tried`: how many placements were.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Trials:
         advance: Callable[[float], object] = lambda ops: None,
     ):
         count = _steps_of_all(program, nodes)
-        self.nodes, self.tried = nodes, 0
+        self.nodes, self._tried = nodes, set[int]()
         if count >= _STEPS[0]:
             self.steps = placed(program, num_samples=count, key=key)
             self._cost, self._ready_of = count * program.num_ops, _simulated(self.steps)
@@ -76,11 +75,18 @@ class Trials:
         self._ready: dict[bytes, np.ndarray] = {}
 
     def reversed(self, share: float) -> "Trials":
-        """The same, the larger the better, with a share of the work to do. Memory is shared."""
+        """The same, the larger the better, with a share of the work to do. Memory is shared, and
+        so is what was tried.
+        """
         other = copy.copy(self)
-        other._sign, other.tried = -self._sign, 0
+        other._sign = -self._sign
         other._left = share * most_ops(self.steps.run.program, self.nodes)
         return other
+
+    @property
+    def tried(self) -> int:
+        """How many placements were tried, each counted once."""
+        return len(self._tried)
 
     @property
     def spent(self) -> bool:
@@ -91,6 +97,7 @@ class Trials:
         """The figure for each order of nodes; less it, if reversed."""
         wanted = [self._replicas(order) for order in orders]
         self._simulate(wanted)
+        self._tried.update(hash(order.tobytes()) for order in orders)
         return self._figures(np.max(self._ready_of_all(names), axis=0) for names in wanted)
 
     def values_near(self, order: Order, others: Sequence[Order]) -> Float[np.ndarray, " others"]:
@@ -103,6 +110,7 @@ class Trials:
         changed = [self._changed(order, other) for other in others]
         wanted = [self._replicas(*both) for both in zip(others, changed, strict=True)]
         self._simulate(wanted)
+        self._tried.update(hash(other.tobytes()) for other in others)
         latest = _LatestBut(ready, max(map(len, changed)))
         return self._figures(
             np.max([latest.but(some), *self._ready_of_all(names)], axis=0)
@@ -164,9 +172,7 @@ class Trials:
         return self.steps.factor * latest + self.steps.tail
 
     def _figures(self, latest: Iterable[np.ndarray]) -> Float[np.ndarray, " orders"]:
-        values = [self._sign * self._objective.value(self._times(one)) for one in latest]
-        self.tried += len(values)
-        return np.array(values)
+        return np.array([self._sign * self._objective.value(self._times(one)) for one in latest])
 
 
 class _LatestBut:
