@@ -54,7 +54,7 @@ _MOST_NAMES = 12
 
 def counted(number: int, what: str, plural: str = "s") -> str:
     """`1 row`, `2 rows`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}{plural}"
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{plural}"
 
 
 def bisect(

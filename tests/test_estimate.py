@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, bandwidth, estimate
+from prism_jax.analysis._objectives import check_steps
 from prism_jax.engine import simulate
 
 from .helpers import rich_program
@@ -151,6 +152,15 @@ def test_influence_and_slope_are_derivatives(objective):
     scatter = np.std([objective.value(row) for row in repeats])
     claimed = np.std(influence) / np.sqrt(5_000)
     assert claimed == pytest.approx(scatter, rel=0.2)
+
+
+def test_figures_have_the_names_that_commands_give_them():
+    figures = Mean(), Std(), Quantile(0.95), Quantile(0.999), CVaR(0.95), Exceedance(1.7)
+    names = ["mean", "std", "p95", "p99.9", "cvar95", "P(> 1.7 s)"]
+    assert [*map(str, figures)] == names
+    with pytest.raises(ValueError, match=r"^1 step does .* p95; simulate at least 960\.$"):
+        check_steps(Quantile(0.95), 1, 16)
+    check_steps(Quantile(0.95), 960, 16)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,23 @@ def test_every_value_of_a_job_is_shown(name, capsys):
     job = prism.load_job(name)
     assert keys["layout.tp"]["value"] == job.layout.tp
     assert keys["schedule.blocking"]["value"] is True
-    assert keys["layout.ep"] == {"key": "layout.ep", "value": 1, "unit": "", "is_default": True}
+    ep = {"key": "layout.ep", "value": 1, "unit": "", "is_default": True, "stack": ""}
+    assert keys["layout.ep"] == ep
     assert keys["cluster.links[0].bandwidth_bytes_per_s"]["unit"] == "bytes/s"
     assert not keys["schedule.num_microbatches"]["is_default"]
     assert main(["show", name]) == 0
     text = capsys.readouterr().out
     assert "tables of kernels: " in text
     assert max(map(len, text.splitlines())) < 150
+
+
+def test_values_of_a_stack_of_software_are_said_to_be_from_it():
+    job = prism.load_job("examples/job.toml", ["training.zero=2", "training.recompute=full"])
+    origins = {key.key: key.origin for key in prism.data.assumed_keys(job)}
+    assert origins["training.launch_floor_s"] == "megatron-core-2024"
+    assert origins["training.zero"] == "given"  # The stack has 1.
+    assert origins["training.recompute"] == "given"
+    assert origins["layout.ep"] == "default"
 
 
 def test_a_first_job_is_valid_and_each_of_its_comments_too(tmp_path, capsys):

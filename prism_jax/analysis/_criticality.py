@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
+from .._misc import counted
 from .._progress import progress_bar
 from .._summary import Summary
 from ..engine import composed_steps, critical_paths, vector_rule_notes
@@ -70,9 +71,9 @@ class Criticality:
     def _summary(self) -> Summary:
         columns = [self.ranks[name].tolist() for name in ("rank", "probability", "share")]
         title = (
-            f"Criticality: {self.num_steps:,} steps, decided by {self.num_replicas_seen:,.0f} "
-            f"replicas; exposed communication {100 * self.exposed_communication.mean():.2f} % of "
-            "a step"
+            f"Criticality: {counted(self.num_steps, 'step')}, decided by "
+            f"{counted(round(self.num_replicas_seen), 'replica')}; exposed communication "
+            f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
         header = ("rank", "probability to be critical", "share of the step")
         return Summary(title, [*zip(*columns, strict=True)], header)

@@ -137,7 +137,7 @@ def improve(
     before, after = found.estimates()
     (gain,) = found.through(lambda x: x[:, :1] - x[:, 1:]).estimates()
     return Improvement(
-        objective=repr(objective),
+        objective=str(objective),
         unit=objective.unit,
         removed=dict(zip(costs, removed.tolist(), strict=True)),
         spent=float(removed @ prices),

@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._misc import FrozenArray
+from .._misc import FrozenArray, counted
 from ..engine import check_num_samples
 from ._density import Steps, bandwidth, density_at, regression_at
 from ._score import crps
@@ -18,7 +18,8 @@ class AbstractObjective(eqx.Module):
     """A figure of the law of the step time, and how it depends on the steps.
 
     All methods take composed steps in seconds, in float64 on the host. The properties have defaults
-    that hold for a figure in seconds of which nothing more is known.
+    that hold for a figure in seconds of which nothing more is known. `str` of it names it in tables
+    and notes, such as `p95`.
     """
 
     @property
@@ -64,6 +65,9 @@ class AbstractObjective(eqx.Module):
 class Mean(AbstractObjective):
     """The mean step time, in seconds."""
 
+    def __str__(self) -> str:
+        return "mean"
+
     @property
     def monotone(self) -> bool:
         return True
@@ -80,6 +84,9 @@ class Mean(AbstractObjective):
 
 class Std(AbstractObjective):
     """The standard deviation of the step time, in seconds."""
+
+    def __str__(self) -> str:
+        return "std"
 
     def value(self, steps: Steps) -> float:
         return float(np.std(steps))
@@ -109,6 +116,9 @@ class Quantile(AbstractObjective):
 
     def __check_init__(self) -> None:
         _check_probability(self.q)
+
+    def __str__(self) -> str:
+        return f"p{100 * self.q:.12g}"
 
     @property
     def monotone(self) -> bool:
@@ -140,6 +150,9 @@ class CVaR(AbstractObjective):
 
     def __check_init__(self) -> None:
         _check_probability(self.q)
+
+    def __str__(self) -> str:
+        return f"cvar{100 * self.q:.12g}"
 
     @property
     def monotone(self) -> bool:
@@ -182,6 +195,9 @@ class Exceedance(AbstractObjective):
         if not 0 < self.threshold < float("inf"):
             raise ValueError(f"The threshold of {self.threshold} s must be a positive step time.")
 
+    def __str__(self) -> str:
+        return f"P(> {self.threshold:g} s)"
+
     @property
     def unit(self) -> str:
         return "1"
@@ -223,6 +239,9 @@ class CRPS(AbstractObjective):
         if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
             raise ValueError("Measured steps must be a list of positive step times, in seconds.")
 
+    def __str__(self) -> str:
+        return "CRPS"
+
     def value(self, steps: Steps) -> float:
         return crps(np.sort(steps), self.measured.value)
 
@@ -248,8 +267,7 @@ def check_reached(objective: AbstractObjective, value: float) -> None:
     """Raises a `ValueError` where a probability is zero or one: nothing would change it."""
     if objective.exceeds is not None and not 0 < value < 1:
         raise ValueError(
-            f"{objective!r} is {value:g}; give a threshold that some steps exceed and others do "
-            "not."
+            f"{objective} is {value:g}; give a threshold that some steps exceed and others do not."
         )
 
 
@@ -259,13 +277,12 @@ _FEWEST_BEYOND = 3
 
 def check_steps(objective: AbstractObjective, num_samples: int, num_batches: int = 1) -> None:
     """Raises a `ValueError` where so many steps, in batches, do not reach as far as the figure."""
-    number = check_num_samples(num_samples) // num_batches
+    each = check_num_samples(num_samples) // num_batches
     share = objective.share
-    if share < 1 and share * number < _FEWEST_BEYOND:
+    if share < 1 and share * each < _FEWEST_BEYOND:
         raise ValueError(
-            f"{number:,} steps (of a batch) do not reach as far as {objective!r}, beyond which "
-            f"{_FEWEST_BEYOND} should lie; raise `num_samples` "
-            f"{math.ceil(_FEWEST_BEYOND / share / max(number, 1))}-fold."
+            f"{counted(num_samples, 'step')} do{'es' * (num_samples == 1)} not reach as far as "
+            f"{objective}; simulate at least {num_batches * math.ceil(_FEWEST_BEYOND / share):,}."
         )
 
 

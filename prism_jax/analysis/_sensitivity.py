@@ -183,7 +183,7 @@ def sensitivity(
     *of_chosen, whole = each.estimates()
     gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(
-        objective=repr(objective),
+        objective=str(objective),
         unit=objective.unit,
         value=found.estimates()[0],
         parts=tuple(dataclasses.replace(row, gain=gained.get(row.name)) for row in rows),

@@ -85,7 +85,7 @@ def target(
     check_program(program, key)
     check_objective(objective)
     if not np.isfinite(at):
-        raise ValueError(f"The target {at} must be a number, in the unit of {objective!r}.")
+        raise ValueError(f"The target {at} must be a number, in the unit of {objective}.")
     ones = neutral(program)
     check_parts(ones, [part])
     check_steps(objective, num_samples, NUM_BATCHES)
@@ -112,7 +112,7 @@ def target(
         if not without <= at <= top:
             end = f"{top:.7g} with {high:g} times as much" if at > top else f"{without:.7g} without"
             raise ValueError(
-                f"No spread of `{part}` makes {objective!r} = {at:.7g} {objective.unit}: it is "
+                f"No spread of `{part}` makes {objective} = {at:.7g} {objective.unit}: it is "
                 f"{as_it_is:.7g} as it is, and {end}."
             )
         factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .._misc import quoted
+from .._misc import counted, quoted
 from ._arguments import add_job_arguments, count
 
 
@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     for what, shares in (("", exposed), (" of data parallelism", data_parallel)):
         text = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
         lines.append(f"exposed communication{what}, of a step: {text}")
-    lines.append(f"{found.num_steps:,} steps, decided by {found.num_replicas_seen:,.0f} replicas")
+    seen = counted(round(found.num_replicas_seen), "replica")
+    lines.append(f"{counted(found.num_steps, 'step')}, decided by {seen}")
     return result, "\n".join([*lines, *found.notes])
 
 

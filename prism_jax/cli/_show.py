@@ -16,7 +16,7 @@ _WIDEST = 60
 
 
 class Show:
-    HELP = "list every key of a job with its value and unit, and which values are the defaults"
+    HELP = "list every key of a job with its value, unit and where the value is from"
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,18 +36,11 @@ class Show:
             rows = [(k.key, k.default or "", k.unit, k.allowed) for k in known]
             return {"keys": keys}, table(("key", "default", "unit", "allowed"), rows)
         job = data.load_job(arguments.job, arguments.overrides)
-        keys = [msgspec.to_builtins(key) for key in data.assumed_keys(job)]
-        rows = [
-            (
-                k["key"],
-                quoted(data.toml_value(k["value"]), _WIDEST),
-                k["unit"],
-                "default" * k["is_default"],
-            )
-            for k in keys
-        ]
+        known = data.assumed_keys(job)
+        keys = [msgspec.to_builtins(key) for key in known]
+        rows = [(k.key, quoted(data.toml_value(k.value), _WIDEST), k.unit, k.origin) for k in known]
         tables = [] if job.kernels is None else [source.name for source in job.kernels.sources]
-        text = table(("key", "value", "unit", ""), rows)
+        text = table(("key", "value", "unit", "from"), rows)
         notes = all_notes(job)
         return {"keys": keys, "kernels": tables, "notes": list(notes)}, "\n".join(
             [text, "", f"tables of kernels: {', '.join(tables) or 'none'}", *notes]

@@ -254,7 +254,7 @@ def _text(job, program, result, per_gpu) -> str:
     if measured:
         lines.append(f"measured: {measured['source']}")
     lines.append(
-        f"{result['num_samples']:,} steps ({result['sampling']} sampling, replicas: "
+        f"{counted(result['num_samples'], 'step')} ({result['sampling']} sampling, replicas: "
         f"{result['replicas']}); set-up {result['compile_s']:.1f} s, simulation "
         f"{result['run_s']:.1f} s ({result['samples_per_s']:,.0f} steps/s)"
     )

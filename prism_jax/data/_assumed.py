@@ -8,6 +8,7 @@ import msgspec
 
 from ._job import Job
 from ._reference import LEFT_OUT, Key, job_keys, toml_value, unit
+from ._software import load_software
 
 
 class AssumedKey(msgspec.Struct, frozen=True):
@@ -19,12 +20,20 @@ class AssumedKey(msgspec.Struct, frozen=True):
     - `value`: of the job.
     - `unit`: of a number, or empty.
     - `is_default`: whether the value is what a job has that leaves the key out.
+    - `stack`: the stack of software that sets the key to this value (`training.software`), or
+        empty.
     """
 
     key: str
     value: Any
     unit: str
     is_default: bool
+    stack: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where the value is from: `default`, `given`, or the stack of software."""
+        return self.stack or ("default" if self.is_default else "given")
 
 
 def assumed_keys(job: Job) -> list[AssumedKey]:
@@ -33,7 +42,25 @@ def assumed_keys(job: Job) -> list[AssumedKey]:
     found = msgspec.to_builtins(job)
     for name in LEFT_OUT:
         found.pop(name, None)
-    return [_assumed(known, path, value) for path, value in _flat(found)]
+    keys = [_assumed(known, path, value) for path, value in _flat(found)]
+    of_stack = {f"training.{name}": value for name, value in _stack(job).items()}
+    name = "" if job.training is None else job.training.software or ""
+    return [
+        msgspec.structs.replace(key, stack=name)
+        if key.key in of_stack and of_stack[key.key] == key.value
+        else key
+        for key in keys
+    ]
+
+
+def _stack(job: Job) -> dict[str, Any]:
+    """What the stack of software of a job sets."""
+    if job.training is None or job.training.software is None:
+        return {}
+    try:
+        return load_software(job.training.software).training
+    except ValueError:  # A file beside that of the job, which is not known here.
+        return {}
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

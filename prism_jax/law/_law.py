@@ -205,11 +205,13 @@ class Law(AbstractCompared):
             return None
         beyond = self.errors.support if q is None else self.support(q)
         if not self.errors.known or beyond < FEWEST:
-            what = "are behind it" if q is None else "lie beyond it"
+            number, one = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
+            verb = ("is" if one else "are") if q is None else ("lies" if one else "lie")
             times = math.ceil(FEWEST / max(beyond, 0.01))
             return (
-                f"only {beyond:.3g} independent replica samples {what}, and {FEWEST} are needed: "
-                f"about {times} times as many steps"
+                f"only {number} independent replica sample{'' if one else 's'} {verb} "
+                f"{'behind' if q is None else 'beyond'} it, and {FEWEST} are needed: about "
+                f"{times:,} times as many steps"
             )
         return "the grid of step times misses an end of it; simulate more steps"
 

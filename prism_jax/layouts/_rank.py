@@ -134,7 +134,7 @@ def check_ranks(objective: AbstractObjective) -> None:
     check_objective(objective)
     if objective.unit != "s" or not objective.monotone:
         raise ValueError(
-            f"{objective!r} does not rank layouts; use `Mean()`, `Quantile(q)` or `CVaR(q)`."
+            f"{objective} does not rank layouts; use `Mean()`, `Quantile(q)` or `CVaR(q)`."
         )
 
 
@@ -241,7 +241,7 @@ def _ranking(
         )
     loss = next(one.behind for one in layouts if one.rank_by_mean == 1)
     return Ranking(
-        objective=repr(objective),
+        objective=str(objective),
         layouts=tuple(layouts),
         num_given=len(state.jobs),
         num_simulated=len(state.found),

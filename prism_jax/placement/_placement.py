@@ -169,7 +169,7 @@ def place(
     replica, rank = np.divmod(nodes.places[:, 0], nodes.num_ranks)
     return Placement(
         order=order,
-        objective=repr(objective),
+        objective=str(objective),
         unit=objective.unit,
         before=_figure(objective, before),
         after=_figure(objective, after),

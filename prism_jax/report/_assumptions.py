@@ -23,7 +23,7 @@ def _of_job(job: Job) -> Iterable[Markup]:
         yield tag("p", "The job: ", job.source)
     keys = assumed_keys(job)
     rows = [
-        (tag("code", k.key), _value(k.value), k.unit, "default" if k.is_default else "given")
+        (tag("code", k.key), _value(k.value), k.unit, k.origin)
         for k in keys
         if k.key not in ("source", "name")
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import plot
+from .._misc import counted
 from ._html import Markup, markup, tag
 from ._report import Report
 
@@ -39,8 +40,8 @@ def check_matplotlib() -> None:
 def histogram(report: Report) -> Markup:
     name = "Histogram of the step time"
     about = (
-        f"{name}, with its quantiles, of {report.law.num_samples:,} simulated steps. Each bar is "
-        "the share of steps in its bin."
+        f"{name}, with its quantiles, of {counted(report.law.num_samples, 'simulated step')}. "
+        "Each bar is the share of steps in its bin."
     )
     return _figure("law", about, 3.4, lambda ax: plot.histogram(report.law, ax=ax))
 

@@ -149,12 +149,12 @@ def _origin(report: Report) -> Markup:
     how = f"{law.sampling} sampling, replicas: {law.replicas}"
     every, some = law.num_samples, origin.num_steps
     rows = [
-        ("step time", "simulate", f"{every:,} steps; {how}"),
+        ("step time", "simulate", f"{counted(every, 'step')}; {how}"),
         ("throughput, breakdown", "simulate", "at the mean step time"),
-        ("sensitivities", "sensitivity", f"{some:,} steps"),
-        ("criticality", "criticality", f"{some:,} steps"),
+        ("sensitivities", "sensitivity", counted(some, "step")),
+        ("criticality", "criticality", counted(some, "step")),
         ("memory", "memory", "no steps; on the host"),
-        ("one step", "sample_step", f"of {some:,} steps"),
+        ("one step", "sample_step", f"of {counted(some, 'step')}"),
         ("assumptions", "load_job", "no steps"),
     ]
     if report.job is None:

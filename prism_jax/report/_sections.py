@@ -161,8 +161,8 @@ def criticality(report: Report) -> Markup:
     exposed = found.exposed_communication.mean(), found.exposed_data_parallel.mean()
     about = (
         f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; waiting for "
-        f"that of data parallelism {100 * exposed[1]:.2f} %. {found.num_steps:,} steps, decided by "
-        f"{found.num_replicas_seen:,.0f} replicas."
+        f"that of data parallelism {100 * exposed[1]:.2f} %. {counted(found.num_steps, 'step')}, "
+        f"decided by {counted(round(found.num_replicas_seen), 'replica')}."
     )
     return join([*parts, tag("p", about), *_notes(found.notes)])
 
