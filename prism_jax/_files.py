@@ -5,6 +5,7 @@ import os
 import pathlib
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 
 from ._misc import quoted
@@ -51,6 +52,17 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 _MOST_OF_A_PATH = 240
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Raises an `OSError` unless files can be made in a folder, or, where it is not there, in the
+    nearest one above it. Permissions alone do not tell: some mounts take no files.
+    """
+    there = pathlib.Path(folder).absolute()
+    while not there.exists():
+        there = there.parent
+    with tempfile.TemporaryFile(dir=there):
+        pass
 
 
 @contextlib.contextmanager

@@ -354,6 +354,46 @@ def test_options_that_nothing_would_read(tmp_path, capsys):
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            [name, _JOB, *more, "--out", f"{folder}/out.{suffix}"]
+            for folder in ("/proc", "/dev/null", "no/such/folder")
+            for name, suffix, *more in (
+                ("simulate", "npz"),
+                ("timeline", "json"),
+                ("report", "html"),
+                ("place", "csv"),
+            )
+        ),
+        *(
+            [*words, "--out", f"{folder}/out"]
+            for folder in ("/proc", "/dev/null")
+            for words in (["sweep", _JOB, "--over", "layout.dp=1"], ["fit", "a.csv", "--job", _JOB])
+        ),
+        ["import", "a", "--gpus", "8", "--out", "/proc/a.toml"],
+    ],
+)
+def test_places_that_take_no_files_before_anything_is_computed(words, capsys, monkeypatch):
+    if any(word.startswith("/") and not os.path.exists(word.rsplit("/", 1)[0]) for word in words):
+        pytest.skip("this system has no such place")
+    for name in ("cli._load.compiled", "cli._load.load", "data.load_job", "analysis.sweep_points"):
+        monkeypatch.setattr(f"prism_jax.{name}", lambda *_: pytest.fail("something was computed"))
+    assert "written" in _refused(words, capsys)
+
+
+def test_what_can_be_swept_is_said_of_lists(capsys):
+    sweep = ["sweep", _JOB, "--over"]
+    for value in ("schedule.orders=[1,2],[2,1]", "model.layers={attention=1}"):
+        assert "keys of one number or word" in _refused([*sweep, value], capsys)
+
+
+def test_an_empty_address_starts_no_ray(capsys):
+    words = ["sweep", _JOB, "--over", "layout.dp=1", "--ray"]
+    assert "the address is empty" in _refused([*words, ""], capsys)
+
+
 def test_factors_of_1e300(tmp_path, capsys):
     path = tmp_path / "factors.csv"
     for factor in ("1e300", "1e-300", "1e7"):

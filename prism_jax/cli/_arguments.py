@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from .._files import shown
+from .._files import check_writable, shown
 from .._misc import quoted
 
 
@@ -84,12 +84,36 @@ def check_out(path: str | None, suffix: str) -> None:
     if path is None:
         return
     folder = os.path.dirname(path) or "."
-    writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
-    if not path.endswith(suffix) or os.path.isdir(path) or not writable:
+    if not path.endswith(suffix) or os.path.isdir(path) or not _is_writable(folder):
         raise ValueError(
             f"--out `{shown(path)}` must be a {suffix} file in a folder that exists and can be "
             "written to."
         )
+
+
+def check_out_folder(path: str | None) -> None:
+    """Raises a `ValueError` unless files can be written to that folder, which need not exist."""
+    if path is None:
+        return
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"--out `{shown(path)}` is a file; give a folder.")
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise ValueError(
+            f"--out `{shown(path)}`: nothing can be written there ({error.strerror}); give another "
+            "folder."
+        ) from None
+
+
+def _is_writable(folder: str) -> bool:
+    if not os.path.isdir(folder):
+        return False
+    try:
+        check_writable(folder)
+    except OSError:
+        return False
+    return True
 
 
 def add_steps_argument(parser: argparse.ArgumentParser) -> None:

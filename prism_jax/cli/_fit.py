@@ -2,14 +2,13 @@
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from .._files import shown
-from ._arguments import add_progress_argument, add_steps_argument
+from ._arguments import add_progress_argument, add_steps_argument, check_out_folder
 from ._devices import use_all_cores
 from ._trace import add_format_arguments, read_names
 
@@ -38,6 +37,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..data import load_job, save_profile
     from ._load import say
 
+    check_out_folder(arguments.out)
     job = load_job(arguments.job)
     say(arguments, f"reading {shown(arguments.trace)}")
     trace = _read(arguments, job)
@@ -48,8 +48,6 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             f"`--steps` chooses none of {counted(len(trace.steps), 'whole step')}; give another "
             "slice."
         )
-    if os.path.exists(arguments.out) and not os.path.isdir(arguments.out):
-        raise ValueError(f"{shown(arguments.out)}: this is a file; give a folder for the profile.")
 
     from ..fitting import fit_profile, ladder, shuffled_means
     from ..program import op_latencies, replay, step_graph

@@ -38,6 +38,11 @@ def values(
         raise ValueError(
             f"`{option} {quoted(text)}` is not a key and its values; write it as `{example}`."
         )
+    if given[0] in "[{":
+        raise ValueError(
+            f"`{option} {quoted(text)}` gives lists or tables, which take no several values; vary "
+            f"keys of one number or word, as in `{example}`, and give a list by `--set`."
+        )
     if ":" not in given:
         choices = [choice.strip() for choice in given.split(",")]
         if len(choices) > MOST_POINTS:

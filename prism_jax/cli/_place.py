@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..trace import read_factors
     from ._load import compiled, load
 
-    job = load(arguments)  # Bad input fails before JAX starts.
+    check_out(arguments.out, ".csv")  # Bad input fails before JAX starts.
+    job = load(arguments)
     factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
-    check_out(arguments.out, ".csv")
 
     import jax
     import numpy as np

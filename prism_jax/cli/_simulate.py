@@ -69,9 +69,9 @@ def check_epistemic(arguments: argparse.Namespace, job: Any) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import compiled, load
 
-    job = load(arguments)  # Bad input fails before JAX starts.
+    check_out(arguments.out, ".npz")  # Bad input fails before JAX starts.
+    job = load(arguments)
     check_epistemic(arguments, job)
-    check_out(arguments.out, ".npz")
 
     from ..engine import simulate
     from ..law import QUANTILES, save_law

@@ -5,7 +5,7 @@ import functools as ft
 import hashlib
 from typing import Any
 
-from ._arguments import add_job_arguments
+from ._arguments import add_job_arguments, check_out_folder
 from ._devices import use_all_cores
 from ._over import add_over_argument, choices_of
 from ._workers import add_ray_arguments, ray_executor, shard
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..data import load_job
 
+    check_out_folder(arguments.out)
     over = choices_of(arguments.over)
     if arguments.shard != (1, 1) and arguments.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")

@@ -13,7 +13,8 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray",
         nargs="?",
-        const="",
+        const=True,
+        type=_address,
         metavar="ADDRESS",
         help="simulate by the workers of a Ray cluster: host:port, or auto for the one of this "
         "machine; without an address by the one of RAY_ADDRESS, or by all cores of this machine",
@@ -21,6 +22,15 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-gpus", type=count, metavar="N", help="GPUs that a worker of --ray needs (0)"
     )
+
+
+def _address(text: str) -> str:
+    """Of a Ray cluster."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            "the address is empty; give host:port or auto, or nothing for this machine"
+        )
+    return text
 
 
 @contextlib.contextmanager
@@ -34,7 +44,9 @@ def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
     from ..workers import RayExecutor
 
     executor = RayExecutor(
-        arguments.ray or None, num_gpus=arguments.worker_gpus or 0, keep=not arguments.no_cache
+        None if arguments.ray is True else arguments.ray,
+        num_gpus=arguments.worker_gpus or 0,
+        keep=not arguments.no_cache,
     )
     try:
         yield executor

@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-import tempfile
 from typing import Any
 
 import msgspec
 
-from .._files import shown, written_whole
+from .._files import check_writable, shown, written_whole
 from ._find import list_names
 from ._job import Job
 from ._load import load_cluster, load_model
@@ -26,8 +25,7 @@ def check_job_path(path: str | os.PathLike[str]) -> None:
     folder = pathlib.Path(path).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        check_writable(folder)
     except OSError as error:
         raise ValueError(
             f"{shown(path)}: nothing can be written there ({error.strerror}); give another file."
