@@ -128,14 +128,14 @@ def add_steps_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seed_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="of the samples (0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="random seed (0)")
 
 
 def add_progress_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress",
         action="store_true",
-        help="say on stderr what is going on, as on a terminal without --json",
+        help="report progress on stderr, which is the default on a terminal without --json",
     )
 
 
@@ -146,13 +146,13 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change the job, for example layout.dp=64; may be given again",
+        help="change a key of the job, such as layout.dp=64; may be given again",
     )
 
 
 def add_oom_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--allow-oom", action="store_true", help="go on with a job that does not fit its devices"
+        "--allow-oom", action="store_true", help="go on with a job that does not fit in memory"
     )
 
 

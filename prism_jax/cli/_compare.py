@@ -18,7 +18,7 @@ from ._over import add_over_argument, changes_of
 from ._ranking import as_json, as_text
 
 
-HELP = "compare jobs, or one with other values: the best first, with common random numbers"
+HELP = "compare jobs, or variants of one job, the best first, with common random numbers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_objective_argument(parser)
     parser.add_argument(
-        "--samples", type=count, default=16_384, metavar="N", help="steps of each (16384)"
+        "--samples", type=count, default=16_384, metavar="N", help="steps for each job (16384)"
     )
     add_seed_argument(parser)
     add_set_argument(parser)

@@ -7,7 +7,7 @@ from .._misc import counted, quoted
 from ._arguments import add_job_arguments, count
 
 
-HELP = "say how likely each rank, stage and op is on the critical path, and what is exposed"
+HELP = "print how likely each rank, stage and op is on the critical path, and what is exposed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from .._cache import VARIABLE, cache_folder
 from ._devices import use_all_cores
 
 
-HELP = "tell versions, devices and caches, and check them; what a report of a bug needs"
+HELP = "print versions, devices and caches, and check them, as a bug report needs"
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
 _OPTIONAL = ("matplotlib", "torch")

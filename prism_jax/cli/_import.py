@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .json of Hugging Face; or Megatron's arguments: a .yaml with MODEL_ARGS, or a "
         "command line as .sh or .txt",
     )
-    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="of the job")
+    parser.add_argument(
+        "--gpus", type=count, required=True, metavar="N", help="how many GPUs the job has"
+    )
     parser.add_argument(
         "--cluster",
         metavar="CLUSTER",

@@ -8,7 +8,7 @@ from ._json import plain
 from ._objective import add_objective_argument, objective, with_unit
 
 
-HELP = "spend a budget on taking away variability, to lower a figure"
+HELP = "find where to reduce variability on a given budget, to lower a figure of the step time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="PART=COST",
-        help="what taking away all of a part's spread costs, such as all_gather=3 or rank=2",
+        help="the cost of removing all of a part's spread, such as all_gather=3 or rank=2",
     )
     parser.add_argument(
         "--budget", type=float, required=True, metavar="B", help="in the unit of the costs"
     )
     parser.add_argument(
-        "--iterations", type=count, default=20, metavar="K", help="of the descent (20)"
+        "--iterations", type=count, default=20, metavar="K", help="iterations of the descent (20)"
     )
 
 

@@ -12,7 +12,7 @@ from ._ranking import as_json, as_text
 from ._workers import add_ray_arguments, ray_executor
 
 
-HELP = "find the best layouts of a model on so many GPUs, by a figure of their law"
+HELP = "find the best layouts of a model on a given number of GPUs, by a figure of the step time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a job whose model, machine, training and batch are kept (`prism-jax jobs`, or a "
         ".toml file)",
     )
-    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="GPUs to use, all")
+    parser.add_argument(
+        "--gpus", type=count, required=True, metavar="N", help="how many GPUs each layout uses"
+    )
     add_objective_argument(parser)
     parser.add_argument(
-        "--top", type=count, default=20, metavar="K", help="layouts to rank, at least (20)"
+        "--top", type=count, default=20, metavar="K", help="rank at least so many layouts (20)"
     )
     parser.add_argument(
-        "--batch", type=count, metavar="N", help="sequences of a step (those of the job)"
+        "--batch", type=count, metavar="N", help="sequences in each step (those of the job)"
     )
     parser.add_argument(
         "--choose",
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
     )
     parser.add_argument(
-        "--samples", type=count, default=16_384, metavar="N", help="steps of each (16384)"
+        "--samples", type=count, default=16_384, metavar="N", help="steps for each layout (16384)"
     )
     add_seed_argument(parser)
     add_set_argument(parser)

@@ -162,7 +162,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
         sub.add_argument(
             "--no-cache",
             action="store_true",
-            help=f"keep nothing that is compiled for the next time ({VARIABLE}=off does so, too)",
+            help=f"do not use the cache of compiled code ({VARIABLE}=off does the same)",
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run, rows=rows)

@@ -7,7 +7,7 @@ from ._arguments import add_set_argument
 from ._catalogue import table
 
 
-HELP = "the memory of each pipeline rank when it is fullest, by part"
+HELP = "print the peak memory of each pipeline rank, by part"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

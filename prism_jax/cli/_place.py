@@ -20,7 +20,7 @@ from ._objective import add_objective_argument, objective, with_unit
 # Each has a factor of its own.
 _MOST_GPUS = 10_000_000
 
-HELP = "assign nodes of known GPUs to pipeline ranks and replicas, to lower a figure"
+HELP = "assign nodes of known speed to pipeline ranks and replicas, to lower the step time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--factors",
         metavar="FILE",
         help="how slow each GPU, or each node, is: a .csv or .parquet file with a column `factor`, "
-        "and `gpu` or `node`; drawn by the job's law where no file is given",
+        "and `gpu` or `node`; without a file, factors are drawn from the job's law",
     )
     parser.add_argument(
         "--samples",

@@ -10,7 +10,7 @@ from ._catalogue import table
 from ._json import plain
 
 
-HELP = "the step of a job if nothing varied, and what it is made of, at once"
+HELP = "print the step time without variability and what it is made of, within seconds"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from ._objective import add_objective_argument, objective
 from ._simulate import add_law_arguments, check_epistemic
 
 
-HELP = "write a page of HTML about a job: its law, what it depends on, and what it rests on"
+HELP = "write an HTML page about a job: its step time, what that depends on, and the assumptions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=quantile,
         default=0.5,
         metavar="Q",
-        help="of the step that is shown op by op: 0.99 for a slow one (0.5)",
+        help="which step is shown op by op: 0.99 for a slow one (0.5)",
     )
     parser.add_argument("--out", required=True, metavar="PAGE.html", help="the file to write")
 

@@ -10,7 +10,7 @@ from ._catalogue import table
 from ._json import plain
 
 
-HELP = "how long a whole training run takes, with what interrupts it"
+HELP = "print how long a whole training run takes, with its interruptions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=count, required=True, metavar="N", help="training steps of a run"
     )
     parser.add_argument(
-        "--deadline", type=_days, metavar="DAYS", help="tell the chance to end within so many days"
+        "--deadline",
+        type=_days,
+        metavar="DAYS",
+        help="print the probability to end within so many days",
     )
     parser.add_argument(
         "--failures",
         default="llama-3",
         metavar="FAILURES",
-        help="what interrupts runs: a shipped count, or a .toml file (llama-3)",
+        help="counts of interruptions: shipped ones, or a .toml file (llama-3)",
     )
     for name, what in (
         ("interval", "work between two checkpoints (the best)"),
@@ -48,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--runs", type=count, default=100_000, metavar="M", help="runs (100000)")
     parser.add_argument(
-        "--derivatives", action="store_true", help="by how many days rates and costs count"
+        "--derivatives",
+        action="store_true",
+        help="print the derivatives of the days with respect to rates and costs",
     )
 
 

@@ -9,7 +9,7 @@ from ._json import plain
 from ._objective import add_objective_argument, objective, with_unit
 
 
-HELP = "say which kernels, stages, ranks and shared factors a figure of the step time depends on"
+HELP = "print on which kernels, stages, ranks and shared factors a figure of the step time depends"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

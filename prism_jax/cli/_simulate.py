@@ -21,7 +21,7 @@ _RUN_STEPS = 10_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_law_arguments(parser)
     parser.add_argument(
-        "--out", metavar="LAW.npz", help="a file to keep the law in, for prism_jax.load_law"
+        "--out", metavar="LAW.npz", help="a file to write the law to, for prism_jax.load_law"
     )
 
 
@@ -39,21 +39,21 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
         "--allocations",
         type=count,
         metavar="K",
-        help="divide the steps among K sets of GPUs and tell how much these differ (GPUs are drawn "
-        "anew for each step)",
+        help="divide the steps among K sets of GPUs, and print how much these differ (by default "
+        "each step has newly drawn GPUs)",
     )
     parser.add_argument(
         "--epistemic",
         action="store_true",
-        help="also tell the law with what is not known of the job: the level and the spread of a "
-        "run, from its calibration or from how predictions were off before",
+        help="also print the law with the uncertainty of the model: of the level and the spread of "
+        "a run, from its calibration or from the errors of earlier predictions",
     )
     parser.add_argument(
         "--quantiles",
         type=quantiles,
         default={},
         metavar="Q,Q",
-        help="further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always told)",
+        help="further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always printed)",
     )
 
 

@@ -18,14 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     add_over_argument(parser, required=True)
     parser.add_argument(
-        "--out", metavar="DIR", help="a folder for the rows (Parquet); goes on with what is there"
+        "--out",
+        metavar="DIR",
+        help="a folder for the rows (Parquet); rows that are there already are kept",
     )
     parser.add_argument(
         "--shard",
         type=shard,
         default=(1, 1),
         metavar="I/N",
-        help="simulate one of N shares of the rows, for others to do the rest in the same --out",
+        help="simulate only share I of N of the rows; others do the rest in the same --out",
     )
     add_ray_arguments(parser)
 

@@ -8,7 +8,7 @@ from ._json import plain
 from ._objective import add_objective_argument, objective
 
 
-HELP = "say how widely a part may vary for a figure to meet a target"
+HELP = "print how widely a part may vary for a figure of the step time to meet a target"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from ._catalogue import table
 
 
-HELP = "say what is in a profiler's trace, and what it can and cannot tell"
+HELP = "print what is in a profiler's trace, and what it can and cannot tell"
 _MOST_KERNELS = 10
 _WIDEST = 70
 _FORMATS = ("kineto", "nsight", "chakra")
@@ -28,13 +28,11 @@ def add_format_arguments(parser: argparse.ArgumentParser, default: str = "kineto
         metavar="FORMAT",
         help=f"how it was recorded: {', '.join(dict.fromkeys([default, *_FORMATS]))} ({default})",
     )
-    parser.add_argument(
-        "--names", metavar="NAMES", help="a .toml file that says what ranges stand for"
-    )
+    parser.add_argument("--names", metavar="NAMES", help="a .toml file with the meaning of ranges")
     parser.add_argument(
         "--time-unit",
         choices=("s", "ms", "us", "ns"),
-        help="of the times in it, where it is not the format's",
+        help="the unit of its times, where it is not the format's",
     )
 
 

@@ -53,8 +53,8 @@ def check_job(job: Job, where: str) -> None:
     sums = how is not None and how.zero >= 2 and how.accumulate_gradients
     if how is not None and sums and not how.overlap_grad_reduce:
         raise ValueError(
-            f"{where}: `training.accumulate_gradients` deals gradients beside the backwards that "
-            "follow; leave `training.overlap_grad_reduce` true."
+            f"{where}: `training.accumulate_gradients` reduce-scatters gradients beside "
+            "the backwards that follow; leave `training.overlap_grad_reduce` true."
         )
     if job.cluster is not None and job.training is not None:
         if layout.world_size > job.cluster.num_devices:

@@ -20,8 +20,8 @@ RecomputedModule: TypeAlias = Literal[
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The degrees of parallelism: tensor, pipeline, data, context and expert.
 
-    The ranks of a stage, `tp * cp * dp`, are dealt anew for experts, and what `ep * etp` leaves are
-    replicas of experts.
+    The ranks of a stage, `tp * cp * dp`, are grouped anew for experts: into expert-parallel groups
+    of `ep * etp`, and replicas of these.
 
     **Attributes:**
 
@@ -50,7 +50,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pipeline schedule, and how layers are dealt to its stages.
+    """A pipeline schedule, and how layers are distributed over its stages.
 
     **Attributes:**
 
@@ -95,20 +95,21 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `recompute_method`, `recompute_layers`: of whole layers: `uniform` keeps the input of every
         `recompute_layers` layers, `block` computes the first `recompute_layers` layers of each
         stage again.
-    - `zero`: what the replicas share: nothing (0), the optimizer (1), gradients too, which each
-        microbatch deals (2), parameters too, which it gathers layer by layer (3, known as FSDP).
-    - `accumulate_gradients`: whether gradients that are shared are summed over the microbatches
-        that run through a stage in a row, and dealt after the last of these, beside what follows;
-        they are whole until then. Otherwise each microbatch deals its own.
-    - `reshard_after_forward`: whether gathered parameters are let go of after a forward; otherwise
-        the backward has them still.
+    - `zero`: what is sharded over the replicas: nothing (0), the optimizer (1), gradients too,
+        which each microbatch reduce-scatters (2), parameters too, which it gathers layer by layer
+        (3, known as FSDP).
+    - `accumulate_gradients`: whether sharded gradients are summed over the microbatches that run
+        through a stage consecutively, and reduce-scattered after the last of these, beside what
+        follows; they are unsharded until then. Otherwise each microbatch reduce-scatters its own.
+    - `reshard_after_forward`: whether gathered parameters are freed after a forward; otherwise they
+        are kept for the backward.
     - `prefetch`: how many layers ahead parameters are gathered, beside compute; they need memory.
-        Without any the gathers are exposed. More than one are as fast as one.
-    - `optimizer_instances`: how many copies there are of what is shared: each is shared by as many
-        neighbouring replicas, and the copies reduce the gradients of their shards (of FSDP, hybrid
-        sharding).
-    - `attention`: one fused kernel, `flash` the fastest of the device and `flash-1` and `flash-2`
-        FlashAttention 1 and 2; or its parts, as before these.
+        With 0 the gathers are exposed. More than one layer is no faster than one.
+    - `optimizer_instances`: how many copies there are of what is sharded: each is sharded over
+        equally many neighbouring replicas, and the copies reduce the gradients of their shards (of
+        FSDP, hybrid sharding).
+    - `attention`: one fused kernel, where `flash` is the fastest of the device and `flash-1` and
+        `flash-2` are FlashAttention 1 and 2; or `unfused`, its separate kernels.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `scatter_send_recv`: whether, where norms are not split, each rank of a tensor-parallel group
         sends a part of what it sends to another pipeline rank, and the receivers gather the parts
@@ -116,20 +117,20 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         otherwise each sends all of it. Where norms are split each has a part only, and this has no
         effect.
     - `cp_comm_type`: how attention in a context-parallel group gets the keys and values of other
-        ranks, as Megatron-LM calls it: round a ring (`p2p`), gathered (`all_gather`), or by dealing
-        heads in place of tokens (`a2a`).
+        ranks, as Megatron-LM calls it: round a ring (`p2p`), gathered (`all_gather`), or by
+        exchanging tokens for heads (`a2a`).
     - `cp_load_balance`: whether each rank of the group has an early and a late part of a sequence,
-        so that a causal mask leaves all of them as much; otherwise the last rank has the most.
+        so that a causal mask leaves all of them equal work; otherwise the last rank has the most.
     - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
         multiplications.
     - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
         matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
     - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
         beside the backward and the forward; `overlap_grad_reduce` also those of gradients that each
-        microbatch deals.
+        microbatch reduce-scatters.
     - `token_dispatcher`: how tokens come to experts, in Megatron-Core's terms: `alltoall` sends one
         copy to each of a token's experts, `flex` (DeepEP, HybridEP) one to each rank that has any
-        of them, and one to each node, and permutes tokens where they arrive alone.
+        of them, and one to each node, and permutes tokens only where they arrive.
     - `overlap_shared_experts`: whether the shared experts run beside the exchanges with the others,
         as with Megatron-Core's `moe-shared-expert-overlap`.
     - `gradient_bucket_size`: at least how many parameters of the first stage have their gradients

@@ -157,7 +157,7 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
     ):
         raise ValueError(
             f"The schedule has {stages} stages in {chains} chains on {layout.pp} ranks; layers can "
-            "be dealt to chains of one length with equally many stages on each rank."
+            "only be distributed over chains of one length with equally many stages on each rank."
         )
     return ScheduleConfig(
         kind=type(schedule).__name__,

@@ -120,8 +120,8 @@ def check_context(
         if training.cp_comm_type == "a2a" and number % (layout.tp * layout.cp) != 0:
             raise ValueError(
                 f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide `model.{key}` "
-                f'= {number}, which `training.cp_comm_type` = "a2a" deals to the ranks; use a '
-                'divisor, or "p2p".'
+                f'= {number}, which `training.cp_comm_type` = "a2a" distributes over the ranks; '
+                'use a divisor, or "p2p".'
             )
 
 

@@ -73,7 +73,7 @@ class MoE(AbstractModule):
         per_group, odd = divmod(self.num_experts, self.num_groups)
         if odd:
             raise ValueError(
-                f"`num_experts` = {self.num_experts} cannot be dealt to `num_groups` = "
+                f"`num_experts` = {self.num_experts} do not divide evenly into `num_groups` = "
                 f"{self.num_groups}; use a number of groups that divides it."
             )
         if self.used_groups > self.num_groups:
