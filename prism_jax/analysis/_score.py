@@ -24,7 +24,7 @@ class Score:
 
     - `num_steps`: how many were measured.
     - `values`, `noise`: by name:
-        `mean_error`, `p95_error`: predicted over measured, less one.
+        `mean_error`, `p95_error`: predicted over measured, minus one.
         `std_ratio`: predicted over measured; `nan` where all measured steps are alike.
         `ks`, `ks_aligned`: the Kolmogorov-Smirnov distance, and that after the medians are made
         equal.

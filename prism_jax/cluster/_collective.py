@@ -137,9 +137,9 @@ class Routing(msgspec.Struct, frozen=True):
 def dispatch_latency(
     token_bytes: float, routing: Routing, group: Group, cluster: Cluster, kernels: Kernels
 ) -> Transfer:
-    """The latency of an `all_to_all` of tokens to experts, which are dealt to the group: a token
-    goes once to each rank that has any of its experts, and once to each inner domain, whose ranks
-    pass it on (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
+    """The latency of an `all_to_all` of tokens to experts, which are distributed over the group. A
+    token goes once to each rank that has any of its experts, and once to each inner domain, whose
+    ranks pass it on (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
     """
     link = find_link(cluster, group)
     inner = [inner for inner in cluster.links if inner.group < link.group]

@@ -129,8 +129,8 @@ def step_effects(
 def _solved(
     level: np.ndarray, weight: np.ndarray, loadings: np.ndarray, data: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the groups of a step have in common, its precision, and the mean data of the step, less
-    one, which is not drawn towards none.
+    """What the groups of a step have in common, its precision, and the mean data of the step,
+    minus one, which is not drawn towards none.
     """
 
     def at(mine: np.ndarray) -> tuple[np.ndarray, ...]:

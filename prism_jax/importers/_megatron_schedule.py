@@ -1,4 +1,4 @@
-"""The schedule that arguments of Megatron-LM describe, and how layers are dealt to its stages."""
+"""The schedule that arguments of Megatron-LM describe, and the layers of its stages."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Table = dict[str, Any]
 
 
 def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> Table:
-    """The kind, and how the layers are dealt to its stages."""
+    """The kind, and how the layers are distributed over its stages."""
     replicas = layout["dp"] * training["microbatch_size"]
     batch = read.count("global-batch-size", replicas)
     if batch % replicas != 0:

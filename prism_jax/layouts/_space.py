@@ -92,8 +92,8 @@ def _dividing(choices: Iterable[int], number: int) -> list[int]:
 
 
 def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
-    """Schedules, and how the layers are dealt to their stages. Where these do not divide the
-    layers, the embedding and the head count as one each, Megatron-LM's way.
+    """Schedules, and how the layers are distributed over their stages. Where these do not divide
+    the layers, the embedding and the head count as one each, Megatron-LM's way.
     """
     layers, known = asked.model.num_layers, schedules()
     for kind in asked.space.schedule:

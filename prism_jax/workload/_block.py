@@ -9,7 +9,7 @@ class Load(msgspec.Struct, frozen=True):
     **Attributes:**
 
     - `concentration`: of the popularity of experts.
-    - `members`: parts that the experts are dealt to.
+    - `members`: parts over which the experts are distributed.
     - `counts`: tokens of a microbatch of all of them, once for each expert that a token goes to.
     - `experts`: of a member.
     - `split`: ranks that share a member's experts.

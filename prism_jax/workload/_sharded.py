@@ -1,8 +1,8 @@
-"""Parameters and gradients that are dealt to the replicas: ZeRO-2, ZeRO-3 and FSDP.
+"""Parameters and gradients that are distributed over the replicas: ZeRO-2, ZeRO-3 and FSDP.
 
 Each layer, and each end of the model, is a unit (Zhao et al. 2023, arXiv:2304.11277): before a
 microbatch runs through it, all_gathers make its parameters whole; after its backward,
-reduce_scatters deal its gradients. Where there are copies of the shards (`optimizer_instances`,
+reduce_scatters reduce its gradients. Where there are copies of the shards (`optimizer_instances`,
 known as hybrid sharding), the copies reduce the shares among themselves.
 """
 
@@ -26,12 +26,12 @@ def shards(training: Training) -> tuple[bool, bool]:
 
 
 def deals_each_microbatch(training: Training) -> bool:
-    """Whether each microbatch deals its gradients to the replicas, layer by layer."""
+    """Whether each microbatch reduce-scatters its gradients, layer by layer."""
     return shards(training)[0] and not training.accumulate_gradients
 
 
 def beside_layers(training: Training) -> bool:
-    """Whether each microbatch gathers parameters or deals gradients layer by layer."""
+    """Whether each microbatch gathers parameters or reduce-scatters gradients layer by layer."""
     return shards(training)[1] or deals_each_microbatch(training)
 
 

@@ -1,4 +1,4 @@
-"""How a model is dealt to stages, and whether it fits its layout."""
+"""How a model is distributed over stages, and whether it fits its layout."""
 
 import functools as ft
 import itertools as it
@@ -13,7 +13,7 @@ from .modules import Parameters
 
 
 class Stages(msgspec.Struct, frozen=True):
-    """How the layers of a model are dealt to stages, and these to pipeline ranks.
+    """How the layers of a model are distributed over stages, and these over pipeline ranks.
 
     **Attributes:**
 

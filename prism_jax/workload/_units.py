@@ -23,7 +23,7 @@ class Unit(NamedTuple):
 
     - `segments`: what it runs.
     - `gathers`: the collectives that make its parameters whole, before it runs.
-    - `reductions`: those that deal its gradients, after it.
+    - `reductions`: those that reduce its gradients, after it.
     """
 
     segments: list[Segment]

@@ -16,8 +16,8 @@ from ._mlp import MLP, Activation, gate_factor
 
 @dataclasses.dataclass(frozen=True)
 class MoE(AbstractModule):
-    """A mixture of experts: each token goes to its best few of many MLPs, which are dealt to the
-    ranks of the expert-parallel group, and to the shared ones.
+    """A mixture of experts: each token goes to its best few of many MLPs, which are distributed
+    over the ranks of the expert-parallel group, and to the shared ones.
 
     A rank routes the tokens that sequence parallelism left it and sends them to the ranks of their
     experts (all_to_all), which multiply them group by group and send them back. Where experts are
