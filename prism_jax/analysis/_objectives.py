@@ -18,9 +18,11 @@ class AbstractObjective(eqx.Module):
     """A figure of the law of the step time, and how it depends on the steps.
 
     All methods take composed steps in seconds, in float64 on the host. The properties have defaults
-    that hold for a figure in seconds of which nothing more is known. `str` of it names it in tables
-    and notes, such as `p95`.
+    that hold for a figure in seconds of which nothing more is known.
     """
+
+    def __str__(self) -> str:  # Its name in tables and notes, such as `p95`.
+        return type(self).__name__.lower()
 
     @property
     def unit(self) -> str:
@@ -65,9 +67,6 @@ class AbstractObjective(eqx.Module):
 class Mean(AbstractObjective):
     """The mean step time, in seconds."""
 
-    def __str__(self) -> str:
-        return "mean"
-
     @property
     def monotone(self) -> bool:
         return True
@@ -84,9 +83,6 @@ class Mean(AbstractObjective):
 
 class Std(AbstractObjective):
     """The standard deviation of the step time, in seconds."""
-
-    def __str__(self) -> str:
-        return "std"
 
     def value(self, steps: Steps) -> float:
         return float(np.std(steps))
@@ -238,9 +234,6 @@ class CRPS(AbstractObjective):
         values = self.measured.value
         if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
             raise ValueError("Measured steps must be a list of positive step times, in seconds.")
-
-    def __str__(self) -> str:
-        return "CRPS"
 
     def value(self, steps: Steps) -> float:
         return crps(np.sort(steps), self.measured.value)
