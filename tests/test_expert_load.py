@@ -116,7 +116,7 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     found = _fullest(*_loads(_CASES))
     gpus = np.exp(sigma * rng.standard_normal((samples, 8)) - sigma**2 / 2)
     for number, case in cases.items():
-        load = jax.tree.map(lambda x, i=number: x[:, i : i + 1], found)
+        load = jax.tree.map(lambda x, i=number: x[..., i : i + 1], found)
         runs = 1 + noise * rng.standard_normal((2, samples, 8))
         drawn = _drawn(rng, samples, *case)
         ends = (gpus * (0.4 * runs[0] + 0.6 * drawn * runs[1])).max(axis=1)

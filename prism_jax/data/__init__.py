@@ -79,6 +79,8 @@ from ._software import (
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,
+    NonNegative as NonNegative,
     PositiveOrInfinite as PositiveOrInfinite,
+    Seed as Seed,
 )
 from ._variations import replace_variations as replace_variations

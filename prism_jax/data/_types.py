@@ -6,6 +6,7 @@ from msgspec import Meta
 
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 # Every layer of a stage takes memory, and no model has as many.
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=10**5)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray
 from ._branches import Overlaps, branch_moments
 from ._expert_load import Fullest
-from ._loaded import added_load, at_fullest, fuller
-from ._segment import Group, segment_alone, segment_maxima, shape_of
+from ._loaded import added_load, at_fullest, deciding_share, fuller
+from ._segment import Group, root, segment_alone, segment_maxima, shape_of
 
 
 class Sides(eqx.Module):
@@ -124,23 +124,28 @@ def class_moments(
     serial = cumulants @ collapse.segments.T
     if load is not None and collapse.loads is not None:
         serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
+    share = jnp.ones_like(collapse.members)
+    if load is not None and collapse.loads is not None:
+        share = deciding_share(collapse.loads, collapse.segments, load)
     mine = jax.tree.map(lambda x: x[collapse.group], groups)
 
     def one(segment):
-        moments, group, count = segment
+        moments, group, *members = segment
         # Most rows are padding: a loop with a branch, not `vmap`, which would compute both.
-        return jax.lax.cond(count > 1, segment_maxima, segment_alone, *moments, group, count)
+        alone = members[0] <= 1
+        return jax.lax.cond(alone, segment_alone, segment_maxima, *moments, group, *members)
 
     # Computed again for the derivative: kept for all rows, it would take longer to write.
     one = jax.checkpoint(one)
-    slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members)), 0, 1)
+    slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members, share)), 0, 1)
     if load is not None and collapse.loads is not None:
         slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
         cumulants = at_fullest(collapse.loads, cumulants, load)
-    *compute, shared = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest)
+    compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest[:3])
+    shared = _shared(collapse.class_segments, slowest[3], share)
     powers = jnp.stack([network, network**2, network**3])
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
-    whole = jnp.stack(compute)[:, :, None, :] + part[:, :, :, None]
+    whole = compute[:, :, None, :] + part[:, :, :, None]
     shared = jnp.broadcast_to(shared[:, None, :], whole.shape[1:])
     of_sides = ft.partial(branch_moments, apart=apart)
     if collapse.overlaps is not None:
@@ -153,6 +158,19 @@ def class_moments(
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
     return _in_seconds(whole, unit), shared * unit, _in_seconds(part, unit) if apart else None
+
+
+def _shared(
+    class_segments: Float[Array, "classes segments"],
+    shared: Float[Array, "segments nodes"],
+    share: Float[Array, " segments"],
+) -> Float[Array, "classes nodes"]:
+    """What a rank's other GPUs make all its ops of a class vary by. Where some members decide they
+    are others in each layer, so that only the squares add.
+    """
+    some = (share < 1)[:, None]
+    apart = class_segments @ jnp.where(some, shared**2, 0)
+    return class_segments @ jnp.where(some, 0, shared) + root(apart)
 
 
 def _in_seconds(cumulants: Float[Array, "3 *shape"], unit) -> Float[Array, "3 *shape"]:

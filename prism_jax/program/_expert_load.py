@@ -22,12 +22,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..latency import Gamma, cube_normal, expectation, score_of_maximum
+from ._kept_load import Moments, kept_loads, of_fixed_sum
 
 
 # The cube of a normal variate is no good stand-in for a gamma law of a smaller shape.
 _LEAST_SHAPE = 0.5
-
-Moments = Float[Array, "3 loads"]  # Mean, variance and third central moment.
 
 
 class Unevenness(eqx.Module):
@@ -54,6 +53,8 @@ class Loads(eqx.Module):
     - `split`: ranks that share a member's experts and its load.
     - `capacity`: the most tokens that an expert takes, over the mean, at least 1; what comes beyond
         is dropped. `None` where none is.
+    - `shares`: of each expert in the tokens, by member, where these are known and kept, whatever
+        the concentration is; else, and for padding, `nan`. `None` where none are.
     """
 
     members: Float[Array, " loads"]
@@ -61,6 +62,7 @@ class Loads(eqx.Module):
     experts: Float[Array, " loads"]
     split: Float[Array, " loads"]
     capacity: Float[Array, " loads"] | None
+    shares: Float[Array, "loads most_members most_experts"] | None = None
 
 
 class Fullest(eqx.Module):
@@ -69,25 +71,48 @@ class Fullest(eqx.Module):
     **Attributes:**
 
     - `load`: of the fullest.
-    - `member`: of one of as many independent ranks, by the law of `ThreeMoment`.
+    - `member`: of one of these independent ranks, by the law of `ThreeMoment`.
     - `correction`: `load` less the same of the fullest of these independent ranks.
+    - `share`: of the ranks that these stand for: less than one where it is known who has most.
     """
 
     load: Moments
     member: Moments
     correction: Moments
+    share: Float[Array, " loads"]
 
 
-def fullest(loads: Loads, unevenness: Unevenness) -> Fullest:
+def fullest(
+    loads: Loads, unevenness: Unevenness, gpu_spread: Float[Array, ""] | float = 0.0
+) -> Fullest:
     """Moments of the load of the fullest member, whose mean over members is one unless some is
-    dropped. Differentiable in the concentration, the spread and the capacity.
+    dropped. Differentiable in the concentration, the spread and the capacity. Where shares are
+    known, see `kept_loads`.
 
     Without a capacity as exact as the module's docstring says. A capacity cuts the fullest, whose
     law is taken to be that of `ThreeMoment`; where a member has several experts, each of which is
     cut, it changes the fullest by as much as that of independent members: within 2 % of the mean.
     """
-    concentration, stretch = _matched(loads.counts, unevenness.concentration)
-    ranks = loads.members * loads.split
+    load, member = _drawn_anew(loads, unevenness.concentration)
+    factor, rivals = unevenness.spread, loads.members
+    if loads.shares is not None:
+        kept = kept_loads(loads.shares, loads.counts, loads.capacity, factor, gpu_spread)
+        known = ~jnp.isnan(loads.shares[:, 0, 0])
+        load = jnp.where(known[None, :], kept.load, load)
+        member = jnp.where(known[None, :], kept.member, member)
+        rivals = jnp.where(known, kept.rivals, rivals)
+    powers = jnp.stack([factor, factor**2, factor**3])
+
+    def spread(moments: Moments) -> Moments:
+        return (moments.at[0].add(-1) * powers).at[0].add(1)
+
+    correction = (load - _independent(member, rivals * loads.split)) * powers
+    return Fullest(spread(load), spread(member), correction, rivals / loads.members)
+
+
+def _drawn_anew(loads: Loads, concentration) -> tuple[Moments, Moments]:
+    """The fullest and a member, where popularities are drawn for each microbatch."""
+    concentration, stretch = _matched(loads.counts, concentration)
     shape = jnp.maximum(concentration / loads.members, _LEAST_SHAPE)
     ones = jnp.ones_like(shape)
     load = _fullest_uncut(concentration, stretch, loads.members)
@@ -97,14 +122,7 @@ def fullest(loads: Loads, unevenness: Unevenness) -> Fullest:
         several = load + _independent(cut, loads.members) - _independent(member, loads.members)
         load = jnp.where(loads.experts > 1, several, _cut(load, loads.capacity))
         member = cut
-    factor = unevenness.spread
-    powers = jnp.stack([factor, factor**2, factor**3])
-
-    def spread(moments: Moments) -> Moments:
-        return (moments.at[0].add(-1) * powers).at[0].add(1)
-
-    correction = (load - _independent(member, ranks)) * powers
-    return Fullest(spread(load), spread(member), correction)
+    return load, member
 
 
 def _matched(number, concentration) -> tuple[Float[Array, " loads"], Float[Array, " loads"]]:
@@ -124,15 +142,9 @@ def _fullest_uncut(concentration, stretch, members) -> Moments:
     mean, variance, third = _moments(
         lambda z: Gamma(1.0, cv).from_normal(score_of_maximum(z, members)) - 1, cv
     )
-    middle, e = 1 + mean, 1 / concentration
-    # Divided by the moments of the sum, whose mean is one: 1 + e, and (1 + e) (1 + 2 e).
-    of_share = [
-        mean,
-        (variance - middle**2 * e) / (1 + e),
-        (third - 6 * middle * e * variance + 4 * middle**3 * e**2) / (1 + e) / (1 + 2 * e),
-    ]
+    found = of_fixed_sum(jnp.stack([1 + mean, variance, third]), 1 / concentration)
     powers = jnp.stack([stretch, stretch**2, stretch**3])
-    return (jnp.stack(of_share) * powers).at[0].add(1)
+    return (found.at[0].set(mean) * powers).at[0].add(1)
 
 
 def _member(shape, stretch, experts, capacity) -> Moments:

@@ -6,8 +6,8 @@ of three moments, as all that `segment_maxima` takes; what that leaves out of th
 who share a fixed number of tokens is added at the pace of the mean GPU: it is large where one
 member has most tokens, and that one may be on any GPU.
 
-A member's load is drawn anew for each microbatch, layer and step: the popularity of experts does
-not stay.
+A member's load is drawn anew for each microbatch, layer and step. Where the popularities of experts
+are known they stay, in all replicas too, and only the counts of tokens are drawn.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
-from ..workload import Kernel
+from ..workload import Kernel, Load
 from ._expert_load import Fullest, Loads, Unevenness
 
 
@@ -31,6 +31,7 @@ class ExpertLoads(eqx.Module):
     - `unevenness`: the parameters of each.
     - `members`, `counts`, `experts`, `split`, `capacity`: as of `Loads`. Static.
     - `kernels`: `(loads, kernels)`, whether a kernel takes longer with a load. Static.
+    - `shares`: as of `Loads`. Static.
     """
 
     unevenness: Unevenness
@@ -40,6 +41,7 @@ class ExpertLoads(eqx.Module):
     split: FrozenArray = eqx.field(static=True)
     capacity: FrozenArray = eqx.field(static=True)
     kernels: FrozenArray = eqx.field(static=True)
+    shares: FrozenArray | None = eqx.field(static=True, default=None)
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """What the laws are apart from their parameters, as arrays."""
@@ -50,6 +52,7 @@ class ExpertLoads(eqx.Module):
             experts=jnp.asarray(self.experts.value, dtype),
             split=jnp.asarray(self.split.value, dtype),
             capacity=jnp.asarray(self.capacity.value, dtype) if limited else None,
+            shares=None if self.shares is None else jnp.asarray(self.shares.value, dtype),
         )
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
@@ -70,8 +73,22 @@ def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | N
             jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
         ),
         kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
+        shares=_shares(loads),
         **static,
     )
+
+
+def _shares(loads: Sequence[Load]) -> FrozenArray | None:
+    """The popularities of experts, by member, where some are known."""
+    if not any(one.popularity for one in loads):
+        return None
+    room = (max(one.members for one in loads), max(one.experts for one in loads))
+    found = np.full((len(loads), *room), np.nan)
+    for row, one in zip(found, loads, strict=True):
+        if one.popularity:
+            shares = np.array(one.popularity) / np.sum(one.popularity)
+            row[: one.members, : one.experts] = shares.reshape(one.members, one.experts)
+    return FrozenArray(found)
 
 
 def added_load(
@@ -90,6 +107,16 @@ def added_load(
             jnp.sum(mean**3 * skewed, axis=0),
         ]
     )
+
+
+def deciding_share(
+    loads: Float[Array, "loads kernels"],
+    segments: Float[Array, "segments kernels"],
+    load: Fullest,
+) -> Float[Array, " segments"]:
+    """The part of a segment's members who decide when it ends, as of `Fullest`."""
+    there = segments @ loads.T > 0
+    return jnp.min(jnp.where(there, load.share[None, :], 1), axis=1, initial=1)
 
 
 def fuller(

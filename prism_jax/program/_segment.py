@@ -90,11 +90,12 @@ def segment_maxima(
     third: Float[Array, ""],
     group: Group,
     count: Float[Array, ""],
+    share: Float[Array, ""] | float = 1.0,
 ) -> Float[Array, "4 nodes"]:
     """Mean, variance and third central moment of the slowest of `count` members' segments, given
     the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2. The variance is of
     what each segment draws anew; last comes the standard deviation of what the other GPUs' factors
-    make of all segments of a sample.
+    make of all segments of a sample. Where only a `share` of the members decide, these may be any.
 
     Differentiable. Source: the module's docstring.
     """
@@ -103,27 +104,32 @@ def segment_maxima(
     std, skewness = shape_of(variance, third)
     # A constant segment is treated as one of tiny spread, so that its derivative is right too.
     spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-12))  # Padding has no mean.
-    grid = jnp.asarray(_GRID, dtype)[None, :]
+    grid = _grid(group, mean / spread, share)
     # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
     ratio = (slowest[:, None] / group.others)[:, :, None]
-    score = (ratio - 1) * (mean / spread) + ratio * grid[None]
+    score = (ratio - 1) * (mean / spread) + ratio * grid[:, None, :]
     later_each = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
     later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later_each)
     # By the logarithm of what is nearly one, for groups of many members.
-    others = jnp.exp((count - 1) * jnp.log1p(-jnp.minimum(later, 1 - jnp.finfo(dtype).eps)))
-    cdf = jax.scipy.special.ndtr(cube_normal_score(grid, skewness)) * others
+    later_any = jnp.minimum(later, 1 - jnp.finfo(dtype).eps)
+    deciding = share * count
+    others = jnp.exp((deciding - 1) * jnp.log1p(-later_any))
+    # The slowest GPU is among them, or another member is in its place.
+    at_slowest = jax.scipy.special.ndtr(cube_normal_score(grid, skewness))
+    cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * others
+    step = grid[:, 1] - grid[:, 0]
 
     def integral(values):
-        return jnp.trapezoid(values, dx=dtype.type(_GRID[1] - _GRID[0]), axis=-1)
+        return jnp.trapezoid(values, axis=-1) * step
 
     # Moments by integrating the survival above a centre and the distribution below it.
-    first = grid[0, -1] - integral(cdf)
+    first = grid[:, -1] - integral(cdf)
     above = jnp.maximum(grid - first[:, None], 0)
     beneath = jnp.maximum(first[:, None] - grid, 0)
     second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
     skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
     scale = slowest * std
-    kept = _kept(cdf, later_each, later, count)
+    kept = _kept(cdf, later_each, later, deciding - share, step)
     return jnp.stack(
         [
             slowest * mean + scale * first,
@@ -134,7 +140,17 @@ def segment_maxima(
     )
 
 
-def _kept(cdf, later_each, later, count) -> Float[Array, " nodes"]:
+def _grid(group: Group, means, share) -> Float[Array, "nodes points"]:
+    """Where the end of a segment is looked at, in its standard deviations from where the slowest
+    GPU ends on average; `means` is the mean in these. If that GPU may not decide, others do.
+    """
+    grid = jnp.asarray(_GRID, means.dtype)[None, :]
+    before = (1 - jnp.min(group.others, axis=1) / group.slowest) * means
+    before = jax.lax.stop_gradient(jnp.where(share < 1, before, 0))[:, None]
+    return grid - before * (grid[:, -1:] - grid) / (grid[:, -1:] - grid[:, :1])
+
+
+def _kept(cdf, later_each, later, others, step) -> Float[Array, " nodes"]:
     """The variance that the factors `b` of the others give to a segment's mean, in units of the
     square of its standard deviation: the covariance of two segments that the same GPUs run,
 
@@ -153,14 +169,13 @@ def _kept(cdf, later_each, later, count) -> Float[Array, " nodes"]:
     product = jnp.where(matters, below[:, :, None] * below[:, None, :], 1)
     relative = jnp.maximum(jnp.where(matters, covariance / product, 0), -0.5)
     # Without differences of what is nearly equal, for spreads of GPUs far below a segment's.
-    excess = weight * jnp.expm1((count - 1) * jnp.log1p(relative))
-    step = dtype.type(_COARSE * (_GRID[1] - _GRID[0]))
-    return jnp.maximum(step**2 * jnp.sum(excess, axis=(1, 2)), 0)
+    excess = weight * jnp.expm1(others * jnp.log1p(relative))
+    return jnp.maximum((_COARSE * step) ** 2 * jnp.sum(excess, axis=(1, 2)), 0)
 
 
-def segment_alone(mean, variance, third, group: Group, count) -> Float[Array, "4 nodes"]:
+def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Array, "4 nodes"]:
     """The same of one member, or of padding."""
-    del count
+    del count, share
     slowest = group.slowest
     moments = [slowest * mean, slowest**2 * variance, slowest**3 * third]
     return jnp.stack([*moments, jnp.zeros_like(slowest)])

@@ -166,7 +166,11 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     differ = variability.rank is not None
     apart = variability.worker_step is not None
     unevenness = parameters.unevenness
-    load = classes.loads and unevenness and fullest(classes.loads, unevenness)
+    load = (
+        classes.loads
+        and unevenness
+        and fullest(classes.loads, unevenness, _gpu_spread(variability.rank, dtype))
+    )
     moments, shared, communication = class_moments(
         classes.collapse, cumulants, network, groups, load, apart=apart
     )
@@ -253,6 +257,13 @@ def _of_microbatches(law: AbstractLatency | Sets | None, dtype):
 
 def _of_classes(loading, direct) -> Float[Array, " classes"] | None:
     return None if loading is None else jnp.where(direct >= 0, loading[direct], 1)
+
+
+def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
+    """The standard deviation of a GPU's factor over its mean."""
+    if law is None:
+        return jnp.zeros((), dtype)
+    return (jnp.sqrt(law.variance()) / law.mean()).astype(dtype)
 
 
 def _optional(law: AbstractLatency | None, dtype) -> Table | None:

@@ -73,7 +73,10 @@ def layers_of(model: Model) -> tuple[Part, ...]:
     for layer in model.layers:
         part = Part(tuple(map(make, layer.modules)), sequence_length=layer.sequence_length)
         found += [part] * layer.repeat
-    return tuple(found)
+    return tuple(
+        part._replace(modules=tuple(one.of_layer(number) for one in part.modules))
+        for number, part in enumerate(found)
+    )
 
 
 def reads_words_last(model: Model) -> bool:

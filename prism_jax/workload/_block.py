@@ -14,6 +14,8 @@ class Load(msgspec.Struct, frozen=True):
     - `experts`: of a member.
     - `split`: ranks that share a member's experts.
     - `capacity`: the most tokens that an expert takes, over the mean; infinite for any number.
+    - `popularity`: of each expert, member by member, where it is known and stays; only its
+        proportions count. Empty where it is drawn anew for each microbatch.
     """
 
     concentration: float
@@ -22,6 +24,7 @@ class Load(msgspec.Struct, frozen=True):
     experts: int
     split: int
     capacity: float
+    popularity: tuple[float, ...] = ()
 
 
 class Kernel(msgspec.Struct, frozen=True):

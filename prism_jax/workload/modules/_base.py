@@ -89,6 +89,11 @@ class AbstractModule(abc.ABC):
         module are not among them.
         """
 
+    def of_layer(self, number: int) -> "AbstractModule":
+        """The module as the layer of this number has it, counted from zero."""
+        del number
+        return self
+
     def buffers(self, costs: Costs) -> float:
         """Bytes that the backward needs besides what is kept and as much for its gradients."""
         del costs

@@ -2,15 +2,23 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import msgspec
-
 from ...cluster import Routing
-from ...data import AtLeastOne, Count, Layout, Model, PositiveOrInfinite, Training
+from ...data import (
+    AtLeastOne,
+    Count,
+    Layout,
+    Model,
+    NonNegative,
+    PositiveOrInfinite,
+    Seed,
+    Training,
+)
 from .._block import Kernel, Load, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
 from ._around import cast, cast_gradient, gradients
 from ._base import AbstractModule, Parameters
+from ._load import check_load, draw_popularity, with_load
 from ._mlp import MLP, Activation, gate_factor
 
 
@@ -40,6 +48,9 @@ class MoE(AbstractModule):
         parameters, all equal: that of one expert varies by `sqrt((num_experts - 1) / (1 + this))`
         of its mean. Infinite: experts are equally popular, and only counts of tokens vary; `None`:
         all experts get equally many.
+    - `load_seed`: draws the popularities of each layer once, for all microbatches, steps and
+        replicas of a run; by default they are drawn anew for each microbatch.
+    - `load_popularity`: of each expert, in place of a concentration: such as the tokens of a run.
     - `capacity_factor`: the most tokens an expert takes of a microbatch over its mean, at least 1;
         others are dropped. Where the load varies.
     """
@@ -56,6 +67,8 @@ class MoE(AbstractModule):
     top_k_groups: Count | None = None
     activation: Activation = "swiglu"
     load_concentration: PositiveOrInfinite | None = None
+    load_seed: Seed | None = None
+    load_popularity: tuple[NonNegative, ...] | None = None
     capacity_factor: AtLeastOne | None = None
 
     @property
@@ -87,6 +100,15 @@ class MoE(AbstractModule):
                 f"experts, fewer than `top_k` = {self.top_k}; use more groups."
             )
 
+    def of_layer(self, number: int) -> "MoE":
+        if self.load_seed is None or self.load_concentration is None:
+            return self
+        seed = (self.load_seed, number)
+        drawn = draw_popularity(self.num_experts, self.load_concentration, seed)
+        return dataclasses.replace(
+            self, load_concentration=None, load_seed=None, load_popularity=drawn
+        )
+
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         if self.top_k > self.num_experts:
             raise ValueError(
@@ -115,11 +137,13 @@ class MoE(AbstractModule):
                 f"`layout.etp` = {layout.expert_tp} does not divide `expert_ffn_size` = "
                 f"{self.expert_ffn_size}; use a divisor."
             )
-        if self.capacity_factor is not None and self.load_concentration is None:
-            raise ValueError(
-                f"`capacity_factor` = {self.capacity_factor} cuts loads that vary, but all experts "
-                "get equally many tokens; give `load_concentration`, too."
-            )
+        check_load(
+            self.num_experts,
+            concentration=self.load_concentration,
+            seed=self.load_seed,
+            popularity=self.load_popularity,
+            capacity_factor=self.capacity_factor,
+        )
         for mlp in self.shared:
             mlp.check(model, layout, training)
 
@@ -178,7 +202,7 @@ class MoE(AbstractModule):
     def backward_weight(self, costs: Costs) -> list[Segment]:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
         router, *experts = [linear.wgrad for linear in self._linears(costs)]
-        loaded = segment(_with_load(experts, self._load(costs)), members=costs.expert_ranks)
+        loaded = segment(with_load(experts, self._load(costs)), members=costs.expert_ranks)
         return [segment([router]), loaded, *shared]
 
     def activations(self, costs: Costs) -> dict[str, float]:
@@ -229,9 +253,9 @@ class MoE(AbstractModule):
         sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
 
         def closed(kernels: list[Kernel], by: Kernel | None) -> Segment:
-            return segment(_with_load(kernels, load), _with_load([by], load)[0], members=ranks)
+            return segment(with_load(kernels, load), with_load([by], load)[0], members=ranks)
 
-        (sent,) = _with_load([send], load)
+        (sent,) = with_load([send], load)
         out = [*shared, segment(first, sent, members=ranks)]
         if sent and shared and costs.training.overlap_shared_experts:
             alone = [kernel for one in shared for kernel, n in one.kernels for _ in range(n)]
@@ -248,16 +272,17 @@ class MoE(AbstractModule):
     def _load(self, costs: Costs) -> Load | None:
         """The law of the load of a rank; `None` where all have the same."""
         layout = costs.layout
-        if self.load_concentration is None or layout.ep == 1:
+        if (self.load_concentration or self.load_popularity) is None or layout.ep == 1:
             return None
         routed, *_ = self._shape(costs)
         return Load(
-            concentration=self.load_concentration,
+            concentration=self.load_concentration or math.inf,
             members=layout.ep,
             counts=routed * layout.ep,
             experts=self.num_experts // layout.ep,
             split=layout.expert_tp,
             capacity=math.inf if self.capacity_factor is None else self.capacity_factor,
+            popularity=self.load_popularity or (),
         )
 
     def _permute_to_send(self, costs: Costs) -> list[Kernel]:
@@ -273,13 +298,3 @@ class MoE(AbstractModule):
     def _choose(self, costs: Costs) -> Kernel:
         """The softmax and the best of it, in float32: three passes."""
         return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)
-
-
-def _with_load(kernels: list, load: Load | None) -> list:
-    """The kernels, if there are any, that take as long as a rank has tokens."""
-    if load is None:
-        return kernels
-    return [
-        kernel and msgspec.structs.replace(kernel, size=f"{kernel.size} by load", load=load)
-        for kernel in kernels
-    ]

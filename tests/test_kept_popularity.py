@@ -1,0 +1,188 @@
+"""Experts whose popularity stays: given by a file, or drawn once for a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.data import load_job
+from prism_jax.program import (
+    Loads,
+    Unevenness,
+    added_load,
+    deciding_share,
+    fuller,
+    fullest,
+    gpu_factors,
+    segment_maxima,
+)
+from prism_jax.workload._architecture import layers_of
+from prism_jax.workload.modules import MoE
+
+from .helpers import lognormal
+from .test_expert_load import _SMALL
+
+
+# Concentration that shares are drawn by, members, experts of each, tokens that are sent.
+_CASES = [
+    (c, *case)
+    for c in (1.0, 10.0, 100.0, 1000.0, np.inf)
+    for case in ((2, 4, 8192), (8, 1, 65536), (8, 16, 65536), (64, 4, 131072))
+]
+_fullest = jax.jit(fullest)
+
+
+def _shares(rng, concentration, members, experts):
+    number = members * experts
+    if not np.isfinite(concentration):
+        return np.full((members, experts), 1 / number)
+    return rng.dirichlet(np.full(number, concentration / number)).reshape(members, experts)
+
+
+def _loads(shares, counts, capacity=None):
+    room = np.full((len(shares), *np.max([one.shape for one in shares], axis=0)), np.nan)
+    for row, one in zip(room, shares, strict=True):
+        row[: one.shape[0], : one.shape[1]] = one
+    members, experts = (jnp.asarray([one.shape[axis] for one in shares], float) for axis in (0, 1))
+    alike = jnp.ones_like(members)
+    capacity = None if capacity is None else capacity * alike
+    loads = Loads(
+        members, jnp.asarray(counts, float), experts, alike, capacity, jnp.asarray(room, float)
+    )
+    return loads, Unevenness(jnp.inf * alike, alike)
+
+
+def _counted(rng, samples, shares, counts, capacity=np.inf):
+    """The loads of all members, by counting tokens."""
+    loads = rng.multinomial(counts, shares.ravel(), size=samples) * shares.size / counts
+    return np.minimum(loads, capacity).reshape(samples, *shares.shape).mean(axis=2)
+
+
+def test_the_fullest_member_is_that_of_counted_tokens():
+    rng, samples = np.random.default_rng(0), 4000
+    shares = [_shares(rng, *case[:3]) for case in _CASES]
+    found = np.asarray(_fullest(*_loads(shares, [case[3] for case in _CASES])).load)
+    for case, one, (mean, variance, _) in zip(_CASES, shares, found.T, strict=True):
+        drawn = _counted(rng, samples, one, case[3]).max(axis=1)
+        assert abs(np.mean(drawn) - mean) < 4.5 * np.std(drawn) / np.sqrt(samples), case
+        assert np.sqrt(variance) == pytest.approx(np.std(drawn), rel=0.05), case
+
+
+@pytest.mark.parametrize("capacity", [1.25, 2.0])
+def test_what_is_dropped_is_cut(capacity):
+    rng = np.random.default_rng(1)
+    shares = [_shares(rng, *case[:3]) for case in _CASES]
+    found = np.asarray(_fullest(*_loads(shares, [case[3] for case in _CASES], capacity)).load[0])
+    for case, one, mean in zip(_CASES, shares, found, strict=True):
+        drawn = _counted(rng, 1000, one, case[3], capacity).max(axis=1)
+        assert mean == pytest.approx(np.mean(drawn), rel=0.002), case
+
+
+def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
+    """And those whose experts are equally popular have the same law, whichever way it is made."""
+    rng, runs, concentrations = np.random.default_rng(2), 300, (20.0, 200.0, np.inf)
+    shares = [_shares(rng, c, 8, 1) for c in concentrations for _ in range(runs)]
+    unknown = [np.full((8, 1), np.nan)] * 3
+    loads, uneven = _loads([*shares, *unknown], [65536] * (len(shares) + 3))
+    concentration = uneven.concentration.at[-3:].set(jnp.asarray(concentrations))
+    found = np.asarray(_fullest(loads, Unevenness(concentration, uneven.spread)).load)
+    for number, one in enumerate(concentrations):
+        kept, anew = found[:, number * runs : (number + 1) * runs], found[:, number - 3]
+        assert np.mean(kept[0]) == pytest.approx(anew[0], abs=4 * np.sqrt(anew[1] / runs))
+        both = np.var(kept[0]) + np.mean(kept[1])
+        assert both == pytest.approx(anew[1], rel=0.3 if np.isfinite(one) else 0.02)
+
+
+def test_members_wait_for_the_slowest_of_load_times_gpu():
+    """A member runs 0.4 whatever its load is and 0.6 in proportion to it, on a GPU of its own."""
+    rng, samples, sigma, noise, members = np.random.default_rng(3), 20_000, 0.02, 0.01, 8
+    concentrations = (1.0, 10.0, 100.0, 1000.0, np.inf)
+    shares = [_shares(rng, c, members, 1) for c in concentrations]
+    counts, loaded = jnp.asarray([[1.0, 1.0]]), jnp.asarray([[0.0, 1.0]])
+    cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
+    groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
+    group, count = jax.tree.map(lambda x: x[0], groups), jnp.asarray(float(members))
+
+    @jax.jit
+    def slowest(load):
+        serial = (cumulants @ counts.T + added_load(loaded, cumulants, counts, load))[:, 0]
+        share = deciding_share(loaded, counts, load)[0]
+        moments = segment_maxima(serial[0], serial[1], serial[2], group, count, share)[:, None]
+        return fuller(moments, loaded, cumulants, counts, load)[:, 0]
+
+    found = _fullest(*_loads(shares, [65536] * len(shares)), sigma)
+    gpus = np.exp(sigma * rng.standard_normal((samples, members)) - sigma**2 / 2)
+    for number, one in enumerate(shares):
+        load = jax.tree.map(lambda x, i=number: x[..., i : i + 1], found)
+        runs = 1 + noise * rng.standard_normal((2, samples, members))
+        drawn = _counted(rng, samples, one, 65536)
+        ends = (gpus * (0.4 * runs[0] + 0.6 * drawn * runs[1])).max(axis=1)
+        mean, variance, _, shared = (
+            np.interp(gpus.max(axis=1), group.slowest, row) for row in np.asarray(slowest(load))
+        )
+        assert np.mean(mean) == pytest.approx(np.mean(ends), rel=0.005), concentrations[number]
+        std = np.sqrt(np.mean(variance + shared**2) + np.var(mean))
+        # Closest where it is clear who is the fullest, or where all are.
+        clear = concentrations[number] != 1000.0
+        assert std == pytest.approx(np.std(ends), rel=0.02 if clear else 0.2)
+
+
+def _job(tmp_path, *overrides):
+    path = tmp_path / "job.toml"
+    path.write_text(_SMALL)
+    return load_job(path, overrides=[f"model.modules.moe.{one}" for one in overrides])
+
+
+def _popularity(job):
+    assert job.model is not None
+    modules = [one for part in layers_of(job.model) for one in part.modules]
+    return [one.load_popularity for one in modules if isinstance(one, MoE)]
+
+
+def test_each_layer_of_a_run_has_experts_of_its_own(tmp_path):
+    first = _popularity(_job(tmp_path, "load_concentration=50", "load_seed=1"))
+    again = _popularity(_job(tmp_path, "load_concentration=50", "load_seed=1"))
+    other = _popularity(_job(tmp_path, "load_concentration=50", "load_seed=2"))
+    assert first == again
+    assert len({*first, *other}) == 4
+    even = _popularity(_job(tmp_path, "load_concentration=inf", "load_seed=1"))
+    assert set(even) == {(1 / 8,) * 8}
+    assert _popularity(_job(tmp_path, "load_concentration=50")) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("load_seed=1", ["`load_seed` = 1", "`load_concentration`"]),
+        ("load_concentration=9 load_seed=-1", ["load_seed", ">= 0"]),
+        ("load_popularity=[1,2]", ["2 entries", "`num_experts` = 8"]),
+        ("load_popularity=[0,0,0,0,0,0,0,0]", ["zero for all"]),
+        ("load_popularity=[1,1,1,1,1,1,1,-1]", ["load_popularity", ">= 0"]),
+        ("load_popularity=[1,1,1,1,1,1,1,1] load_concentration=9", ["leave one of them out"]),
+    ],
+)
+def test_popularities_that_cannot_be(override, parts, tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text(_SMALL)
+    changes = [w for one in override.split() for w in ("--set", f"model.modules.moe.{one}")]
+    assert main(["simulate", str(path), *changes]) == 2
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1
+    assert all(part in said.err for part in parts)
+
+
+@pytest.mark.slow
+def test_a_job_whose_experts_are_equally_popular(tmp_path):
+    """Takes as long with these popularities given as with any other way to say so; and longer where
+    an expert has more.
+    """
+    from prism_jax import compile_job, simulate
+
+    def mean(*overrides):
+        program = compile_job(_job(tmp_path, *overrides))
+        return simulate(program, num_samples=8192, key=jax.random.key(0)).mean
+
+    even = mean("load_concentration=inf")
+    assert mean("load_popularity=[5,5,5,5,5,5,5,5]") == pytest.approx(even, rel=1e-4)
+    assert mean("load_popularity=[5,5,5,5,5,5,5,9]") > 1.05 * even
