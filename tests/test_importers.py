@@ -214,6 +214,13 @@ def test_defaults_of_megatron():
     sent = {"moe-token-dispatcher-type": "flex", "moe-shared-expert-overlap": True}
     training = from_megatron(_SMALL | sent, 8, "here")["training"]
     assert (training["token_dispatcher"], training["overlap_shared_experts"]) == ("flex", True)
+    blockwise = {"fp8-format": "e4m3", "fp8-recipe": "blockwise"}
+    assert from_megatron(_SMALL | blockwise, 8, "here")["training"]["dtype"] == "fp8"
+    micro = blockwise | {"fp8-recipe": "mxfp8", "main-grads-dtype": "fp32"}
+    assert from_megatron(_SMALL | micro, 8, "here")["training"]["dtype"] == "mxfp8"
+    waits = from_megatron(_SMALL | {"no-overlap-p2p-communication": True}, 8, "here")
+    assert waits["schedule"]["blocking"]
+    assert "blocking" not in grouped["schedule"]
     padded = from_megatron(_SMALL | {"padded-vocab-size": 50_260}, 8, "here")
     assert padded["model"]["vocab_size"] == 50_260
 
@@ -299,6 +306,9 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
     assert not out.exists()
 
 
+_EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 2}
+
+
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
@@ -312,6 +322,18 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
         ),
         ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
         ({"moe-expert-capacity-factor": 1.0}, ["experts that drop tokens"]),
+        ({"fp8-format": "hybrid", "no-fp8-wgrad": True}, ["`no-fp8-wgrad`", "another dtype"]),
+        (
+            {"fp8-format": "hybrid", "first-last-layers-bf16": True, "fp8-param-gather": True},
+            ["`first-last-layers-bf16` (layers in", "gathered in fp8"],
+        ),
+        ({"fp8-format": "hybrid", "fp8-recipe": "custom"}, ["`fp8-recipe` custom"]),
+        ({"main-grads-dtype": "bf16"}, ["`main-grads-dtype` bf16"]),
+        ({"no-gradient-accumulation-fusion": True}, ["added up in kernels of their own"]),
+        (
+            _EXPERTS | {"overlap-moe-expert-parallel-comm": True},
+            ["`overlap-moe-expert-parallel-comm`", "1F1B", "dual-pipe"],
+        ),
         (
             {"encoder-num-layers": 12, "pipeline-model-parallel-size": 2},
             ["first stages are an encoder"],
@@ -338,6 +360,19 @@ def test_arguments_that_cannot_be_expressed_are_named(change, parts):
     assert "\n" not in str(raised.value)
     for part in parts:
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "of"),
+    [
+        ({"no-fp8-wgrad": True, "fp8-param-gather": True, "fp8-recipe": "tensorwise"}, {}),
+        ({"overlap-moe-expert-parallel-comm": True}, _EXPERTS | {"expert-model-parallel-size": 1}),
+        ({"no-gradient-accumulation-fusion": False, "exp-avg-dtype": "fp32"}, {}),
+    ],
+)
+def test_flags_of_what_is_not_there_change_nothing(change, of):
+    tables = [from_megatron(_SMALL | of | more, 8, "here") for more in ({}, change)]
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._misc import quoted
 from ._megatron_encoder import encoder_and_decoder, has_encoder, is_encoder
-from ._megatron_flags import IGNORED, REFUSED
+from ._megatron_flags import check_flags
 from ._megatron_schedule import schedule_of
 from ._pipeline_layout import repeated
 from ._problems import InexpressibleError, Reader
@@ -44,11 +44,8 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
     layout = _layout(read, num_gpus)
     training = _training(read, model)
     schedule = schedule_of(read, model, layout, training)
-    for key in read.unread():
-        if key in REFUSED and read.get(key) not in (None, False):
-            read.problems.append(f"`{key}` ({REFUSED[key]})")
-        elif key not in REFUSED and key not in IGNORED:
-            read.problems.append(f"`{key}`, a flag that is not known here")
+    present = {"fp8": "fp8" in training["dtype"], "experts": layout["ep"] > 1}
+    check_flags(read, [name for name, there in present.items() if there])
     if read.problems:
         raise InexpressibleError(where, read.problems)
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}
@@ -234,7 +231,7 @@ def _training(read: Reader, model: Table) -> Table:
         "sequence_length": read.count(
             "decoder-seq-length" if has_encoder(read) else "seq-length", model["max_positions"]
         ),
-        "dtype": "fp8" if "fp8-format" in read or "fp8" in read else half,
+        "dtype": _dtype(read) or half,
         "zero": _zero(read),
         "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
         "attention": "unfused" if unfused else "flash",
@@ -253,9 +250,16 @@ def _training(read: Reader, model: Table) -> Table:
         training["overlap_shared_experts"] = True
     if "ddp-bucket-size" in read:
         training["gradient_bucket_size"] = read.count("ddp-bucket-size")
-    read.get("fp8-format")
-    read.get("fp8")
     return {**training, **_recompute(read)}
+
+
+def _dtype(read: Reader) -> str | None:
+    """That of matrix multiplications where it is below 16 bits."""
+    recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
+    recipe = read.choice("fp8-recipe", recipes[0], recipes)
+    if not (read.get("fp8-format") or read.get("fp8")):
+        return None
+    return "mxfp8" if recipe == "mxfp8" else "fp8"
 
 
 def _cp_comm_type(read: Reader) -> str:

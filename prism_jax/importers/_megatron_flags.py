@@ -5,6 +5,11 @@ Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16):
 recorded functional tests, and other common ones. A flag that is in neither list is not known.
 """
 
+from collections.abc import Collection
+
+from ._problems import Reader
+
+
 # What is optimised, read, written, logged and checked; numerics that cost nothing.
 _NAMES = """
     accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps adam-epsilon
@@ -17,13 +22,13 @@ _NAMES = """
     cuda-graph-warmup-steps data-args-path data-cache-path data-parallel-random-init data-path
     dataloader-type ddp-average-in-collective ddp-num-buckets
     ddp-pad-buckets-for-high-nccl-busbw decoupled-lr decoupled-min-lr
-    defer-embedding-wgrad-compute delay-grad-reduce deterministic-mode disable-gloo-process-groups
+    delay-grad-reduce deterministic-mode disable-gloo-process-groups
     disable-vision-class-token dist-ckpt-format dist-ckpt-strictness distributed-backend
     distributed-timeout-minutes empty-unused-memory-level enable-experimental enable-one-logger
     end-weight-decay eod-mask-loss eval-interval eval-iters exit-duration-in-mins exit-interval
-    exit-on-missing-checkpoint exit-signal-handler exp-avg-dtype exp-avg-sq-dtype
-    export-te-mcore-model fim-data fim-rate fim-spm-rate finetune first-last-layers-bf16
-    fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin fp8-param-gather fp8-recipe
+    exit-on-missing-checkpoint exit-signal-handler
+    export-te-mcore-model fim-data fim-rate fim-spm-rate finetune
+    fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin
     full-validation group-query-attention high-priority-stream-groups hysteresis
     inference-max-seq-length init-method-std init-method-xavier-uniform initial-loss-scale
     is-hybrid-model layernorm-epsilon load local-rank log-batch-size-to-tensorboard log-interval
@@ -31,7 +36,7 @@ _NAMES = """
     log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard
     log-world-size-to-tensorboard loss-scale loss-scale-window lr lr-decay-iters lr-decay-samples
     lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples
-    lr-wsd-decay-samples lr-wsd-decay-style main-grads-dtype main-params-dtype manual-gc
+    lr-wsd-decay-samples lr-wsd-decay-style manual-gc
     manual-gc-interval master-addr master-port max-restarts max-tokens-to-oom memory-snapshot-path
     merge-file min-loss-scale min-lr mock-data moe-aux-loss-coeff moe-flex-dispatcher-backend
     moe-flex-dispatcher-num-sms moe-grouped-gemm moe-hybridep-num-sms
@@ -43,16 +48,17 @@ _NAMES = """
     moe-use-legacy-grouped-gemm moe-z-loss-coeff mscale mscale-all-dim mtp-loss-scaling-factor
     nccl-communicator-config-path nnodes no-align-grad-reduce no-barrier-with-level-1-timing
     no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion
-    no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader no-fp8-wgrad
-    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
+    no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader
+    no-initialization no-load-optim no-load-rng
     no-log-learnig-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-masked-softmax-fusion
-    no-mmap-bin-files no-overlap-p2p-communication no-persist-layer-norm no-rope-fusion
+    no-mmap-bin-files no-persist-layer-norm no-rope-fusion
     no-save-optim no-save-rng no-use-layer-wise-param-layout
     no-use-tokenizer-model-from-checkpoint-args node-rank non-persistent-save-interval
     norm-epsilon nproc-per-node num-dataset-builder-threads num-layers-at-end-in-bf16
-    num-layers-at-start-in-bf16 num-workers one-logger-project one-logger-run-name
-    overlap-moe-expert-parallel-comm overlap-p2p-communication
-    overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
+    num-layers-at-start-in-bf16
+    num-workers one-logger-project one-logger-run-name
+    overlap-p2p-communication
+    overlap-p2p-communication-warmup-flush
     override-opt-param-scheduler position-embedding-type pretrained-checkpoint profile
     profile-ranks profile-step-end profile-step-start rdzv-backend rdzv-endpoint
     record-memory-history rerun-mode reset-attention-mask reset-position-ids
@@ -86,5 +92,47 @@ REFUSED = {
     "moe-expert-capacity-factor": "experts that drop tokens",
     "langrl-env-config": "reinforcement learning, which also generates",
     "refit-method": "reinforcement learning, which also generates",
+    "overlap-param-gather-with-optimizer-step": "parameters that are gathered before all are new",
+    "defer-embedding-wgrad-compute": "gradients of the head that are computed after the pipeline",
+    "no-gradient-accumulation-fusion": "gradients that are added up in kernels of their own",
     "hierarchical-context-parallel-sizes": "context parallelism in several levels",
 }
+
+# What costs or saves time only where there is such a thing, by what that is.
+REFUSED_WITH = {
+    "fp8": {
+        "no-fp8-wgrad": "gradients of weights in another dtype than the rest",
+        "first-last-layers-bf16": "layers in another dtype than the rest",
+        "fp8-param-gather": "parameters that are gathered in fp8",
+    },
+    "experts": {
+        "overlap-moe-expert-parallel-comm": "exchanges beside another microbatch in 1F1B; use a "
+        "job with `schedule.kind` dual-pipe, or leave it out",
+    },
+}
+# Of the optimizer, on which everything else counts.
+_IN_FLOAT32 = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype")
+
+
+def check_flags(read: Reader, present: Collection[str]) -> None:
+    """Adds the flags that nobody has read to the problems, but those that change nothing.
+
+    **Arguments:**
+
+    - `read`: the flags.
+    - `present`: keys of `REFUSED_WITH` that the job has.
+    """
+    refused = dict(REFUSED)
+    for name, flags in REFUSED_WITH.items():
+        if name in present:
+            refused |= flags
+        else:
+            for flag in flags:
+                read.flag(flag)
+    for flag in _IN_FLOAT32:
+        read.choice(flag, "fp32", ("fp32",))
+    for key in read.unread():
+        if key in refused and read.get(key) not in (None, False):
+            read.problems.append(f"`{key}` ({refused[key]})")
+        elif key not in refused and key not in IGNORED:
+            read.problems.append(f"`{key}`, a flag that is not known here")

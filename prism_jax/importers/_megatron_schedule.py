@@ -25,6 +25,8 @@ def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> T
         "num_microbatches": max(1, batch // replicas),
         "virtual_stages": virtual,
     }
+    if read.flag("no-overlap-p2p-communication"):
+        schedule["blocking"] = True
     group = read.count("microbatch-group-size-per-virtual-pipeline-stage", 0, least=0)
     if group and virtual > 1:
         schedule["microbatch_group_size"] = group
