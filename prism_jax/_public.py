@@ -101,6 +101,7 @@ from .schedule import (
     InterleavedZeroBubble as InterleavedZeroBubble,
     LoopedBFS as LoopedBFS,
     OneFOneB as OneFOneB,
+    OverlappedOneFOneB as OverlappedOneFOneB,
     Repeated as Repeated,
     Timeline as Timeline,
     VHalf as VHalf,

@@ -307,6 +307,7 @@ def test_configurations_that_cannot_be_are_refused(config, parts, tmp_path, caps
 
 
 _EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 2}
+_OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
 
 
 @pytest.mark.parametrize(
@@ -331,8 +332,8 @@ _EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 2}
         ({"main-grads-dtype": "bf16"}, ["`main-grads-dtype` bf16"]),
         ({"no-gradient-accumulation-fusion": True}, ["added up in kernels of their own"]),
         (
-            _EXPERTS | {"overlap-moe-expert-parallel-comm": True},
-            ["`overlap-moe-expert-parallel-comm`", "1F1B", "dual-pipe"],
+            _OVERLAPPED | {"pipeline-model-parallel-size": 4},
+            ["`overlap-moe-expert-parallel-comm`", "one stage each"],
         ),
         (
             {"encoder-num-layers": 12, "pipeline-model-parallel-size": 2},
@@ -360,6 +361,16 @@ def test_arguments_that_cannot_be_expressed_are_named(change, parts):
     assert "\n" not in str(raised.value)
     for part in parts:
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(("pp", "stages"), [(1, 1), (4, 3)])
+def test_exchanges_beside_another_microbatch_are_imported(pp, stages):
+    pipeline = {
+        "pipeline-model-parallel-size": pp,
+        "num-virtual-stages-per-pipeline-rank": stages,
+    }
+    schedule = from_megatron(_SMALL | _OVERLAPPED | pipeline, 8, "here")["schedule"]
+    assert (schedule["kind"], schedule["virtual_stages"]) == ("overlapped-1f1b", stages)
 
 
 @pytest.mark.parametrize(

@@ -199,3 +199,16 @@ def test_only_overlapped_pairs_with_experts_change():
     )
     # Of a pair that is not cut into columns all exchanges are exposed.
     assert overlapped.breakdown["exposed ep"] < 0.6 * apart.breakdown["exposed ep"]
+
+
+@pytest.mark.parametrize(("pp", "virtual_stages"), [(4, 2), (1, 1)])
+def test_exchanges_of_one_f_one_b_are_hidden_where_its_ops_are_paired(pp, virtual_stages):
+    """Of interleaved ranks and of a rank alone; nothing else than exchanges is faster."""
+    layout = (f"layout.pp={pp}", f"schedule.virtual_stages={virtual_stages}", "layout.dp=64")
+    kinds = ("overlapped-1f1b", "interleaved-1f1b")
+    paired, alone = (
+        predict(load_job("gpt3-175b-h100-768", (*_EXPERTS, *layout, f"schedule.kind={kind}")))
+        for kind in kinds
+    )
+    assert paired.breakdown["exposed ep"] < 0.6 * alone.breakdown["exposed ep"]
+    assert paired.breakdown["gemm"] == pytest.approx(alone.breakdown["gemm"])

@@ -19,6 +19,7 @@ from prism_jax.schedule import (
     InterleavedZeroBubble,
     LoopedBFS,
     OneFOneB,
+    OverlappedOneFOneB,
     Repeated,
     VHalf,
     VMin,
@@ -236,6 +237,9 @@ def test_peaks(p):
     for few in (1, 2, m):
         expected = [min(few * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in ranks]
         assert held(InterleavedOneFOneB(p, few, v)) == expected
+        # One forward more is ahead, and one of the pair that ends its backward.
+        expected = [min(few * v, 2 * (p - r - 1) + (v - 1) * p + 2) for r in ranks]
+        assert held(OverlappedOneFOneB(p, few, v)) == expected
     assert held(LoopedBFS(p, m, v)) == [m * v] * p
     assert held(InterleavedZeroBubble(p, m, v)) == [v * p] * p
     assert held(ZBV(p, m)) == [2 * p] * p

@@ -44,8 +44,7 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
     layout = _layout(read, num_gpus)
     training = _training(read, model)
     schedule = schedule_of(read, model, layout, training)
-    present = {"fp8": "fp8" in training["dtype"], "experts": layout["ep"] > 1}
-    check_flags(read, [name for name, there in present.items() if there])
+    check_flags(read, training["dtype"])
     if read.problems:
         raise InexpressibleError(where, read.problems)
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}

@@ -5,8 +5,6 @@ Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16):
 recorded functional tests, and other common ones. A flag that is in neither list is not known.
 """
 
-from collections.abc import Collection
-
 from ._problems import Reader
 
 
@@ -98,41 +96,27 @@ REFUSED = {
     "hierarchical-context-parallel-sizes": "context parallelism in several levels",
 }
 
-# What costs or saves time only where there is such a thing, by what that is.
-REFUSED_WITH = {
-    "fp8": {
-        "no-fp8-wgrad": "gradients of weights in another dtype than the rest",
-        "first-last-layers-bf16": "layers in another dtype than the rest",
-        "fp8-param-gather": "parameters that are gathered in fp8",
-    },
-    "experts": {
-        "overlap-moe-expert-parallel-comm": "exchanges beside another microbatch in 1F1B; use a "
-        "job with `schedule.kind` dual-pipe, or leave it out",
-    },
+# What costs or saves time only where matrix multiplications are in fp8.
+REFUSED_IN_FP8 = {
+    "no-fp8-wgrad": "gradients of weights in another dtype than the rest",
+    "first-last-layers-bf16": "layers in another dtype than the rest",
+    "fp8-param-gather": "parameters that are gathered in fp8",
 }
 # Of the optimizer, on which everything else counts.
 _IN_FLOAT32 = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype")
 
 
-def check_flags(read: Reader, present: Collection[str]) -> None:
-    """Adds the flags that nobody has read to the problems, but those that change nothing.
-
-    **Arguments:**
-
-    - `read`: the flags.
-    - `present`: keys of `REFUSED_WITH` that the job has.
+def check_flags(read: Reader, dtype: str) -> None:
+    """Adds the flags that nobody has read to the problems, but those that change nothing where
+    matrix multiplications are in `dtype`.
     """
-    refused = dict(REFUSED)
-    for name, flags in REFUSED_WITH.items():
-        if name in present:
-            refused |= flags
-        else:
-            for flag in flags:
-                read.flag(flag)
+    in_fp8 = "fp8" in dtype
+    refused = REFUSED | (REFUSED_IN_FP8 if in_fp8 else {})
+    ignored = IGNORED | (frozenset() if in_fp8 else REFUSED_IN_FP8.keys())
     for flag in _IN_FLOAT32:
         read.choice(flag, "fp32", ("fp32",))
     for key in read.unread():
         if key in refused and read.get(key) not in (None, False):
             read.problems.append(f"`{key}` ({refused[key]})")
-        elif key not in refused and key not in IGNORED:
+        elif key not in refused and key not in ignored:
             read.problems.append(f"`{key}`, a flag that is not known here")

@@ -21,7 +21,7 @@ def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> T
     dealt = _dealt(read, pp, count)
     virtual = len(dealt) // pp if dealt else _virtual_stages(read, pp, count)
     schedule: Table = {
-        "kind": "interleaved-1f1b" if virtual > 1 else "1f1b",
+        "kind": _kind(read, layout, virtual),
         "num_microbatches": max(1, batch // replicas),
         "virtual_stages": virtual,
     }
@@ -36,6 +36,16 @@ def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> T
         if read.flag(f"account-for-{end}-in-pipeline-split"):
             schedule[f"{key}_counts_as_layer"] = True
     return schedule
+
+
+def _kind(read: Reader, layout: Table, virtual: int) -> str:
+    if read.flag("overlap-moe-expert-parallel-comm") and layout["ep"] > 1:
+        if layout["pp"] == 1 or virtual > 1:
+            return "overlapped-1f1b"
+        read.problems.append(
+            "`overlap-moe-expert-parallel-comm` on several pipeline ranks of one stage each"
+        )
+    return "interleaved-1f1b" if virtual > 1 else "1f1b"
 
 
 def _virtual_stages(read: Reader, pp: int, count: int) -> int:

@@ -12,6 +12,7 @@ from ._in_flight import peak_in_flight as peak_in_flight
 from ._interleaved import (
     InterleavedOneFOneB as InterleavedOneFOneB,
     InterleavedZeroBubble as InterleavedZeroBubble,
+    OverlappedOneFOneB as OverlappedOneFOneB,
 )
 from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB

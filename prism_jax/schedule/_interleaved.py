@@ -89,6 +89,35 @@ class InterleavedOneFOneB(AbstractInterleaved):
         return orders
 
 
+class OverlappedOneFOneB(AbstractInterleaved):
+    """[`prism_jax.InterleavedOneFOneB`][] whose forwards and backwards run in pairs, each of two
+    microbatches, as with Megatron-Core's `--overlap-moe-expert-parallel-comm`.
+
+    Its warm-up has one forward more, so that no backward is paired with what it waits for. With one
+    stage on one rank, neighbouring microbatches are paired.
+
+    !!! note
+
+        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
+        `op_graph` and `evaluate` report.
+    """
+
+    kind: ClassVar[str] = "overlapped-1f1b"
+
+    def orders(self) -> list[list[str]]:
+        p, v = self.num_ranks, self.virtual_stages
+        orders = []
+        for rank in range(p):
+            forwards, backwards = self.turns(rank)
+            warmup = 2 * (p - 1 - rank) + (v - 1) * self.group_size + 1
+            order = [f"{stage}F{i}" for stage, i in forwards[:warmup]]
+            ahead = [f"{stage}F{i}" for stage, i in forwards[warmup:]]
+            back = [f"{stage}B{i}" for stage, i in backwards]
+            pairs = [f"({one};{other})OVERLAP_F_B" for one, other in zip(ahead, back, strict=False)]
+            orders.append([*order, *pairs, *back[len(pairs) :]])
+        return orders
+
+
 class InterleavedZeroBubble(AbstractInterleaved):
     """Interleaved 1F1B whose weight gradients run on their own, as in PyTorch.
 
