@@ -9,14 +9,14 @@ from ._report import Report
 # Means of published steps from configuration alone: table, rows, mean error, mean absolute, worst.
 MEANS = (
     ("Korthikanti et al. 2022, A100", "8", "-0.7 %", "1.9 %", "-5.2 %"),
-    ("MLPerf families", "11", "-2.6 %", "2.9 %", "-8.7 %"),
+    ("MLPerf families", "11", "-2.0 %", "2.6 %", "-8.7 %"),
     ("Megatron-Bridge, B200, dense", "3", "+4.5 %", "4.5 %", "+7.8 %"),
     ("Megatron-Bridge, B200, experts", "10", "-10.6 %", "20.5 %", "+48.5 %"),
     ("Megatron-Bridge, B300, experts", "11", "-1.5 %", "21.4 %", "-42.0 %"),
-    ("Megatron-Bridge, GB200, dense", "20", "-5.0 %", "6.2 %", "-18.0 %"),
-    ("Megatron-Bridge, GB200, experts", "17", "+4.3 %", "22.9 %", "+53.3 %"),
-    ("Megatron-Bridge, GB300, dense", "13", "+9.0 %", "10.5 %", "+41.1 %"),
-    ("Megatron-Bridge, GB300, experts", "24", "+15.6 %", "22.9 %", "+68.8 %"),
+    ("Megatron-Bridge, GB200, dense", "20", "-0.5 %", "4.2 %", "-15.3 %"),
+    ("Megatron-Bridge, GB200, experts", "17", "+6.0 %", "23.6 %", "+55.9 %"),
+    ("Megatron-Bridge, GB300, dense", "13", "+4.1 %", "5.8 %", "+31.6 %"),
+    ("Megatron-Bridge, GB300, experts", "24", "+11.7 %", "20.3 %", "+61.5 %"),
     ("Megatron-Bridge, H100, dense", "7", "+1.5 %", "3.5 %", "-6.2 %"),
     ("Megatron-Bridge, H100, experts", "16", "-21.0 %", "22.6 %", "-62.1 %"),
     (
