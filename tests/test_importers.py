@@ -330,7 +330,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ),
         ({"fp8-format": "hybrid", "fp8-recipe": "custom"}, ["`fp8-recipe` custom"]),
         ({"main-grads-dtype": "bf16"}, ["`main-grads-dtype` bf16"]),
-        ({"no-gradient-accumulation-fusion": True}, ["added up in kernels of their own"]),
         (
             _OVERLAPPED | {"pipeline-model-parallel-size": 4},
             ["`overlap-moe-expert-parallel-comm`", "one stage each"],
@@ -378,7 +377,7 @@ def test_exchanges_beside_another_microbatch_are_imported(pp, stages):
     [
         ({"no-fp8-wgrad": True, "fp8-param-gather": True, "fp8-recipe": "tensorwise"}, {}),
         ({"overlap-moe-expert-parallel-comm": True}, _EXPERTS | {"expert-model-parallel-size": 1}),
-        ({"no-gradient-accumulation-fusion": False, "exp-avg-dtype": "fp32"}, {}),
+        ({"no-gradient-accumulation-fusion": True, "exp-avg-dtype": "fp32"}, {}),
     ],
 )
 def test_flags_of_what_is_not_there_change_nothing(change, of):

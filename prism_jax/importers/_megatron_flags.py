@@ -1,6 +1,10 @@
 """Flags of Megatron-LM that change neither what a step computes nor what it holds, as far as a job
 says it, and flags that do so in a way that a job cannot say.
 
+Switches that take a fusion of elementwise kernels apart (`no-*-fusion`) cost a little time that no
+kernel table has. `overlap-param-gather-with-optimizer-step` begins gathers a little earlier that
+run beside the next forward anyway. Both count as the former.
+
 Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16): those of its
 recorded functional tests, and other common ones. A flag that is in neither list is not known.
 """
@@ -47,7 +51,7 @@ _NAMES = """
     nccl-communicator-config-path nnodes no-align-grad-reduce no-barrier-with-level-1-timing
     no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion
     no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader
-    no-initialization no-load-optim no-load-rng
+    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
     no-log-learnig-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-masked-softmax-fusion
     no-mmap-bin-files no-persist-layer-norm no-rope-fusion
     no-save-optim no-save-rng no-use-layer-wise-param-layout
@@ -56,7 +60,7 @@ _NAMES = """
     num-layers-at-start-in-bf16
     num-workers one-logger-project one-logger-run-name
     overlap-p2p-communication
-    overlap-p2p-communication-warmup-flush
+    overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
     override-opt-param-scheduler position-embedding-type pretrained-checkpoint profile
     profile-ranks profile-step-end profile-step-start rdzv-backend rdzv-endpoint
     record-memory-history rerun-mode reset-attention-mask reset-position-ids
@@ -90,9 +94,7 @@ REFUSED = {
     "moe-expert-capacity-factor": "experts that drop tokens",
     "langrl-env-config": "reinforcement learning, which also generates",
     "refit-method": "reinforcement learning, which also generates",
-    "overlap-param-gather-with-optimizer-step": "parameters that are gathered before all are new",
     "defer-embedding-wgrad-compute": "gradients of the head that are computed after the pipeline",
-    "no-gradient-accumulation-fusion": "gradients that are added up in kernels of their own",
     "hierarchical-context-parallel-sizes": "context parallelism in several levels",
 }
 
