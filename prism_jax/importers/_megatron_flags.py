@@ -3,7 +3,7 @@ says it, and flags that do so in a way that a job cannot say.
 
 Switches that take a fusion of elementwise kernels apart (`no-*-fusion`) cost a little time that no
 kernel table has. `overlap-param-gather-with-optimizer-step` begins gathers a little earlier that
-run beside the next forward anyway. Both count as the former.
+run beside the next forward anyway. Both count as flags that change nothing.
 
 Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16): those of its
 recorded functional tests, and other common ones. A flag that is in neither list is not known.
