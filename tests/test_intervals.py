@@ -143,6 +143,8 @@ def test_what_goes_with_the_estimate_is_no_noise_of_its_error():
     found = IndependentErrors(n).of_mean(values - values.mean())
     # A fourth power of 3, of which the square of the variance is not noise either: 2 n / 3.
     assert np.isclose(found.degrees, 2 * n / 3, rtol=0.05)
+    small = (1e-8 * (values - values.mean())).astype(np.float32)
+    assert np.isclose(IndependentErrors(n).of_mean(small).degrees, found.degrees, rtol=1e-3)
     skewed = rng.exponential(size=n)
     found = IndependentErrors(n).of_mean(skewed - skewed.mean())
     # 9 less the square of a skewness of 2.

@@ -63,7 +63,8 @@ class IndependentErrors(AbstractErrors):
 
     def of_mean(self, contribution: np.ndarray) -> Scatter:
         n = self._num_steps
-        each = contribution / n
+        # Fourth powers of seconds over many steps are too small for single precision.
+        each = contribution.astype(np.float64) / n
         squares = each * each
         return scatter(dot(each, each), dot(squares, each), dot(squares, squares))
 
