@@ -1,4 +1,4 @@
-"""Standard errors by independent batches, which are right for every figure and its derivatives."""
+"""Standard errors from independent batches, which hold for every figure and its derivatives."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Batched:
     **Attributes:**
 
     - `of_batches`: `(batches, figures)`.
-    - `of_all`: `(figures,)`, of all steps together: few steps bias a quantile, and means over small
-        batches would keep that bias.
+    - `of_all`: `(figures,)`, from all steps together. Quantiles of few steps are biased, and the
+        mean over small batches would keep this bias.
     """
 
     of_batches: Float[np.ndarray, "batches figures"]
@@ -29,12 +29,14 @@ class Batched:
 
     @property
     def standard_error(self) -> Float[np.ndarray, " figures"]:
-        """From the scatter of batches: of their mean, and nearly of the figure of all steps."""
+        """The standard error of the mean over batches, from their scatter. It is nearly that of the
+        figure of all steps.
+        """
         scatter = np.std(self.of_batches, axis=0, ddof=1)
         return np.asarray(scatter / np.sqrt(len(self.of_batches)))
 
     def through(self, function: Callable[[np.ndarray], np.ndarray]) -> "Batched":
-        """Figures made of these: `function` takes and gives rows of figures."""
+        """Figures computed from these: `function` takes and returns rows of figures."""
         return Batched(function(self.of_batches), np.asarray(function(self.of_all[None])[0]))
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
@@ -43,26 +45,26 @@ class Batched:
         return np.asarray(self.of_all - half), np.asarray(self.of_all + half)
 
     def estimates(self) -> list[Estimate]:
-        """One for each figure, in their order."""
+        """An `Estimate` of each figure, in their order."""
         pairs = zip(self.of_all.flat, self.standard_error.flat, strict=True)
         degrees = float(len(self.of_batches) - 1)
         return [Estimate(float(value), float(error), degrees) for value, error in pairs]
 
 
 def batched(composed: Composed, figures: Callable[[np.ndarray], np.ndarray]) -> Batched:
-    """Figures of steps."""
+    """The figures of each batch of steps, and of all steps."""
     batches = np.split(composed.steps, composed.batches)
     return Batched(np.stack([figures(batch) for batch in batches]), figures(composed.whole))
 
 
 def beside(*found: Batched) -> Batched:
-    """All figures, of the same batches, as one row."""
+    """The figures of several `Batched`, which have the same batches, in one row."""
     of_batches = np.concatenate([one.of_batches for one in found], axis=1)
     return Batched(of_batches, np.concatenate([one.of_all for one in found]))
 
 
 def whole_batches(num_samples: int) -> int:
-    """How many steps all batches together have; what does not fill them is left out.
+    """The number of steps in all batches together: `num_samples`, rounded down to whole batches.
 
     **Raises:**
 

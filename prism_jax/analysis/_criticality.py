@@ -14,7 +14,7 @@ from ..program import Program
 from ._exposed import communication_shares, exposed_of
 
 
-# The critical paths of so many steps are followed.
+# The critical paths of at most so many steps are followed.
 _MOST_STEPS = 10_000
 
 
@@ -24,22 +24,23 @@ class Criticality:
 
     **Attributes:**
 
-    - `ops`: for each op of a replica `phase`, `stage`, `microbatch`, `rank`, the `probability` that
-        it is on the critical path with its `standard_error`, the mean `latency_s`, and the mean
-        `slack_s`: by how much longer it could take before the step would. Both are before the
-        factor of the step.
-    - `stages`, `ranks`: for each, the `probability` that any of its ops is on the critical path
-        with its `standard_error`, and the `share` of the step that these take.
+    - `ops`: for each op of a replica: its `phase`, `stage`, `microbatch` and `rank`; the
+        `probability` that it is on the critical path, with its `standard_error`; its mean
+        `latency_s`; and its mean `slack_s`, by which it could take longer before the step does.
+        Latency and slack are before the factor of the step.
+    - `stages`, `ranks`: for each stage or rank: the `probability` that any of its ops is on the
+        critical path, with its `standard_error`; and the `share` of the step that its ops on the
+        critical path take.
     - `exposed_communication`: `(steps,)`, the share of each step that is communication on the
         critical path: between stages, inside blocks (on average, given the block), of gradients and
         parameters.
-    - `exposed_data_parallel`: `(steps,)`, the share of each step in which it waits for that of data
-        parallelism: see `exposed_data_parallel`.
-    - `num_steps`: how many steps were looked at.
-    - `num_replicas_seen`: how many replica samples decide them, if each decided as many: what
-        standard errors rest on.
-    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
-        follow, is low.
+    - `exposed_data_parallel`: `(steps,)`, the share of each step that is spent waiting for
+        data-parallel communication: for the reduction of gradients after the last backward, and for
+        parameters after all ranks have met.
+    - `num_steps`: the number of steps whose critical path was followed.
+    - `num_replicas_seen`: the effective number of replica samples that decide these steps, from
+        which standard errors come.
+    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """
 
     ops: dict[str, np.ndarray]
@@ -52,7 +53,7 @@ class Criticality:
     notes: tuple[str, ...] = ()
 
     def table(self, of: str = "ops") -> Any:
-        """A polars frame of the `ops`, `stages` or `ranks`, the likeliest first."""
+        """A polars frame of the `ops`, `stages` or `ranks`, the most probable first."""
         import polars as pl
 
         if of not in ("ops", "stages", "ranks"):
@@ -87,18 +88,21 @@ def criticality(
     band: tuple[float, float] = (0.0, 1.0),
     progress: bool = False,
 ) -> Criticality:
-    """Follows the critical path of steps, of all or of those in a band of quantiles.
+    """Follows the critical paths of simulated steps, either of all or of those in a band of
+    quantiles.
 
-    With data-parallel replicas, the path is that of the replica that the step waits for. Its
-    probability is the derivative of the mean step time with respect to the op's latency.
+    With data-parallel replicas, the path is that of the replica that the step waits for. The
+    probability that an op is on it is the derivative of the mean step time with respect to the op's
+    latency.
 
     **Arguments:**
 
     - `program`: the step.
-    - `num_samples`: how many steps to simulate; the paths of up to 10,000 in the band are followed.
+    - `num_samples`: how many steps to simulate. Of those in the band, the paths of up to 10,000 are
+        followed.
     - `key`: a `jax.random` key.
-    - `band`: quantiles of the step time between which a step must lie: `(0.94, 0.96)` for what
-        happens at p95.
+    - `band`: two quantiles, from 0 to 1, between which the time of a step must lie: `(0.94, 0.96)`
+        for the steps around p95.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -107,7 +111,7 @@ def criticality(
 
     **Raises:**
 
-    `ValueError` for a band that is not two rising quantiles between 0 and 1.
+    `ValueError` if `band` is not two increasing quantiles between 0 and 1.
     """
     if len(band) != 2 or not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
@@ -167,7 +171,7 @@ def criticality(
 def _steps_between(
     steps: Float[np.ndarray, " steps"], low: float, high: float
 ) -> Int[np.ndarray, " chosen"]:
-    """Which steps lie between two quantiles; of many, some that are evenly spread."""
+    """The steps between two quantiles; if there are too many, an evenly spaced subset of them."""
     order = np.argsort(steps, kind="stable")
     chosen = order[int(np.floor(low * len(order))) : int(np.ceil(high * len(order)))]
     return np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])

@@ -1,4 +1,4 @@
-"""Smoothing of the steps around one of them: their density, and the mean of values of them."""
+"""Kernel smoothing around a step time: the density there, and the local mean of a value."""
 
 import numpy as np
 from jaxtyping import Float
@@ -8,8 +8,8 @@ Steps = Float[np.ndarray, " steps"]
 
 
 def bandwidth(steps: Steps) -> float:
-    """Half the width, in seconds, of the kernels below (Silverman, "Density estimation for
-    statistics and data analysis", 1986, eq. 3.31), which tails do not widen.
+    """The bandwidth, in seconds, of the Gaussian kernels below (Silverman, "Density estimation for
+    statistics and data analysis", 1986, eq. 3.31). Long tails do not widen it.
     """
     low, high = np.quantile(steps, [0.25, 0.75])
     std = float(np.std(steps))
@@ -18,10 +18,10 @@ def bandwidth(steps: Steps) -> float:
 
 
 def density_at(steps: Steps, at: float, width: float, *, corrected: bool = False) -> float:
-    """The density of the steps at `at`, per second, with a kernel of this `width`. Corrected, its
-    bias is of fourth order in the width in place of second (Wand and Jones, "Kernel smoothing",
-    1995, section 2.8), and it scatters by a third more; far out, where it would be negative, it is
-    zero.
+    """The density of the steps at `at`, per second, with a kernel of bandwidth `width`. With
+    `corrected`, the bias is of fourth order in the bandwidth instead of second (Wand and Jones,
+    "Kernel smoothing", 1995, section 2.8), and the standard error is a third larger. Where the
+    corrected density would be negative, far out, it is zero.
     """
     if width == 0:
         return float(np.mean(steps == at))
@@ -33,9 +33,8 @@ def density_at(steps: Steps, at: float, width: float, *, corrected: bool = False
 
 
 def regression_at(steps: Steps, at: float, width: float) -> Steps:
-    """The weights with which values of the steps give their local linear regression at `at`, with a
-    kernel of this `width` (Fan and Gijbels, "Local polynomial modelling and its applications",
-    1996, eq. 3.11).
+    """The weight of each step in a local linear regression at `at`, with a kernel of bandwidth
+    `width` (Fan and Gijbels, "Local polynomial modelling and its applications", 1996, eq. 3.11).
     """
     distance = np.abs(steps - at)
     distance = distance / width if width > 0 else np.where(distance > 0, np.inf, 0)

@@ -32,11 +32,11 @@ def estimate(
 ) -> Float[Array, ""]:
     """Estimates a figure of the law of the step time.
 
-    Works under `eqx.filter_grad` and `eqx.filter_value_and_grad` with respect to `program`: the
-    derivative is taken with respect to every mean, spread, factor and stall rate at once, by
-    running the same samples again. It runs a loop on the host, so it is not for use under `jax.jit`
-    or `jax.vmap`; the pure core is `sample_replica_ends`. Replicas follow the vector rule, also
-    where `simulate` takes the exact one.
+    Works under `eqx.filter_grad` and `eqx.filter_value_and_grad` with respect to `program`. One
+    backward pass, which runs the same samples again, gives the derivatives with respect to every
+    mean, spread, factor and stall rate. `estimate` runs a loop on the host, so it does not work
+    under `jax.jit` or `jax.vmap`; use the pure function `sample_replica_ends` there. Replicas
+    follow the vector rule, even where `simulate` uses the exact rule.
 
     **Arguments:**
 
@@ -55,8 +55,8 @@ def estimate(
 
 
 class Figure(NamedTuple):
-    """A figure, the steps (or probabilities) that it was made of, and the objective that takes
-    these to it.
+    """A figure, the steps (or probabilities) that it was computed from, and the objective that
+    computes it from these.
     """
 
     value: float
@@ -74,13 +74,13 @@ def figure(
     like: Composed | None = None,
     progress: bool = False,
 ) -> Figure:
-    """A figure with what it was made of. See `composed_steps` for `batches` and `like`."""
+    """A figure with the steps behind it. See `composed_steps` for `batches` and `like`."""
     options: dict[str, Any] = {"key": key, "batches": batches, "like": like, "progress": progress}
     return figure_of(composed_steps(program, num_samples=num_samples, **options), objective)
 
 
 def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
-    """`figure` of steps that are composed."""
+    """`figure`, from steps that are already composed."""
     if objective.exceeds is not None:
         conditional = given_the_rest(composed, objective.exceeds, bandwidth(composed.steps))
         if conditional is not None:
@@ -89,12 +89,12 @@ def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
 
 
 def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program:
-    """The derivative of what `figure` gave, with respect to the parameters of its program."""
+    """The derivative of the result of `figure` with respect to the parameters of its program."""
     return pull_back(composed, *_weights(composed, objective))
 
 
 def first_batches(found: Figure, number: int) -> Figure:
-    """The figure of the first few of its batches."""
+    """The same figure from its first `number` batches only."""
     few = first_batches_of(found.composed, number)
     return Figure(found.objective.value(few.whole), few, found.objective)
 
@@ -106,9 +106,9 @@ def figure_batches(found: Figure) -> Batched:
 
 
 def gradient_batches(found: Figure) -> list[Program]:
-    """The derivative of each batch for itself."""
+    """The derivative of the figure of each batch."""
     _, composed, objective = found
-    # As narrow as all steps allow: the mean over batches is to lean no more than they would.
+    # The bandwidth of all steps, so that the mean over batches has no more bias than all steps.
     width = bandwidth(composed.steps)
     batches = np.split(composed.steps, composed.batches)
     slope = np.concatenate([objective.slope(batch, width) for batch in batches])

@@ -1,4 +1,4 @@
-"""The exposed part of the communication of data parallelism, as a law over steps."""
+"""The exposed data-parallel communication of simulated steps."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from ..engine import Composed, composed_steps, exposed_reductions
 from ..program import Program, Sides
 
 
-# Of so many steps at most: a share of a step needs no more.
+# At most so many steps are simulated: a share of a step needs no more.
 _MOST_STEPS = 2**13
 
 
 def exposed_data_parallel(
     program: Program, *, num_samples: int = _MOST_STEPS, key: PRNGKeyArray
 ) -> Float[np.ndarray, " steps"]:
-    """How long steps wait for the communication of data parallelism, in seconds: from the end of
-    the last backward to that of the last reduction of gradients, and in the tail for parameters.
+    """How long steps wait for data-parallel communication, in seconds: from the end of the last
+    backward to the end of the last reduction of gradients, and in the tail for parameters.
 
     **Arguments:**
 
@@ -28,8 +28,8 @@ def exposed_data_parallel(
 
     **Returns:**
 
-    Seconds, one for each step, by the vector rule of replicas. Of what is in the tail, the mean
-    share counts.
+    The exposed seconds of each step, by the vector rule of replicas. Of the tail, the mean share of
+    communication counts.
     """
     number = min(num_samples, _MOST_STEPS)
     if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
@@ -38,7 +38,7 @@ def exposed_data_parallel(
 
 
 def exposed_of(composed: Composed) -> Float[np.ndarray, " steps"]:
-    """As `exposed_data_parallel`, of steps that are simulated already."""
+    """`exposed_data_parallel`, from steps that are already simulated."""
     waited, ended = exposed_reductions(composed)
     in_tail = communication_shares(composed.run.program)["tail"]
     return waited + in_tail * np.maximum(composed.steps - ended, 0)
@@ -53,7 +53,7 @@ def communication_shares(program: Program) -> dict[str, Any]:
     exposed = blocks.class_collectives.value @ mean
     whole = blocks.class_segments.value @ runs + exposed
     for sides in (blocks.branches, blocks.around):
-        # A class that is within another has no block within it.
+        # A block that lies within another has no block within it.
         inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
         ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
         whole, exposed = whole + ends, exposed + left
@@ -67,7 +67,7 @@ def communication_shares(program: Program) -> dict[str, Any]:
 
 
 def _ends(sides: Sides, whole, exposed, mean) -> tuple[np.ndarray, np.ndarray]:
-    """How long branches of constant kernels take, and how long of that nothing computes."""
+    """How long branches of constant kernels take, and for how much of this nothing computes."""
     compute, inner = sides.compute.value @ whole, sides.compute.value @ exposed
     longest = (sides.communication.value @ mean).max(axis=1, initial=0)
     alpha, beta = sides.slowdowns.value.T

@@ -21,8 +21,8 @@ def falls(
     progress: bool,
     what: str,
 ) -> Batched:
-    """By how much the figure of each of some programs of the same graph is lower than `before`,
-    that of another with this key.
+    """By how much the figure of each program is lower than `before`, which is the figure of another
+    program with the same graph and the same key.
     """
     like = before.composed
     found = [figure_batches(before)]

@@ -21,9 +21,9 @@ from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
 
-# The search takes one step in so many.
+# The search simulates one step for every so many of the result.
 _SEARCH = 4
-# Of the budget: what moves less has settled.
+# The search has converged when each share moves by less than this share of the budget.
 _SETTLED = 1e-3
 
 
@@ -33,15 +33,16 @@ class Improvement:
 
     **Attributes:**
 
-    - `objective`, `unit`: the figure.
-    - `removed`: for each part, the share of its spread (of stalls, of their rate) to take away.
+    - `objective`, `unit`: the name of the figure, and its unit.
+    - `removed`: for each part, the share of its spread (for stalls, of their rate) to remove.
     - `spent`: what that costs.
-    - `before`, `after`, `gain`: the figure, and its fall, from steps that the search did not see.
-    - `path`: the figure with the budget spent evenly, with it spent on what gains most at first,
-        and after each iteration from the better of these, all from the same steps.
-    - `num_samples`: steps behind each figure.
-    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
-        follow, is low.
+    - `before`, `after`, `gain`: the figure before and after, and by how much it falls, from steps
+        that the search did not use.
+    - `path`: the figure in the course of the search, all from the same steps: with the budget spent
+        evenly; with the budget spent on the parts that gain most for their cost, to first order;
+        and after each iteration, which start from the better of these two.
+    - `num_samples`: how many steps each figure is from.
+    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """
 
     objective: str
@@ -56,7 +57,7 @@ class Improvement:
     notes: tuple[str, ...] = ()
 
     def table(self) -> Any:
-        """A polars frame with a row for each part, what is taken away most first."""
+        """A polars frame with a row for each part, the largest share first."""
         import polars as pl
 
         frame = pl.DataFrame({"part": [*self.removed], "removed [1]": [*self.removed.values()]})
@@ -74,21 +75,22 @@ def improve(
     num_iterations: int = 20,
     progress: bool = False,
 ) -> Improvement:
-    """Spends a budget on taking away variability, to lower a figure of the step time.
+    """Finds how to spend a budget on removing variability, to lower a figure of the step time.
 
-    Taking away a share `x` of a part's spread costs `x * cost`. The shares are found by projected
-    gradient descent (`optax.sgd`) with common random numbers.
+    Removing a share `x` of the spread of a part costs `x` times its cost. The shares are found by
+    projected gradient descent (`optax.sgd`) with common random numbers.
 
     **Arguments:**
 
     - `program`: the step.
     - `objective`: the figure.
-    - `costs`: for parts named as in `sensitivity` (`gemm`, `rank`, `stalls of gemm`, `stage 3`),
-        the cost of taking away all of its spread, in any unit of money.
-    - `budget`: in the same unit.
-    - `num_samples`: how many steps for each figure. The search takes a quarter of them.
+    - `costs`: for each part, named as in `sensitivity` (`gemm`, `rank`, `stalls of gemm`,
+        `stage 3`), the cost of removing all of its spread, in any unit of money.
+    - `budget`: how much may be spent, in the same unit.
+    - `num_samples`: how many steps to simulate for each figure. The search uses a quarter as many.
     - `key`: a `jax.random` key.
-    - `num_iterations`: steps of the descent, at most: it ends where the shares settle.
+    - `num_iterations`: the most iterations of the descent, which ends earlier if the shares
+        converge.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
@@ -97,7 +99,7 @@ def improve(
 
     **Raises:**
 
-    `ValueError` for a name that is not part of the program, or a cost or budget that is not
+    `ValueError` if a name is not of a part of the program, or if a cost or the budget is not
     positive.
     """
     check_program(program, key)
@@ -162,7 +164,8 @@ def _descend(
 ) -> tuple[np.ndarray, list[float]]:
     """The best shares seen, and the value at each iteration.
 
-    In money: a step moves it between parts by what each gains for it.
+    The variables are amounts of money, so a step moves money between parts by how much each gains
+    for it.
     """
     even = prices * min(budget / prices.sum(), 1)
     value, gradient = value_and_gradient(even / prices)

@@ -1,4 +1,4 @@
-"""Knobs on a program: relative changes of the means and spreads that one may ask about."""
+"""Knobs on a program: factors on the means and spreads of its parts."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,13 @@ from ..program import Adjustment, Network, Program
 
 
 _SHARED = ("rank", "step", "worker_step", "microbatch")
-# The fields of `Knobs` that together hold all that varies, each once.
+# The fields of `Knobs` that together cover everything that varies, exactly once.
 ELEMENTARY = ("kernel_spread", "factor_spread", "stall_rate")
 
 
 class Knobs(eqx.Module):
-    """Factors on parts of a program. Ones change nothing; a spread of zero takes it away.
+    """Factors on the means and spreads of parts of a program. Ones change nothing; a factor of zero
+    on a spread removes it.
 
     **Attributes:**
 
@@ -65,8 +66,8 @@ def neutral(program: Program) -> Knobs:
 
 @eqx.filter_jit
 def turn(program: Program, knobs: Knobs) -> Program:
-    """The program with all knobs applied. Differentiable; programs that differ by knobs alone
-    share their compiled code. A program's own `adjustment` is multiplied.
+    """The program with all knobs applied. Differentiable. Programs that differ only by knobs share
+    their compiled code. An `adjustment` that the program already has is multiplied by the new one.
     """
     table, variability = program.latencies, program.variability
     factors = jnp.stack([knobs.kernel_mean[kind] for kind in table.kinds])
@@ -101,7 +102,7 @@ def turn(program: Program, knobs: Knobs) -> Program:
 
 
 def _by_stage(program: Program, knobs: Knobs) -> Adjustment:
-    """Groups of ops by stage; communication is apart."""
+    """An adjustment by stage, without communication."""
     stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)
     return adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread)
 
@@ -138,7 +139,7 @@ def through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
 
 
 def scaled(knobs: Knobs, factors: Mapping[str, ArrayLike]) -> Knobs:
-    """The knobs with the variability of some parts, named as by `parts_of`, multiplied."""
+    """The knobs with factors on the variability of some parts, which are named as in `parts_of`."""
     parts = parts_of(knobs)
     for name, factor in factors.items():
         field, where = parts[name]
@@ -158,7 +159,7 @@ def of_part(knobs: Knobs, name: str) -> Float[Array, ""]:
 
 
 def check_parts(knobs: Knobs, names: Iterable[str]) -> list[str]:
-    """The names of parts as a list. Raises a `ValueError` for one that is no part."""
+    """The names of parts as a list. Raises a `ValueError` for a name that is not of a part."""
     if isinstance(names, str):
         raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
     names, parts = list(names), parts_of(knobs)
@@ -169,8 +170,8 @@ def check_parts(knobs: Knobs, names: Iterable[str]) -> list[str]:
 
 
 def parts_of(knobs: Knobs) -> dict[str, tuple[str, str | int]]:
-    """What may vary (`gemm`, `rank`, `stalls of gemm`, `stage 3`, `GPUs of rank 0`): for each name
-    the field of `Knobs` and the place in it.
+    """For the name of each part that may vary (`gemm`, `rank`, `stalls of gemm`, `stage 3`,
+    `GPUs of rank 0`), its field of `Knobs` and its place in the field.
     """
     parts: dict[str, tuple[str, str | int]] = {}
     for field, label in (

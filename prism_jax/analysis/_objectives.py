@@ -15,10 +15,10 @@ from ._score import crps
 
 
 class AbstractObjective(eqx.Module):
-    """A figure of the law of the step time, and how it depends on the steps.
+    """A figure of the law of the step time, and its derivatives.
 
-    All methods take composed steps in seconds, in float64 on the host. The properties have defaults
-    that hold for a figure in seconds of which nothing more is known.
+    All methods take simulated step times in seconds, in float64 on the host. The defaults of the
+    properties are right for a figure in seconds about which nothing else is known.
     """
 
     def __str__(self) -> str:  # Its name in tables and notes, such as `p95`.
@@ -26,23 +26,23 @@ class AbstractObjective(eqx.Module):
 
     @property
     def unit(self) -> str:
-        """Of the figure: seconds, or `"1"` for a probability."""
+        """The unit of the figure: `"s"` for seconds, `"1"` for a probability."""
         return "s"
 
     @property
     def monotone(self) -> bool:
-        """Whether slower steps never make it less."""
+        """Whether slower steps never lower the figure."""
         return False
 
     @property
     def share(self) -> float:
-        """The least share of the steps that it rests on: those beyond a quantile."""
+        """The share of the steps that the figure rests on, such as those beyond a quantile."""
         return 1.0
 
     @property
     def exceeds(self) -> float | None:
-        """Of the probability that a step takes longer than a threshold, that threshold in seconds.
-        Its value is then found without indicators, see `Exceedance`.
+        """The threshold in seconds, if the figure is the probability that a step takes longer; else
+        `None`. Such a figure is computed without indicator functions: see `Exceedance`.
         """
         return None
 
@@ -52,15 +52,15 @@ class AbstractObjective(eqx.Module):
 
     @abc.abstractmethod
     def slope(self, steps: Steps, width: float) -> Steps:
-        """The derivative of the figure with respect to each step: the pathwise estimator, which
-        for quantiles and probabilities is averaged over the steps nearby, by a kernel of so many
-        seconds' `width`: see `bandwidth`.
+        """The derivative of the figure with respect to each step time (the pathwise estimator). For
+        quantiles and probabilities it is averaged over nearby steps by a Gaussian kernel with a
+        bandwidth of `width` seconds: see `bandwidth`.
         """
 
     @abc.abstractmethod
     def influence(self, steps: Steps) -> Steps:
-        """The derivative of the figure with respect to the weight of each step, times their number.
-        Its mean is zero; its spread gives the standard error.
+        """The derivative of the figure with respect to the weight of each step, times the number of
+        steps. Its mean is zero; its spread gives the standard error.
         """
 
 
@@ -103,9 +103,10 @@ class Std(AbstractObjective):
 class Quantile(AbstractObjective):
     """The quantile of the step time at `q`, in seconds.
 
-    Its derivative is that of the steps at the quantile, by local linear regression on the steps
-    around it: one order statistic alone would never settle (Hong, "Estimating
-    quantile sensitivities", 2009), and a mean of those around it would lean to where most are.
+    Its derivative is the mean derivative of the steps at the quantile, by local linear regression
+    on nearby steps. The derivative of a single order statistic does not converge (Hong, "Estimating
+    quantile sensitivities", 2009), and a plain mean over nearby steps is biased towards the side
+    with more steps.
     """
 
     q: float = eqx.field(static=True)
@@ -138,8 +139,8 @@ class Quantile(AbstractObjective):
 
 
 class CVaR(AbstractObjective):
-    """The mean of the step times beyond the quantile at `q`, in seconds (conditional value at risk;
-    expected shortfall). The tail objective that is best behaved under optimisation.
+    """The mean of the step times beyond the quantile at `q`, in seconds (conditional value at risk,
+    expected shortfall). Of the tail objectives, it is the best behaved under optimisation.
     """
 
     q: float = eqx.field(static=True)
@@ -179,10 +180,10 @@ class CVaR(AbstractObjective):
 class Exceedance(AbstractObjective):
     """The probability that a step takes longer than `threshold` seconds.
 
-    The derivative of an indicator is zero, and wrong. So `estimate` takes the mean of the
-    probability given all draws but the last, which is the step factor or the tail. Where neither
-    varies, the derivative is the density at the threshold times that of the steps there, as in
-    `Quantile`.
+    The pathwise derivative of an indicator function is zero, which is wrong for its mean. So
+    `estimate` averages the conditional probability given all draws except the last, which is the
+    step factor or the tail. Where neither varies, the derivative is the density of the steps at the
+    threshold times the mean derivative of the steps there, as in `Quantile`.
     """
 
     threshold: float = eqx.field(static=True)
@@ -220,7 +221,7 @@ class Exceedance(AbstractObjective):
 
 class CRPS(AbstractObjective):
     """The mean continuous ranked probability score of the law at measured step times, in seconds:
-    `E|X - y| - E|X - X'| / 2`, the smaller the better. For fitting a law to what was measured.
+    `E|X - y| - E|X - X'| / 2`. Smaller is better. Use it to fit a law to measured step times.
 
     Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
     """
@@ -248,7 +249,7 @@ class CRPS(AbstractObjective):
 
 
 def check_objective(objective: Any) -> None:
-    """Raises a `ValueError` unless it is one."""
+    """Raises a `ValueError` unless `objective` is an objective."""
     if not isinstance(objective, AbstractObjective):
         raise ValueError(
             f"The objective {objective!r} must be an `AbstractObjective`, such as `Mean()` or "
@@ -257,19 +258,19 @@ def check_objective(objective: Any) -> None:
 
 
 def check_reached(objective: AbstractObjective, value: float) -> None:
-    """Raises a `ValueError` where a probability is zero or one: nothing would change it."""
+    """Raises a `ValueError` where a probability is zero or one: its derivative would be zero."""
     if objective.exceeds is not None and not 0 < value < 1:
         raise ValueError(
             f"{objective} is {value:g}; give a threshold that some steps exceed and others do not."
         )
 
 
-# Fewer steps beyond a quantile than these make it lean inwards.
+# With fewer steps than this beyond a quantile, its estimate is biased inwards.
 _FEWEST_BEYOND = 3
 
 
 def check_steps(objective: AbstractObjective, num_samples: int, num_batches: int = 1) -> None:
-    """Raises a `ValueError` where so many steps, in batches, do not reach as far as the figure."""
+    """Raises a `ValueError` if there are too few steps in each batch to estimate the figure."""
     each = check_num_samples(num_samples) // num_batches
     share = objective.share
     if share < 1 and share * each < _FEWEST_BEYOND:

@@ -1,4 +1,4 @@
-"""A folder of rows: a Parquet file for each, which is there whole or not at all."""
+"""A folder with a Parquet file for each row of a sweep, each written whole or not at all."""
 
 import io
 import json
@@ -16,11 +16,11 @@ Row = dict[str, Any]
 
 
 def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
-    """The rows that a folder holds, by their numbers; makes it if it is not there.
+    """The rows that a folder holds, by their numbers. The folder is created if it does not exist.
 
     **Arguments:**
 
-    - `digest`: of the sweep whose rows they are.
+    - `digest`: the digest of the sweep that the rows belong to.
 
     **Raises:**
 
@@ -63,7 +63,7 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
 
 
 def write_part(folder: pathlib.Path, row: Row) -> None:
-    """Writes a row, whoever else writes the same one."""
+    """Writes a row. Other processes may write the same row at the same time."""
     import polars as pl
 
     with written_whole(folder / f"part-{row['row']:06d}.parquet") as partial:

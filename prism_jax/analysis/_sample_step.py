@@ -13,21 +13,24 @@ from ..program import Program
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SampledStep:
-    """One simulated step: what the replica that it waits for did. Times in seconds from its start.
+    """One simulated step, with all ops of the replica that it waits for. Times are in seconds from
+    the start of the step.
 
     **Attributes:**
 
-    - `ops`: for each op of the replica `phase`, `stage`, `microbatch`, `rank` (of a send_recv, the
-        one that sends), `start_s`, `end_s`, and whether it is `critical`.
-    - `path`: the ops of the critical path, from the first to the last.
-    - `receivers`: for each op that is a send_recv the op that waits for it, else -1.
-    - `reduction_s`: `(ranks, 2)`, start and end of each pipeline rank's exposed reduction of
-        gradients; equal where there is none.
+    - `ops`: for each op of the replica: its `phase`, `stage`, `microbatch`, `rank` (for a
+        send_recv, the sender), `start_s`, `end_s`, and whether it is `critical`, that is, on the
+        critical path.
+    - `path`: the indices of the ops on the critical path, from the first to the last.
+    - `receivers`: for each send_recv, the index of the op that waits for it; for all other ops, -1.
+    - `reduction_s`: `(ranks, 2)`, the start and the end of the exposed gradient reduction of each
+        pipeline rank; equal where there is none.
     - `last_rank`: the rank that the step waits for.
-    - `barrier_s`: when all ranks have met; what follows, up to `step_s`, is the tail.
+    - `barrier_s`: when all ranks have met at the barrier. The tail takes from then to `step_s`.
     - `step_s`: the step time.
-    - `quantile`: of the step time that was asked for.
-    - `num_replicas`: of the job; the others, which were faster, are not told.
+    - `quantile`: the quantile of the step time that was asked for.
+    - `num_replicas`: the number of data-parallel replicas in the job. Only the slowest is described
+        here.
     """
 
     ops: dict[str, np.ndarray]
@@ -67,23 +70,24 @@ def sample_step(
     key: PRNGKeyArray,
     progress: bool = False,
 ) -> SampledStep:
-    """Simulates steps, and tells all of the one at a quantile of their times.
+    """Simulates steps, and returns all ops of the step at a quantile of the step time.
 
     **Arguments:**
 
     - `program`: the step.
-    - `quantile`: in [0, 1]; the step is the one that so many of the others take no longer than.
+    - `quantile`: which step, in [0, 1]: the shortest for which at least this share of the steps
+        takes no longer.
     - `num_samples`: how many steps to simulate.
     - `key`: a `jax.random` key.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
-    A [`SampledStep`][] of the replica that the step waits for, by the vector rule.
+    A [`SampledStep`][] of the replica that the step waits for, which is found by the vector rule.
 
     **Raises:**
 
-    `ValueError` for a quantile that is not in [0, 1], and as `simulate`.
+    `ValueError` for a quantile that is not in [0, 1], and wherever `simulate` raises it.
     """
     if not (isinstance(quantile, int | float) and 0 <= quantile <= 1):
         raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
@@ -126,7 +130,7 @@ def sample_step(
 
 
 def _predecessors(program: Program) -> Int[np.ndarray, "ops fan_in"]:
-    """The ops that each op waits for, or -1."""
+    """The ops that each op waits for, padded with -1."""
     levels = program.levels
     there = levels.ops.value >= 0
     before = np.full((program.num_ops, levels.predecessors.value.shape[2]), -1)
@@ -135,7 +139,7 @@ def _predecessors(program: Program) -> Int[np.ndarray, "ops fan_in"]:
 
 
 def _run(before, lanes, latency) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends, one level after the other."""
+    """The starts and the ends of all ops, one level after the other."""
     starts = np.zeros(len(latency))
     ends = np.zeros(len(latency) + 1)  # The last one stands for "waits for nothing".
     for level in lanes:
@@ -157,7 +161,9 @@ def _path(before, ends, last: Int[np.ndarray, " fan"]) -> Int[np.ndarray, " path
 
 
 def _receivers(program: Program, before) -> Int[np.ndarray, " ops"]:
-    """Which op takes what a send_recv brings: the first on another rank that waits for it."""
+    """The op that receives the tensor of each send_recv: the first on another rank that waits for
+    it.
+    """
     rank, sends = program.ops.rank.value, program.ops.is_send_recv
     receivers = np.full(program.num_ops, -1)
     op, column = np.nonzero(before >= 0)

@@ -10,27 +10,27 @@ from ..law import Law
 from ..random import key_data
 
 
-# The law is compared through so many of its quantiles.
+# The law is compared by so many of its quantiles.
 _NUM_QUANTILES = 4000
 _RESAMPLES = 400
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Score:
-    """Figures of agreement. Each is beside its noise: the standard deviation that it has because
-    so few steps were measured, from resampling them.
+    """How well a law agrees with measured steps. Each figure has a noise: its standard deviation
+    because only finitely many steps were measured, from resampling them.
 
     **Attributes:**
 
-    - `num_steps`: how many were measured.
-    - `values`, `noise`: by name:
-        `mean_error`, `p95_error`: predicted over measured, minus one.
-        `std_ratio`: predicted over measured; `nan` where all measured steps are alike.
-        `ks`, `ks_aligned`: the Kolmogorov-Smirnov distance, and that after the medians are made
-        equal.
-        `w1_s`, `crps_s`: the Wasserstein-1 distance and the continuous ranked probability score,
-        in seconds.
-        `coverage_90`: the share of measured steps between the predicted 5 % and 95 % quantiles.
+    - `num_steps`: how many steps were measured.
+    - `values`, `noise`: each figure and its noise, by name:
+        - `mean_error`, `p95_error`: predicted over measured, minus one.
+        - `std_ratio`: predicted over measured; `nan` if all measured steps are equal.
+        - `ks`, `ks_aligned`: the Kolmogorov-Smirnov distance, as it is and with the median of the
+            measured steps shifted to that of the law.
+        - `w1_s`, `crps_s`: the Wasserstein-1 distance and the continuous ranked probability score,
+            in seconds.
+        - `coverage_90`: the share of measured steps between the predicted 5 % and 95 % quantiles.
     """
 
     num_steps: int
@@ -56,7 +56,7 @@ def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray)
 
     - `law`: from `simulate`.
     - `measured`: step times, in seconds.
-    - `key`: a `jax.random` key, for the resampling that gives the noise.
+    - `key`: a `jax.random` key for resampling.
 
     **Returns:**
 
@@ -104,7 +104,9 @@ def _figures(law: Law, quantiles: np.ndarray, measured: np.ndarray) -> dict[str,
 
 
 def ks_distance(quantiles: np.ndarray, measured: np.ndarray) -> float:
-    """The largest difference between two distribution functions; the first as sorted quantiles."""
+    """The largest difference between the distribution function with these sorted, evenly spaced
+    quantiles and that of the measured values.
+    """
     points = np.concatenate([quantiles, measured])
     ordered = np.sort(measured)
     gap = 0.0
@@ -123,7 +125,7 @@ def _w1(quantiles: np.ndarray, measured: np.ndarray) -> float:
 
 def crps(quantiles: np.ndarray, measured: np.ndarray) -> float:
     """The mean continuous ranked probability score of a law, given as evenly spaced quantiles, at
-    measured values: `E|X - y| - E|X - X'| / 2`, in their unit. The smaller, the better.
+    measured values: `E|X - y| - E|X - X'| / 2`, in their unit. Smaller is better.
 
     Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
     """

@@ -23,26 +23,27 @@ from ._stages import ranks_of_stages
 
 
 _MOST_GAINS = 10
-# Of the batches, as many make gains: with the same random numbers, these scatter less than figures.
+# Gains come from so many of the batches: with common random numbers they scatter less than figures.
 _GAIN_BATCHES = 8
 _MOST_SHAPLEY = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """How a figure depends on one part of a program. All but elasticities in the figure's unit, and
-    `None` where it does not apply.
+    """How a figure depends on one part of a program. Elasticities have no unit; everything else is
+    in the unit of the figure. What does not apply to a part is `None`.
 
     **Attributes:**
 
     - `group`: `kernel`, `shared factor`, `stalls`, `stage` or `rank`.
-    - `name`: of the part.
-    - `mean`: the derivative with respect to a relative change of the mean latency of the part: by
-        so much the figure would fall, to first order, if the part took no time.
-    - `spread`: likewise of its spread (for stalls, of their rate): what its variability costs.
-    - `mean_elasticity`, `spread_elasticity`: the same, relative to the figure.
-    - `gain`: by how much the figure falls without the part's variability, by simulating it with
-        the same random numbers, in half of the batches.
+    - `name`: the name of the part.
+    - `mean`: the derivative with respect to a relative change of the mean latency of the part. To
+        first order, the figure would fall by this much if the part took no time.
+    - `spread`: the derivative with respect to a relative change of the spread of the part (for
+        stalls, of their rate): what its variability costs.
+    - `mean_elasticity`, `spread_elasticity`: the same derivatives, divided by the figure.
+    - `gain`: by how much the figure falls without the part's variability: simulated with the same
+        random numbers, in half of the batches.
     """
 
     group: str
@@ -60,18 +61,19 @@ class Sensitivity:
 
     **Attributes:**
 
-    - `objective`, `unit`: the figure; seconds, or a probability (`"1"`).
-    - `value`: the figure.
-    - `parts`: what costs most first.
-    - `sum_of_gains`: of the gains of all kernels, shared factors and stalls, each taken by itself,
-        and `whole_gain` without the variability of all of them at once. Were variances additive,
-        and the figure linear in them, these would be equal.
-    - `shapley`: for each name asked for, its Shapley value: its share of the
-        gain of all of these, the mean over all orders of taking them away (Owen, "Sobol' indices
-        and Shapley value", 2014).
-    - `num_samples`, `num_batches`: steps, and the batches that standard errors come from.
-    - `notes`: what is to be said of them: where the vector rule of replicas, which they follow, is
-        low.
+    - `objective`, `unit`: the name of the figure, and its unit: `"s"`, or `"1"` for a probability.
+    - `value`: the value of the figure.
+    - `parts`: all parts, those whose variability costs most first.
+    - `sum_of_gains`: the sum of the gains of all kernels, shared factors and stalls, each removed
+        alone.
+    - `whole_gain`: the gain without the variability of all of them at once. It would equal
+        `sum_of_gains` if variances were additive and the figure were linear in them.
+    - `shapley`: for each part named in the argument `shapley`, its Shapley value: its share of
+        their joint gain, averaged over all orders of removing them (Owen, "Sobol' indices and
+        Shapley value", 2014).
+    - `num_samples`, `num_batches`: how many steps, and how many batches, from which standard errors
+        come.
+    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """
 
     objective: str
@@ -132,17 +134,19 @@ def sensitivity(
     shapley: Iterable[str] = (),
     progress: bool = False,
 ) -> Sensitivity:
-    """Says what a figure of the step time depends on, and what variability costs.
+    """Computes what a figure of the step time depends on, and what variability costs.
 
     **Arguments:**
 
     - `program`: the step.
     - `objective`: the figure.
-    - `num_samples`: how many steps, in 16 batches.
+    - `num_samples`: how many steps to simulate, in 16 batches.
     - `key`: a `jax.random` key.
-    - `parts`: names of the parts whose gain is simulated as well (`gemm`, `rank`, `stalls of gemm`,
-        `stage 3`, `GPUs of rank 0`); by default the ten whose variability costs most.
-    - `shapley`: names of up to ten parts to divide their joint gain among. Each doubles the work.
+    - `parts`: names of the parts whose gain is simulated as well, such as `gemm`, `rank`,
+        `stalls of gemm`, `stage 3` or `GPUs of rank 0`; by default the ten whose variability costs
+        most.
+    - `shapley`: names of up to ten parts; their joint gain is divided among them. Each part doubles
+        the work.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
@@ -151,7 +155,7 @@ def sensitivity(
 
     **Raises:**
 
-    `ValueError` for a name that is not part of the program, or too many of them.
+    `ValueError` if a name is not of a part of the program, or if `shapley` has too many names.
     """
     check_program(program, key)
     check_objective(objective)

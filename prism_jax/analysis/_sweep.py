@@ -25,8 +25,8 @@ from ..workers import run_tasks
 from ._parts import Row, open_parts, write_part
 
 
-# Rows that one call to a worker simulates, at most, to compile once; and how many calls there are
-# for each share of the rows, at least, so that all workers have work.
+# The most rows that one call to a worker simulates, so as to compile once; and the fewest calls in
+# each shard of the rows, so that all workers have work.
 _CHUNK = 4
 _CALLS = 8
 
@@ -43,30 +43,30 @@ def sweep(
 ) -> Any:
     """Simulates a program for every combination of values of its parameters.
 
-    One program is compiled for all of them, and all see the same random numbers.
+    Code is compiled once for all of them, and all use the same random numbers.
 
     **Arguments:**
 
     - `program`: the step.
-    - `overrides`: for each parameter, by its dotted name in the program such as
-        `variability.residual.gemm.sigma`, the values to take.
-    - `num_samples`, `key`: as of `simulate`.
-    - `out`: a folder that gets a Parquet file for each row as soon as it is done. If it holds rows
-        of the same sweep already, these are not simulated again.
-    - `executor`: simulates rows at the same time, a few to a call: any
-        `concurrent.futures.Executor`, such as a [`RayExecutor`][] or a `ProcessPoolExecutor` that
-        spawns. The rows are the same; this process alone writes them.
+    - `overrides`: the values of each parameter. A parameter is given by its dotted name in the
+        program, such as `variability.residual.gemm.sigma`.
+    - `num_samples`, `key`: as in `simulate`.
+    - `out`: a folder to which a Parquet file is written for each row as soon as it is done. Rows of
+        the same sweep that are already there are not simulated again.
+    - `executor`: simulates several rows in parallel, a few in each call. It can be any
+        `concurrent.futures.Executor`, such as a [`RayExecutor`][], or a `ProcessPoolExecutor` whose
+        start method is `spawn`. The results are the same; only this process writes files.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
-    A `polars.DataFrame` with a row for each combination: the values, and the mean, standard
-    deviation and quantiles of the step time in seconds, with their intervals.
+    A `polars.DataFrame` with a row for each combination: its values, and the mean, the standard
+    deviation and quantiles of the step time in seconds, with their confidence intervals.
 
     **Raises:**
 
-    `ValueError` for a name that is no parameter, or a folder that holds another sweep.
-    `BrokenExecutor` where workers died: `out` keeps all rows but theirs.
+    `ValueError` if a name is not of a parameter, or if the folder holds another sweep.
+    `BrokenExecutor` if workers died; `out` then holds all other rows.
     """
     for name in overrides:
         _parameter(program, name)
@@ -91,12 +91,12 @@ class Points:
 
     **Attributes:**
 
-    - `values`: of each row, by name.
-    - `sources`: of each row, what its program is made of.
-    - `program_of`: makes it, here or in a worker: a free function.
-    - `shapes`: equal for rows whose programs have the same shapes, so that one worker takes several
-        and compiles once; by default all have.
-    - `about`: a digest of what else decides the figures.
+    - `values`: the values of each row, by name.
+    - `sources`: for each row, the argument from which `program_of` makes its program.
+    - `program_of`: makes the program of a row, here or in a worker. It must be picklable.
+    - `shapes`: for each row, a value that is equal for programs of the same shapes, so that one
+        worker simulates several of them and compiles once; by default, all have the same shapes.
+    - `about`: a digest of everything else that the figures depend on.
     """
 
     values: Sequence[Mapping[str, Any]]
@@ -106,8 +106,8 @@ class Points:
     shapes: Sequence[Hashable] | None = None
 
     def chunks(self, shard: tuple[int, int]) -> list[list[int]]:
-        """Rows that are simulated one after the other, of the shard's share: whatever is done of
-        them already.
+        """The rows of a shard, in lists that are each simulated one after the other. Rows that are
+        already done are included.
         """
         shapes = self.shapes or [None] * len(self.values)
         alike: dict[Hashable, list[int]] = {}
@@ -133,7 +133,7 @@ def sweep_points(
     shard: tuple[int, int] = (1, 1),
     progress: bool = False,
 ) -> Any:
-    """`sweep` over any points."""
+    """`sweep`, over any points."""
     import polars as pl
 
     chunks = points.chunks(shard)

@@ -1,4 +1,4 @@
-"""How widely a part of a program may vary."""
+"""How much a part of a program may vary for a figure to meet a target."""
 
 import dataclasses
 import functools as ft
@@ -18,7 +18,7 @@ from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_steps
 
 
-# The search stops at such a width, and does not go beyond such a factor.
+# The tolerance of the search, and the largest factor that it tries.
 _TOLERANCE = 1e-4
 _WIDEST = 10.0
 
@@ -29,13 +29,13 @@ class Target:
 
     **Attributes:**
 
-    - `factor`: on the spread of the part (of stalls, on their rate), at which the figure is
-        `reached`. Its standard error is not known where the figure does not depend on it there.
-    - `reached`: the figure there, in the unit of the objective.
-    - `as_it_is`, `without`: the figure with a factor of one, and of zero.
-    - `num_samples`: steps behind each figure.
-    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
-        follow, is low.
+    - `factor`: the factor on the spread of the part (for stalls, on their rate) with which the
+        figure meets the target. Its standard error is `nan` where the figure does not change with
+        it.
+    - `reached`: the figure with this factor, in the unit of the objective.
+    - `as_it_is`, `without`: the figure with a factor of one, and with a factor of zero.
+    - `num_samples`: how many steps each figure is from.
+    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """
 
     factor: Estimate
@@ -56,18 +56,18 @@ def target(
     key: PRNGKeyArray,
     progress: bool = False,
 ) -> Target:
-    """How widely a part may vary for a figure of the step time to meet a target.
+    """Finds how much a part may vary for a figure of the step time to meet a target.
 
-    By Brent's method with common random numbers. The standard error is that of the figure over its
-    derivative.
+    The factor on its spread is found by Brent's method with common random numbers. The standard
+    error of the factor is that of the figure, divided by the derivative of the figure.
 
     **Arguments:**
 
     - `program`: the step.
     - `objective`: the figure.
-    - `part`: named as in `sensitivity`.
-    - `at`: the target: what the figure should be, in its unit.
-    - `num_samples`: how many steps for each figure.
+    - `part`: the name of the part, as in `sensitivity`.
+    - `at`: the target, that is, the value that the figure should have, in its unit.
+    - `num_samples`: how many steps to simulate for each figure.
     - `key`: a `jax.random` key.
     - `progress`: whether to show bars on stderr.
 
@@ -77,8 +77,8 @@ def target(
 
     **Raises:**
 
-    `ValueError` for a part that the program does not have, or a target that no spread of it below
-    the tenfold meets.
+    `ValueError` if the program has no such part, or if the target is not met with any factor from
+    zero to ten.
     """
     from scipy.optimize import brentq
 

@@ -1,4 +1,4 @@
-"""What if: how the law of the step time would change."""
+"""What-if scenarios: how the law of the step time would change."""
 
 import dataclasses
 import operator
@@ -20,7 +20,7 @@ from ._knobs import adjusted, neutral, turn
 
 
 FIGURES = ("mean", "std", *QUANTILES)
-# Steps with which a batch has a few beyond p99.
+# With so many steps, each batch has a few beyond p99.
 _P99 = 4800
 
 
@@ -30,8 +30,8 @@ class Scenario:
 
     **Attributes:**
 
-    - `program`: the step, changed.
-    - `replicas`: in how many of the data-parallel replicas the change is; `None` for all.
+    - `program`: the changed step.
+    - `replicas`: how many of the data-parallel replicas are changed; `None` for all.
     """
 
     program: Program
@@ -60,12 +60,11 @@ class WhatIf:
 
     **Attributes:**
 
-    - `before`: `mean`, `std`, `p5`, `p50`, `p95` and, where the steps reach so far, `p99` of the
-        step as it is.
-    - `changes`: for each scenario and figure the change of it.
-    - `num_samples`.
-    - `notes`: what is to be said of the figures: where the vector rule of replicas, which they
-        follow, is low.
+    - `before`: the `mean`, `std`, `p5`, `p50`, `p95` and, if there are enough steps, `p99` of the
+        unchanged step time.
+    - `changes`: for each scenario, the change of each of these figures.
+    - `num_samples`: how many steps were simulated.
+    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """
 
     before: dict[str, Estimate]
@@ -107,13 +106,16 @@ def what_if(
     key: PRNGKeyArray,
     progress: bool = False,
 ) -> WhatIf:
-    """Compares the law of the step time with that under some changes, with common random numbers.
+    """Compares the law of the step time with its law in each of some scenarios, with common random
+    numbers.
 
     **Arguments:**
 
-    - `program`: the step as it is.
-    - `scenarios`: by name: `slow_rank`, `scale_kernel`, or any other program.
-    - `num_samples`: how many steps of each, in 16 batches that the intervals come from.
+    - `program`: the unchanged step.
+    - `scenarios`: a [`Scenario`][] for each name: from [`slow_rank`][], [`scale_kernel`][], or made
+        of any other program.
+    - `num_samples`: how many steps of each to simulate, in 16 batches, from which the intervals
+        come.
     - `key`: a `jax.random` key.
     - `progress`: whether to show a bar on stderr.
 
@@ -123,7 +125,8 @@ def what_if(
 
     **Raises:**
 
-    `ValueError` for what is no scenario, or one in some replicas of another graph.
+    `ValueError` for a value that is not a `Scenario`, or for a scenario in only some of the
+    replicas whose program has another graph or another number of replicas.
     """
     check_program(program, key)
     if not isinstance(scenarios, Mapping):
@@ -159,7 +162,7 @@ def _composed(scenario: Scenario, base: Composed, options: dict[str, Any]) -> Co
     if scenario.replicas is not None and not _everywhere(scenario):
         unlike = (scenario.program, scenario.replicas)
         return composed_steps(base.run.program, like=base, unlike=unlike, **options)
-    # Another graph has other leading axes than the step as it is.
+    # Another graph has other leading axes than the unchanged step.
     like = base if _same_graph(base.run.program, scenario.program) else None
     return composed_steps(scenario.program, like=like, **options)
 
@@ -196,15 +199,15 @@ def _same_graph(one: Program, other: Program) -> bool:
 
 
 def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | None = 1) -> Scenario:
-    """A pipeline rank whose compute takes longer: all GPUs of its tensor- and context-parallel
-    group, or the one that they wait for.
+    """A scenario in which the compute of one pipeline rank takes longer, because all GPUs of its
+    tensor- and context-parallel group are slow, or one that the others wait for.
 
     **Arguments:**
 
     - `rank`: the pipeline rank.
-    - `factor`: on the latency of its compute.
-    - `replicas`: in how many replicas; `None` for all. A hot node of 8 GPUs is one rank of
-        `8 / group_size` replicas, at least of one.
+    - `factor`: the factor on the latency of its compute.
+    - `replicas`: in how many replicas the rank is slow; `None` for all. A hot node of 8 GPUs is one
+        rank of `8 / group_size` replicas, or of one if the group is larger than the node.
 
     **Raises:**
 
@@ -234,8 +237,8 @@ def _check_number(value: Any, what: str) -> None:
 
 
 def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
-    """All kernels of a kind with their latency multiplied: a fifth faster is
-    `scale_kernel(program, "all_gather", 0.8)`.
+    """A scenario in which the latency of all kernels of a kind is multiplied by a factor:
+    `scale_kernel(program, "all_gather", 0.8)` makes them a fifth faster.
 
     **Raises:**
 
