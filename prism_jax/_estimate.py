@@ -7,15 +7,16 @@ import statistics
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A figure that was estimated, and how wrong it may be; all in one unit.
+    """An estimated figure and its standard error, in the same unit.
 
     **Attributes:**
 
     - `value`: the figure.
-    - `standard_error`: `nan` where it is not known.
-    - `degrees`: of freedom of the standard error; few where it comes from a few batches.
-    - `skewness`: of the figure's scatter; where it is not zero, the interval reaches further to the
-      side of the longer tail.
+    - `standard_error`: the standard error of the figure; `nan` if it is not known.
+    - `degrees`: the degrees of freedom of the standard error, which are few if it comes from a few
+        batches.
+    - `skewness`: the skewness of the estimator; unless it is zero, the confidence interval reaches
+        further on the side of the longer tail.
     """
 
     value: float
@@ -24,11 +25,11 @@ class Estimate:
     skewness: float = 0.0
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The two ends of a confidence interval; `nan` twice where the error is not known.
+        """The two ends of a confidence interval; both are `nan` if the standard error is not known.
 
         **Raises:**
 
-        `ValueError` for a level that does not lie between 0 and 1.
+        `ValueError` if `level` is not between 0 and 1.
         """
         below, above = reaches(level, self.degrees, self.skewness)
         return self.value - below * self.standard_error, self.value + above * self.standard_error
@@ -40,7 +41,7 @@ class Estimate:
 
 
 def half_width(level: float, degrees: float = math.inf) -> float:
-    """How many standard errors a confidence interval reaches to each side: Student's t."""
+    """The half-width of a confidence interval in standard errors, by Student's t."""
     if not 0 < level < 1:
         raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
     if math.isinf(degrees):
@@ -53,14 +54,14 @@ def half_width(level: float, degrees: float = math.inf) -> float:
 def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float]:
     """How many standard errors a confidence interval reaches below and above an estimate.
 
-    The standard error of an estimate with a long upper tail is small where the estimate is low, and
-    what lies beyond an interval of equal sides is nearly all above it. So the ratio of the two is
+    If an estimator has a long upper tail, its standard error is small where the estimate is low, so
+    a symmetric interval nearly always errs on the same side. The studentised estimate is therefore
     transformed to a symmetric law (Hall, "On the removal of skewness by transformation", 1992).
 
     **Arguments:**
 
-    - `level`, `degrees`: as of `half_width`.
-    - `skewness`: of the estimate's scatter.
+    - `level`, `degrees`: as in `half_width`.
+    - `skewness`: the skewness of the estimator.
     """
     half = half_width(level, degrees)
     if abs(skewness) < 1e-6:

@@ -43,40 +43,43 @@ def simulate(
 ) -> Law:
     """Simulates steps and returns the law of the step time.
 
-    Work runs in tiles of fixed size on all of JAX's devices. One key gives the same bits whatever
-    the devices. What is kept of a run has a fixed size, whatever `num_samples`.
+    Work runs in tiles of fixed size on all of JAX's devices. The same key gives the same bits on
+    any number of devices of the same kind. The memory that a run needs does not grow with
+    `num_samples`.
 
     **Arguments:**
 
-    - `program`: what to simulate.
-    - `num_samples`: how many steps (at least 1).
+    - `program`: the step to simulate.
+    - `num_samples`: how many steps to simulate (at least 1).
     - `key`: a `jax.random` key.
     - `replicas`: how the slowest of the data-parallel replicas is found. `"vector"` picks it from
-        samples of one replica; `"exact"` does so for each pipeline rank apart, and is slower;
-        `"explicit"` simulates every replica of every step. `"auto"` is the vector rule, or the
-        exact one where a pilot finds the mean or the 95 % quantile by the vector rule more than
-        0.05 % lower, as where ranks tie and their reductions of gradients vary much.
-    - `sampling`: how replica samples are drawn. `"importance"` draws half of them slow, along the
-        mean gradient of their end, and weighs them: for quantiles far out, and for more replicas
-        than samples can show; it draws a quarter as many as there are steps. `"sobol"` takes
-        quasi-random points for the axes that matter most, in 16 randomisations, whose scatter gives
-        the intervals: for means. `"auto"` is plain, or importance sampling where fewer than 20
-        samples would lie beyond the 95 % quantile of the slowest replica, and a pilot finds more
-        support there by importance sampling.
-    - `allocations`: by default the law is of one step on GPUs that are drawn anew for each step.
-        With a number, so many sets of GPUs are drawn, and the steps are divided among them; all
-        replicas are simulated. The law is of all these steps, its intervals are from how much the
-        allocations differ, and its `allocations` and `run_mean_std` tell them apart.
+        samples of one replica. `"exact"` does this for each pipeline rank separately, and is
+        slower. `"explicit"` simulates every replica of every step. `"auto"` is the vector rule
+        unless a pilot run finds that its mean or 95 % quantile is more than 0.05 % below that of
+        the exact rule, which is then used. This happens where ranks tie and their gradient
+        reductions vary much.
+    - `sampling`: how replica samples are drawn. `"plain"` draws them independently. `"importance"`
+        is importance sampling: half of the samples are shifted to be slow, along the mean gradient
+        of the replica's end, and all are weighted. It suits extreme quantiles, and numbers of
+        replicas too large for plain samples to resolve the slowest; it draws a quarter as many
+        samples as there are steps. `"sobol"` uses quasi-random points for the axes that matter
+        most, in 16 randomisations, whose scatter gives the intervals. It suits means. `"auto"` is
+        plain sampling unless fewer than 20 samples would lie beyond the 95 % quantile of the
+        slowest replica and a pilot run finds that importance sampling has more support there.
+    - `allocations`: by default, the factors of the GPUs are drawn anew for each step. With a
+        number, so many sets of GPUs (allocations) are drawn, the steps are divided among them, and
+        all replicas are simulated. The law is then of all these steps, its intervals come from the
+        differences between allocations, and `Law.allocations` and `Law.run_mean_std` are available.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
-    A [`Law`][], which says how samples were drawn and replicas found. Ctrl-C ends the run early:
-    the law is then of the steps so far, and says so.
+    A [`Law`][], which says how samples were drawn and how the slowest replica was found. Ctrl-C
+    ends the run early; the law is then of the steps so far, and `Law.interrupted` is true.
 
     **Raises:**
 
-    `ValueError` for a bad option, or a program whose latencies are not finite.
+    `ValueError` for an invalid option, or for a program whose latencies are not finite.
     """
     num_samples = check_num_samples(num_samples)
     check_program(program, key)

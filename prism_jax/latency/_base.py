@@ -15,13 +15,13 @@ from ._parameters import Rule, parameter_dtype
 
 
 class InFiles(NamedTuple):
-    """How data files write a family, as a factor around a mean that they hold elsewhere.
+    """How data files write a latency family: as a factor on a mean that stands elsewhere in them.
 
     **Attributes:**
 
-    - `family`: its name.
-    - `parameters`: the names of the parameters of its shape; all must be given.
-    - `make`: takes their values, in that order, to a latency of any scale.
+    - `family`: the name of the family.
+    - `parameters`: the names of its shape parameters, all of which are required.
+    - `make`: makes a latency from their values, in that order; its scale does not matter.
     """
 
     family: str
@@ -33,17 +33,17 @@ class AbstractLatency(eqx.Module):
     r"""Abstract base class for all latency distributions.
 
     A latency is a monotone function of a standard normal score: $x = F^{-1}(\Phi(z))$. The two
-    directions of that map, `from_normal` and `to_normal`, define a family, and are accurate in both
+    directions of this map, `from_normal` and `to_normal`, define a family, and are accurate in both
     tails. Derivatives with respect to every parameter are pathwise (equivalently, implicit), and
-    are finite where the variance is zero.
+    remain finite at zero variance.
 
-    Parameters are array leaves of one dtype. They have equal rank or are scalars, and broadcast to
-    `batch_shape`. The parameter that one would call the mean is called `location` in every family,
-    because `mean` is a method.
+    Parameters are array leaves of one dtype. Each is a scalar or has the same rank as the others,
+    and all broadcast to `batch_shape`. A parameter that is the mean is called `location` in every
+    family, because `mean` is a method.
 
-    A family is one file. What it may say beyond the abstract methods: `in_files`, its name in data
-    files; with `log_sigma.register`, if it is log-normal; with `widen.register`, which parameter is
-    its spread.
+    Beyond the abstract methods, a family may set `in_files`, its name in data files; register with
+    `log_sigma.register`, if it is log-normal; and register with `widen.register` which parameter is
+    its spread. Each family has a file of its own.
     """
 
     in_files: ClassVar[InFiles | None] = None
@@ -51,7 +51,7 @@ class AbstractLatency(eqx.Module):
     @property
     @abc.abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
-        """The shape that the parameters broadcast to: one latency for each of its elements."""
+        """The shape to which the parameters broadcast: one latency for each element."""
 
     @abc.abstractmethod
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
@@ -59,7 +59,8 @@ class AbstractLatency(eqx.Module):
 
         **Arguments:**
 
-        - `z`: scores. Their rank is that of the batch, or either is a scalar; they broadcast.
+        - `z`: standard normal scores, which broadcast against the batch. `z` must have the rank of
+            the batch unless one of them is a scalar.
 
         **Returns:**
 
@@ -73,11 +74,12 @@ class AbstractLatency(eqx.Module):
 
         **Arguments:**
 
-        - `x`: latencies, in seconds. Their rank is that of the batch, or either is a scalar.
+        - `x`: latencies, in seconds, which broadcast against the batch. `x` must have the rank of
+            the batch unless one of them is a scalar.
 
         **Returns:**
 
-        Scores; infinite, or very large, outside the support.
+        Standard normal scores; outside the support they are infinite or very large.
         """
 
     @abc.abstractmethod
@@ -94,11 +96,11 @@ class AbstractLatency(eqx.Module):
 
     @abc.abstractmethod
     def rules(self) -> tuple[Rule, ...]:
-        """What `check` demands of the parameters that this class itself holds."""
+        """The rules by which `check` tests the parameters that this class itself holds."""
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The floating dtype of the parameters, in which everything is computed."""
+        """The floating-point dtype of the parameters, in which everything is computed."""
         return parameter_dtype(self)
 
     def cdf(self, x: ArrayLike) -> Float[Array, "..."]:
@@ -106,7 +108,7 @@ class AbstractLatency(eqx.Module):
         return ndtr(self.to_normal(x))
 
     def survival(self, x: ArrayLike) -> Float[Array, "..."]:
-        """The probability of a latency above `x`, accurate where tiny; `x` as in `to_normal`."""
+        """The probability of a latency above `x`, accurate even if tiny; `x` as in `to_normal`."""
         return ndtr(-self.to_normal(x))
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
@@ -131,8 +133,8 @@ class AbstractLatency(eqx.Module):
 
         **Arguments:**
 
-        - `q`: probabilities in the open interval (0, 1), of any shape. For probabilities within
-            rounding of one use `from_normal`.
+        - `q`: probabilities in the open interval (0, 1), of any shape. For probabilities that round
+            to one, use `from_normal`.
 
         **Returns:**
 

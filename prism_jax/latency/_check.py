@@ -8,16 +8,17 @@ from ._base import AbstractLatency
 def check(latency: AbstractLatency) -> None:
     """Checks the values of every parameter of a latency, on the host.
 
-    Constructors check shapes only, because they also run under `jax.jit`. Values that are being
-    traced are passed over here.
+    Constructors check shapes only, because they also run under `jax.jit`. Traced values are not
+    checked here either.
 
     **Arguments:**
 
-    - `latency`: a latency; those that it is made of are checked too.
+    - `latency`: a latency. Latencies that it contains are checked too.
 
     **Raises:**
 
-    `ValueError`, naming the family, the parameter, what was given and what is allowed.
+    `ValueError` that names the family and the parameter, and says what was given and what is
+    allowed.
     """
     for name, value, holds, allowed in latency.rules():
         if isinstance(value, Tracer):

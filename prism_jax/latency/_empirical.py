@@ -112,10 +112,10 @@ def _(primals, tangents):
 class Empirical(AbstractLatency):
     r"""A latency given by a table of its quantiles at equally spaced normal scores.
 
-    The trailing axis of the table holds the latencies at scores from -6 to 6, both included, that
-    is at $q = \Phi(z)$. Between the nodes it is a monotone cubic; beyond them (2e-9 of the draws)
-    the latency stays at the end of the table. The distribution function and all derivatives are
-    those of the interpolated law.
+    The trailing axis of the table holds the quantiles at $q = \Phi(z)$ for equally spaced $z$ from
+    -6 to 6, both included. Between the nodes, the latency is a monotone cubic of $z$; beyond them
+    (2e-9 of the draws), it stays at the end of the table. The distribution function and all
+    derivatives are those of the interpolated law.
     """
 
     table: Float[Array, "... nodes"]
@@ -184,28 +184,28 @@ class Empirical(AbstractLatency):
 Empirical.__init__.__doc__ = """**Arguments:**
 
 - `table`: latencies, in seconds, non-decreasing along the trailing axis, which has at least three
-    nodes; the axes before it are the batch.
+    nodes. The axes before it are the batch axes.
 """
 
 
 def empirical_from_samples(samples: ArrayLike | Sequence[float], num_nodes: int = 129) -> Empirical:
     """The `Empirical` law of measured latencies.
 
-    Runs on the host. Beyond what the number of samples resolves, the table stays at the smallest
-    and the largest of them.
+    Runs on the host. Beyond the quantiles that so many samples resolve, the table stays at the
+    smallest and the largest sample.
 
     **Arguments:**
 
     - `samples`: latencies, in seconds; the trailing axis holds the samples of one law.
-    - `num_nodes`: the length of the table.
+    - `num_nodes`: the number of nodes in the table.
 
     **Returns:**
 
-    An `Empirical` whose batch shape is that of the leading axes.
+    An `Empirical` whose batch axes are the leading axes of `samples`.
 
     **Raises:**
 
-    `ValueError` if there is no sample, or one is not finite, or there are fewer than three nodes.
+    `ValueError` if there are no samples, a sample is not finite, or `num_nodes` is below three.
     """
     samples = np.asarray(samples)
     if samples.ndim < 1 or samples.shape[-1] < 1:

@@ -165,9 +165,9 @@ def _(primals, tangents):
 class Gamma(AbstractLatency):
     r"""A gamma latency, parametrised by its mean and coefficient of variation $c$: shape $1 / c^2$.
 
-    For shapes from 64 (16 in float32) it is a series around its normal limit, smooth down to a
-    coefficient of variation of zero; for smaller shapes it is found by Newton's method on
-    incomplete gamma functions, which costs some hundred times more.
+    For shapes of at least 64 (16 in float32), it is computed from a series around the normal limit,
+    which is smooth down to a coefficient of variation of zero. For smaller shapes, it is computed
+    by Newton's method on incomplete gamma functions, which costs about a hundred times as much.
     """
 
     in_files: ClassVar[InFiles | None] = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))

@@ -1,4 +1,4 @@
-"""Which laws need no table of their quantiles."""
+"""Log-normal laws, which need no table of their quantiles."""
 
 import functools as ft
 

@@ -30,8 +30,8 @@ def _third_moment(median: Array, sigma: Array) -> Array:
 class LogNormal(AbstractLatency):
     r"""A log-normal latency, $m \exp(\sigma z)$.
 
-    Parametrised by its median, which is what a profile reports, so that a change of `sigma` leaves
-    the median where it is.
+    Parametrised by its median, which is what a profile reports; a change of `sigma` leaves it
+    unchanged.
     """
 
     in_files: ClassVar[InFiles | None] = InFiles(
@@ -89,7 +89,7 @@ def _(law, factor):
 
 
 class ShiftedLogNormal(AbstractLatency):
-    r"""A log-normal latency on top of a least latency, $s + m \exp(\sigma z)$."""
+    r"""A log-normal latency added to a minimum latency, $s + m \exp(\sigma z)$."""
 
     in_files: ClassVar[InFiles | None] = InFiles(
         "shifted-lognormal",
@@ -136,8 +136,8 @@ class ShiftedLogNormal(AbstractLatency):
 
 ShiftedLogNormal.__init__.__doc__ = """**Arguments:**
 
-- `shift`: the least latency, in seconds. Must be non-negative.
-- `median`: the median of what comes on top, in seconds. Must be non-negative.
-- `sigma`: the standard deviation of the logarithm of what comes on top. Must be non-negative; zero
-    gives a constant.
+- `shift`: the minimum latency $s$, in seconds. Must be non-negative.
+- `median`: the median $m$ of the log-normal part, in seconds. Must be non-negative.
+- `sigma`: the standard deviation of the logarithm of that part. Must be non-negative; zero gives a
+    constant.
 """

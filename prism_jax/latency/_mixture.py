@@ -154,7 +154,9 @@ def _(primals, tangents):
 
 
 def _slow_mixture(sigma: float, slow_weight: float, slow_factor: float) -> "Mixture":
-    """A log-normal of median one that is `slow_factor` times as long with some probability."""
+    """A log-normal of median one that is `slow_factor` times as long with probability
+    `slow_weight`.
+    """
     if not 0 <= slow_weight <= 1:
         raise ValueError(
             f"`lognormal-mixture` got `slow_weight={slow_weight}`; it must be between 0 and 1."
@@ -164,10 +166,10 @@ def _slow_mixture(sigma: float, slow_weight: float, slow_factor: float) -> "Mixt
 
 
 class Mixture(AbstractLatency):
-    r"""A latency that follows one of several laws, chosen at random: $F = \sum_i w_i F_i$.
+    r"""A latency that follows one of several laws, chosen at random, $F = \sum_i w_i F_i$.
 
-    Its quantile has no closed form: it is found by Newton's method between the quantiles of the
-    components, and differentiated implicitly. Components of zero variance are allowed.
+    Its quantile has no closed form. It is found by Newton's method, between the quantiles of the
+    components, and differentiated implicitly. Components may have zero variance.
     """
 
     in_files: ClassVar[InFiles | None] = InFiles(
@@ -236,7 +238,7 @@ class Mixture(AbstractLatency):
 
 Mixture.__init__.__doc__ = """**Arguments:**
 
-- `weights`: the weight of each component along the trailing axis; they need not sum to one. The
-    axes before it belong to the batch.
-- `components`: the laws, whose batches broadcast.
+- `weights`: the weight of each component, along the trailing axis; they need not sum to one. The
+    axes before it are batch axes.
+- `components`: the laws of the components. Their batches broadcast.
 """

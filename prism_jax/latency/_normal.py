@@ -15,9 +15,9 @@ from ._widen import widen
 class Normal(AbstractLatency):
     r"""A normal latency, $\mu + \sigma z$, conditioned to be positive.
 
-    The parameters are those before truncation, so `mean()` and `variance()` differ from `location`
-    and `std ** 2` where zero is within a few standard deviations. Where it is not, the scores are
-    those of the plain normal law to the last bit.
+    The parameters are those before truncation at zero, so `mean()` and `variance()` differ from
+    `location` and `std ** 2` if zero is within a few standard deviations of the location.
+    Otherwise, the scores are those of the untruncated normal law to the last bit.
     """
 
     in_files: ClassVar[InFiles | None] = InFiles("normal", ("std",), lambda std: Normal(1.0, std))

@@ -23,11 +23,11 @@ def _outlying(
 
 
 class Outlying(AbstractLatency):
-    r"""A factor that is log-normal around one except for a share of outliers, which are
-    $1 + x$ with a log-normal $x$ whose median is the excess.
+    r"""A factor that is log-normal around one, except for a share of outliers. An outlier is
+    $1 + x$, where $x$ is log-normal and its median is the excess.
 
-    The law of the steps of a run (MLPerf Training logs, v3.0 to v5.1): a narrow body, and one step
-    in a hundred some per cent longer.
+    It describes the step times of a run (MLPerf Training logs, v3.0 to v5.1): a narrow body, and
+    about one step in a hundred that takes some per cent longer.
     """
 
     in_files: ClassVar[InFiles | None] = InFiles(
@@ -63,5 +63,5 @@ class Outlying(AbstractLatency):
 
 Outlying.__init__.__doc__ = """**Arguments:**
 
-- `law`: body and outliers.
+- `law`: the mixture of the body and the outliers.
 """

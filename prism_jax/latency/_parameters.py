@@ -1,4 +1,4 @@
-"""What the families share about their parameters: dtypes, shapes, and the rules `check` applies."""
+"""Parameters of all families: their dtypes and shapes, and the rules that `check` applies."""
 
 import functools as ft
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
-    """Arrays of one floating dtype: that of the arrays given, or the default one."""
+    """Arrays of one floating-point dtype: that of the given arrays, or the default one."""
     arrays = [jnp.asarray(value) for value in values]
     strong = [
         array.dtype
@@ -49,7 +49,7 @@ def parameter_dtype(tree: eqx.Module) -> jnp.dtype:
 
 
 class Rule(NamedTuple):
-    """What `check` demands of one parameter."""
+    """A rule by which `check` tests one parameter."""
 
     name: str
     value: Array

@@ -8,7 +8,7 @@ from ._check import check
 
 
 def families() -> dict[str, InFiles]:
-    """The families that data files can name, those of other packages too."""
+    """The families that data files can name, including those of other packages."""
     named = [cls.in_files for cls in subclasses(AbstractLatency)]
     return {one.family: one for one in named if one is not None}
 

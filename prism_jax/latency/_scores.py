@@ -77,7 +77,7 @@ def score_of_maximum(z: Float[Array, "..."], count: ArrayLike) -> Float[Array, "
 
 
 def step_score(difference: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The score of a value under a constant, given the value less the constant."""
+    """The score of a value under a constant, given the value minus the constant."""
     return jnp.where(difference >= 0, jnp.inf, -jnp.inf).astype(difference.dtype)
 
 

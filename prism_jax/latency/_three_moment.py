@@ -49,10 +49,11 @@ def cube_normal_score(y: Float[Array, "..."], skewness: Float[Array, "..."]) -> 
 class ThreeMoment(AbstractLatency):
     r"""A latency given by its mean, standard deviation and skewness: the cube of a normal.
 
-    It is a shifted gamma law to about 1e-4 of a standard deviation, mirrored for a negative
-    skewness, and normal for none; it costs a few multiplications and is smooth in the skewness.
-    The three numbers are matched to the fifth order of the skewness (a mean within 5e-5 standard
-    deviations at skewness one), so keep it within about one. The law is not truncated at zero.
+    It agrees with a shifted gamma law to about 1e-4 of a standard deviation, mirrored if the
+    skewness is negative, and is normal if the skewness is zero. It costs a few multiplications and
+    is smooth in the skewness. The three moments are matched to fifth order in the skewness (at
+    skewness one, the mean is within 5e-5 standard deviations), so keep the skewness between about
+    -1 and 1. The law is not truncated at zero.
     """
 
     in_files: ClassVar[InFiles | None] = InFiles(
@@ -83,7 +84,7 @@ class ThreeMoment(AbstractLatency):
         return jnp.where(varies, cube_normal_score(y, self.skewness), step_score(difference))
 
     def _hermite(self) -> tuple[Array, Array, Array, Array]:
-        """Coefficients of the standardised variable in Hermite polynomials of the score."""
+        """The coefficients of the standardised variable in Hermite polynomials of the score."""
         slope = 1.0 - self.skewness**2 / 36.0
         second = self.skewness * slope / 6.0
         third = self.skewness**2 / 108.0
@@ -116,5 +117,6 @@ ThreeMoment.__init__.__doc__ = """**Arguments:**
 
 - `location`: the mean, in seconds.
 - `std`: the standard deviation, in seconds. Must be non-negative; zero gives a constant.
-- `skewness`: the third central moment over the cube of the standard deviation; within about one.
+- `skewness`: the third central moment over the cube of the standard deviation; keep it between
+    about -1 and 1.
 """

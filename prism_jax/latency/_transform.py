@@ -8,12 +8,12 @@ from ._scores import step_score
 
 
 def _like(value: ArrayLike, base: AbstractLatency) -> Array:
-    """An array that takes the dtype of `base` if it is a mere number."""
+    """An array; a Python number takes the dtype of `base`."""
     return as_parameters(value, jnp.zeros((), base.dtype))[0]
 
 
 class Scaled(AbstractLatency):
-    """Another latency, multiplied by a factor."""
+    """A latency multiplied by a factor."""
 
     base: AbstractLatency
     factor: Float[Array, "..."]
@@ -54,12 +54,12 @@ class Scaled(AbstractLatency):
 Scaled.__init__.__doc__ = """**Arguments:**
 
 - `base`: the latency to scale.
-- `factor`: what to multiply it by. Must be non-negative; broadcasts against the batch of `base`.
+- `factor`: the factor. Must be non-negative; broadcasts against the batch of `base`.
 """
 
 
 class Shifted(AbstractLatency):
-    """Another latency, plus an offset."""
+    """A latency plus an offset."""
 
     base: AbstractLatency
     offset: Float[Array, "..."]
@@ -97,5 +97,5 @@ class Shifted(AbstractLatency):
 Shifted.__init__.__doc__ = """**Arguments:**
 
 - `base`: the latency to shift.
-- `offset`: what to add to it, in seconds; broadcasts against the batch of `base`.
+- `offset`: the offset, in seconds; broadcasts against the batch of `base`.
 """

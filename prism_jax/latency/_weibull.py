@@ -12,7 +12,9 @@ from ._scores import expectation, log_ndtr, score_of_tails, step_score
 
 
 class Weibull(AbstractLatency):
-    r"""A Weibull latency, with survival $\exp(-(x / \lambda)^k)$; shape one is the exponential."""
+    r"""A Weibull latency, with survival function $\exp(-(x / \lambda)^k)$; shape one is the
+    exponential law.
+    """
 
     in_files: ClassVar[InFiles | None] = InFiles(
         "weibull", ("shape",), lambda shape: Weibull(1.0, shape)
@@ -65,8 +67,9 @@ class Weibull(AbstractLatency):
         return (non_negative("scale", self.scale), positive("shape", self.shape))
 
 
-Weibull.__init__.__doc__ = """**Arguments:**
+Weibull.__init__.__doc__ = r"""**Arguments:**
 
-- `scale`: the latency exceeded with probability $1 / e$, in seconds. Must be non-negative.
-- `shape`: the shape. Must be positive; infinity gives a constant.
+- `scale`: the scale $\lambda$, in seconds, which is exceeded with probability $1 / e$. Must be
+    non-negative.
+- `shape`: the shape $k$. Must be positive; infinity gives a constant.
 """

@@ -13,18 +13,18 @@ from ._transform import Scaled, Shifted
 # The files of the families say what it is for them.
 @ft.singledispatch
 def widen(law: AbstractLatency, factor: ArrayLike) -> Any:
-    """The same law with its spread multiplied, and its mean kept.
+    """The same law with its spread multiplied by a factor. The mean stays the same.
 
     **Arguments:**
 
     - `law`: any law.
-    - `factor`: not negative. It multiplies the parameter that says how wide the law is, where there
-        is one (of a log-normal law `sigma`, of a gamma law `cv`, of a normal law `std`), and the
-        deviation from the mean where there is none. Zero leaves the mean alone.
+    - `factor`: a non-negative factor on the parameter that is the spread of the law (`sigma` of a
+        log-normal law, `cv` of a gamma law, `std` of a normal law), or, if there is none, on the
+        deviation from the mean. Zero leaves only the mean.
 
     **Returns:**
 
-    A law, of latencies or what else is registered. Differentiable in `factor` and the parameters.
+    A law of the same kind. Differentiable with respect to `factor` and the parameters.
     """
     return Shifted(Scaled(law, factor), (1 - jnp.asarray(factor, law.dtype)) * law.mean())
 

@@ -1,4 +1,4 @@
-"""Standard errors of a law's figures, and what is behind them."""
+"""Standard errors of the figures of a law."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,27 +9,31 @@ from .._estimate import reaches
 from ._compared import AbstractCompared
 
 
-# Levels at which the standard error of the distribution function is kept; between them its ratio to
-# sqrt(q (1 - q)) is interpolated.
+# Levels at which the standard error of the distribution function is kept; between them, its ratio
+# to sqrt(q (1 - q)) is interpolated.
 _LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.35])
 LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
-# Fewer independent replica samples than this beyond a quantile, and its interval is not known.
+# With fewer independent replica samples than this beyond a quantile, its interval is not known.
 FEWEST = 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Errors(AbstractCompared):
-    """Standard errors of a law's figures, and how many independent replica samples are behind them.
+    """Standard errors of the figures of a law, and the number of independent replica samples from
+    which they were estimated.
 
     **Attributes:**
 
-    - `mean`, `std`: standard errors of these, in seconds.
-    - `mean_skewness`, `std_skewness`: of the scatter of these estimates.
-    - `mean_degrees`, `std_degrees`: of freedom of these standard errors.
+    - `mean`, `std`: the standard errors of the mean and of the standard deviation, in seconds.
+    - `mean_skewness`, `std_skewness`: the skewness of these two estimators.
+    - `mean_degrees`, `std_degrees`: the degrees of freedom of these two standard errors.
     - `support`: how many independent replica samples the steps come from.
-    - `levels`: standard error of the distribution function at the quantiles of `LEVELS`.
-    - `level_skewness`, `level_degrees`: of its scatter there, and of freedom of that.
-    - `level_support`: how many independent replica samples lie beyond them, on the poorer side.
+    - `levels`: the standard error of the distribution function at each quantile of a fixed list of
+        levels.
+    - `level_skewness`, `level_degrees`: the skewness of that estimator, and the degrees of freedom
+        of its standard error, at each of these quantiles.
+    - `level_support`: how many independent replica samples lie above or below each of these
+        quantiles, whichever are fewer.
     """
 
     mean: float
@@ -46,12 +50,12 @@ class Errors(AbstractCompared):
 
     @property
     def known(self) -> bool:
-        """Whether enough independent replica samples are behind them to tell how large they are."""
+        """Whether there are enough independent replica samples to know the standard errors."""
         return self.support >= FEWEST
 
     def of_level(self, q: float) -> tuple[float, float]:
         """The standard error of the distribution function at the quantile at `q`, and the skewness
-        of its scatter.
+        of its estimator.
         """
         own, there = np.sqrt(LEVELS * (1 - LEVELS)), float(np.sqrt(q * (1 - q)))
         if there == 0:
@@ -60,8 +64,8 @@ class Errors(AbstractCompared):
         return error, float(np.interp(q, LEVELS, self.level_skewness * own)) / there
 
     def around(self, q: float, level: float) -> tuple[float, float]:
-        """The levels of the quantiles at which a confidence interval for that at `q` ends: where
-        the distribution function's own interval ends at `q`.
+        """The two levels whose quantiles are the ends of a confidence interval for the quantile at
+        `q`: those at which the interval of the distribution function ends at `q`.
         """
         from scipy.optimize import root_scalar
 
@@ -84,7 +88,7 @@ class Errors(AbstractCompared):
 
 
 def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
-    """Those of independent laws put together, each of which has a share of the steps."""
+    """The errors of several independent laws together. Each law has a share of the steps."""
 
     def pooled(*names):
         each, skewness, degrees = (np.array([getattr(one, x) for one in errors]) for x in names)

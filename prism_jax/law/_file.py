@@ -1,4 +1,4 @@
-"""Laws as files."""
+"""Saves and loads laws."""
 
 import dataclasses
 import os
@@ -68,7 +68,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def save_law(law: Law, path: str | os.PathLike[str]) -> None:
-    """Writes a law to a `.npz` file, which appears whole or not at all."""
+    """Writes a law to a `.npz` file, whole or not at all."""
     if not isinstance(law, Law):
         raise ValueError(
             f"A {type(law).__name__} was given in place of a law; write `save_law(law, path)`."
@@ -85,7 +85,7 @@ def load_law(path: str | os.PathLike[str]) -> Law:
 
     **Raises:**
 
-    `ValueError` if the file is not one, or damaged; `OSError` if it cannot be read.
+    `ValueError` if the file is damaged or not a law; `OSError` if it cannot be read.
     """
     about, arrays = read_archive(path, _About, *_WHAT)
     if not _are_shaped(arrays):

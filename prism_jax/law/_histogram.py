@@ -1,4 +1,4 @@
-"""Steps counted in bins, with the extreme ones kept exactly."""
+"""Step times counted in bins, with the extreme ones kept exactly."""
 
 import dataclasses
 import functools as ft
@@ -15,13 +15,14 @@ NUM_EXTREMES = 10_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Histogram(AbstractCompared):
-    """The distribution of steps, in memory of fixed size.
+    """The distribution of step times, in memory of fixed size.
 
     **Attributes:**
 
-    - `edges`: the two ends of a grid of `NUM_BINS` equal bins, in seconds.
-    - `counts`: `(NUM_BINS + 2,)`, steps below the grid, in each bin, and above.
-    - `smallest`, `largest`: the extreme steps, exactly, in ascending order: all, or `NUM_EXTREMES`.
+    - `edges`: the two ends of a grid of equal bins, in seconds.
+    - `counts`: `(bins + 2,)`, the number of steps below the grid, in each bin, and above the grid.
+    - `smallest`, `largest`: the shortest and the longest step times, exactly, in ascending order:
+        up to 10,000 of each.
     """
 
     edges: tuple[float, float]
@@ -31,11 +32,11 @@ class Histogram(AbstractCompared):
 
     @ft.cached_property
     def num_samples(self) -> int:
-        """How many steps there are."""
+        """The number of steps."""
         return int(self.counts.sum())
 
     def quantile(self, levels: np.ndarray) -> np.ndarray:
-        """The quantiles at levels in [0, 1], of their shape, in seconds."""
+        """The quantiles at `levels` in [0, 1], in seconds, with the shape of `levels`."""
         position = levels * (self.num_samples - 1)
         times, below = self._knots
         low, high = len(self.smallest), self.num_samples - len(self.largest)
@@ -45,7 +46,7 @@ class Histogram(AbstractCompared):
         return np.where(position >= high, from_high, result)
 
     def cdf(self, times: np.ndarray) -> np.ndarray:
-        """The share of the steps that take at most so many seconds, of the shape of `times`."""
+        """The share of the steps that take at most `times` seconds, with the shape of `times`."""
         total, kept = self.num_samples, len(self.smallest)
         from_low = np.searchsorted(self.smallest, times, "right") / total
         from_high = 1 - (kept - np.searchsorted(self.largest, times, "right")) / total
@@ -53,8 +54,8 @@ class Histogram(AbstractCompared):
         return np.where(times >= self.largest[0], from_high, result)
 
     def misses(self, levels: np.ndarray) -> np.ndarray:
-        """Whether the quantiles at levels lie beyond the grid and short of the extremes: all that
-        is known of steps there is how many there are.
+        """Whether the quantiles at `levels` lie between the grid and the extreme steps, where only
+        the number of steps is known.
         """
         _, below = self._knots
         under, over = levels < below[1], levels > below[-2]
@@ -62,9 +63,9 @@ class Histogram(AbstractCompared):
 
     @ft.cached_property
     def _knots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Times between which steps are taken to lie evenly, and the share of the steps below each:
-        the innermost of the extremes, and between them the edges of all bins. So steps that the
-        grid misses lie between it and the extremes.
+        """Times between which steps are taken to be spread evenly, and the share of the steps below
+        each time. They are the innermost of the extreme steps and, between these, the edges of all
+        bins. So steps beyond the grid lie between it and the extreme steps.
         """
         total, kept = self.num_samples, len(self.smallest)
         ends = self.smallest[-1:], self.largest[:1]
@@ -76,7 +77,7 @@ class Histogram(AbstractCompared):
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
-    """The histogram of all steps of several, which must have the same grid."""
+    """The histogram of all steps of several histograms, which must have the same grid."""
     low = np.sort(np.concatenate([one.smallest for one in histograms]))
     high = np.sort(np.concatenate([one.largest for one in histograms]))
     return Histogram(

@@ -24,21 +24,24 @@ class Law(AbstractCompared):
 
     **Attributes:**
 
-    - `requested`: steps asked for; more than `num_samples` if the run was interrupted.
-    - `mean`, `std`: the moments of the steps (float64).
-    - `histogram`: what `quantile` and `cdf` are made from, a [`Histogram`][].
-    - `errors`: what the intervals are made from, [`Errors`][].
-    - `allocations`: where GPUs were kept for many steps, the [`Allocations`][]; else none.
-    - `sampling`, `replicas`: how replica samples were drawn, and the slowest replica found; see
-        `simulate`.
-    - `effective_samples`: of the replica samples behind it, how many of equal weight are worth as
-        much.
-    - `program`: a digest of what was simulated; laws of one program can be merged.
+    - `requested`: how many steps were asked for; more than `num_samples` if the run was
+        interrupted.
+    - `mean`, `std`: the mean and the standard deviation of the step time (float64).
+    - `histogram`: a [`Histogram`][] of the steps, from which `quantile` and `cdf` are computed.
+    - `errors`: the [`Errors`][] from which confidence intervals are computed.
+    - `allocations`: the [`Allocations`][], if `simulate` was called with `allocations`; else
+        `None`.
+    - `sampling`, `replicas`: how replica samples were drawn, and how the slowest replica was found;
+        see `simulate`.
+    - `effective_samples`: the effective sample size of the replica samples, that is, how many
+        samples of equal weight are worth as much.
+    - `program`: a digest of the program that was simulated. Laws of the same program can be merged.
     - `keys`: the keys that were used.
-    - `compile_s`, `run_s`: wall time, in seconds.
+    - `compile_s`, `run_s`: the wall time before the run (compilation and a pilot run) and of the
+        run, in seconds.
 
-    Laws are equal if they tell the same of the same program, whatever time it took. A law has no
-    derivative; that is what `estimate` is for.
+    Two laws are equal if all their fields except the wall times are equal. A law has no derivative;
+    use [`estimate`][] for derivatives.
     """
 
     requested: int
@@ -89,27 +92,27 @@ class Law(AbstractCompared):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run was stopped (Ctrl-C) before all its samples."""
+        """Whether the run was stopped (Ctrl-C) before all of its steps were simulated."""
         return self.num_samples < self.requested
 
     def run_mean_std(self, num_steps: int, *, autocorrelation_time: float = 1.0) -> float:
-        """The standard deviation of the mean over the steps of a run, in seconds: of runs that each
-        have GPUs of their own for all of their steps. See `allocations` of `simulate`.
+        """The standard deviation, over runs, of the mean step time of a run, in seconds. Each run
+        has GPUs of its own and keeps them for all of its steps; see `allocations` of `simulate`.
 
-        Simulated steps on the same GPUs are independent; those of real runs resemble the steps
-        before them, so that their mean scatters more. How long they do is for the caller to say.
+        Simulated steps on the same GPUs are independent. Steps of real runs are autocorrelated, so
+        their mean varies more; give their `autocorrelation_time`.
 
         **Arguments:**
 
-        - `num_steps`: of the run.
-        - `autocorrelation_time`: the integrated autocorrelation time of its steps on the same GPUs,
-            in steps: one and twice the sum of their autocorrelations at all lags. It is
-            `(1 + r) / (1 - r)` where these are `r^lag`, and one for independent steps.
+        - `num_steps`: the number of steps in a run.
+        - `autocorrelation_time`: the integrated autocorrelation time of steps on the same GPUs, in
+            steps: one plus twice the sum of their autocorrelations at all positive lags. It is
+            `(1 + r) / (1 - r)` if these are `r^lag`, and one for independent steps.
 
         **Raises:**
 
-        `ValueError` where allocations were not kept apart, and for a number of steps or an
-        autocorrelation time below one.
+        `ValueError` if the law was simulated without at least two `allocations`, or if the number
+        of steps or the autocorrelation time is below one.
         """
         if not num_steps >= 1:
             raise ValueError(f"A run of `num_steps={num_steps}` must have at least 1 step.")
@@ -130,8 +133,9 @@ class Law(AbstractCompared):
     def quantile(self, q: float | np.ndarray) -> float | np.ndarray:
         """The quantile at `q` in [0, 1], in seconds.
 
-        Exact among the 10,000 smallest and largest steps; else to within one bin of a fine grid,
-        or, where the grid misses steps, to within the gap between it and these.
+        Exact if it is among the 10,000 shortest or the 10,000 longest steps. Otherwise, it is
+        accurate to one bin of a fine grid or, if it is beyond the grid, to the gap between the grid
+        and these steps.
         """
         levels = np.asarray(q, float)
         if np.any(~((levels >= 0) & (levels <= 1))):
@@ -144,7 +148,7 @@ class Law(AbstractCompared):
 
         **Raises:**
 
-        `ValueError` for a `t` that is no number.
+        `ValueError` if `t` is `nan`.
         """
         times = np.asarray(t, float)
         if np.any(np.isnan(times)):
@@ -153,12 +157,12 @@ class Law(AbstractCompared):
         return float(result) if result.ndim == 0 else result
 
     def exceedance(self, t: float | np.ndarray) -> float | np.ndarray:
-        """The probability that a step takes longer than `t` seconds; `t` as of `cdf`."""
+        """The probability that a step takes longer than `t` seconds; `t` as in `cdf`."""
         return 1 - self.cdf(t)
 
     def mean_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval for the mean, in seconds; `nan` twice where it is not known, as in
-        `quantile_interval`.
+        """A confidence interval for the mean, in seconds. Both ends are `nan` if its error is not
+        known, as in `quantile_interval`.
         """
         errors = self.errors
         known = errors.mean if errors.known else float("nan")
@@ -166,8 +170,8 @@ class Law(AbstractCompared):
         return found.interval(level)
 
     def std_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval for the standard deviation, in seconds; `nan` twice where it is not
-        known.
+        """A confidence interval for the standard deviation, in seconds. Both ends are `nan` if its
+        error is not known.
         """
         errors = self.errors
         known = errors.std if errors.known else float("nan")
@@ -176,13 +180,14 @@ class Law(AbstractCompared):
         return float(np.maximum(low, 0.0)), high
 
     def quantile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval for the quantile at `q`, in seconds (Woodruff's: the distribution
-        function's interval, inverted).
+        """A confidence interval for the quantile at `q`, in seconds, by Woodruff's method: it
+        inverts the confidence interval of the distribution function.
 
         **Returns:**
 
-        Lower and upper end; `nan` twice where it is not known how wrong the quantile is: fewer than
-        20 independent replica samples lie beyond it, or the grid misses an end.
+        The lower and the upper end. Both are `nan` if the error of the quantile is not known,
+        because fewer than 20 independent replica samples lie beyond it, or an end lies between the
+        grid and the extreme steps.
         """
         if not 0 < q < 1:
             raise ValueError(f"The quantile `q={q}` must lie between 0 and 1 to have an interval.")
@@ -197,8 +202,8 @@ class Law(AbstractCompared):
         return float(low), float(high)
 
     def why_unknown(self, q: float | None = None) -> str | None:
-        """Why the interval of the quantile at `q` is `nan`, or without `q` that of the mean and of
-        the standard deviation; `None` where it is known.
+        """Why the interval of the quantile at `q` is `nan` or, without `q`, why the intervals of
+        the mean and of the standard deviation are. `None` if the interval is known.
         """
         interval = self.mean_interval() if q is None else self.quantile_interval(q)
         if interval[0] == interval[0]:

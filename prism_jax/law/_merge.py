@@ -1,4 +1,4 @@
-"""Laws of stretches of a run, or of runs with other keys, as one law."""
+"""Merges laws: of the stretches of one run, or of runs with different keys."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,12 @@ from ._law import Law
 
 
 def merge_laws(laws: Iterable[Law]) -> Law:
-    """One law of the steps of several, which must be of the same program and of different keys.
+    """Merges laws of the same program with different keys into the law of all their steps.
 
     **Raises:**
 
-    `ValueError` if they are of different programs, or share a key.
+    `ValueError` if there are no laws, if they are of different programs, if they share a key, or if
+    they were simulated on different software or machines, so that their bins differ.
     """
     laws = list(laws)
     if not laws or not all(isinstance(law, Law) for law in laws):
@@ -41,13 +42,13 @@ def merge_laws(laws: Iterable[Law]) -> Law:
 
 
 def merge_stretches(laws: Sequence[Law]) -> Law:
-    """One law of the stretches of one run."""
+    """Merges the laws of the stretches of one run."""
     return laws[0] if len(laws) == 1 else _pool(laws, laws[0].keys)
 
 
 def merge_randomisations(laws: Sequence[Law]) -> Law:
-    """One law of randomisations of the same points, whose standard errors are those of the mean of
-    independent randomisations: how much these scatter.
+    """Merges the laws of independent randomisations of the same points. The scatter of the
+    randomisations gives the standard errors.
     """
     law = merge_stretches(laws)
     count = len(laws)
@@ -59,7 +60,7 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     def error(values):
         return np.std(values, axis=0, ddof=1) / np.sqrt(count)
 
-    # What each tells of the standard deviation of all, the scatter between them included.
+    # What each contributes to the variance of all steps, including the scatter of the means.
     means, stds = np.array([one.mean for one in laws]), np.array([one.std for one in laws])
     squares = (means - law.mean) ** 2 + stds**2 - law.std**2
     quantiles = np.asarray(law.quantile(LEVELS))
@@ -79,8 +80,8 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
 
 
 def merge_allocations(laws: Sequence[Law]) -> Law:
-    """One law of the steps on several allocations of GPUs, which are known to scatter as their
-    means do.
+    """Merges the laws of the steps on several allocations of GPUs. The scatter of the allocations
+    gives the standard errors.
     """
     means = tuple(law.mean for law in laws)
     std = float(np.sqrt(np.mean([law.std**2 for law in laws])))

@@ -7,15 +7,16 @@ from .._misc import FrozenArray
 
 
 class Adjustment(eqx.Module):
-    """Factors on ops that one tells apart. All are parameters; ones change nothing.
+    """Factors on groups of ops. All are parameters. A factor of one changes nothing.
 
     **Attributes:**
 
     - `group`: `(ops,)`, the group of each op. Static.
-    - `latency`: on the latency of the ops of each group; their stalls are left as they are.
-    - `spread`: on how far each op's own draw takes it from its mean, which stays. For kernels with
-        a log-normal law it multiplies `sigma`.
-    - `gpu`: for each pipeline rank, on how far the factor of its slowest GPU is from one.
+    - `latency`: a factor on the latency of the ops of each group. It does not act on stalls.
+    - `spread`: a factor on the deviation of each op from its mean by its own noise. For kernels
+        with a log-normal law it multiplies `sigma`.
+    - `gpu`: for each pipeline rank, a factor on the deviation from one of the factor of its slowest
+        GPU.
     """
 
     group: FrozenArray = eqx.field(static=True)

@@ -1,4 +1,4 @@
-"""From a model, its layout, a schedule and a cluster to a program: the door from configuration to
+"""Compiles a model, its layout, a schedule and a cluster to a program: from configuration to
 arrays.
 """
 
@@ -30,12 +30,13 @@ from ._variability import Variability, variability_of
 
 
 def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -> Program:
-    """Compiles a job. See `compile_program`.
+    """Compiles a job to a program. See [`compile_program`][].
 
     **Arguments:**
 
     - `job`: from `load_job`.
-    - `resolution`: `"block"` collapses the kernels of a block; `"kernel"` draws them all (a check).
+    - `resolution`: `"block"` collapses the kernels of a block into one op; `"kernel"` draws every
+        kernel, to check this approximation.
 
     **Returns:**
 
@@ -43,7 +44,7 @@ def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -
 
     **Raises:**
 
-    `ValueError` where the job has no model, or its layout does not fit it.
+    `ValueError` if the job has no model, or if its layout does not fit the model.
     """
     model, cluster, training, kernels = parts_of(job)
     try:
@@ -61,11 +62,11 @@ def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -
 
 
 def parts_of(job: Job) -> tuple[Model, Cluster, Training, Kernels]:
-    """What a job that can be compiled has beside its layout and schedule.
+    """The model, the cluster, the training and the kernels of a job.
 
     **Raises:**
 
-    `ValueError` where it has none.
+    `ValueError` if the job has none.
     """
     if not isinstance(job, Job):
         raise ValueError(
@@ -91,17 +92,18 @@ def compile_program(
     variability: Variability | None = None,
     resolution: Literal["block", "kernel"] = "block",
 ) -> Program:
-    """Compiles a training step.
+    """Compiles a training step to a program.
 
     **Arguments:**
 
     - `model`, `layout`, `training`: what is trained and how it is laid out.
-    - `schedule`: the order of the ops: what a job file says of it, or any schedule, to whose stages
-        the layers are dealt evenly.
+    - `schedule`: the order of the ops: the `schedule` of a job, or any schedule object, over whose
+        stages the layers are distributed evenly.
     - `cluster`: the machine.
-    - `kernels`: how fast its kernels are, and how much they vary.
-    - `variability`: laws to use in place of those of `kernels`.
-    - `resolution`: `"block"` collapses the kernels of a block; `"kernel"` draws them all (a check).
+    - `kernels`: how fast the kernels of the machine are, and how much they vary.
+    - `variability`: laws to use instead of those of `kernels`.
+    - `resolution`: `"block"` collapses the kernels of a block into one op; `"kernel"` draws every
+        kernel, to check this approximation.
 
     **Returns:**
 
@@ -109,7 +111,7 @@ def compile_program(
 
     **Raises:**
 
-    `ValueError` where the layout does not fit the model or the cluster, or the schedule deadlocks.
+    `ValueError` if the layout does not fit the model or the cluster, or if the schedule deadlocks.
     """
     config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
     check_parts(model, layout, config, training, cluster)
@@ -138,7 +140,7 @@ def compile_program(
 
 
 def with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
-    """The schedule for the means of the blocks, and of the slowest send_recv."""
+    """The schedule, optimised for the mean latencies of the blocks and of the slowest send_recv."""
     names = ("forward", "backward_input", "backward_weight")
     means = {name: block_means(getattr(workload, name)) for name in names}
     send_recv = max((kernel.mean for kernel in workload.send_recv.values()), default=0.0)

@@ -1,4 +1,4 @@
-"""From any graph of ops to a program."""
+"""Compiles any graph of ops to a program."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ from ._variability import Variability
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op of a graph: what it waits for, and how long it takes.
+    """An op of a graph for [`compile_graph`][]: which ops it waits for, and how long it takes.
 
     **Attributes:**
 
-    - `latency`: in seconds: a law, or a number, the mean, around which the op varies as
-        `variability` says of its kind.
-    - `after`: the positions, in the list of ops, of those that it waits for.
-    - `kind`: the name of its kind of kernel; ops with a law are of one kind if they share it.
-    - `rank`: where it runs: one of the ranks 0, 1, ... with a factor each.
-    - `microbatch`: whose data it is for.
-    - `link`: of communication, what it goes over; it has no factor of a rank. `None`: it computes.
+    - `latency`: the latency in seconds: a law, or a number. A number is the mean; the law around it
+        is that of the op's kind in `variability`.
+    - `after`: the ops that it waits for, by their positions in the list of ops.
+    - `kind`: the name of its kind of kernel. By default, ops with the same law are of one kind.
+    - `rank`: the rank that it runs on (0, 1, ...). Each rank has a factor.
+    - `microbatch`: the microbatch whose data it processes.
+    - `link`: the link that communication uses. Communication does not have the factor of a rank.
+        `None` for compute.
     """
 
     latency: AbstractLatency | float
@@ -44,9 +45,9 @@ def compile_graph(
     num_replicas: int = 1,
     network_links: Sequence[str] = (),
 ) -> Program:
-    """Compiles any graph of ops, with a law for each.
+    """Compiles any graph of ops to a program.
 
-    An op starts when the last that it waits for has ended.
+    An op starts when all ops that it waits for have ended.
 
     ```python
     work = prism.latency.LogNormal(1.0, 0.2)
@@ -63,21 +64,22 @@ def compile_graph(
 
     **Arguments:**
 
-    - `ops`: each waits for ops that stand before it.
-    - `sinks`: the positions of the ops whose latest end is that of the step; by default of all.
-    - `variability`: what ops share, stalls, and the laws of kinds whose ops have a mean only.
-    - `num_replicas`: copies of the graph of which the slowest ends the step.
+    - `ops`: the ops. An op can only wait for ops before it in the list.
+    - `sinks`: the positions of the ops whose latest end is the end of the step; by default all ops.
+    - `variability`: shared factors, stalls, and the laws of kinds whose ops have only a mean.
+    - `num_replicas`: how many copies of the graph run in parallel. The slowest ends the step.
     - `network_links`: the links that share the network's regime.
 
     **Returns:**
 
-    A [`Program`][]. As in every program the mean of a law is kept apart from its shape: derivatives
-    by means are those of `latencies.mean`, by shapes those of `variability.residual`.
+    A [`Program`][]. As in every program, the mean of a law is a parameter of its own, separate from
+    the shape: derivatives with respect to means are in `latencies.mean`, those with respect to
+    shapes in `variability.residual`.
 
     **Raises:**
 
-    `ValueError` where there is no op, one waits for what does not stand before it, a law is
-    impossible, or two ops of one kind have different laws.
+    `ValueError` if there are no ops, an op waits for one that is not before it, a law is invalid,
+    or two ops of one kind have different laws.
     """
     if not ops:
         raise ValueError("A graph without ops has no step time; give at least one `Op`.")

@@ -1,4 +1,4 @@
-"""The memory of each pipeline rank: what it holds, and the most that it keeps at once."""
+"""The peak memory of each pipeline rank, and what it consists of."""
 
 import itertools as it
 from collections.abc import Sequence
@@ -23,14 +23,15 @@ _RUNTIME = 2**30
 
 
 class RankMemory(msgspec.Struct, frozen=True):
-    """The memory of the GPUs of one pipeline rank when it is fullest.
+    """The memory of a GPU of one pipeline rank at its peak.
 
     **Attributes:**
 
-    - `rank`: of the pipeline.
-    - `bytes`: all of it.
-    - `parts`: what it is made of, in bytes: `parameters`, `gradients`, `optimizer`, activations by
-        module, `logits`, `communication` and the overhead, `libraries` and `runtime`.
+    - `rank`: the pipeline rank.
+    - `bytes`: the total, in bytes.
+    - `parts`: the parts of the total, in bytes: `parameters`, `gradients`, `optimizer`, the
+        activations of each kind of module, `logits`, `gathered` (see [`memory`][]),
+        `communication`, the overheads `libraries` and `runtime`, and others.
     """
 
     rank: int
@@ -39,7 +40,7 @@ class RankMemory(msgspec.Struct, frozen=True):
 
     @property
     def allocated(self) -> float:
-        """What a framework's allocator counts: all but the runtime, in bytes."""
+        """The bytes that a framework's allocator counts: everything except the runtime."""
         return self.bytes - self.parts["runtime"]
 
 
@@ -48,8 +49,8 @@ class Memory(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `ranks`: of the pipeline, in order.
-    - `device_bytes`: what a device has.
+    - `ranks`: the memory of each pipeline rank, in order.
+    - `device_bytes`: the memory of a device, in bytes.
     """
 
     ranks: tuple[RankMemory, ...]
@@ -65,17 +66,18 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def memory(job: Job) -> Memory:
-    """The memory that a job needs, for each pipeline rank at its fullest.
+    """Computes the peak memory that a job needs on each pipeline rank.
 
-    Weights have two bytes, gradients what `training.gradient_dtype` says, and Adam in float32
-    twelve (a copy of the weights and two moments), and four more where gradients are not in
-    float32; ZeRO deals them to the replicas, and `gathered` is what is whole of a few layers.
-    Activations are what each module says that it keeps (Korthikanti et al. 2022,
-    arXiv:2205.05198), of as many microbatches as the schedule has between forward and backward.
+    Per parameter, weights take two bytes, gradients the size of `training.gradient_dtype`, and Adam
+    in float32 twelve bytes (a copy of the weights and two moments), plus four if gradients are not
+    in float32. ZeRO shards some or all of these over the replicas; `gathered` is the weights and
+    gradients of the few layers that are unsharded at a time. Activations are those that each module
+    keeps for its backward (Korthikanti et al. 2022, arXiv:2205.05198), for as many microbatches as
+    the schedule has in flight.
 
     **Arguments:**
 
-    - `job`: with model, cluster and training.
+    - `job`: a job with `model`, `cluster` and `training`.
 
     **Returns:**
 
@@ -83,7 +85,7 @@ def memory(job: Job) -> Memory:
 
     **Raises:**
 
-    `ValueError` where the job has no model, or its layout does not fit it.
+    `ValueError` if the job has no model, or if its layout does not fit the model.
     """
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
@@ -113,7 +115,7 @@ def memory(job: Job) -> Memory:
 
 
 def _static(job: Job, stage: StageMemory) -> Sizes:
-    """Parameters, gradients and optimizer of a stage."""
+    """The parameters, gradients and optimizer states of a stage."""
     layout, training = job.layout, job.training
     assert training is not None
     gradient = 4 if training.gradient_dtype == "fp32" else 2
@@ -135,7 +137,7 @@ def _static(job: Job, stage: StageMemory) -> Sizes:
 
 
 def _communication(job: Job) -> Sizes:
-    """Buffers: the gathered input of a module, and what neighbours of a pipeline send and take."""
+    """Buffers: the gathered input of a module, and what neighbouring stages send and receive."""
     layout, training, model = job.layout, job.training, job.model
     assert training is not None
     assert model is not None
@@ -148,7 +150,7 @@ def _communication(job: Job) -> Sizes:
 
 
 def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes]:
-    """For each rank, its activations when there are most of them."""
+    """For each rank, its activations at their peak."""
     parts = schedule_parts(order)
     forward = parts.phase == "F"
     lets_go = (parts.phase == "B") | (parts.phase == "W")
@@ -178,8 +180,8 @@ def _whole(
     stage: Int[np.ndarray, " parts"],
     summed: Float[np.ndarray, " stages"],
 ) -> Float[np.ndarray, " parts"]:
-    """During each op, the gradients that are whole: those of the stage that sums up its own, and of
-    the one before it, which deals them meanwhile.
+    """The unsharded gradients during each op: those of the stage that is accumulating its
+    gradients, and those of the stage before it, which are being reduce-scattered meanwhile.
     """
     found = np.zeros(len(stage))
     ops = np.flatnonzero(makes)
@@ -199,9 +201,9 @@ def _peak(
     whole: Float[np.ndarray, " parts"],
     stages: Sequence[StageMemory],
 ) -> Sizes:
-    """Runs through the ops of a rank with what is between a forward and its backward."""
+    """Runs through the ops of a rank to find the peak of its activations."""
     after = np.cumsum(kept * forward - kept * lets_go)
-    # An op lets go of what is kept at its end.
+    # An op frees what was kept when it ends.
     during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra + whole
     if not np.any(during > 0):
         return {}

@@ -22,24 +22,27 @@ _PRODUCTS = 3
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """A step if nothing varied.
+    """The step of a job if nothing varied.
 
     **Attributes:**
 
-    - `mean`: its time, in seconds. Steps that vary take longer: their ops wait for the slowest.
-    - `breakdown`: what a GPU does in it, in seconds that add up to `mean`, of the average pipeline
-        rank: kinds of kernels (`gemm`, `attention`, ...); `exposed ...`, collectives that nothing
-        hides, by the degree of parallelism; `pipeline`, waiting for other stages.
-    - `stages`: seconds of compute and exposed collectives of each (global virtual) stage.
-    - `phases`: the same of each phase of ops, of the average pipeline rank.
-    - `exposed_send_recv`: what the step would be shorter by if pipeline ranks sent in no time; part
-        of `pipeline`.
-    - `mfu`: the share of the devices' peak that the products of one forward and one backward take,
-        without what is computed again (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Fused
-        causal attention counts half, for it leaves out the other half.
-    - `flop_per_s`: of these products, on each device.
-    - `tokens_per_s`: of the whole job.
-    - `memory_bytes`: of the fullest rank.
+    - `mean`: the step time, in seconds. Steps that vary take longer on average, because ops wait
+        for the slowest.
+    - `breakdown`: how a GPU of the average pipeline rank spends the step, in seconds that add up to
+        `mean`: for each kind of kernel (`gemm`, `attention`, ...), its compute; for each degree of
+        parallelism, `exposed ...`, its collectives that are not overlapped with compute; and
+        `pipeline`, the time spent waiting for other stages.
+    - `stages`: the seconds of compute and exposed collectives of each (global virtual) stage.
+    - `phases`: the same for each phase of ops, on the average pipeline rank.
+    - `exposed_send_recv`: how much shorter the step would be if sends between pipeline ranks took
+        no time, in seconds; part of `pipeline`.
+    - `mfu`: model FLOP/s utilisation: the matrix products of one forward and one backward, without
+        recomputation, as a share of what the devices could do at their peak (Chowdhery et al. 2022,
+        arXiv:2204.02311, appendix B). Fused causal attention counts half, because it skips the
+        masked half.
+    - `flop_per_s`: the FLOP/s of these products on each device.
+    - `tokens_per_s`: the tokens per second of the whole job.
+    - `memory_bytes`: the memory of the pipeline rank that needs most, in bytes.
     """
 
     mean: float
@@ -56,7 +59,7 @@ class Prediction(msgspec.Struct, frozen=True):
 def predict(job: Job) -> Prediction:
     """Predicts the step of a job if every latency were its mean.
 
-    As `simulate` of the job without variability, in some milliseconds.
+    The result is that of `simulate` for the job without variability, but takes some milliseconds.
 
     **Arguments:**
 
@@ -68,7 +71,7 @@ def predict(job: Job) -> Prediction:
 
     **Raises:**
 
-    `ValueError` where the job has no model, or its layout does not fit it.
+    `ValueError` if the job has no model, or if its layout does not fit the model.
     """
     model, cluster, training, kernels = parts_of(job)
     parts = (model, job.layout, job.schedule, training, cluster, kernels)
@@ -109,7 +112,7 @@ def predict(job: Job) -> Prediction:
 def _of_average_rank(
     of: Frame, workload: Workload, step: ConstantStep
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What adds up to a step, and its phases; both of the average pipeline rank."""
+    """The parts of a step and its phases, both of the average pipeline rank."""
     ranks = of.graph.num_ranks
     found: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[str, float] = defaultdict(float)
@@ -142,7 +145,7 @@ def _of_average_rank(
 
 
 def _of_stages(of: Frame, step: ConstantStep) -> tuple[float, ...]:
-    """The time of the ops of each stage; of a pair, half to each of its two."""
+    """The time of the ops of each stage; half of an overlapped pair counts for each of its two."""
     seconds = np.zeros(1 + max(max(kind.stage, kind.other) for kind in of.kinds))
     for kind, total in zip(of.kinds, np.bincount(of.kind_of, step.latencies), strict=True):
         if kind.phase != SEND_RECV:

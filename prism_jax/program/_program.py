@@ -16,15 +16,16 @@ from ._variability import Variability
 
 
 class Ops(eqx.Module):
-    """What each op of the graph is. Static; one entry per op.
+    """Describes each op of the graph. Static, with one entry per op.
 
     **Attributes:**
 
-    - `phase`: `F`, `B`, `I`, `W`, `FB` (an overlapped pair), or `SR` (send_recv).
-    - `stage`: its (global virtual) stage; of a send_recv, the one that sends.
-    - `microbatch`.
-    - `rank`: the pipeline rank it runs on; of a send_recv, the one that sends.
-    - `row`: its entry of `Rows`.
+    - `phase`: `F` (forward), `B` (backward), `I` (backward-input), `W` (backward-weight), `FB` (an
+        overlapped pair), or `SR` (send_recv).
+    - `stage`: the (global virtual) stage of the op; for a send_recv, the stage that sends.
+    - `microbatch`: the microbatch of the op.
+    - `rank`: the pipeline rank that the op runs on; for a send_recv, the rank that sends.
+    - `row`: the entry of `Rows` that the op belongs to.
     """
 
     phase: FrozenArray = eqx.field(static=True)
@@ -35,17 +36,17 @@ class Ops(eqx.Module):
 
     @property
     def is_send_recv(self) -> Bool[np.ndarray, " ops"]:
-        """Whether an op is a send_recv; the others compute."""
+        """Whether each op is a send_recv; all other ops compute."""
         return self.phase.value == SEND_RECV
 
 
 class Rows(eqx.Module):
-    """The pairs (class of op, rank) that occur: all that decides an op's law. Static.
+    """The pairs (class of op, rank) that occur. The pair decides the law of an op. Static.
 
     **Attributes:**
 
-    - `class_`: which class of `Blocks`.
-    - `rank`: the pipeline rank whose slowest GPU slows it, or -1 for communication.
+    - `class_`: the class of the op in `Blocks`.
+    - `rank`: the pipeline rank whose slowest GPU the op waits for, or -1 for communication.
     """
 
     class_: FrozenArray = eqx.field(static=True)
@@ -53,14 +54,15 @@ class Rows(eqx.Module):
 
 
 class Sinks(eqx.Module):
-    """What the replicas reduce together, and when. Static; one entry per sink of `levels`, those of
-    a pipeline rank one after the other in order of time, its end the last.
+    """What the replicas reduce together, and when. Static, with one entry per sink of `levels`. The
+    sinks of a pipeline rank follow one another in order of time; the last is the end of the rank.
 
     **Attributes:**
 
     - `rank`: the pipeline rank, which runs its reductions one after the other.
     - `reduction`: the class of the collectives that may start when the sink has ended, or -1.
-    - `contention`: what part of its own latency a reduction adds to the compute beside it.
+    - `contention`: the part of its own latency that a reduction adds to the compute that it
+        overlaps.
     """
 
     rank: FrozenArray = eqx.field(static=True)
@@ -73,19 +75,19 @@ class Sinks(eqx.Module):
 
     @property
     def last(self) -> Int[np.ndarray, " ranks"]:
-        """The sink of each rank that is its end."""
+        """For each rank, the sink that is its end."""
         return np.flatnonzero(np.diff(self.rank.value, append=-1))
 
 
 class Stratum(eqx.Module):
-    """One part of the replica samples: the network's regime and the number of stalls are set, and
-    the weights of the samples make up for it. Static.
+    """One part of the replica samples, in which the network's regime and the number of stalls are
+    fixed. The weights of the samples correct for this. Static.
 
     **Attributes:**
 
     - `regime`: 0 for a calm network, 1 for a congested one.
     - `stalls`: how many stalls the replica has.
-    - `share`: the share of the samples that the stratum gets.
+    - `share`: the share of the samples that are in the stratum.
     """
 
     regime: int = eqx.field(static=True)
@@ -94,29 +96,34 @@ class Stratum(eqx.Module):
 
 
 class Program(eqx.Module):
-    """One training step, compiled: a max-plus graph of ops and the laws of their latencies.
+    """A compiled training step: a max-plus graph of ops and the laws of their latencies.
 
-    The arrays among `latencies` and `variability` are its parameters: derivatives are taken with
-    respect to them, and new values never recompile. All else is static.
+    The arrays in `latencies` and `variability` are its parameters. Derivatives are taken with
+    respect to them, and new values do not cause recompilation. Everything else is static, except
+    the arrays in `adjustment` and `loads`, which are parameters too.
 
     **Attributes:**
 
-    - `latencies`: mean and law of every kernel.
-    - `variability`: the factors that ops share, and stalls.
+    - `latencies`: the mean latency of every kernel.
+    - `variability`: the laws around the means: of each kind of kernel, of the factors that ops
+        share, and of stalls.
     - `levels`: the graph of one replica of the pipeline.
-    - `ops`, `rows`, `blocks`: what the ops are, and which kernels they are made of.
-    - `sequences`: the kernels of each class in order, and where members wait, for `"kernel"`.
-    - `sinks`: the reductions of gradients over the replicas, and what they wait for.
-    - `tail`: the class of what follows when all ranks have met, or -1.
-    - `stall_ops`, `stall_kinds`, `stall_counts`: which ops may stall: op, position of the kernel's
-        kind in `sorted(variability.stalls)`, and calls times members.
+    - `ops`, `rows`, `blocks`: what the ops are, and which kernels they consist of.
+    - `sequences`: the kernels of each class in order, and where members wait for one another, for
+        the resolution `"kernel"`.
+    - `sinks`: the gradient reductions over the replicas, and the ops that they wait for.
+    - `tail`: the class of what runs after all ranks have met, or -1.
+    - `stall_ops`, `stall_kinds`, `stall_counts`: the ops that may stall: for each, its number, the
+        position of its kind of kernel in `sorted(variability.stalls)`, and its number of calls
+        times members.
     - `strata`: how the replica samples are divided.
-    - `num_replicas`: the copies of the pipeline that meet at the end of a step only.
-    - `group_size`: GPUs of each pipeline rank of one of them.
-    - `world_size`: GPUs of the job.
-    - `resolution`: `"block"`, or `"kernel"` to draw every kernel of every member.
-    - `adjustment`: further factors on ops, also parameters; `None` for none.
-    - `loads`: of the members of expert-parallel groups; `None` where they are equal.
+    - `num_replicas`: how many copies of the pipeline there are, which meet only at the end of a
+        step.
+    - `group_size`: the number of GPUs in each pipeline rank of a replica.
+    - `world_size`: the number of GPUs of the job.
+    - `resolution`: `"block"`, or `"kernel"` if every kernel of every member is drawn.
+    - `adjustment`: further factors on ops, or `None`.
+    - `loads`: the loads of the members of expert-parallel groups, or `None` if all loads are equal.
     """
 
     latencies: LatencyTable
@@ -176,7 +183,7 @@ class Program(eqx.Module):
 
 
 def stall_rate(program: Program) -> float:
-    """Expected stalls in one replica's step."""
+    """The expected number of stalls in one step of one replica."""
     stalls = program.variability.stalls
     rates = np.array([float(stalls[kind].rate) for kind in sorted(stalls)])
     return float(rates[program.stall_kinds.value] @ program.stall_counts.value)

@@ -1,4 +1,4 @@
-"""Programs as files.
+"""Saves and loads programs.
 
 A program is written field by field, whatever its classes are: fields may be arrays, numbers, texts,
 tuples, dictionaries, and dataclasses of these. Classes are known by their names, to which come all
@@ -29,12 +29,12 @@ _WHAT = ("program", "save_program")
 
 
 def save_program(program: Program, path: str | os.PathLike[str]) -> None:
-    """Writes a program to a `.npz` file, which appears whole or not at all.
+    """Writes a program to a `.npz` file, whole or not at all.
 
     **Raises:**
 
-    `ValueError` for a program that holds what is neither an array, a number, a text, nor made of
-    these.
+    `ValueError` if the program holds a value that is not an array, a number, a string, or a
+    container of these.
     """
     writer = _Writer(dict(_known_classes()), {})
     about = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
@@ -47,8 +47,8 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 
     **Raises:**
 
-    `ValueError` if the file is not one, is damaged, or needs what is not there: a class of latency
-    that was not imported, or 64-bit numbers; `OSError` if it cannot be read.
+    `ValueError` if the file is damaged or not a program, or if it needs a latency class that was
+    not imported or 64-bit numbers that are not enabled; `OSError` if it cannot be read.
     """
     about, arrays = read_archive(path, _About, *_WHAT)
     try:

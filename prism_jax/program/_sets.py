@@ -1,4 +1,4 @@
-"""Factors of microbatches that were seen together, and are drawn together."""
+"""Factors of microbatches that were measured together and are drawn together."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,17 +9,18 @@ from ..latency import widen
 
 
 class Sets(eqx.Module):
-    """The factors of the data of microbatches, as stretches of what was measured: the microbatches
-    of a replica in one step take so many consecutive factors of one stretch, drawn anew for each
-    replica and step, each place with the same chance. So what comes together stays together.
+    """The factors of the data of microbatches, as stretches of measured factors. For each replica
+    and step, a place in a stretch is drawn, all places with equal probability, and the microbatches
+    take consecutive factors from there. So factors that were measured together stay together.
 
-    Sets of one factor are a law of independent microbatches. Only the shape counts: the engine
+    Sets of length one make microbatches independent. Only the shape matters, because the engine
     divides by the mean.
 
     **Attributes:**
 
-    - `factors`: a row for each stretch. A parameter, in which all is differentiable.
-    - `length`: how many are taken together, no more than a stretch has. Static.
+    - `factors`: a row of factors for each stretch. A parameter; everything is differentiable with
+        respect to it.
+    - `length`: how many factors are taken together, at most as many as a row has. Static.
     """
 
     factors: Float[Array, "stretches factors"]
@@ -38,7 +39,7 @@ class Sets(eqx.Module):
         return self.factors.dtype
 
     def mean(self) -> Float[Array, ""]:
-        """The mean factor of a microbatch that is drawn."""
+        """The mean factor of a microbatch."""
         number, last = self.factors.shape[1], self.factors.shape[1] - self.length
         # How many places take each factor of a stretch.
         taken = np.minimum(np.arange(number), last) - np.maximum(

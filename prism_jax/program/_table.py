@@ -11,18 +11,20 @@ from ..latency import AbstractLatency
 
 
 class LatencyTable(eqx.Module):
-    """The mean latency of each kernel; the law around it, of mean one, is that of its kind.
+    """The mean latency of each kernel. The law around it has mean one and depends on the kind only.
 
-    So a mean and a spread are apart: a derivative with respect to one leaves the other as it is.
+    Means and spreads are separate parameters: a derivative with respect to one keeps the other
+    fixed.
 
     **Attributes:**
 
-    - `mean`: in seconds.
-    - `kinds`, `sizes`: the names: kernel `k` is `kinds[kind[k]]` at `sizes[k]`.
-    - `on_network`: whether a kernel is subject to the network's regime.
-    - `loading`: of a kernel that is an op by itself, what it has of the factor `f` of its
-        microbatch's data: it takes `1 + loading (f - 1)` times as long, and never less than no
-        time. The kernels of other ops have all of it, as has every kernel where it is `None`.
+    - `mean`: the mean latencies, in seconds.
+    - `kinds`, `sizes`: names: kernel `k` is `kinds[kind[k]]` at `sizes[k]`.
+    - `on_network`: whether the network's regime applies to a kernel.
+    - `loading`: for a kernel that is an op by itself, how strongly the factor `f` of its
+        microbatch's data acts on it: it takes `1 + loading (f - 1)` times as long, but never a
+        negative time. On kernels of other ops, and on all kernels if `loading` is `None`, the
+        factor acts in full.
     """
 
     mean: Float[Array, " kernels"]

@@ -1,5 +1,6 @@
-"""What makes latencies vary: each kernel by itself, and what many ops share (design: one rank, one
-step, one worker in one step, one microbatch, the network, stalls)."""
+"""What makes latencies vary: the noise of each kernel, stalls, and the factors that many ops share:
+of a rank, a step, a worker in one step, a microbatch, and the network.
+"""
 
 from collections.abc import Iterable
 
@@ -14,12 +15,14 @@ from ._sets import Sets
 
 
 class Network(eqx.Module):
-    """A network that is calm in most steps and congested in the others, for all of a step.
+    """A network that is congested in some steps and calm in the others. It does not change within a
+    step.
 
     **Attributes:**
 
     - `probability`: the share of congested steps.
-    - `slowdown`: latency of communication between nodes in a congested step over a calm one.
+    - `slowdown`: the latency of communication between nodes in a congested step, over that in a
+        calm step.
     """
 
     probability: Float[Array, ""]
@@ -39,8 +42,8 @@ class Stall(eqx.Module):
 
     **Attributes:**
 
-    - `rate`: stalls per call of the kernel and member.
-    - `size`: how long one lasts, in seconds.
+    - `rate`: the expected number of stalls in one call of the kernel on one member (GPU).
+    - `size`: the law of the duration of a stall, in seconds.
     """
 
     rate: Float[Array, ""]
@@ -48,22 +51,26 @@ class Stall(eqx.Module):
 
 
 class Variability(eqx.Module):
-    """The laws around the mean latencies. All but the sizes of stalls are factors: only their shape
-    counts, for they are divided by their mean.
+    """The laws around the mean latencies. All laws except the sizes of stalls are laws of factors.
+    Only their shape matters, because they are divided by their mean.
 
     **Attributes:**
 
-    - `residual`: for each kind of kernel, its own noise; a kind that is missing is constant.
-    - `rank`: the persistent factor of one GPU on its compute. `None`: all GPUs are equal.
-    - `step`: the factor of one step on every op.
-    - `worker_step`: the factor of one pipeline rank of one replica in one step on its compute,
-        which the rank's GPUs share: it multiplies that of the slowest of them, and unlike it is
-        drawn anew for each step. What follows the barrier of all ranks does not have it.
-    - `microbatch`: the factor of a microbatch's data on all that is computed for it: a law of each
-        by itself, or sets of those of one replica's step. What an op has of it is its kernel's
-        `loading`.
+    - `residual`: for each kind of kernel, the law of its own noise. A kind that is missing is
+        constant.
+    - `rank`: the law of the persistent factor of a GPU on its compute. `None` if all GPUs are
+        equal.
+    - `step`: the law of the factor of a step on all of its ops.
+    - `worker_step`: the law of the factor of a pipeline rank of one replica, in one step, on its
+        compute. The GPUs of the rank share it: it multiplies the factor of the slowest of them.
+        Unlike that factor, it is drawn anew for each step. It does not act on what runs after the
+        barrier of all ranks.
+    - `microbatch`: the law of the factor of a microbatch's data on the compute for this microbatch:
+        either one law for independent microbatches, or sets of factors that the microbatches of a
+        replica in one step take together. How strongly it acts on an op is the `loading` of its
+        kernel.
     - `network`: the regime that all communication between nodes shares in a step.
-    - `stalls`: for each kind of kernel that stalls, how.
+    - `stalls`: the stalls of each kind of kernel that stalls.
     """
 
     residual: dict[str, AbstractLatency] = eqx.field(default_factory=dict)
@@ -76,13 +83,13 @@ class Variability(eqx.Module):
 
 
 def variability_of(variations: Iterable[Variation]) -> Variability:
-    """The laws that a file holds, or that are being fitted: the one map from values to laws.
+    """The laws with the values of a file, or with values that are being fitted.
 
     Differentiable in the parameters, which may be arrays.
 
     **Raises:**
 
-    `ValueError` of one sentence where a family is unknown, or its parameters do not fit.
+    `ValueError` of one sentence if a family is unknown or its parameters are not valid.
     """
     residual, stalls, shared = {}, {}, {}
     for variation in variations:

@@ -1,4 +1,4 @@
-"""The core: samples of one replica of the pipeline."""
+"""Samples of one replica of the pipeline."""
 
 import functools as ft
 from dataclasses import replace
@@ -27,9 +27,9 @@ TILE = 4096
 
 
 class Axes(eqx.Module):
-    """Which draws of a replica sample are given from outside: for each, the row of the scores that
-    takes its place; their number for none. Dynamic, for they depend on the values of the
-    parameters.
+    """Which draws of a replica sample are replaced by given scores: for each draw, the row of the
+    scores that replaces it, or the number of rows if none does. Dynamic, because the leading axes
+    depend on the values of the parameters.
 
     **Attributes:**
 
@@ -47,7 +47,7 @@ class Axes(eqx.Module):
 
 
 class Sampled(eqx.Module):
-    """What is set of some replica samples before their ops are drawn.
+    """What is known of some replica samples before their ops are drawn.
 
     **Attributes:**
 
@@ -75,22 +75,23 @@ def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = No
 def sample_replica_ends(
     program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
 ) -> Float[Array, "sinks samples"]:
-    """Samples when each sink of one replica ends: the last op of each pipeline rank, and before it
-    the ops whose gradients are reduced beside the backward.
+    """Samples when each sink of one replica ends. The sinks of a pipeline rank are the ops whose
+    gradients are reduced while the backward goes on, and then its last op.
 
-    The step factor, which all replicas share, is left out; the network's regime and the number of
-    stalls are those of the sample's stratum. Pure: it can be jitted, mapped with `vmap` over keys
-    and parameters, and differentiated in reverse mode with respect to the program's parameters.
+    The step factor, which all replicas share, is not applied. The network's regime and the number
+    of stalls are those of the stratum of each sample. The function is pure: it works under
+    `jax.jit`, under `jax.vmap` over keys and parameters, and under reverse-mode differentiation
+    with respect to the parameters of the program.
 
     **Arguments:**
 
     - `program`: the step.
-    - `sample_ids`: which samples; the same id and key always give the same sample.
+    - `sample_ids`: the ids of the samples. The same id and key always give the same sample.
     - `key`: a `jax.random` key.
 
     **Returns:**
 
-    Ends in seconds.
+    The end of each sink in each sample, in seconds.
     """
     plan, words = make_plan(program), key_data(key)
     number = sample_ids.shape[0]

@@ -17,20 +17,23 @@ _SECONDS_TO_ANSWER = 5.0
 
 
 class RayExecutor(cf.Executor):
-    """Makes calls by the workers of a Ray cluster, which runs them again where a worker or its
-    machine dies. This package must be installed on all of its machines, in the same version.
+    """An executor that makes calls on the workers of a Ray cluster. Ray repeats a call if its
+    worker or machine dies. The same version of this package must be installed on all machines of
+    the cluster.
 
     **Arguments:**
 
-    - `address`: `host:port` of a cluster, or `auto` for the one of this machine. Without one, it
-        is what the environment's `RAY_ADDRESS` says, or else a new cluster of this machine alone.
-    - `num_cpus`, `num_gpus`: what a call takes of its machine.
-    - `max_retries`: how often a call is made again after its worker died.
-    - `keep`: see `prepare_worker`.
+    - `address`: the `host:port` of a cluster, or `auto` for the cluster that runs on this machine.
+        By default, the environment variable `RAY_ADDRESS`; if it is not set, a new cluster is
+        started on this machine.
+    - `num_cpus`, `num_gpus`: how many CPUs and GPUs a call reserves.
+    - `max_retries`: how often a call is repeated after its worker died.
+    - `keep`: as in [`prepare_worker`][].
 
     **Raises:**
 
-    `ValueError` where Ray is not installed, or no cluster answers.
+    `ValueError` if Ray is not installed, if no cluster answers, or if this process is already
+    connected to a cluster.
     """
 
     def __init__(
@@ -83,13 +86,13 @@ class RayExecutor(cf.Executor):
 
 
 def _call(keep: bool, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a worker does."""
+    """Makes a call, in a worker."""
     prepare_worker(keep)
     return function(*args, **kwargs)
 
 
 def _connected(address: str | None) -> Any:
-    """Ray, connected to a cluster."""
+    """The module `ray`, connected to a cluster."""
     try:
         import ray
     except ImportError:
@@ -115,7 +118,7 @@ def _connected(address: str | None) -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself tries for two minutes, and then ends the process."""
+    """Raises unless a cluster answers: Ray itself tries for two minutes, then ends the process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError("this is no `host:port`")

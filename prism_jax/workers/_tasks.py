@@ -1,4 +1,4 @@
-"""Calls that are made here, or by the workers of an executor."""
+"""Calls that are made in this process, or by the workers of an executor."""
 
 import concurrent.futures as cf
 import dataclasses
@@ -19,19 +19,19 @@ def run_tasks(
 
     **Arguments:**
 
-    - `function`: a free function, or whatever else can be pickled with its arguments.
+    - `function`: a function at the top level of a module, or another callable that can be pickled.
     - `tasks`: the arguments of each call.
-    - `executor`: any `concurrent.futures.Executor`; without one, all is done here, in order. Its
-        workers compute as precisely as this process (`jax_enable_x64`).
+    - `executor`: any `concurrent.futures.Executor`. Its workers use the precision of this process
+        (`jax_enable_x64`). Without an executor, all calls are made in this process, in order.
 
     **Returns:**
 
-    The number of each task and its result, as they come.
+    The number of each task and its result, in the order in which they are done.
 
     **Raises:**
 
-    What the function raises. `BrokenExecutor` for workers that died, when all others are done.
-    `ValueError` for an executor whose processes are forks, or what cannot be pickled.
+    Whatever `function` raises. `BrokenExecutor` if workers died, after all other tasks are done.
+    `ValueError` for an executor that forks its processes, or if something cannot be pickled.
     """
     if executor is None:
         yield from ((number, function(*task)) for number, task in enumerate(tasks))
@@ -62,13 +62,16 @@ def run_tasks(
 
 
 def prepare_worker(keep: bool = True) -> None:
-    """Gives JAX one core in this process, unless it was used before: workers share a machine.
+    """Limits JAX to one core in this process, because workers share a machine.
 
-    To be called in each worker first: `ProcessPoolExecutor(initializer=prepare_worker, ...)`.
+    Call it first in each worker, before JAX is used:
+    `ProcessPoolExecutor(initializer=prepare_worker, ...)`. Once JAX is in use, it has no effect on
+    the number of cores.
 
     **Arguments:**
 
-    - `keep`: whether what is compiled is kept for other processes, as on the command line.
+    - `keep`: whether compiled code is kept in a cache on disk for other processes, as on the
+        command line.
     """
     os.environ.setdefault("NPROC", "1")  # XLA makes as many threads.
     if keep:
@@ -77,7 +80,9 @@ def prepare_worker(keep: bool = True) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """Bytes, for arrays that are unpickled with less precision lose theirs."""
+    """A pickled call. It is unpickled with the precision of the sender, or arrays would lose
+    theirs.
+    """
 
     content: bytes
     x64: bool
