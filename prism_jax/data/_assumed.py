@@ -1,4 +1,4 @@
-"""Every key of one job with its value, and whether that is the default."""
+"""Every key of a job with its value, and whether the value is the default."""
 
 import re
 from collections.abc import Iterator
@@ -16,12 +16,11 @@ class AssumedKey(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `key`: with dots, and the number of each of a list.
-    - `value`: of the job.
-    - `unit`: of a number, or empty.
-    - `is_default`: whether the value is what a job has that leaves the key out.
-    - `stack`: the stack of software that sets the key to this value (`training.software`), or
-        empty.
+    - `key`: the dotted key, with an index for each item of a list.
+    - `value`: its value in the job.
+    - `unit`: the unit of a number, or empty.
+    - `is_default`: whether the value is that of a job without the key.
+    - `stack`: the software stack (`training.software`) that sets the key to this value, or empty.
     """
 
     key: str
@@ -32,7 +31,7 @@ class AssumedKey(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """Where the value is from: `default`, `given`, or the stack of software."""
+        """Where the value is from: `default`, `given`, or the software stack."""
         return self.stack or ("default" if self.is_default else "given")
 
 
@@ -54,7 +53,7 @@ def assumed_keys(job: Job) -> list[AssumedKey]:
 
 
 def _stack(job: Job) -> dict[str, Any]:
-    """What the stack of software of a job sets."""
+    """The values that the software stack of a job sets."""
     if job.training is None or job.training.software is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What the measured step times of a job have taught about its kernels."""
+"""Changes to the kernels of a job that were learned from measured step times."""
 
 from typing import Annotated, TypeAlias
 
@@ -9,7 +9,7 @@ from ._types import Count, NonNegative, Positive, Text
 from ._variations import check_variation, replace_variations
 
 
-# The order of the rows of a covariance.
+# The order of the rows and columns of a covariance.
 LEVEL = ("compute", "network", "constant_s", "growth")
 
 _Exponent: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=1)]
@@ -18,15 +18,19 @@ _Row: TypeAlias = tuple[_Number, _Number, _Number, _Number]
 
 
 class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well a calibration is known.
+    """The uncertainty of a calibration.
 
     **Attributes:**
 
-    - `covariance`: of what makes the level, in the order of `LEVEL`: of the logarithms of the two
-        factors, of the constant in seconds, and of the exponent.
-    - `prior`: which of these the step times say little of: their values are those of other systems.
-    - `level`: the standard deviation of the logarithm of a run's level around what these explain.
-    - `spread`: that of the spread of the steps of a run at another scale.
+    - `covariance`: the covariance of the four parameters of the level, in the order `compute`,
+        `network`, `constant_s`, `growth`: the logarithms of the two factors, the constant in
+        seconds, and the exponent.
+    - `prior`: the parameters about which the step times say little, so that their values come from
+        other systems.
+    - `level`: the standard deviation of the logarithm of the level of a run around the level that
+        these parameters give.
+    - `spread`: the standard deviation of the logarithm of the spread of a run's steps at another
+        scale.
     """
 
     covariance: tuple[_Row, _Row, _Row, _Row]
@@ -36,18 +40,18 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Calibrated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes to the kernels of a job, from `calibrate`; a table of the job's file.
+    """Changes to the kernels of a job, from `calibrate`; a table of the job file.
 
     **Attributes:**
 
-    - `source`: the measurements.
+    - `source`: which measurements the changes come from.
     - `compute`: a factor on the mean latency of every compute kernel.
-    - `variability`: laws in place of those that the kernels' profile has for the same component of
-        the same kind.
-    - `network`: a factor on whatever collectives do between nodes.
-    - `constant_s`: what a step takes besides its kernels, in seconds.
-    - `growth`, `num_replicas`: see `Kernels`.
-    - `uncertainty`: how well all this is known.
+    - `variability`: laws that replace those of the kernels' profile for the same component and
+        kind.
+    - `network`: a factor on the latency of all parts of collectives between nodes.
+    - `constant_s`: the time that a step takes besides its kernels, in seconds.
+    - `growth`, `num_replicas`: as in `Kernels`.
+    - `uncertainty`: the uncertainty of these values.
     """
 
     source: Text
@@ -65,7 +69,7 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
 
     **Raises:**
 
-    A `ValueError` where a law is none: see `check_variation`.
+    A `ValueError` for an invalid law: see `check_variation`.
     """
     for variation in calibrated.variability:
         check_variation(variation, where)

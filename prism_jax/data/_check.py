@@ -1,4 +1,4 @@
-"""Whether the parts of a job fit together, as far as no kernel is needed to tell."""
+"""Checks whether the parts of a job fit together, as far as this can be done without kernels."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ MAX_BLOCKS = 2_000_000
 
 
 def check_job(job: Job, where: str) -> None:
-    """Raises a `ValueError` of one sentence where parts of a job contradict each other."""
+    """Raises a `ValueError` of one sentence if parts of a job contradict each other."""
     layout, schedule = job.layout, job.schedule
     degrees = f"tp*cp*dp*pp = {layout.tp}*{layout.cp}*{layout.dp}*{layout.pp}"
     if job.world_size is not None and job.world_size != layout.world_size:
@@ -76,8 +76,8 @@ def check_job(job: Job, where: str) -> None:
 def check_parts(
     model: Model, layout: Layout, schedule: ScheduleConfig, training: Training, cluster: Cluster
 ) -> None:
-    """Raises a `ValueError` of one sentence for parts that were made by hand and that no file could
-    hold, or that contradict each other.
+    """Raises a `ValueError` of one sentence for parts that were made in code and would not be valid
+    in a file, or that contradict each other.
     """
     for part in (model, layout, schedule, training, cluster):
         try:
@@ -89,7 +89,7 @@ def check_parts(
 
 
 def check_cluster(cluster: Cluster, where: str) -> None:
-    """Raises a `ValueError` of one sentence where the links of a cluster do not nest."""
+    """Raises a `ValueError` of one sentence if the links of a cluster do not nest."""
     if not cluster.links:
         raise ValueError(f"{where}: the key `links` is empty; give at least one link.")
     names = [link.name for link in cluster.links]

@@ -1,4 +1,4 @@
-"""What interrupts a training run, and how often."""
+"""The causes of interruptions of a training run, and how often they occur."""
 
 import os
 from typing import Annotated, TypeAlias
@@ -19,12 +19,13 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `name`.
-    - `count`: how many interruptions were seen.
-    - `detection_s`: until one is noticed, in seconds.
-    - `takes_node`: whether a node must be replaced, by a spare.
-    - `reallocates`: whether the run goes on with other GPUs, as after a slow node was found.
-    - `announced`: whether a checkpoint is saved just before, so that no work is lost.
+    - `name`: the name of the cause.
+    - `count`: how many interruptions by this cause were counted.
+    - `detection_s`: the time until an interruption is noticed, in seconds.
+    - `takes_node`: whether a node must be replaced by a spare.
+    - `reallocates`: whether the run continues on other GPUs, as after a slow node was found.
+    - `announced`: whether a checkpoint is saved just before the interruption, so that no work is
+        lost.
     """
 
     name: Name
@@ -36,15 +37,16 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often runs are interrupted, counted over so many hours of devices.
+    """Counts of interruptions over many hours of many devices.
 
     **Attributes:**
 
-    - `device_hours`: hours times devices in which the causes were counted.
-    - `causes`.
-    - `restart_s`: from the moment when an interruption is noticed to the first step, in seconds.
-    - `blocking_s`: for how long saving a checkpoint holds up the job, in seconds.
-    - `source`.
+    - `device_hours`: the hours times devices over which the causes were counted.
+    - `causes`: the causes of interruptions, each with its count.
+    - `restart_s`: the time from when an interruption is noticed to the first step after it, in
+        seconds.
+    - `blocking_s`: for how long saving a checkpoint blocks the job, in seconds.
+    - `source`: where the numbers are from.
     """
 
     device_hours: Positive
@@ -60,11 +62,11 @@ def list_failures() -> tuple[str, ...]:
 
 
 def load_failures(name: str | os.PathLike[str]) -> Failures:
-    """Counts of failures, by their name or the path of their file.
+    """Loads counts of failures by their name, if they are shipped, or by the path of a file.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key.
+    A `ValueError` of one sentence that names the file and the key.
     """
     path = find_file("hardware/failures", name)
     found = convert(read_toml(path, "failures"), Failures, lambda key: shown(path))

@@ -1,4 +1,4 @@
-"""Where the shipped files are."""
+"""Finds files: shipped ones by name, others by path."""
 
 import importlib.resources
 import os
@@ -20,14 +20,14 @@ _WHAT = {
 
 
 def data_folder(kind: str) -> pathlib.Path:
-    """The folder of `kind`, such as `"hardware/devices"`: of the wheel, or of the checkout."""
+    """The folder of `kind`, such as `"hardware/devices"`, in the wheel or in the checkout."""
     package = pathlib.Path(str(importlib.resources.files("prism_jax.data")))
     installed = package / kind
     return installed if installed.is_dir() else package.parents[1] / kind
 
 
 def list_names(kind: str) -> tuple[str, ...]:
-    """The names of what is shipped of `kind`, sorted."""
+    """The sorted names of the shipped files of `kind`."""
     folder = data_folder(kind)
     if kind == "kernels":
         names = (path.parent.name for path in folder.glob("*/source.toml"))
@@ -37,7 +37,7 @@ def list_names(kind: str) -> tuple[str, ...]:
 
 
 def is_path(name: str | os.PathLike[str]) -> bool:
-    """Whether `name` is a path rather than the name of something shipped."""
+    """Whether `name` is a path rather than the name of a shipped file."""
     if not isinstance(name, str):
         return True
     return name.endswith(".toml") or "/" in name or os.sep in name or name in (".", "..")
@@ -46,11 +46,11 @@ def is_path(name: str | os.PathLike[str]) -> bool:
 def find_file(
     kind: str, name: str | os.PathLike[str], beside: pathlib.Path | None = None
 ) -> pathlib.Path:
-    """The file of a name or path; a relative path is seen from `beside` first.
+    """The file with a name or a path. A relative path is first looked up in the folder of `beside`.
 
     **Raises:**
 
-    A `ValueError` where there is none.
+    A `ValueError` if there is no such file.
     """
     what = _WHAT[kind]
     if not is_path(name):

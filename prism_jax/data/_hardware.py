@@ -10,11 +10,12 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `memory_bytes`, `memory_bandwidth_bytes_per_s`: of its main memory.
-    - `peak_flop_per_s`: for each dtype, without sparsity.
-    - `name`: what it is called.
-    - `kernels`: the folder of `kernels/` with its efficiencies and variability; by default the one
-        that is called as it is.
+    - `memory_bytes`: the size of its main memory.
+    - `memory_bandwidth_bytes_per_s`: the bandwidth of its main memory.
+    - `peak_flop_per_s`: the peak rate for each dtype, without sparsity.
+    - `name`: the name of the device.
+    - `kernels`: the folder of `kernels/` with its efficiencies and variability; by default the
+        folder with the name of the device.
     - `source`: where the numbers are from.
     """
 
@@ -31,10 +32,10 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `name`: what it is called.
-    - `group`: how many ranks it joins.
-    - `bandwidth_bytes_per_s`: per device and direction.
-    - `latency_s`: of one hop.
+    - `name`: the name of the link.
+    - `group`: how many consecutive ranks it joins.
+    - `bandwidth_bytes_per_s`: the bandwidth per device and direction.
+    - `latency_s`: the latency of one hop.
     """
 
     name: Name
@@ -44,14 +45,15 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes of equal devices, and the links between them, innermost first.
+    """Nodes of equal devices, and the links between them.
 
     **Attributes:**
 
     - `device`: the accelerator.
-    - `num_nodes`, `devices_per_node`: how many there are.
-    - `links`: innermost first; the last one joins all devices.
-    - `name`: what it is called; that of its family.
+    - `num_nodes`: the number of nodes.
+    - `devices_per_node`: the number of devices in each node.
+    - `links`: the links, innermost first; the last one joins all devices.
+    - `name`: the name of its family.
     - `kernels`: the folder of `kernels/` with the efficiencies and variability of its collectives.
     - `source`: where the numbers are from.
     """

@@ -1,4 +1,4 @@
-"""Jobs: what is trained, how it is laid out, on what, and what was measured."""
+"""Jobs: what is trained, in which layout, on which machine, and what was measured."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -20,17 +20,17 @@ RecomputedModule: TypeAlias = Literal[
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The degrees of parallelism: tensor, pipeline, data, context and expert.
 
-    The ranks of a stage, `tp * cp * dp`, are grouped anew for experts: into expert-parallel groups
-    of `ep * etp`, and replicas of these.
+    For experts, the `tp * cp * dp` GPUs of a stage are grouped differently: into expert-parallel
+    groups of `ep * etp` GPUs, and replicas of these groups.
 
     **Attributes:**
 
-    - `tp`: tensor-parallel GPUs, that share each matrix.
-    - `pp`: pipeline-parallel ranks.
-    - `dp`: data-parallel replicas.
-    - `cp`: context-parallel GPUs, that share each sequence.
-    - `ep`: expert-parallel GPUs, that share the experts of a layer.
-    - `etp`: tensor-parallel GPUs of an expert; by default `tp`.
+    - `tp`: the number of tensor-parallel GPUs, which share each matrix.
+    - `pp`: the number of pipeline ranks.
+    - `dp`: the number of data-parallel replicas.
+    - `cp`: the number of context-parallel GPUs, which share each sequence.
+    - `ep`: the number of expert-parallel GPUs, which share the experts of a layer.
+    - `etp`: the number of tensor-parallel GPUs of an expert; by default `tp`.
     """
 
     tp: Count = 1
@@ -54,17 +54,22 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `kind`: the schedule's name; `traced` for one that is read off a trace.
-    - `num_microbatches`: of one replica in one step.
-    - `virtual_stages`: per rank.
-    - `microbatch_group_size`: of interleaved schedules; by default the number of ranks.
-    - `memory_limit`: of schedules that are made for one: the most microbatches of stages whose
-        activations a rank may hold.
-    - `orders`: of `traced`: for each rank its ops in the order in which it runs them, as the tokens
-        of [`prism_jax.CustomSchedule`][] with a blank between two.
-    - `blocking`: whether sends and receives stop compute; `None` leaves it to the schedule.
-    - `layers_per_stage`: of each global virtual stage.
-    - `embedding_counts_as_layer`, `head_counts_as_layer`: Megatron's way to even out the ends.
+    - `kind`: the name of the schedule; `traced` for the order of ops in a trace.
+    - `num_microbatches`: the number of microbatches of one replica in one step.
+    - `virtual_stages`: the number of stages on each pipeline rank.
+    - `microbatch_group_size`: for interleaved schedules: how many microbatches run through a stage
+        before its rank turns to its next stage; by default the number of pipeline ranks.
+    - `memory_limit`: for schedules with a memory limit: the most pairs of a stage and a microbatch
+        whose activations a rank may hold.
+    - `orders`: for `traced`: the ops of each rank in the order in which it runs them, as tokens of
+        [`prism_jax.CustomSchedule`][] separated by blanks.
+    - `blocking`: whether sends and receives block compute; by default the schedule decides.
+    - `layers_per_stage`: the number of layers in each global virtual stage; by default the layers
+        are distributed evenly.
+    - `embedding_counts_as_layer`: whether the embedding counts as a layer when layers are
+        distributed, as in Megatron-LM.
+    - `head_counts_as_layer`: whether the head counts as a layer when layers are distributed, as in
+        Megatron-LM.
     """
 
     kind: Name
@@ -84,61 +89,66 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `microbatch_size`: sequences of a microbatch.
-    - `sequence_length`: tokens of a sequence.
-    - `dtype`: of the layers' matrix multiplications; `mxfp8` and `fp4` have a factor for each 32
-        and 16 values. Everything else of these and of `fp8` is `bf16`.
-    - `recompute`: what the backward computes again: nothing, the modules of `recompute_modules`
-        (`selective`), or whole layers (`full`).
-    - `recompute_modules`: as in Megatron-LM: `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`,
-        `shared_experts`, `mla_up_proj`.
-    - `recompute_method`, `recompute_layers`: of whole layers: `uniform` keeps the input of every
-        `recompute_layers` layers, `block` computes the first `recompute_layers` layers of each
-        stage again.
-    - `zero`: what is sharded over the replicas: nothing (0), the optimizer (1), gradients too,
-        which each microbatch reduce-scatters (2), parameters too, which it gathers layer by layer
-        (3, known as FSDP).
-    - `accumulate_gradients`: whether sharded gradients are summed over the microbatches that run
-        through a stage consecutively, and reduce-scattered after the last of these, beside what
-        follows; they are unsharded until then. Otherwise each microbatch reduce-scatters its own.
+    - `microbatch_size`: the number of sequences in a microbatch.
+    - `sequence_length`: the number of tokens in a sequence.
+    - `dtype`: the dtype of the matrix multiplications of layers. `mxfp8` and `fp4` have a scaling
+        factor for each 32 and 16 values. With these and with `fp8`, everything else is in `bf16`.
+    - `recompute`: what the backward recomputes: nothing (`none`), the modules of
+        `recompute_modules` (`selective`), or whole layers (`full`).
+    - `recompute_modules`: which modules are recomputed with `selective`, as in Megatron-LM:
+        `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`, `shared_experts`, `mla_up_proj`.
+    - `recompute_method`: how whole layers are recomputed: `uniform` keeps the input of every
+        `recompute_layers` layers, `block` recomputes the first `recompute_layers` layers of each
+        stage.
+    - `recompute_layers`: the number of layers for `recompute_method`.
+    - `zero`: what is sharded over the replicas: nothing (0); the optimizer (1); gradients too,
+        which each microbatch reduce-scatters (2); parameters too, which each microbatch gathers
+        layer by layer (3, known as FSDP).
+    - `accumulate_gradients`: whether, with sharded gradients, a stage accumulates the gradients of
+        consecutive microbatches, unsharded, and reduce-scatters the sum after the last of these,
+        overlapped with what follows. Otherwise each microbatch reduce-scatters its own gradients.
     - `reshard_after_forward`: whether gathered parameters are freed after a forward; otherwise they
         are kept for the backward.
-    - `prefetch`: how many layers ahead parameters are gathered, beside compute; they need memory.
-        With 0 the gathers are exposed. More than one layer is no faster than one.
-    - `optimizer_instances`: how many copies there are of what is sharded: each is sharded over
-        equally many neighbouring replicas, and the copies reduce the gradients of their shards (of
-        FSDP, hybrid sharding).
-    - `attention`: one fused kernel, where `flash` is the fastest of the device and `flash-1` and
-        `flash-2` are FlashAttention 1 and 2; or `unfused`, its separate kernels.
+    - `prefetch`: how many layers ahead parameters are gathered, overlapped with compute. Each takes
+        memory. With 0 the gathers are exposed; with more than one, the step is no faster than with
+        one.
+    - `optimizer_instances`: how many copies there are of everything that is sharded. Each copy is
+        sharded over equally many neighbouring replicas, and the copies all-reduce the gradients of
+        their shards (with FSDP, this is hybrid sharding).
+    - `attention`: the attention kernel: fused, where `flash` is the fastest of the device and
+        `flash-1` and `flash-2` are FlashAttention 1 and 2; or `unfused`, as separate kernels.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
-    - `scatter_send_recv`: whether, where norms are not split, each rank of a tensor-parallel group
-        sends a part of what it sends to another pipeline rank, and the receivers gather the parts
-        (the scatter/gather optimization of Narayanan et al. 2021, arXiv:2104.04473, section 4.1);
-        otherwise each sends all of it. Where norms are split each has a part only, and this has no
-        effect.
+    - `scatter_send_recv`: whether, without `sequence_parallel`, each GPU of a tensor-parallel group
+        sends only a part of a tensor to another pipeline rank, where the parts are gathered (the
+        scatter/gather optimization of Narayanan et al. 2021, arXiv:2104.04473, section 4.1).
+        Otherwise each GPU sends the whole tensor. With `sequence_parallel` each GPU has only a
+        part, and this has no effect.
     - `cp_comm_type`: how attention in a context-parallel group gets the keys and values of other
-        ranks, as Megatron-LM calls it: round a ring (`p2p`), gathered (`all_gather`), or by
-        exchanging tokens for heads (`a2a`).
-    - `cp_load_balance`: whether each rank of the group has an early and a late part of a sequence,
-        so that a causal mask leaves all of them equal work; otherwise the last rank has the most.
-    - `tp_overlap`: whether tensor-parallel collectives run in pieces beside their matrix
+        ranks, in the terms of Megatron-LM: around a ring (`p2p`), by gathering them (`all_gather`),
+        or by exchanging tokens for heads (`a2a`).
+    - `cp_load_balance`: whether each rank of a context-parallel group has an early and a late part
+        of a sequence, so that a causal mask leaves all ranks equal work; otherwise the last rank
+        has the most.
+    - `tp_overlap`: whether tensor-parallel collectives run in pieces that overlap with their matrix
         multiplications.
-    - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward run beside its
+    - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward overlap with its
         matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
-    - `overlap_grad_reduce`, `overlap_param_gather`: whether the data-parallel collectives run
-        beside the backward and the forward; `overlap_grad_reduce` also those of gradients that each
-        microbatch reduce-scatters.
-    - `token_dispatcher`: how tokens come to experts, in Megatron-Core's terms: `alltoall` sends one
-        copy to each of a token's experts, `flex` (DeepEP, HybridEP) one to each rank that has any
-        of them, and one to each node, and permutes tokens only where they arrive.
-    - `overlap_shared_experts`: whether the shared experts run beside the exchanges with the others,
-        as with Megatron-Core's `moe-shared-expert-overlap`.
-    - `gradient_bucket_size`: at least how many parameters of the first stage have their gradients
-        reduced together, where that runs beside the backward; by default 40 million, or one million
-        for each replica, if that is more. Other stages reduce theirs at once.
-    - `gradient_dtype`: in which gradients are reduced.
-    - `launch_floor_s`: no compute kernel is shorter: how long the host takes to launch one.
-    - `software`: the stack whose switches these are, where the job does not set them itself.
+    - `overlap_grad_reduce`: whether gradient reductions overlap with the backward, including those
+        of gradients that each microbatch reduce-scatters.
+    - `overlap_param_gather`: whether parameter gathers overlap with the forward.
+    - `token_dispatcher`: how tokens are sent to experts, in the terms of Megatron-Core: `alltoall`
+        sends a copy to each of a token's experts; `flex` (DeepEP, HybridEP) sends one copy to each
+        node and each rank that has any of them, and permutes tokens only where they arrive.
+    - `overlap_shared_experts`: whether the shared experts overlap with the exchanges for the other
+        experts, as with Megatron-Core's `moe-shared-expert-overlap`.
+    - `gradient_bucket_size`: the fewest parameters of the first stage whose gradients are reduced
+        together, if reductions overlap with the backward; by default 40 million or, if it is more,
+        one million for each replica. Other stages reduce all of their gradients at once.
+    - `gradient_dtype`: the dtype in which gradients are reduced.
+    - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
+        launch one.
+    - `software`: the software stack that gives the defaults of keys of `training` that the job does
+        not set.
     """
 
     microbatch_size: Count
@@ -171,18 +181,19 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def base_dtype(self) -> str:
-        """The dtype of activations, and of what is not multiplied in a narrower one."""
+        """The dtype of activations, and of whatever is not multiplied in a narrower dtype."""
         return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of the step time.
+    """Measured figures of the step time.
 
     **Attributes:**
 
-    - `source`: by whom, and how.
-    - `mean_s`, `std_s`, `p5_s`, `p50_s`, `p95_s`, `p99_s`: the mean, the standard deviation and
-        quantiles of the step time.
+    - `source`: who measured the step time, and how.
+    - `mean_s`: the mean step time.
+    - `std_s`: the standard deviation of the step time.
+    - `p5_s`, `p50_s`, `p95_s`, `p99_s`: quantiles of the step time.
     - `num_samples`: how many steps were measured.
     """
 
@@ -197,17 +208,22 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A training job. One that only says how a trace was recorded has no model and no cluster.
+    """A training job. A job that only describes how a trace was recorded has no model and no
+    cluster.
 
     **Attributes:**
 
-    - `layout`, `schedule`: how it is split, and in which order its ops run.
-    - `world_size`: the product of the degrees.
-    - `model`, `cluster`, `training`: what is computed, where and how; all three or none.
+    - `layout`: the degrees of parallelism.
+    - `schedule`: the order in which ops run.
+    - `world_size`: the number of GPUs, which must be the product of the degrees.
+    - `model`: the model that is trained; give `model`, `cluster` and `training`, or none of them.
+    - `cluster`: the machine that the job runs on.
+    - `training`: how a step is computed.
     - `kernels`: the profile of the cluster's kernels, with the changes of `calibrated`.
-    - `calibrated`: what measured step times changed in it.
-    - `measured`: what is known of its step time.
-    - `name`, `source`: what it is called, and where the configuration is from.
+    - `calibrated`: changes to the kernels' profile that were learned from measured step times.
+    - `measured`: measured figures of the step time.
+    - `name`: the name of the job.
+    - `source`: where the configuration is from.
     """
 
     layout: Layout
@@ -250,7 +266,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each table of kernels that stands in for one that is not there."""
+        """A sentence for each table of kernels that is used in place of a missing one."""
         if self.kernels is None:
             return ()
         notes = self.kernels.notes

@@ -1,4 +1,6 @@
-"""Profiles of kernels: how near to the hardware's limits they run, and how much they vary."""
+"""Profiles of kernels: their efficiencies relative to the hardware's limits, and how much they
+vary.
+"""
 
 import math
 from typing import Annotated, Literal
@@ -13,15 +15,16 @@ SHARED = ("rank", "step", "worker_step", "microbatch", "network")
 
 
 class Efficiency(msgspec.Struct, frozen=True):
-    """What part of a peak rate a kernel reaches, by its size.
+    """The efficiency of a kernel: the share of a peak rate that it reaches, by its size.
 
     **Attributes:**
 
-    - `kernel`: its kind.
-    - `variant`: the dtype of compute, the link of a collective; empty for any.
-    - `sizes`: increasing; FLOPs of `gemm` and `attention`, bytes of everything else.
+    - `kernel`: the kind of kernel.
+    - `variant`: the dtype of compute, or the link of a collective; empty for any.
+    - `sizes`: increasing sizes, in FLOPs for `gemm` and `attention`, and in bytes for all other
+        kernels.
     - `values`: the efficiency at each size.
-    - `latency_s`: overhead of each call, in seconds.
+    - `latency_s`: the overhead of each call, in seconds.
     """
 
     kernel: str
@@ -31,7 +34,9 @@ class Efficiency(msgspec.Struct, frozen=True):
     latency_s: float = 0.0
 
     def at(self, size: float) -> float:
-        """The efficiency at `size`, interpolated in its logarithm, constant beyond the ends."""
+        """The efficiency at `size`: interpolated over the size's logarithm, constant beyond the
+        ends.
+        """
         sizes, values = self.sizes, self.values
         if size <= sizes[0]:
             return values[0]
@@ -47,12 +52,13 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `kernel`: the kind; empty for the components that kernels share.
-    - `component`: `residual` (each call of the kernel by itself), `stall`, or one that is shared:
-        `rank`, `step`, `worker_step`, `microbatch`, `network`.
-    - `family`: the law of the factor, or for a stall of its duration; `two-regimes` of `network`.
-    - `parameters`: of the law; a stall has `rate` (stalls per call) and `median_s` as well, the
-        network `probability` and `slowdown`.
+    - `kernel`: the kind of kernel; empty for components that kernels share.
+    - `component`: `residual` (the noise of each call), `stall`, or a shared component: `rank`,
+        `step`, `worker_step`, `microbatch`, `network`.
+    - `family`: the family of the law of the factor, or of the duration of a stall; `two-regimes`
+        for `network`.
+    - `parameters`: the parameters of the law. Stalls also have `rate` (stalls per call) and
+        `median_s`; the network has `probability` and `slowdown`.
     - `source`: where the numbers are from.
     """
 
@@ -64,13 +70,13 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well communication hides behind compute on a cluster.
+    """How well communication overlaps with compute on a cluster.
 
     **Attributes:**
 
-    - `contention`: the share of the units that compute which a collective beside them takes, so
-        that a hidden collective costs this part of its own latency; below one.
-    - `data_parallel`: what part of the gathering of parameters that could be hidden is.
+    - `contention`: the share of the compute units that an overlapped collective takes. An
+        overlapped collective therefore costs this share of its own latency. Below one.
+    - `data_parallel`: the share of parameter gathering that is overlapped, of all that could be.
     """
 
     contention: Annotated[float, msgspec.Meta(ge=0, lt=1)]
@@ -78,7 +84,7 @@ class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number that was chosen, and why."""
+    """A number that was chosen rather than measured, and why."""
 
     name: Text
     value: Text
@@ -90,13 +96,14 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `who`, `when`, `software`, `licence`: of the measurements.
-    - `sample_counts`: how many samples each figure rests on.
-    - `constants`: what was chosen rather than measured, and why.
-    - `overlap`: how well communication hides behind compute; of clusters only.
-    - `name`: of the folder.
-    - `stands_in_for`: the machine that has no folder of its own and takes these numbers; empty
-        where they are the machine's.
+    - `who`, `when`, `software`, `licence`: who made the measurements, when, with which software,
+        and under which licence they are.
+    - `sample_counts`: how many samples each figure is from.
+    - `constants`: the numbers that were chosen rather than measured, and why.
+    - `overlap`: how well communication overlaps with compute; for clusters only.
+    - `name`: the name of the folder.
+    - `stands_in_for`: the machine without a folder of its own for which these numbers are used;
+        empty if they are the machine's own.
     """
 
     who: Text
@@ -115,19 +122,20 @@ STANDS_IN = {"fp4": "mxfp8", "mxfp8": "fp8"}
 
 
 class Kernels(msgspec.Struct, frozen=True):
-    """What is known of the kernels of a device and the collectives of a cluster.
+    """The profile of the compute kernels of a device and the collectives of a cluster.
 
     **Attributes:**
 
-    - `efficiency`: of compute and of collectives.
-    - `variability`: around the mean latencies.
-    - `overlap`: how well communication hides behind compute.
-    - `sources`: where all of it is from.
-    - `compute`, `network`: factors on the mean latency of every compute kernel, and of whatever
-        collectives do between nodes.
-    - `growth`: compute takes `(dp / num_replicas) ** growth` times as long with `dp` replicas.
-    - `constant_s`: what a step takes besides its kernels, whatever its size, in seconds.
-    - `floor_s`: no compute kernel is shorter, in seconds.
+    - `efficiency`: the efficiencies of compute kernels and collectives.
+    - `variability`: the laws around the mean latencies.
+    - `overlap`: how well communication overlaps with compute.
+    - `sources`: where the numbers are from.
+    - `compute`: a factor on the mean latency of every compute kernel.
+    - `network`: a factor on the latency of all parts of collectives between nodes.
+    - `growth`, `num_replicas`: with `dp` replicas, compute takes `(dp / num_replicas) ** growth`
+        times as long.
+    - `constant_s`: the time that a step of any size takes besides its kernels, in seconds.
+    - `floor_s`: the shortest time of a compute kernel, in seconds.
     """
 
     efficiency: tuple[Efficiency, ...]
@@ -143,7 +151,7 @@ class Kernels(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each machine that takes the numbers of another."""
+        """A sentence for each machine for which the numbers of another are used."""
         return tuple(
             f"the {source.stands_in_for} has no table of kernels of its own, so that of "
             f"`{source.name}` stands in (its key `kernels` chooses which), and true step times may "
@@ -153,7 +161,7 @@ class Kernels(msgspec.Struct, frozen=True):
         )
 
     def find_efficiency(self, kernel: str, variant: str) -> Efficiency | None:
-        """The table of `kernel` for `variant`, or for what stands in for it, or for any."""
+        """The efficiencies of `kernel` for `variant`, for its substitute, or for any variant."""
         found = {e.variant: e for e in self.efficiency if e.kernel == kernel}
         while variant not in found and variant in STANDS_IN:
             variant = STANDS_IN[variant]

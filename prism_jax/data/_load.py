@@ -48,11 +48,11 @@ def list_kernels() -> tuple[str, ...]:
 
 
 def load_model(name: str | os.PathLike[str]) -> Model:
-    """A model, by its name or the path of its file.
+    """Loads a model by its name, if it is shipped, or by the path of a file.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key.
+    A `ValueError` of one sentence that names the file and the key.
     """
     model = _load("jobs/models", "model", name, Model, None)[0]
     check_model(model, shown(name))
@@ -60,40 +60,41 @@ def load_model(name: str | os.PathLike[str]) -> Model:
 
 
 def load_device(name: str | os.PathLike[str]) -> Device:
-    """A device, by its name or the path of its file.
+    """Loads a device by its name, if it is shipped, or by the path of a file.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key.
+    A `ValueError` of one sentence that names the file and the key.
     """
     return _load("hardware/devices", "device", name, Device, None)[0]
 
 
 def load_cluster(name: str | os.PathLike[str], num_nodes: int | None = None) -> Cluster:
-    """A cluster, by its name or the path of its file, with its device.
+    """Loads a cluster and its device by the name of a shipped family, or by the path of a file.
 
     **Arguments:**
 
-    - `name`: of a family, or the path of a file.
-    - `num_nodes`: how many nodes; a family needs it, a file may say it itself.
+    - `name`: the name of a family, or the path of a file.
+    - `num_nodes`: the number of nodes. A family needs it; a file may give it itself.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key.
+    A `ValueError` of one sentence that names the file and the key.
     """
     path = find_file("hardware/clusters", name)
     return _cluster_of(_cluster_table(path), shown(path), num_nodes)
 
 
 def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Job:
-    """A job, with its model, cluster, device and kernels.
+    """Loads a job with its model, cluster, device and kernels.
 
     **Arguments:**
 
     - `name_or_path`: the name of a shipped job, or the path of a file of `kind = "job"`.
-    - `overrides`: such as `"layout.dp=64"`, `"cluster.num_nodes=600"` or
-        `"kernels.all_gather.sigma=0.1"`: a dotted key of the complete job and its value in TOML,
-        where a bare word is a string. `model`, `cluster` and `cluster.device` take names too.
+    - `overrides`: changes to the job, such as `"layout.dp=64"`, `"cluster.num_nodes=600"` or
+        `"kernels.all_gather.sigma=0.1"`: each is a dotted key of the complete job and its value in
+        TOML, where a bare word is a string. `model`, `cluster` and `cluster.device` also accept
+        names.
 
     **Returns:**
 
@@ -101,14 +102,14 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key, or the override.
+    A `ValueError` of one sentence that names the file and the key, or the override.
     """
     path = find_file("jobs", name_or_path)
     return make_job(read_toml(path, "job"), path, overrides)
 
 
 def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] = ()) -> Job:
-    """As `load_job`, of the table that a file at `path` has, or would have."""
+    """`load_job`, for the table of a file at `path`, which need not exist."""
     if isinstance(overrides, str):
         overrides = (overrides,)
     parsed = [parse_override(text) for text in overrides]

@@ -28,14 +28,15 @@ _DEFAULT_CLUSTER = "dgx-h100"
 
 
 def load_kernels(cluster: Cluster) -> Kernels:
-    """The profile of a cluster's kernels: its device's compute and its own collectives.
+    """Loads the profile of a cluster: the compute kernels of its device and its collectives.
 
-    A machine without a folder of its own takes the factors of the one that it names, or of an H100
-    and of its cluster, which `Kernels.notes` says; of links, by their place, the innermost first.
+    For a machine without a folder of its own, the efficiencies of the machine that it names are
+    used, or those of an H100 and its cluster; `Kernels.notes` says so. Links are then matched by
+    their place, the innermost first.
 
     **Raises:**
 
-    A `ValueError` where a file is wrong, or `kernels` names no folder.
+    A `ValueError` if a file is invalid, or if there is no folder with the name in `kernels`.
     """
     device, device_source = _folder(
         "device", cluster.device.kernels, cluster.device.name, _DEFAULT_DEVICE

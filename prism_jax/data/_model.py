@@ -8,13 +8,14 @@ from ._types import Count, Label, Layers, Name
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Equal layers, one after the other.
+    """Consecutive equal layers.
 
     **Attributes:**
 
-    - `modules`: what one of them is made of, in order: names of `Model.modules`, or of kinds.
-    - `repeat`: how many there are.
-    - `sequence_length`: where it is not that of the training, as in an encoder.
+    - `modules`: the modules of a layer, in order: names in `Model.modules`, or kinds of modules.
+    - `repeat`: how many of these layers there are.
+    - `sequence_length`: the sequence length of these layers, if it is not that of the training, as
+        in an encoder.
     """
 
     modules: tuple[Name, ...]
@@ -23,32 +24,41 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A decoder, or an encoder, or one before the other. In its short form, without `layers`, it is
-    a dense transformer in the style of GPT or of Llama: `num_layers` of attention and MLP.
+    """A decoder, an encoder, or an encoder followed by a decoder. The short form, without `layers`,
+    is a dense transformer in the style of GPT or Llama: `num_layers` layers of attention and MLP.
 
     **Attributes:**
 
-    - `hidden_size`, `vocab_size`: its width and its words; none where its ends have no words.
-    - `first`, `last`: modules before and after all layers, as names like those of `layers`: by
-        default the embedding of words, and the head that predicts them.
-    - `num_layers`: how many layers it has; the sum over `layers` where these are given.
-    - `layers`: which layers, in order.
-    - `modules`: the settings of each module of `layers`; `kind` is what it is, by default its name.
-        Keys of the model below hold for all modules that have them and do not set them.
-    - `num_heads`, `ffn_size`: of attention and MLP.
-    - `num_kv_heads`: heads of keys and values; by default as many as queries.
-    - `head_size`: by default `hidden_size / num_heads`.
-    - `activation`: of the MLP; `swiglu` and `geglu` have a gate, so three matrices instead of two.
-    - `position`, `max_positions`: learned embeddings, for `max_positions` of them, or rotary, or
-        none.
-    - `norm`: layer norm has a bias, RMS norm has none.
-    - `bias`: whether linear layers have one.
-    - `tied_embeddings`: whether the head shares the embedding's matrix.
-    - `dropout`: whether hidden states and attention are dropped out.
-    - `head_transforms`: dense layers of the model's width, each with an activation and a norm, that
-        the head has besides its last norm: one in BERT, two with the pooler of its second task.
-    - `num_mtp_layers`: further layers, like the last one, that predict the words after the next.
-    - `name`, `source`: what it is called, and where the numbers are from.
+    - `hidden_size`: the width of the hidden states.
+    - `vocab_size`: the number of tokens in the vocabulary; 0 if the model neither embeds nor
+        predicts tokens.
+    - `first`: the module before all layers, named as in `layers`; by default the token embedding.
+    - `last`: the module after all layers, named as in `layers`; by default the head that predicts
+        tokens.
+    - `num_layers`: the number of layers; if `layers` are given, by default their sum.
+    - `layers`: the layers, in order.
+    - `modules`: the settings of each module that `layers` name; `kind` is the kind of module, by
+        default its name. Keys of the model, such as `num_heads`, hold for all modules that have
+        them and do not set them.
+    - `num_heads`: the number of attention heads.
+    - `ffn_size`: the intermediate size of the MLP.
+    - `num_kv_heads`: the number of heads of keys and values; by default `num_heads`.
+    - `head_size`: the size of an attention head; by default `hidden_size / num_heads`.
+    - `activation`: the activation of the MLP; `swiglu` and `geglu` have a gate, so three matrices
+        instead of two.
+    - `position`: how positions are encoded: by learned embeddings, rotary, or not at all.
+    - `max_positions`: the number of learned position embeddings.
+    - `norm`: the normalisation: layer norm has a bias, RMS norm has none.
+    - `bias`: whether linear layers have a bias.
+    - `tied_embeddings`: whether the head shares the matrix of the embedding.
+    - `dropout`: whether there is dropout of hidden states and attention.
+    - `head_transforms`: the number of dense layers of the model's width, each with an activation
+        and a norm, that the head has besides its last norm: one in BERT, two with the pooler of its
+        second task.
+    - `num_mtp_layers`: the number of multi-token-prediction layers, which are like the last layer
+        and predict the tokens after the next.
+    - `name`: the name of the model.
+    - `source`: where the numbers are from.
     """
 
     hidden_size: Count
@@ -81,7 +91,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def check_model(model: Model, where: str) -> None:
-    """Raises a `ValueError` of one sentence where a model contradicts itself."""
+    """Raises a `ValueError` of one sentence if the keys of a model contradict each other."""
     words = "embedding" in (model.first, model.last) or "head" in (model.first, model.last)
     if model.vocab_size == 0 and (words or model.num_mtp_layers):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Overrides: `"layout.dp=64"` and the like."""
+"""Overrides of keys of a job, such as `"layout.dp=64"`."""
 
 import math
 import tomllib
@@ -17,7 +17,7 @@ class Override(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `text`: as it was given.
+    - `text`: the override as it was given.
     - `keys`: the parts of the key.
     - `value`: the value.
     """
@@ -39,7 +39,7 @@ def parse_override(text: str) -> Override:
 
     **Raises:**
 
-    A `ValueError` where there is no key or no value.
+    A `ValueError` if the key or the value is missing.
     """
     key, equals, value = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
@@ -64,15 +64,16 @@ def parse_override(text: str) -> Override:
 
 
 def apply_override(raw: dict[str, Any], override: Override) -> str:
-    """Sets one key of the table of a job, in place.
+    """Sets one key in the table of a job, in place.
 
     **Returns:**
 
-    The key, where a name in a list has become its number, as in `cluster.links[0].group`.
+    The key, in which the name of an item of a list is replaced by its number, as in
+    `cluster.links[0].group`.
 
     **Raises:**
 
-    A `ValueError` where the job has no such key.
+    A `ValueError` if jobs have no such key.
     """
     table: Any = raw
     cls: type[msgspec.Struct] | None = Job
@@ -114,7 +115,7 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
 
     **Raises:**
 
-    A `ValueError` where there is no such kind or parameter, or the value is no number.
+    A `ValueError` if there is no such kind or parameter, or if the value is not a number.
     """
     keys, text, value = override.keys, str(override), override.value
     component = "residual"

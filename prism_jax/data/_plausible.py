@@ -1,4 +1,4 @@
-"""What is allowed in a job and is probably wrong: a sentence for each."""
+"""Warnings about settings of a job that are allowed but probably wrong, a sentence for each."""
 
 import itertools as it
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
 
 
 def notes_of(job: Job) -> tuple[str, ...]:
-    """What should be said of a job: tables that stand in for others, and what is implausible."""
+    """Warnings about a job: tables used in place of missing ones, and implausible settings."""
     return (*job.notes, *_doubts(job))
 
 

@@ -1,4 +1,4 @@
-"""Profiles: what a trace tells of a job's latencies, as a folder of readable files."""
+"""Profiles: the latencies of a traced job, as a folder of readable files."""
 
 import itertools as it
 import os
@@ -26,12 +26,13 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `op`: its name, as in traces.
-    - `scope`: who takes part in it: `self`, or all of the same `dp` (replicas of a stage), `pp`
-        (stages of a replica) or `world` group that have the op.
-    - `waits_for`: for each `[dp_rank][stage]`, whose earlier ops must have ended before the worker
-        launches it: a scope, which may also be `last` (the worker and the last stages of all
-        replicas, who share the loss), or empty for a worker that has no such op.
+    - `op`: the name of the op, as in traces.
+    - `scope`: which workers run it together: `self` (the worker alone), or all workers with the op
+        in the same `dp` group (the replicas of a stage), `pp` group (the stages of a replica) or
+        `world`.
+    - `waits_for`: for each `[dp_rank][stage]`, the workers whose earlier ops must have ended before
+        the worker launches the op: a scope, or `last` (the worker and the last stages of all
+        replicas, which share the loss), or empty for a worker without the op.
     """
 
     op: Name
@@ -40,10 +41,10 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Once-in-a-step ops in the order in which workers run them, before and after the pipeline; and
-    the pairs of workers, `dp_rank * pp + stage`, that send to one another over slower links than
-    others do, as between nodes, where the trace tells two classes; and the kinds of compute that
-    begin when all replicas have come to them, as where parameters are gathered for each.
+    """The ops that workers run once in a step, before and after the pipeline, in their order; the
+    pairs of workers (`dp_rank * pp + stage`) that send over slower links than others, as between
+    nodes, if the trace shows two classes of links; and the kinds of compute that start when all
+    replicas have reached them, as when parameters are gathered for each.
     """
 
     before: tuple[Call, ...] = ()
@@ -53,8 +54,9 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The mean latency of a kind of op on one worker, in seconds; and, of compute, what it has of
-    the factor `f` of its microbatch's data: it takes `1 + loading (f - 1)` times its mean.
+    """The mean latency of a kind of op on one worker, in seconds. For compute, `loading` is how
+    strongly the factor `f` of its microbatch's data acts: the op takes `1 + loading (f - 1)` times
+    its mean.
     """
 
     kind: Name
@@ -65,13 +67,14 @@ class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One part of what makes compute vary.
+    """A component of the variability of compute.
 
     **Attributes:**
 
-    - `name`: such as `rank`, `step` or `microbatch`.
-    - `value`, `standard_error`: `None` where the trace cannot tell.
-    - `note`: why, or what to beware of.
+    - `name`: the name of the component, such as `rank`, `step` or `microbatch`.
+    - `value`, `standard_error`: the standard deviation and its standard error; `None` if they
+        cannot be estimated from the trace.
+    - `note`: why they cannot be estimated, or a warning.
     """
 
     name: Name
@@ -81,7 +84,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a profile was fitted to, and what the trace could not tell."""
+    """What a profile was fitted to, and what could not be estimated from the trace."""
 
     num_steps: Count
     dropped: dict[str, int] = {}
@@ -90,18 +93,20 @@ class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Latencies of a traced job, on the workers that were traced.
+    """The latencies of a traced job, on the workers that were traced.
 
     **Attributes:**
 
-    - `name`, `layout`, `schedule`: of the job.
-    - `outline`: what workers run before and after the pipeline.
-    - `means`: of each kind of op on each worker; what makes a worker slow for good is in them.
-    - `variability`: around the means, as of `Kernels`.
-    - `fitted`: to what.
-    - `sets`: of the factors of microbatches' data, where no law of `variability` has them: in each
-        row factors that were measured one after the other, of which a replica takes as many in a
-        step as it has microbatches; or rows of one, for microbatches that are independent.
+    - `name`, `layout`, `schedule`: the name, layout and schedule of the job.
+    - `outline`: the ops that workers run before and after the pipeline.
+    - `means`: the mean latency of each kind of op on each worker. A worker that is always slow has
+        longer means.
+    - `variability`: the laws around the means, as in [`Kernels`][].
+    - `fitted`: what the profile was fitted to.
+    - `sets`: measured factors of the data of microbatches, if they are not given by a law in
+        `variability`. Each row has factors that were measured one after the other; in a step, a
+        replica takes as many consecutive ones as it has microbatches. Rows of length one make
+        microbatches independent.
     """
 
     name: str
@@ -115,7 +120,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     @property
     def job(self) -> Job:
-        """The job, without model and cluster."""
+        """The job, without a model and a cluster."""
         return Job(self.layout, self.schedule, name=self.name)
 
 
@@ -138,12 +143,12 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
-    """Writes a profile: `profile.toml`, `means.csv`, `variability.csv`, and `microbatches.csv`
-    where there are sets.
+    """Writes a profile to a folder: `profile.toml`, `means.csv`, `variability.csv` and, if it has
+    sets, `microbatches.csv`.
 
     **Raises:**
 
-    `ValueError` where `folder` is a file.
+    `ValueError` if `folder` is a file.
     """
     import tomli_w
 
@@ -182,11 +187,11 @@ def load_profile(
 
     **Arguments:**
 
-    - `check_law`: of `read_variations`.
+    - `check_law`: as in `read_variations`.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key.
+    A `ValueError` of one sentence that names the file and the key.
     """
     path = pathlib.Path(folder)
     file = path / "profile.toml"
@@ -222,7 +227,7 @@ def _read_means(file: pathlib.Path) -> tuple[WorkerMean, ...]:
 
 
 def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, ...], ...]:
-    """The factors of microbatches by stretch; none where there is no file."""
+    """The factors of microbatches by stretch; empty if there is no file."""
     if not file.exists():
         return ()
     stretches = tuple(
@@ -241,7 +246,7 @@ def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, 
 
 
 def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:
-    """Raises where the graph, which has the workers of all replicas, would fill the memory."""
+    """Raises if the graph, which has the workers of all replicas, would be too large for memory."""
     check_job(Job(about.layout, about.schedule, name=about.name), shown(file))
     workers, microbatches = about.layout.dp * about.layout.pp, about.schedule.num_microbatches
     if workers * microbatches > MAX_BLOCKS:

@@ -1,4 +1,4 @@
-"""Reading files and converting what is in them, with one sentence for each mistake."""
+"""Reads and converts files, with an error of one sentence for each mistake in them."""
 
 import csv
 import io
@@ -29,11 +29,11 @@ _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MO
 
 
 def read_text(path: str | os.PathLike[str], most: int) -> str:
-    """The text of a file of at most so many bytes.
+    """The text of a file of at most `most` bytes.
 
     **Raises:**
 
-    A `ValueError` where it cannot be read or is not text.
+    A `ValueError` if it cannot be read or is not text.
     """
     try:
         return read_file(path, most).decode("utf-8-sig")
@@ -48,11 +48,11 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a text in TOML says.
+    """The table that a text in TOML holds.
 
     **Raises:**
 
-    A `ValueError` for what is not TOML, nests too deeply, or has a number of more than 64 bits.
+    A `ValueError` if the text is not TOML, nests too deeply, or has a number of more than 64 bits.
     """
     deep = _DEEP.search(text)
     if deep:
@@ -73,7 +73,7 @@ _TOO_LARGE = "it has a whole number of more than 64 bits"
 
 
 def _check_integers(value: Any) -> None:
-    """Raises for integers that TOML does not have and that no float may hold."""
+    """Raises for integers beyond the range of TOML, which a float may not hold either."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             _check_integers(item)
@@ -86,7 +86,7 @@ def read_toml(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 
     **Raises:**
 
-    A `ValueError` where the file is not TOML or of another kind.
+    A `ValueError` if the file is not TOML, or is of another kind.
     """
     text = read_text(path, _MOST_TOML)
     try:
@@ -103,7 +103,7 @@ def read_toml(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 
 
 def read_csv(path: pathlib.Path, row_type: type[_T]) -> list[_T]:
-    """The rows of a file, converted. Empty cells count as left out.
+    """The converted rows of a file. Empty cells count as missing.
 
     **Raises:**
 
@@ -113,7 +113,7 @@ def read_csv(path: pathlib.Path, row_type: type[_T]) -> list[_T]:
 
 
 def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]]:
-    """As `read_csv`, each row with where it stands: file and line, for a message."""
+    """As `read_csv`, but each row comes with its file and line, for messages."""
     reader = csv.reader(io.StringIO(read_text(path, _MOST_CSV), newline=""))
     fields = {f.encode_name: f for f in msgspec.structs.fields(row_type)}
     rows = _cells(path, reader)
@@ -140,7 +140,7 @@ def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]
 
 
 def _cells(path: pathlib.Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
-    """The rows that are not empty, as texts, each with where it stands."""
+    """The rows that are not empty, as strings, each with its file and line."""
     while True:
         try:
             row = next(reader, None)
@@ -155,7 +155,7 @@ def _cells(path: pathlib.Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
-    """Writes rows that `read_csv` reads."""
+    """Writes rows to a file that `read_csv` reads."""
     with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
@@ -165,7 +165,7 @@ def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) ->
 def check_keys(
     raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
 ) -> None:
-    """Raises where `raw` has a key that `cls` does not know, naming the near ones."""
+    """Raises if `raw` has a key that `cls` does not have. The message names similar keys."""
     known = {f.encode_name: f.type for f in msgspec.structs.fields(cls)}
     for key, value in raw.items():
         if key not in known:
@@ -188,12 +188,12 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
     **Arguments:**
 
     - `raw`: the table.
-    - `cls`: what to make of it.
-    - `where`: gives the origin of a dotted key, such as the path of its file.
+    - `cls`: the class to convert it to.
+    - `where`: returns the origin of a dotted key, such as the path of its file.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names origin and key.
+    A `ValueError` of one sentence that names the origin and the key.
     """
     check_keys(raw, cls, where)
     try:
@@ -206,7 +206,7 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
 
 
 def _choices(cls: Any, key: str) -> tuple[Any, ...]:
-    """What an enumeration at a dotted key of a struct may be."""
+    """The allowed values of an enumeration at a dotted key of a struct."""
     annotation = None
     for name in re.sub(r"\[[^]]*\]", "", key).split("."):
         if cls is None:
@@ -240,7 +240,7 @@ def _one_line(error: object) -> str:
 
 
 def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
-    """The dotted key that an error of msgspec is about, and what is wrong with it."""
+    """The dotted key that an error of msgspec is about, and the problem with its value."""
     message, _, path = str(error).partition(" - at `")
     path = path.rstrip("`").removeprefix("$").removeprefix(".")
     missing = re.fullmatch(r"Object missing required field `(.*)`", message)
@@ -261,7 +261,7 @@ def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, 
 
 
 def without_none(x: Any) -> Any:
-    """TOML has no `null`: what is none is left out."""
+    """The value without its `None`s, because TOML has no `null`."""
     if isinstance(x, dict):
         return {k: without_none(v) for k, v in x.items() if v is not None}
     if isinstance(x, list | tuple):

@@ -1,4 +1,4 @@
-"""The keys of a job: what each is, its unit, what it may be, and what it is by default."""
+"""The keys of a job file: their meanings, units, allowed values and defaults."""
 
 import inspect
 import re
@@ -33,12 +33,12 @@ class Key(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `key`: with dots; `[]` stands for each of a list.
-    - `allowed`: what it may be, in words.
-    - `default`: as TOML writes it; `None` where the key must be given, empty where it may be
+    - `key`: the dotted key; `[]` stands for every item of a list.
+    - `allowed`: the allowed values, in words.
+    - `default`: the default, as TOML writes it; `None` if the key is required, empty if it may be
         absent.
-    - `unit`: of a number, or empty.
-    - `about`: a sentence.
+    - `unit`: the unit of a number, or empty.
+    - `about`: the meaning of the key, from the docstring.
     """
 
     key: str
@@ -69,13 +69,13 @@ def _keys(cls: type[msgspec.Struct], prefix: str) -> Iterator[Key]:
 
 
 def unit(key: str) -> str:
-    """The unit of a key, by its name or that of the table it is in; empty where it has none."""
+    """The unit of a key, from its name or that of its table; empty if it has none."""
     names = reversed(key.split("."))
     return next((u for name in names for end, u in _UNITS.items() if name.endswith(end)), "")
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it; empty for what is absent."""
+    """A value as TOML writes it; empty for `None`."""
     if value is None or value is msgspec.NODEFAULT:
         return ""
     if isinstance(value, bool):
@@ -88,7 +88,7 @@ def toml_value(value: Any) -> str:
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """What a docstring says of each attribute: the items that begin with names in backquotes."""
+    """The text on each attribute in a docstring: the items that begin with names in backquotes."""
     text = inspect.cleandoc(cls.__doc__ or "")
     found = {}
     for item in re.findall(r"^- (`.*(?:\n {2,}.*)*)", text, re.M):

@@ -1,4 +1,4 @@
-"""Writing a job as a file."""
+"""Saves jobs."""
 
 import os
 import pathlib
@@ -14,11 +14,11 @@ from ._read import without_none
 
 
 def check_job_path(path: str | os.PathLike[str]) -> None:
-    """Makes sure that a job can be saved under a path, before the work that leads to it.
+    """Checks that a job can be saved under a path, before the job is computed.
 
     **Raises:**
 
-    `ValueError` where the path does not end in `.toml` or nothing can be written there.
+    `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
     """
     if not os.fspath(path).endswith(".toml") or os.path.isdir(path):
         raise ValueError(f"{shown(path)}: give a file that ends in `.toml` to write the job to.")
@@ -33,15 +33,16 @@ def check_job_path(path: str | os.PathLike[str]) -> None:
 
 
 def save_job(job: Job, path: str | os.PathLike[str]) -> None:
-    """Writes a job as a `.toml` file that `load_job` reads, in place of what is there.
+    """Writes a job to a `.toml` file that `load_job` reads. A file that is already there is
+    replaced.
 
-    A shipped model is written by its name, a shipped cluster by its family and the number of its
-    nodes, any other in full. Of the kernels, only what
-    `calibrated` says is written.
+    A shipped model is written by its name, a shipped cluster by its family and number of nodes;
+    other models and clusters are written in full. Of the kernels, only the changes in `calibrated`
+    are written.
 
     **Raises:**
 
-    As `check_job_path`.
+    `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
     """
     import tomli_w
 

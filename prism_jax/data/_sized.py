@@ -1,4 +1,4 @@
-"""A cluster is a family and a number of nodes: its links, for that number."""
+"""Clusters of a family with a given number of nodes."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ _MOST = 10**9  # As of any count.
 
 
 def sized(table: dict[str, Any], num_nodes: Any = None) -> dict[str, Any]:
-    """The table of a cluster of so many nodes, by default as many as it says itself.
+    """The table of a cluster with `num_nodes` nodes, by default the number in the table itself.
 
-    A link without a `group` joins all devices; where one before it does already, there is none.
+    A link without a `group` joins all devices. It is left out if a link before it already does.
 
     **Raises:**
 
-    A `ValueError` of one clause where nothing says how many nodes there are, or too many.
+    A `ValueError`, whose message is a clause, if the number of nodes is not given or is too large.
     """
     table = dict(table)
     if num_nodes is not None:

@@ -1,4 +1,4 @@
-"""Stacks of software: what each overlaps and fuses, as defaults of a job's `training`."""
+"""Software stacks: what each overlaps and fuses, as defaults of a job's `training`."""
 
 import os
 import pathlib
@@ -19,13 +19,13 @@ _OF_A_JOB = ("microbatch_size", "sequence_length", "dtype", "software")
 
 
 class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stack of software.
+    """A software stack.
 
     **Attributes:**
 
-    - `source`: where its switches are from.
-    - `training`: keys of `Training` with what the stack sets them to.
-    - `name`: what it is called.
+    - `source`: where its settings are from.
+    - `training`: keys of `Training` with the values that the stack sets.
+    - `name`: the name of the stack.
     """
 
     source: Text
@@ -39,11 +39,11 @@ def list_software() -> tuple[str, ...]:
 
 
 def load_software(name: str | os.PathLike[str], beside: pathlib.Path | None = None) -> Software:
-    """A stack, by its name or the path of its file.
+    """Loads a software stack by its name, if it is shipped, or by the path of a file.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key.
+    A `ValueError` of one sentence that names the file and the key.
     """
     path = find_file("kernels/software", name, beside)
     raw = read_toml(path, "software")

@@ -1,4 +1,4 @@
-"""Laws in files: how they are checked, read and written, whoever made them."""
+"""Checks, reads and writes laws in files."""
 
 import math
 import pathlib
@@ -12,7 +12,7 @@ from ._read import read_rows, write_csv
 def replace_variations(
     variations: Iterable[Variation], new: Iterable[Variation]
 ) -> tuple[Variation, ...]:
-    """The laws with new ones in place of those for the same component of the same kind."""
+    """The laws, in which new ones replace those for the same component and kind."""
     replaced = {(v.kernel, v.component): v for v in new}
     kept = (v for v in variations if (v.kernel, v.component) not in replaced)
     return (*kept, *replaced.values())
@@ -25,8 +25,8 @@ def read_variations(
 
     **Arguments:**
 
-    - `check_law`: raises a `ValueError` where there is no such family, or its parameters do not
-        fit: what only those know that make latencies.
+    - `check_law`: a function that raises a `ValueError` if there is no such family, or if its
+        parameters are not valid. It is an argument because this package does not know the families.
     """
     variations = []
     for where, row in read_rows(path, VariationRow):
@@ -43,7 +43,7 @@ def read_variations(
 
 
 def write_variations(path: pathlib.Path, variations: Iterable[Variation]) -> None:
-    """Writes a `variability.csv` that `read_variations` reads as the same laws to the last bit."""
+    """Writes a `variability.csv` from which `read_variations` reads the same laws, bit for bit."""
     rows = [(v.kernel, v.component, v.family, _written(v.parameters), v.source) for v in variations]
     write_csv(path, ("kernel", "component", "family", "parameters", "source"), rows)
 
@@ -74,8 +74,8 @@ _OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
 
 
 def check_variation(variation: Variation, where: str) -> None:
-    """Raises a `ValueError` of one sentence where component, kind and numbers do not fit. What a
-    family is and which parameters it has is known where programs are compiled.
+    """Raises a `ValueError` of one sentence if component, kind and numbers do not fit. Families and
+    their parameters are checked where programs are compiled.
     """
     family, component = variation.family, variation.component
     if component not in COMPONENTS:

@@ -13,6 +13,6 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
 
     **Raises:**
 
-    A `ValueError` of one sentence that names file and key, or file and line.
+    A `ValueError` of one sentence that names the file and the key, or file and line.
     """
     return data.load_profile(folder, lambda law: check_variability(variability_of([law])))
