@@ -6,14 +6,14 @@ from typing import ClassVar
 class AbstractSchedule(abc.ABC):
     """Abstract base class for all pipeline schedules: the order in which each rank runs its ops.
 
-    A schedule knows stages, microbatches and phases, and nothing of a model or of latencies.
-    Subclasses are frozen dataclasses: immutable, hashable and compared by value. One vocabulary
-    serves them all: `num_ranks` pipeline ranks, `num_microbatches` microbatches in a step, and
-    `virtual_stages` stages on each rank. A `stage` is the global virtual stage, as PyTorch
-    numbers it.
+    A schedule has stages, microbatches and phases, but knows nothing of models or latencies.
+    Subclasses are frozen dataclasses: immutable, hashable and compared by value. In all of them,
+    there are `num_ranks` pipeline ranks, `num_microbatches` microbatches in a step, and
+    `virtual_stages` stages on each rank. A `stage` is a global virtual stage, numbered as in
+    PyTorch.
 
-    A job file names a schedule by its `kind`, and the fields that the class has are what the file
-    may say of it: those of `make_schedule`.
+    A job file names a schedule by its `kind`. The arguments of `make_schedule` that are fields of
+    the class can be set in the file.
     """
 
     # The name in job files; None for what these cannot write.
@@ -43,9 +43,9 @@ class AbstractSchedule(abc.ABC):
 
         **Returns:**
 
-        A list of tokens for each rank, as PyTorch prints them: `3F7` is the forward of stage 3 and
-        microbatch 7, `B` the whole backward, `I` the backward-input, `W` the backward-weight, and
-        `(0F3;7B1)OVERLAP_F_B` a forward and a backward that run as one op.
+        A list of tokens for each rank, as PyTorch prints them. `3F7` is the forward of microbatch 7
+        on stage 3. `B` stands for a whole backward, `I` for a backward-input, `W` for a
+        backward-weight, and `(0F3;7B1)OVERLAP_F_B` for a forward and a backward that run as one op.
         """
 
     def with_costs(
@@ -56,9 +56,10 @@ class AbstractSchedule(abc.ABC):
         backward_weight: tuple[float, ...],
         send_recv: float,
     ) -> "AbstractSchedule":
-        """The schedule for given mean latencies of its stages, in seconds, and of a send_recv.
+        """The schedule, optimised for given mean latencies of its stages and of a send_recv, in
+        seconds.
 
-        Most orders depend on none. A schedule that was made for costs of its own keeps them.
+        Most schedules do not depend on costs. A schedule that was given costs keeps them.
         """
         del forward, backward_input, backward_weight, send_recv
         return self
@@ -81,7 +82,7 @@ def check_positive(**counts: object) -> None:
 
 
 def check_enough(schedule: AbstractSchedule) -> None:
-    """Raises a `ValueError` where there are fewer microbatches than the order is defined for."""
+    """Raises a `ValueError` if there are fewer microbatches than the schedule is defined for."""
     p, m, least = schedule.num_ranks, schedule.num_microbatches, schedule.microbatches_per_rank
     if m < least * p:
         raise ValueError(

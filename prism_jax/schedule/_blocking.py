@@ -8,8 +8,8 @@ from ._ops import Ops
 def blocking_nodes(ops: Ops, needs: Needs) -> Nodes:
     """The graph in which a send_recv is a rendezvous that blocks both ranks.
 
-    A rank is a sequence of compute ops and of batches of transfers. Each waits for all of the one
-    before it; a transfer does so on both of its ranks.
+    A rank is a sequence of compute ops and batches of transfers. Each item waits for the whole item
+    before it; a transfer waits on both of its ranks.
     """
     _check(ops)
     phase = ops.phase.tolist()

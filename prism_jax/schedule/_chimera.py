@@ -5,13 +5,13 @@ from ._two_way import AbstractTwoWay
 
 
 class Chimera(AbstractTwoWay):
-    """Two pipes of 1F1B through the same ranks from both ends.
+    """Two 1F1B pipelines that run through the same ranks from opposite ends.
 
-    The model is there twice: stage `s` of the first pipe is on rank `s`, and stage `s` of the
-    second, which has the number `num_ranks + s`, on rank `num_ranks - 1 - s`. Each pipe takes half
-    of the microbatches, numbered from zero in both, in units of `num_ranks / 2`, which is how many
-    it has in flight. Li and Hoefler, 2021; between units, bubbles are filled by list scheduling,
-    with a backward that takes two forwards.
+    There are two copies of the model: stage `s` of the first is on rank `s`; stage `s` of the
+    second, which has the number `num_ranks + s`, is on rank `num_ranks - 1 - s`. Each pipeline
+    takes half of the microbatches, numbered from zero in both, in units of `num_ranks / 2`, which
+    is also how many it has in flight. Source: Li and Hoefler, 2021. Bubbles between units are
+    filled by list scheduling, under the assumption that a backward takes as long as two forwards.
     """
 
     kind: ClassVar[str] = "chimera"

@@ -1,6 +1,4 @@
-"""A graph of ops without its send_recvs, which delay one op each: run on the host in half the
-time.
-"""
+"""Runs a graph of ops on the host, with send_recvs as delays of the ops that wait for them."""
 
 import functools as ft
 import itertools as it

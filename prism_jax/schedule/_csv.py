@@ -1,4 +1,4 @@
-"""Files that PyTorch's schedule runtime loads: a line for each rank, a cell for each op."""
+"""CSV files of PyTorch's schedule runtime, with a line for each rank and a cell for each op."""
 
 import csv
 import io
@@ -20,21 +20,22 @@ _ADDED = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
 def load_schedule(path: str | os.PathLike[str]) -> CustomSchedule:
     """Reads a schedule from a CSV file of PyTorch's schedule runtime.
 
-    Idle slots, and the communication of a lowered schedule (`3SEND_F7`, `3UNSHARD`), are left out:
-    sends and receives follow from the ops.
+    Idle slots and the communication of a lowered schedule (`3SEND_F7`, `3UNSHARD`) are ignored,
+    because sends and receives follow from the ops.
 
     **Arguments:**
 
-    - `path`: the file: a line for each rank, and in it the tokens that `CustomSchedule` takes, in
-        the order in which the rank runs them.
+    - `path`: the file. It has a line for each rank, with the tokens of its ops, as in
+        `CustomSchedule`, in the order in which it runs them.
 
     **Returns:**
 
-    A [`prism_jax.CustomSchedule`][]. Each stage is on the rank that runs it first.
+    A [`prism_jax.CustomSchedule`][]. Each stage is placed on the first rank that runs one of its
+    ops.
 
     **Raises:**
 
-    A `ValueError` that names the file, for what is no such schedule.
+    A `ValueError` that names the file, if it is not such a schedule.
     """
     # An empty line is a rank that is always idle.
     reader = csv.reader(io.StringIO(read_text(path, _MOST_BYTES), newline=""))
@@ -54,12 +55,13 @@ def load_schedule(path: str | os.PathLike[str]) -> CustomSchedule:
 def save_schedule(schedule: AbstractSchedule, path: str | os.PathLike[str]) -> None:
     """Writes a schedule as a CSV file that PyTorch's schedule runtime loads.
 
-    PyTorch runs schedules of one chain of stages; others are written too, for `load_schedule`.
+    PyTorch only runs schedules with one chain of stages. Others are written too, for
+    `load_schedule`.
 
     **Arguments:**
 
     - `schedule`: any schedule.
-    - `path`: the file, which is replaced if it is there.
+    - `path`: the file. An existing file is replaced.
     """
     with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(schedule.orders())

@@ -13,8 +13,8 @@ from ._token import parse_token
 class CustomSchedule(AbstractSchedule):
     """Any order of ops on each rank, given as the tokens that PyTorch prints.
 
-    This takes zero-bubble schedules, whose backward is two ops, V-shaped placements of stages, and
-    DualPipe, whose ops overlap and whose stages are two independent chains.
+    This covers zero-bubble schedules, in which a backward is two ops; V-shaped placements of
+    stages; and DualPipe, in which ops overlap and the stages form two independent chains.
     """
 
     _orders: tuple[tuple[str, ...], ...] = dataclasses.field(repr=False)
@@ -32,18 +32,19 @@ class CustomSchedule(AbstractSchedule):
     ):
         """**Arguments:**
 
-        - `orders`: for each rank, its tokens in the order in which it runs them: `3F7` (forward of
-            stage 3, microbatch 7), `2B0` (backward), `0I2` (backward-input), `5W1`
+        - `orders`: for each rank, the tokens of its ops in the order in which it runs them: `3F7`
+            (forward of microbatch 7 on stage 3), `2B0` (backward), `0I2` (backward-input), `5W1`
             (backward-weight), `(0F3;7B1)OVERLAP_F_B` (a forward and a backward as one op).
         - `stage_to_rank`: the rank of each stage.
         - `chains`: the first and the last stage of each independent chain of stages. The default is
-            one chain of all stages; but orders that run the two stages in the middle of a V-shaped
-            placement against the direction of one chain, as DualPipe does, are two chains.
+            one chain of all stages, except for orders that run the two stages in the middle of a
+            V-shaped placement against the direction of one chain, as DualPipe does. Those are two
+            chains.
 
         **Raises:**
 
-        A `ValueError` that names rank, stage and microbatch, for a bad token, an op that is on a
-        wrong rank, is there twice, or has no producer.
+        A `ValueError` that names rank, stage and microbatch, for a token that is not valid, or an
+        op that is on the wrong rank, occurs twice, or has no producer.
         """
         stages = _check_stages(stage_to_rank, len(orders))
         for rank, order in enumerate(orders):

@@ -6,12 +6,13 @@ from ._v_shape import AbstractVShape
 
 
 class DualPipe(AbstractTwoWay):
-    """Two pipes through the same ranks from both ends, whose forwards and backwards overlap.
+    """Two pipelines that run through the same ranks from opposite ends and overlap their forwards
+    and backwards.
 
-    The model is there twice: stage `s` of the first pipe is on rank `s`, and stage `s` of the
-    second, which has the number `num_ranks + s`, on rank `num_ranks - 1 - s`. Each pipe takes half
-    of the microbatches, numbered from zero in both; there are at least twice as many of them as
-    ranks. DeepSeek-V3, 2024.
+    There are two copies of the model: stage `s` of the first is on rank `s`; stage `s` of the
+    second, which has the number `num_ranks + s`, is on rank `num_ranks - 1 - s`. Each pipeline
+    takes half of the microbatches, numbered from zero in both. There must be at least twice as many
+    microbatches as ranks. Source: DeepSeek-V3, 2024.
     """
 
     kind: ClassVar[str] = "dual-pipe"
@@ -28,11 +29,12 @@ class DualPipe(AbstractTwoWay):
 
 
 class DualPipeV(AbstractVShape):
-    """DualPipe cut in half: both directions are one V, without a second copy of the weights.
+    """DualPipe cut in half: a V-shaped placement makes one pipeline of both directions, without a
+    second copy of the weights.
 
     Rank `r` of `p` has the stages `r` and `2 p - 1 - r`. In the steady state, the forward of one
-    and the backward of the other run as one op, so that each hides the communication of the other.
-    There are at least twice as many microbatches as ranks.
+    stage and the backward of the other run as one op, so that each hides the communication of the
+    other. There must be at least twice as many microbatches as ranks.
     """
 
     kind: ClassVar[str] = "dual-pipe-v"

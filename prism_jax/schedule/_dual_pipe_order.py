@@ -1,4 +1,4 @@
-"""The eight steps of DualPipe, which DualPipe and DualPipeV share."""
+"""The eight steps of the DualPipe algorithm, which DualPipe and DualPipeV share."""
 
 from collections import deque
 
@@ -6,14 +6,15 @@ from collections import deque
 def dual_pipe_order(
     num_ranks: int, rank: int, num_microbatches: int, stages: tuple[int, int]
 ) -> list[str]:
-    """The tokens of one rank, after the public code of DeepSeek's DualPipe.
+    """The tokens of one rank, as in the public code of DeepSeek's DualPipe.
 
     **Arguments:**
 
-    - `num_ranks`: how many ranks there are from an end of the pipe to where it turns.
-    - `rank`: how far this one is from the end, from zero.
-    - `num_microbatches`: of each of the two directions.
-    - `stages`: of the rank: that of the direction that enters at the near end, and the other.
+    - `num_ranks`: how many ranks there are from an end of the pipeline to where it turns.
+    - `rank`: how far this rank is from that end, from zero.
+    - `num_microbatches`: the number of microbatches in each direction.
+    - `stages`: the two stages of the rank: first that of the direction that enters at the near end,
+        then the other.
     """
     forwards, backwards = [0, 0], [0, 0]
     put_off: deque[str] = deque()

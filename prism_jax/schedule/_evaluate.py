@@ -13,15 +13,15 @@ from ._token import OVERLAPPED, PHASES, SEND_RECV, Action
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timeline:
-    """When each op of a step runs, if every latency is known.
+    """When each op of a step runs, if every cost is given.
 
     **Attributes:**
 
-    - `makespan`: the end of the last op. All times are in the unit of the costs, from zero.
-    - `op`, `start`, `end`: for each rank, its tokens in the order in which it runs them, and when
-        they start and end.
-    - `rank_ends`: the end of each rank, with its last send_recv where these block.
-    - `busy`: the time for which each rank computes.
+    - `makespan`: the end of the last op. All times are in the unit of the costs, and start at zero.
+    - `op`, `start`, `end`: for each rank, the tokens of its ops in the order in which it runs them,
+        and when each op starts and ends.
+    - `rank_ends`: the end of each rank, including its last send_recv if send_recvs block.
+    - `busy`: for how long each rank computes.
     """
 
     makespan: float
@@ -43,23 +43,26 @@ def evaluate(
     send_recv: npt.ArrayLike = 0.0,
     blocking: bool = False,
 ) -> Timeline:
-    """Runs one step of a schedule with given costs.
+    """Computes when the ops of one step of a schedule run, with given costs.
 
-    Costs are in seconds, or in any other one unit; integers give exact integers.
+    Costs are in seconds or any other unit. Integer costs give exact integer times.
 
     **Arguments:**
 
     - `schedule`: any schedule.
     - `forward`: the cost of a forward: a scalar, or an array over (stages, microbatches).
-    - `backward`: the same for a whole backward. Default `backward_input + backward_weight`.
-    - `backward_input`, `backward_weight`: the same for the two halves of a split backward.
+    - `backward`: the cost of a whole backward, likewise. Default
+        `backward_input + backward_weight`.
+    - `backward_input`, `backward_weight`: the costs of the two halves of a split backward,
+        likewise.
     - `overlap`: whether an overlapped pair costs the `"sum"` or the `"max"` of its two parts.
-    - `send_recv`: the cost of sending a tensor: a scalar, or an array over (from rank, to rank). It
-        is zero between stages of one rank.
-    - `blocking`: whether send_recvs block, as in `op_graph`.
+    - `send_recv`: the cost of sending a tensor: a scalar, or an array over (sending rank, receiving
+        rank). Sending between stages on the same rank costs nothing.
+    - `blocking`: whether send_recvs block compute. A blocking send_recv starts when both ranks have
+        reached it, and holds up both, as in Megatron-LM's 1F1B without interleaving.
 
-    An array may have a length of 1 in place of stages or microbatches. For a `CustomSchedule`,
-    which knows only the microbatches that its orders name, it may have more of them.
+    The axis of stages or of microbatches may have length 1. For a `CustomSchedule`, which has only
+    the microbatches that its orders name, arrays may have more microbatches than that.
 
     **Returns:**
 

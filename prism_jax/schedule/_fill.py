@@ -1,4 +1,4 @@
-"""Orders improved by list scheduling: ops move forward into bubbles, within a limit of memory."""
+"""Improves orders by list scheduling: ops move forward into bubbles, within a memory limit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ Op = tuple[str, int, int]  # Phase, stage and microbatch.
 
 
 class Rule(NamedTuple):
-    """What a rank runs when it is free: what comes first in the base order, except for these.
+    """What a rank runs when it is free: the first op in the base order, with these exceptions.
 
     **Attributes:**
 
-    - `weights_late`: whether backward-weights wait for all else that is ready: `"always"`, or
-        `"cool-down"`, when all forwards of the rank's first stage have run.
-    - `patience`: for how much of an op's length a rank waits, idle, for a more urgent one; of a
-        forward, and of a backward-weight.
+    - `weights_late`: when backward-weights wait for all other ops that are ready: `"always"`, or
+        `"cool-down"`, after all forwards of the rank's first stage have run.
+    - `patience`: for how long an idle rank waits for a more urgent op, as a share of the length of
+        the op that it could run: of a forward, and of a backward-weight.
     """
 
     weights_late: str = "cool-down"
@@ -26,14 +26,14 @@ class Rule(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """Costs and places of the stages.
+    """The costs of the stages, and where they are.
 
     **Attributes:**
 
     - `stage_to_rank`: the rank of each stage.
     - `chain_starts`: the first stage of each chain.
     - `cost`: how long an op of a phase and stage takes.
-    - `send_recv`: how long a tensor travels between two ranks.
+    - `send_recv`: how long a send_recv between two ranks takes.
     """
 
     stage_to_rank: tuple[int, ...]
@@ -43,7 +43,7 @@ class Pipe(NamedTuple):
 
 
 def parse_ops(orders: Sequence[Sequence[str]]) -> list[list[Op]]:
-    """The ops of tokens, none of them an overlapped pair."""
+    """The ops of tokens, none of which may be an overlapped pair."""
     return [
         [parse_token(token, rank, i).parts[0] for i, token in enumerate(order)]
         for rank, order in enumerate(orders)
@@ -55,15 +55,15 @@ def fill(
 ) -> list[list[str]]:
     """Improves the orders of all ranks.
 
-    A rank that is free starts an op of which all inputs are there, out of the order of `base`. A
-    forward may go ahead only if what is left could then still run in the order of `base` within
-    the limit, so that this deadlocks no more than `base` does.
+    A free rank starts an op whose inputs are all available, even if it comes later in the order of
+    `base`. A forward may run early only if the remaining ops could then still run in the order of
+    `base` within the limit, so that the result deadlocks only if `base` does.
 
     **Arguments:**
 
     - `base`: the orders to improve.
     - `pipe`: costs and places.
-    - `limits`: for each rank, the most microbatches of stages that it may hold.
+    - `limits`: for each rank, the most (stage, microbatch) pairs that it may hold.
     - `rule`: which of several ops goes first.
 
     **Returns:**
@@ -95,13 +95,13 @@ def fill_units(
     pipe: Pipe,
     limits: Sequence[int],
 ) -> list[list[str]]:
-    """Fills units of microbatches, puts one behind the other, and fills the bubbles between them.
+    """Fills units of microbatches, concatenates them, and fills the bubbles between them.
 
     **Arguments:**
 
-    - `unit`: the orders to improve of so many microbatches.
-    - `num_microbatches`: of all units.
-    - `size`: of a unit; the last may be smaller.
+    - `unit`: the orders to improve, for a given number of microbatches.
+    - `num_microbatches`: the number of microbatches in all units together.
+    - `size`: the number of microbatches in a unit; the last unit may be smaller.
     - `pipe`, `limits`: as in `fill`.
     """
     joined: list[list[Op]] = [[] for _ in limits]
@@ -113,7 +113,7 @@ def fill_units(
 
 
 def twice_backward(phase: str, stage: int) -> float:
-    """The cost of an op where a whole backward takes two forwards."""
+    """The cost of an op, if a whole backward takes as long as two forwards."""
     del stage
     return 2.0 if phase == "B" else 1.0
 
@@ -123,7 +123,7 @@ _CHANGE = {"F": 1, "I": 0, "W": -1, "B": -1}
 
 
 class _Rank:
-    """What a rank has run and has left."""
+    """The ops that a rank has run, and those that are left."""
 
     def __init__(self, order: Sequence[Op], limit: int):
         self.order = list(order)
@@ -173,7 +173,7 @@ def _choose(
     ends: dict[Op, float],
     rule: Rule,
 ) -> tuple[float, int] | None:
-    """When the next op of a rank starts, and its position; `None` where none is known to start."""
+    """The start of a rank's next op, and its position; `None` if no op is known to start."""
     waiting = []
     late = rule.weights_late == "always" or rank.forwards == 0
     for position in rank.candidates():
@@ -199,7 +199,7 @@ def _choose(
 
 
 def _inputs(op: Op, pipe: Pipe) -> list[tuple[Op, float]]:
-    """What an op reads, each with how long it travels."""
+    """The ops whose results an op reads, each with the time of its send_recv."""
     phase, stage, microbatch = op
     if phase == "W":
         return [(("I", stage, microbatch), 0.0)]

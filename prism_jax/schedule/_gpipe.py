@@ -6,8 +6,8 @@ from ._one_stage import AbstractOneStage
 class GPipe(AbstractOneStage):
     """All forwards, then all backwards, one stage per rank.
 
-    The backwards run in the order of the forwards, as in PyTorch. (The paper reverses them, which
-    gives the same makespan when all microbatches cost the same.)
+    The backwards run in the same order of microbatches as the forwards, as in PyTorch. (In the
+    paper they run in reverse order; the makespan is the same if all microbatches cost the same.)
     """
 
     kind: ClassVar[str] = "gpipe"

@@ -20,8 +20,8 @@ class OpGraph:
     """The step of one replica as ops, and for each op the ops that it waits for.
 
     Ops are listed in a topological order: an op waits only for ops with smaller ids. It starts when
-    the last of them has ended. What follows from other waits is left out, so an op waits for at
-    most the op before it on its rank and the tensors that come from other ranks.
+    the last of them has ended. Redundant dependencies are left out, so an op waits at most for the
+    op before it on its rank and for the tensors that come from other ranks.
 
     **Attributes:**
 
@@ -35,8 +35,8 @@ class OpGraph:
     - `backward`: for a send_recv, whether a gradient travels rather than an activation.
     - `predecessors`: for each op, the ids of the ops that it waits for.
     - `orders`: for each rank, its compute ops in the order in which it runs them.
-    - `last`: for each rank, the ops of which the latest end is the end of that rank. These are its
-        last compute op or, where send_recvs block, its last batch of them.
+    - `last`: for each rank, the ops whose latest end is the end of the rank: its last compute op
+        or, if send_recvs block, its last batch of send_recvs.
     """
 
     phase: Shaped[np.ndarray, "ops"]
@@ -63,7 +63,7 @@ class OpGraph:
 
     @property
     def is_send_recv(self) -> Bool[np.ndarray, "ops"]:
-        """Whether an op is a send_recv; the others compute."""
+        """Whether each op is a send_recv; all other ops compute."""
         return self.phase == SEND_RECV
 
 
@@ -73,11 +73,11 @@ def op_graph(schedule: AbstractSchedule, *, blocking: bool = False) -> OpGraph:
     **Arguments:**
 
     - `schedule`: any schedule.
-    - `blocking`: by default a send_recv is asynchronous: it starts when its producer has ended, and
-        occupies no rank. With `blocking=True` it is a rendezvous, as in Megatron-LM's 1F1B without
-        interleaving: it starts when both ranks have come to it, and holds up both until all
-        send_recvs of their batch have ended. What a rank sends and receives between a forward and a
-        backward is one batch. This needs one stage per rank and whole backwards.
+    - `blocking`: by default, a send_recv is asynchronous: it starts when its producer has ended,
+        and does not block any rank. With `blocking=True` it is a rendezvous, as in Megatron-LM's
+        1F1B without interleaving: it starts when both ranks have reached it, and blocks both until
+        all send_recvs of their batch have ended. All send_recvs of a rank between a forward and a
+        backward are one batch. This requires one stage per rank and whole backwards.
 
     **Returns:**
 
@@ -85,7 +85,7 @@ def op_graph(schedule: AbstractSchedule, *, blocking: bool = False) -> OpGraph:
 
     **Raises:**
 
-    A `ValueError` that names rank, stage and microbatch where the orders deadlock.
+    A `ValueError` that names rank, stage and microbatch if the orders deadlock.
     """
     return _op_graph(schedule, blocking)
 

@@ -7,12 +7,13 @@ from ._fill import Op, Pipe, fill_units, twice_backward
 
 @dataclasses.dataclass(frozen=True)
 class Hanayo(AbstractSchedule):
-    """Waves: the stages run down the ranks and back up, once or several times.
+    """Wave-like pipelines: the stages run down the ranks and back up, once or several times.
 
-    With `virtual_stages = 2 w` there are `w` waves, and no copy of the weights. A rank runs what is
-    ready of the earliest microbatch, in units of `num_ranks` microbatches, and holds at most as
-    many of each of its stages. Liu et al., 2023; the orders here are found by list scheduling, with
-    a backward that takes two forwards.
+    With `virtual_stages = 2 w` there are `w` waves, without a second copy of the weights. A rank
+    runs the op that is ready of the earliest microbatch, in units of `num_ranks` microbatches, and
+    holds at most `num_ranks` microbatches of each of its stages. Source: Liu et al., 2023. The
+    orders here are found by list scheduling, under the assumption that a backward takes as long as
+    two forwards.
     """
 
     kind: ClassVar[str] = "hanayo"

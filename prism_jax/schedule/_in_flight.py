@@ -6,18 +6,18 @@ from ._parts import schedule_parts
 
 
 def peak_in_flight(schedule: AbstractSchedule, *, until: str = "W") -> Int[np.ndarray, " ranks"]:
-    """The most microbatches of stages whose activations each rank holds at once.
+    """The most (stage, microbatch) pairs whose activations each rank holds at once.
 
     **Arguments:**
 
     - `schedule`: any schedule.
-    - `until`: which half of a split backward lets go of the activations of a stage and microbatch:
-        `"W"`, as the gradients of weights need them, or `"I"`. A whole backward does, and of an
-        overlapped pair its forward comes first.
+    - `until`: which half of a split backward frees the activations: `"W"`, because the gradients of
+        the weights need them, or `"I"`. A whole backward always frees them. The forward of an
+        overlapped pair counts before its backward.
 
     **Returns:**
 
-    A count for each rank, in stages times microbatches.
+    The number of (stage, microbatch) pairs for each rank.
     """
     if until not in ("I", "W"):
         raise ValueError(f"`until={until!r}` is unknown; use 'I' or 'W'.")

@@ -6,7 +6,7 @@ from ._base import AbstractSchedule, check_positive
 
 @dataclasses.dataclass(frozen=True)
 class AbstractInterleaved(AbstractSchedule):
-    """Abstract base class for schedules that run groups of microbatches through stages in turn.
+    """Abstract base class for schedules that run groups of microbatches through each stage in turn.
 
     Stage `c * num_ranks + r` is on rank `r`.
     """
@@ -33,7 +33,7 @@ class AbstractInterleaved(AbstractSchedule):
 
     @property
     def group_size(self) -> int:
-        """How many microbatches run through a stage before the rank turns to its next."""
+        """How many microbatches run through a stage before the rank turns to its next stage."""
         return self.microbatch_group_size or self.num_ranks
 
     def turns(self, rank: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -64,14 +64,14 @@ AbstractInterleaved.__init__.__doc__ = """**Arguments:**
 class InterleavedOneFOneB(AbstractInterleaved):
     """One forward, one backward with several stages per rank, as Megatron-LM interleaves them.
 
-    Stage `c * num_ranks + r` is on rank `r`. A rank takes the microbatches in groups, and runs a
-    whole group through each of its stages in turn. With `virtual_stages=1` this is *not*
+    Stage `c * num_ranks + r` is on rank `r`. A rank runs a group of microbatches through each of
+    its stages in turn, then the next group. With `virtual_stages=1` this is *not*
     [`prism_jax.OneFOneB`][]: its warm-up is twice as long.
 
     !!! note
 
-        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
-        `op_graph` and `evaluate` report. Megatron-LM refuses all such inputs.
+        If the last group has fewer than `num_ranks` microbatches, the orders can deadlock;
+        `evaluate` and `compile_job` then raise a `ValueError`. Megatron-LM refuses all such inputs.
     """
 
     kind: ClassVar[str] = "interleaved-1f1b"
@@ -90,16 +90,16 @@ class InterleavedOneFOneB(AbstractInterleaved):
 
 
 class OverlappedOneFOneB(AbstractInterleaved):
-    """[`prism_jax.InterleavedOneFOneB`][] whose forwards and backwards run in pairs, each of two
-    microbatches, as with Megatron-Core's `--overlap-moe-expert-parallel-comm`.
+    """[`prism_jax.InterleavedOneFOneB`][] in which the forward of one microbatch and the backward
+    of another run as a pair, as with Megatron-Core's `--overlap-moe-expert-parallel-comm`.
 
-    Its warm-up has one forward more, so that no backward is paired with what it waits for. With one
-    stage on one rank, neighbouring microbatches are paired.
+    The warm-up has one more forward, so that no backward is paired with a forward that it waits
+    for. With one rank and one stage, neighbouring microbatches are paired.
 
     !!! note
 
-        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
-        `op_graph` and `evaluate` report.
+        If the last group has fewer than `num_ranks` microbatches, the orders can deadlock;
+        `evaluate` and `compile_job` then raise a `ValueError`.
     """
 
     kind: ClassVar[str] = "overlapped-1f1b"
@@ -119,16 +119,16 @@ class OverlappedOneFOneB(AbstractInterleaved):
 
 
 class InterleavedZeroBubble(AbstractInterleaved):
-    """Interleaved 1F1B whose weight gradients run on their own, as in PyTorch.
+    """Interleaved 1F1B with separate ops for weight gradients, as in PyTorch.
 
     Its warm-up is shorter than that of [`prism_jax.InterleavedOneFOneB`][] by `p - 1 - r` on rank
-    `r` of `p`, and the first `r` weight gradients are put off. With `virtual_stages=1` it is
+    `r` of `p`, and its first `r` weight gradients are deferred. With `virtual_stages=1` it is
     [`prism_jax.ZBH1`][].
 
     !!! note
 
-        Where the last group is short of `num_ranks` microbatches the orders can deadlock, which
-        `op_graph` and `evaluate` report.
+        If the last group has fewer than `num_ranks` microbatches, the orders can deadlock;
+        `evaluate` and `compile_job` then raise a `ValueError`.
     """
 
     kind: ClassVar[str] = "interleaved-zero-bubble"

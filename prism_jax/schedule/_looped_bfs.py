@@ -6,10 +6,10 @@ from ._base import AbstractSchedule, check_positive
 
 @dataclasses.dataclass(frozen=True)
 class LoopedBFS(AbstractSchedule):
-    """Breadth-first: a rank runs all microbatches through one of its stages, then the next.
+    """Breadth-first: a rank runs all microbatches through one of its stages, then through the next.
 
-    Stage `c * num_ranks + r` is on rank `r`. The backwards take the stages, and the microbatches of
-    each stage, in reverse.
+    Stage `c * num_ranks + r` is on rank `r`. The backwards run in reverse order of stages, and of
+    microbatches in each stage.
     """
 
     kind: ClassVar[str] = "looped-bfs"

@@ -8,7 +8,7 @@ from ._parts import GRADIENT, Inputs, Parts, describe_input, describe_part, inpu
 
 
 class Needs(NamedTuple):
-    """The tensors that ops receive from stages of other ranks, in the order of the receivers."""
+    """The tensors that ops receive from stages on other ranks, in the order of the receivers."""
 
     producer: Int[np.ndarray, "needs"]
     consumer: Int[np.ndarray, "needs"]
@@ -20,12 +20,13 @@ class Needs(NamedTuple):
 def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int, ...]) -> Needs:
     """Finds what each op needs from other ranks.
 
-    What an op needs from its own rank must be before it in the order, and is nothing to wait for.
+    An op that another op needs on the same rank must come before it in the order; this is not a
+    dependency of its own.
 
     **Raises:**
 
-    A `ValueError` that names the op, for an op on a wrong rank, an op that is there twice, an op
-    whose producer is nowhere or behind it on its own rank.
+    A `ValueError` that names the op, if it is on the wrong rank, occurs twice, or has no producer,
+    or if its producer comes after it on the same rank.
     """
     parts = parts_of(ops)
     inputs = inputs_of(parts, len(stage_to_rank), chain_starts)

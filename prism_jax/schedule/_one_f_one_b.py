@@ -6,8 +6,8 @@ from ._one_stage import AbstractOneStage
 class OneFOneB(AbstractOneStage):
     """One forward, one backward (PipeDream-flush), one stage per rank.
 
-    Rank `r` of `p` runs `p - 1 - r` forwards, then a forward and a backward in turn, then the
-    backwards that are left. At most `p - r` microbatches are in flight on it.
+    Rank `r` of `p` runs `p - 1 - r` forwards, then alternates between a forward and a backward,
+    then runs the remaining backwards. It has at most `p - r` microbatches in flight.
     """
 
     kind: ClassVar[str] = "1f1b"

@@ -5,7 +5,7 @@ from ._base import AbstractSchedule, check_positive
 
 @dataclasses.dataclass(frozen=True)
 class AbstractOneStage(AbstractSchedule):
-    """Abstract base class for schedules of one stage on each rank."""
+    """Abstract base class for schedules with one stage on each rank."""
 
     num_ranks: int
     num_microbatches: int

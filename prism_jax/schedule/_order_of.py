@@ -15,8 +15,8 @@ def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
 
     **Raises:**
 
-    `ValueError` where there is no such schedule, or the orders of a traced one are missing or fit
-    neither each other nor the layout.
+    `ValueError` if there is no such schedule, or if the orders of a traced schedule are missing or
+    fit neither each other nor the layout.
     """
     if config.kind == TRACED:
         return _traced(config, layout)

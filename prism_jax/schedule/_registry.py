@@ -5,7 +5,7 @@ from ._base import AbstractSchedule
 
 
 def schedules() -> dict[str, type[AbstractSchedule]]:
-    """The schedules that job files can name, those of other packages too."""
+    """The schedules that job files can name, including those of other packages."""
     return {cls.kind: cls for cls in subclasses(AbstractSchedule) if cls.kind is not None}
 
 

@@ -8,11 +8,11 @@ from ._ops import action, parse_orders
 class Repeated(AbstractSchedule):
     """Several steps of a schedule without a barrier between them.
 
-    By default, a step ends when all ranks have agreed on the norm of the gradients. Where each rank
-    goes on at once, and takes its update back if the norm turns out too large (post-validation, Qi
-    et al., 2023), a rank that ends early starts its next step early. What `num_steps` steps take
-    beyond one fewer is then the time of a step. Optimizers and reductions are not between the
-    steps: a program has them once, at its end.
+    By default, a step ends when all ranks have agreed on the norm of the gradients. With
+    post-validation (Qi et al., 2023), each rank continues at once, and reverts its update if the
+    norm turns out too large; so a rank that ends early starts its next step early. The time of a
+    step is then the time of `num_steps` steps minus that of `num_steps - 1`. There are no
+    optimizers and reductions between the steps: a program has them only once, at its end.
     """
 
     schedule: AbstractSchedule
@@ -56,6 +56,6 @@ class Repeated(AbstractSchedule):
 
 Repeated.__init__.__doc__ = """**Arguments:**
 
-- `schedule`: of one step.
-- `num_steps`: how many there are.
+- `schedule`: the schedule of one step.
+- `num_steps`: the number of steps.
 """

@@ -1,4 +1,4 @@
-"""A graph of ops with given latencies, run on the host."""
+"""Runs a graph of ops with given latencies on the host."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxtyping import Float
 def replay(
     predecessors: Sequence[Sequence[int]], latencies: Float[np.ndarray, "ops *steps"]
 ) -> tuple[Float[np.ndarray, "ops *steps"], Float[np.ndarray, "ops *steps"]]:
-    """When ops start and end: each starts when all that it waits for has ended.
+    """When ops start and end: each starts when all ops that it waits for have ended.
 
     **Arguments:**
 

@@ -6,7 +6,7 @@ from ._v_shape import v_shape
 
 @dataclasses.dataclass(frozen=True)
 class AbstractTwoWay(AbstractSchedule):
-    """Abstract base class for two pipes of whole models through the same ranks from both ends."""
+    """Abstract base class for two pipelines of whole models from opposite ends of the ranks."""
 
     num_ranks: int
     num_microbatches: int
@@ -31,7 +31,7 @@ class AbstractTwoWay(AbstractSchedule):
 
 AbstractTwoWay.__init__.__doc__ = """**Arguments:**
 
-- `num_ranks`: the number of pipeline ranks, which is even.
-- `num_microbatches`: the number of microbatches in a step of both directions together, which is
-    even.
+- `num_ranks`: the number of pipeline ranks, which must be even.
+- `num_microbatches`: the number of microbatches in a step, in both directions together, which must
+    be even.
 """

@@ -1,4 +1,4 @@
-"""V-shaped schedules of little memory: a block of six ops for each microbatch, repeated."""
+"""V-shaped schedules with little memory: a block of six ops is repeated for each microbatch."""
 
 from typing import ClassVar
 
@@ -10,11 +10,11 @@ _PERIOD = 6  # A forward, a backward-input and a backward-weight of two stages.
 
 
 class VHalf(AbstractVShape):
-    """Two stages on each rank, placed in a V, with about half of the activations of 1F1B.
+    """Two stages on each rank, placed in a V, with about half of the activation memory of 1F1B.
 
-    At most `num_ranks + 2` microbatches of stages are held on any rank (`num_ranks + 3` where that
-    is even), against `2 num_ranks` of [`prism_jax.ZBV`][]. The order depends on no costs. V-Half of
-    Qi et al., 2024.
+    A rank holds the activations of at most `num_ranks + 2` (stage, microbatch) pairs
+    (`num_ranks + 3` if `num_ranks` is even), compared with `2 num_ranks` for [`prism_jax.ZBV`][].
+    The order does not depend on costs. V-Half of Qi et al., 2024.
     """
 
     kind: ClassVar[str] = "v-half"
@@ -26,10 +26,11 @@ class VHalf(AbstractVShape):
 
 
 class VMin(AbstractVShape):
-    """Two stages on each rank, placed in a V, with about a third of the activations of 1F1B.
+    """Two stages on each rank, placed in a V, with about a third of the activation memory of 1F1B.
 
-    The least that a repeated block of ops can do with. The order depends on no costs; where they
-    are far from equal, the bubbles grow with the number of microbatches. V-Min of Qi et al., 2024.
+    This is the least memory that a repeated block of ops can have. The order does not depend on
+    costs; if the costs of ops are far from equal, the bubbles grow with the number of microbatches.
+    V-Min of Qi et al., 2024.
     """
 
     kind: ClassVar[str] = "v-min"
@@ -46,14 +47,14 @@ def _repeat(
 ) -> list[list[str]]:
     """The orders of a block that is repeated for each microbatch.
 
-    Ops of the blocks are then moved into the bubbles before and behind them, within their memory.
+    Ops are then moved into the bubbles before and after the blocks, within their memory.
 
     **Arguments:**
 
     - `num_ranks`, `num_microbatches`: of the schedule.
-    - `there_and_back`: how many ops a microbatch takes from a rank to the next and back to it.
-    - `back`: at which op from its first forward on a rank its first backward on it runs.
-    - `pause`: how many ops the backward waits where the V turns.
+    - `there_and_back`: how many ops a microbatch takes from a rank to the next rank and back.
+    - `back`: how many ops after its first forward on a rank its first backward runs there.
+    - `pause`: for how many ops the backward waits where the V turns.
     """
     blocks = []
     for rank in range(num_ranks):

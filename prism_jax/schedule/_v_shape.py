@@ -4,14 +4,14 @@ from ._base import AbstractSchedule, check_enough, check_positive
 
 
 def v_shape(num_ranks: int) -> tuple[int, ...]:
-    """The ranks of two stages each: down the ranks, and back up."""
+    """The rank of each stage, with two stages on each rank: down the ranks, and back up."""
     ranks = tuple(range(num_ranks))
     return ranks + ranks[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
 class AbstractVShape(AbstractSchedule):
-    """Abstract base class for schedules of two stages on each rank, placed in a V.
+    """Abstract base class for schedules with two stages on each rank, placed in a V.
 
     Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so that the first and the last stage share
     a rank.
@@ -39,5 +39,5 @@ AbstractVShape.__init__.__doc__ = """**Arguments:**
 
 - `num_ranks`: the number of pipeline ranks.
 - `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank, which is two.
+- `virtual_stages`: the number of stages on each rank, which must be two.
 """

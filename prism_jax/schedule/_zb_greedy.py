@@ -20,15 +20,15 @@ Cost = float | tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True)
 class ZBGreedy(AbstractSchedule):
-    """The best zero-bubble order that list scheduling finds for given costs and memory.
+    """The best zero-bubble schedule that list scheduling finds for given costs and memory.
 
-    Handcrafted zero-bubble orders that fit into the memory are improved by moving ops forward into
-    bubbles, by several rules of what goes first. The order with the least makespan is taken and, of
-    several, that with the least time between the first and the last op of a rank. With two stages
-    on each rank, these are placed in a V.
+    It starts from handcrafted zero-bubble orders that fit into the memory, and moves ops forward
+    into bubbles by several priority rules. The order with the shortest makespan is taken; among
+    equals, that with the shortest time from the first to the last op of a rank. Two stages on a
+    rank are placed in a V.
 
-    Costs may be left out: then they are those of the program that it is compiled to, and else one
-    for each op, and no time for send_recvs.
+    Costs are optional. Without them, the schedule uses the costs of the program that it is compiled
+    to; outside of a program, every op costs one and send_recvs cost nothing.
     """
 
     kind: ClassVar[str] = "zb-greedy"
@@ -99,8 +99,8 @@ ZBGreedy.__init__.__doc__ = """**Arguments:**
 - `num_ranks`: the number of pipeline ranks.
 - `num_microbatches`: the number of microbatches in a step.
 - `virtual_stages`: the number of stages on each rank, one or two.
-- `memory_limit`: the most microbatches of stages whose activations a rank may hold. Default
-    `num_ranks * virtual_stages`, which is that of the first rank in 1F1B.
+- `memory_limit`: the most (stage, microbatch) pairs whose activations a rank may hold. Default
+    `num_ranks * virtual_stages`, which is what the first rank holds in 1F1B.
 - `forward`, `backward_input`, `backward_weight`: the cost of an op: one number, or one for each
     stage.
 - `send_recv`: the cost of sending a tensor to another rank.
@@ -158,7 +158,7 @@ def _bases(schedule: ZBGreedy, limit: int) -> Iterator[list[list[str]]]:
 
 
 def _plain_order(schedule: ZBGreedy, limit: int, rank: int) -> list[str]:
-    """1F1B within the limit; with two stages, one microbatch at a time."""
+    """1F1B within the limit or, with two stages, one microbatch at a time."""
     p, m = schedule.num_ranks, schedule.num_microbatches
     if schedule.virtual_stages == 2:
         down, up = rank, 2 * p - 1 - rank

@@ -4,11 +4,11 @@ from ._one_stage import AbstractOneStage
 
 
 class ZBH1(AbstractOneStage):
-    """Zero bubble within the memory of 1F1B: the weight gradients of a backward run on their own.
+    """Zero bubble within the memory of 1F1B, with separate ops for weight gradients.
 
-    Rank `r` of `p` runs as [`prism_jax.OneFOneB`][] does, but puts off the weight gradients of its
-    first `r` microbatches, so that at most `p` of these are held on any rank. Handcrafted ZB-H1
-    of Qi et al., 2023, which their code calls ZB1P.
+    Rank `r` of `p` runs as in [`prism_jax.OneFOneB`][], but defers the weight gradients of its
+    first `r` microbatches. So any rank holds the activations of at most `p` microbatches.
+    Handcrafted ZB-H1 of Qi et al., 2023, which is called ZB1P in their code.
     """
 
     kind: ClassVar[str] = "zb-h1"

@@ -4,12 +4,12 @@ from ._one_stage import AbstractOneStage
 
 
 class ZBH2(AbstractOneStage):
-    """Zero bubble with twice the memory of 1F1B: more forwards in the warm-up fill it.
+    """Zero bubble with twice the memory of 1F1B: more forwards fill the bubbles of the warm-up.
 
-    Rank `r` of `p` runs `2 (p - r) - 1` forwards first and puts off the weight gradients of its
-    first `2 r` microbatches. From its first op to its last, each rank is busy without a pause where
-    all ops take equally long; that shortens steps only where the optimizer of a rank does not wait
-    for all others. Handcrafted ZB-H2 of Qi et al., 2023.
+    Rank `r` of `p` first runs `2 (p - r) - 1` forwards, and defers the weight gradients of its
+    first `2 r` microbatches. If all ops take equally long, each rank is busy without a pause from
+    its first op to its last. This shortens steps only if the optimizer of a rank does not wait for
+    all other ranks. Handcrafted ZB-H2 of Qi et al., 2023.
     """
 
     kind: ClassVar[str] = "zb-h2"

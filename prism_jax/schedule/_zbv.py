@@ -7,9 +7,9 @@ class ZBV(AbstractVShape):
     """Zero bubble with two stages on each rank, placed in a V, within the memory of 1F1B.
 
     Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so that the first and the last stage share
-    a rank. At most `2 p` microbatches of stages are held on any rank. It is made for at least
-    `2 p - 1` microbatches; with fewer, the ops of those that are missing are left out, as in
-    PyTorch, whose `ZBVZeroBubble` this equals.
+    a rank. A rank holds the activations of at most `2 p` (stage, microbatch) pairs. The order is
+    made for at least `2 p - 1` microbatches; with fewer, the ops of the missing microbatches are
+    left out. It is the same as PyTorch's `ZBVZeroBubble`.
     """
 
     kind: ClassVar[str] = "zbv"
