@@ -1,4 +1,4 @@
-"""The layouts of a model on so many GPUs."""
+"""Enumerates the layouts of a model on a number of GPUs."""
 
 from collections.abc import Iterable
 
@@ -30,31 +30,33 @@ def enumerate_layouts(
     any_memory: bool = False,
     progress: bool = False,
 ) -> tuple[Job, ...]:
-    """The layouts of a model on so many GPUs, as jobs.
+    """Enumerates the layouts of a model on a number of GPUs, as jobs.
 
-    They are those of a space that divide evenly (the model by tensor parallelism and stages, the
-    sequence by tensor and context parallelism, the batch by replicas and microbatches, the experts)
-    and that fit the memory of a GPU, as [`prism_jax.memory`][] counts it. Their order is that of
-    the fields of [`prism_jax.LayoutSpace`][]: by `tp`, then `pp`, ...; `recompute` changes fastest.
+    These are the layouts of a space that fit into the memory of a GPU, as computed by
+    [`prism_jax.memory`][], and in which everything divides evenly: the model by tensor parallelism
+    and stages, the sequence by tensor and context parallelism, the batch by replicas and
+    microbatches, and the experts. They are in the order of the fields of
+    [`prism_jax.LayoutSpace`][]: by `tp`, then `pp`, and so on; `recompute` changes fastest.
 
     **Arguments:**
 
-    - `model`, `cluster`: what is trained, and on what.
-    - `world_size`: how many of the cluster's GPUs a layout takes, all of them.
-    - `training`: how; its `microbatch_size`, `zero` and `recompute` are those of the space.
-    - `batch_size`: sequences of a step.
+    - `model`, `cluster`: the model and the machine.
+    - `world_size`: how many GPUs of the cluster each layout uses.
+    - `training`: how a step is computed. `microbatch_size`, `zero` and `recompute` come from the
+        space instead.
+    - `batch_size`: the number of sequences in a step.
     - `kernels`: the profile of the kernels; by default that of the cluster.
-    - `space`: which layouts to look at.
-    - `any_memory`: whether those that do not fit are given too.
+    - `space`: which layouts to consider.
+    - `any_memory`: whether to return also those that do not fit into memory.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
-    A job for each layout, named after it.
+    A job for each layout. Its name describes the layout.
 
     **Raises:**
 
-    `ValueError` where there is none; it says what would make one.
+    `ValueError` if there are no layouts. The message says which change would give one.
     """
     space = LayoutSpace() if space is None else space
     _check(space, cluster, world_size, batch_size)

@@ -1,4 +1,4 @@
-"""Which of many layouts is best at a figure of its law: predicted, then simulated by halves."""
+"""Ranks layouts by a figure of their laws: by prediction, then simulation by successive halving."""
 
 import math
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ _ERRORS = 2
 
 
 class _State(NamedTuple):
-    """A search on its way.
+    """The state of a search.
 
     **Attributes:**
 
-    - `jobs`: all of them.
-    - `bucket`: of each that is simulated.
-    - `found`: of each that was simulated, its figures from the last round that it was in.
-    - `refused`: why some cannot be simulated.
+    - `jobs`: all jobs.
+    - `bucket`: the shape bucket of each job that is simulated.
+    - `found`: the figures of each simulated job from its last round.
+    - `refused`: why some jobs cannot be simulated.
     """
 
     jobs: Sequence[Job]
@@ -75,23 +75,26 @@ def rank_layouts(
 ) -> Ranking:
     """Ranks layouts by a figure of the law of their step time.
 
-    All are predicted as if nothing varied. Simulated are those whose predicted step is within the
-    margin of the shortest, `top` at least, and then all whose predicted step is shorter than the
-    objective of the last of the first `top`: a step that varies takes longer on average than one
-    that does not, so none of the others is among the first by mean, or by a figure above the mean.
-    The better half of those simulated goes on with four times the samples, until they have all
-    (successive halving). All have common random numbers: the same key and the same ids of steps.
+    First, the step of every layout is predicted as if nothing varied. The layouts whose predicted
+    step is within `margin` of the shortest, and at least `top` layouts, are simulated. Then all
+    other layouts are simulated whose predicted step is shorter than the objective of the `top`-th
+    best so far. A step that varies takes longer on average than one that does not, so none of the
+    remaining layouts can be among the first `top` by mean, or by a figure above the mean.
+
+    The better half of the simulated layouts is simulated again with four times as many samples,
+    until they have `num_samples` (successive halving). All layouts use common random numbers: the
+    same key and the same step ids.
 
     **Arguments:**
 
-    - `jobs`: as `enumerate_layouts` gives them, or any others.
+    - `jobs`: the layouts, as jobs from [`enumerate_layouts`][] or any other jobs.
     - `objective`: `Mean()`, `Quantile(q)` or `CVaR(q)`; by default the 95 % quantile.
-    - `num_samples`: how many steps of each, in the end.
+    - `num_samples`: how many steps to simulate of each layout in the last round.
     - `key`: a `jax.random` key.
-    - `top`: how many are to be ranked to the end, at least.
-    - `margin`: see above; `None` simulates all.
-    - `executor`: simulates layouts at the same time, a few to a call: any
-        `concurrent.futures.Executor`, such as a [`RayExecutor`][]. The figures are the same.
+    - `top`: how many layouts at least are simulated to the end.
+    - `margin`: see above, as a share of the shortest predicted step; `None` simulates all layouts.
+    - `executor`: simulates several layouts in parallel, a few in each call. It can be any
+        `concurrent.futures.Executor`, such as a [`RayExecutor`][]. The results are the same.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
@@ -100,8 +103,8 @@ def rank_layouts(
 
     **Raises:**
 
-    `ValueError` for no jobs, an objective that is no time, or where no job can be simulated.
-    `BrokenExecutor` where workers died.
+    `ValueError` if there are no jobs, if the objective is not a time, or if no job can be
+    simulated. `BrokenExecutor` if workers died.
     """
     objective = Quantile(0.95) if objective is None else objective
     check_key(key)
@@ -130,7 +133,7 @@ def rank_layouts(
 
 
 def check_ranks(objective: AbstractObjective) -> None:
-    """Raises a `ValueError` unless an objective is a time that less of all steps makes less."""
+    """Raises a `ValueError` unless an objective is a time that falls when all steps get shorter."""
     check_objective(objective)
     if objective.unit != "s" or not objective.monotone:
         raise ValueError(
@@ -157,7 +160,7 @@ def _check(jobs, objective, num_samples, top, margin) -> None:
 
 
 def _predicted(jobs: Sequence[Job], progress: bool) -> tuple[dict[int, Prediction], dict[int, str]]:
-    """The step of each job if nothing varied; and of those that have none, why."""
+    """The predicted step of each job, and why some jobs have none."""
     found: dict[int, Prediction] = {}
     refused: dict[int, str] = {}
     with progress_bar(len(jobs), progress, "predict", "layout") as advance:
@@ -171,7 +174,7 @@ def _predicted(jobs: Sequence[Job], progress: bool) -> tuple[dict[int, Predictio
 
 
 def _rounds(objective: AbstractObjective, num_samples: int, number: int, top: int) -> list[int]:
-    """How many samples each round takes: one round where all are to be ranked to the end."""
+    """The number of samples in each round. There is one round if all jobs are simulated to the end."""
     rounds = [num_samples]
     least = max(_FEWEST, NUM_BATCHES * _FEWEST_BEYOND / objective.share)
     while number > top * 2 ** (len(rounds) - 1) and rounds[0] // _MORE >= least:
@@ -203,7 +206,7 @@ def _value(state: _State, number: int, figure: str = "objective") -> float:
 
 
 def _better_half(state: _State, alive: list[int], top: int) -> list[int]:
-    """The better half, `top` at least, and what may yet be as good; and the best by mean."""
+    """The better half, at least `top`, those that may still be as good, and the best by mean."""
     ordered = sorted(alive, key=lambda i: _value(state, i))
     sure = min(max(top, -(-len(ordered) // 2)), len(ordered))
     last = state.found[ordered[sure - 1]]
@@ -216,7 +219,7 @@ def _better_half(state: _State, alive: list[int], top: int) -> list[int]:
 
 
 def _difference(one: Batched, other: Batched) -> Estimate:
-    """By how much the objective of one is more than that of another, of the same steps."""
+    """By how much the objective of one job is above that of another, from the same steps."""
     width = len(FIGURES)
     both = beside(one, other).through(lambda x: x[:, :1] - x[:, width : width + 1])
     return both.estimates()[0]

@@ -1,4 +1,4 @@
-"""What a search for layouts found."""
+"""The result of a search for layouts."""
 
 import dataclasses
 from typing import Any
@@ -14,13 +14,14 @@ class RankedLayout:
 
     **Attributes:**
 
-    - `job`: with its layout, named after it.
-    - `prediction`: its step if nothing varied.
-    - `value`: the objective.
-    - `behind`: by how much it is more than the best's, with the standard error of the difference:
-        both have the same random numbers.
-    - `mean`, `p95`, `p99`: of the step time.
-    - `rank`, `rank_by_mean`: from 1, among those that were simulated to the end.
+    - `job`: the job with this layout. Its name describes the layout.
+    - `prediction`: the prediction of its step if nothing varied.
+    - `value`: the value of the objective.
+    - `behind`: by how much the objective is above that of the best layout. Its standard error is
+        that of the difference, which is small because both use the same random numbers.
+    - `mean`, `p95`, `p99`: figures of the step time.
+    - `rank`, `rank_by_mean`: its rank by the objective and by the mean, from 1, among the layouts
+        that were simulated to the end.
     """
 
     job: Job
@@ -39,28 +40,28 @@ class RankedLayout:
 
     @property
     def mfu(self) -> float:
-        """The share of the devices' peak that the model's products take, of the mean step."""
+        """Model FLOP/s utilisation in the mean step."""
         return self.prediction.mfu * self.prediction.mean / self.mean.value
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole job, of the mean step."""
+        """Tokens per second of the whole job in the mean step."""
         return self.prediction.tokens_per_s * self.prediction.mean / self.mean.value
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """What `rank_layouts` found.
+    """The result of `rank_layouts`.
 
     **Attributes:**
 
-    - `objective`: by which figure they are ranked.
-    - `layouts`: those that were simulated to the end, the best first.
-    - `num_given`, `num_simulated`: how many layouts there were, and how many were simulated at all.
-    - `num_samples`: steps of each, in the end.
-    - `loss`: what the layout of the least mean loses: by how much its objective is more than that
-        of the best.
-    - `notes`: what is to be said of the figures.
+    - `objective`: the figure by which layouts are ranked.
+    - `layouts`: the layouts that were simulated to the end, the best first.
+    - `num_given`, `num_simulated`: how many layouts were given, and how many were simulated at all.
+    - `num_samples`: how many steps of each were simulated in the last round.
+    - `loss`: by how much the objective of the layout with the shortest mean is above that of the
+        best layout.
+    - `notes`: warnings about the figures.
     """
 
     objective: str
@@ -77,7 +78,7 @@ class Ranking:
 
     @property
     def best_by_mean(self) -> RankedLayout:
-        """The layout of the least mean."""
+        """The layout with the shortest mean step time."""
         return min(self.layouts, key=lambda one: one.rank_by_mean)
 
     def table(self) -> Any:

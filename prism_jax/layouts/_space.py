@@ -1,4 +1,4 @@
-"""The layouts of a model that divide it, its batch and the ranks evenly."""
+"""The layouts that divide a model, its batch and the ranks evenly."""
 
 import dataclasses
 import itertools as it
@@ -17,22 +17,22 @@ _EXPERT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which layouts to look at: all combinations of these that divide evenly.
+    """Which layouts to consider: all combinations of these values that divide evenly.
 
     **Attributes:**
 
     - `tp`: degrees of tensor parallelism; by default all divisors of the number of GPUs up to the
-        group of the innermost link, for these collectives are many.
+        group size of the innermost link, because tensor-parallel collectives are frequent.
     - `pp`: degrees of pipeline parallelism; by default all divisors of the number of GPUs.
-    - `schedule`: kinds of schedules, by the names that job files use. Those that have virtual
-        stages get two or more of them; of these, interleaved ones get multiples of `pp`
-        microbatches, as Megatron-LM asks.
-    - `virtual_stages`: for each rank; by default every number that divides the layers.
-    - `cp`, `ep`: degrees of context and expert parallelism; `ep` by default up to 64 where the
-        model has experts. Experts keep the `etp` of tensor parallelism.
-    - `microbatch_size`: in sequences.
-    - `zero`: what replicas share, as in `Training`: 3 is FSDP.
-    - `recompute`: what a backward computes again.
+    - `schedule`: kinds of schedules, by the names that job files use. Schedules with virtual stages
+        get at least two of them. Interleaved schedules get multiples of `pp` microbatches, as
+        Megatron-LM requires.
+    - `virtual_stages`: numbers of stages on each rank; by default all that divide the layers.
+    - `cp`, `ep`: degrees of context and expert parallelism; by default, `ep` is at most 64 if the
+        model has experts. The `etp` of experts is `tp`.
+    - `microbatch_size`: numbers of sequences in a microbatch.
+    - `zero`: what is sharded over the replicas, as in `Training`; 3 is FSDP.
+    - `recompute`: what the backward recomputes, as in `Training`.
     """
 
     tp: tuple[Count, ...] | None = None
@@ -48,14 +48,15 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What to find layouts of.
+    """A question: the layouts of which model, and on what.
 
     **Attributes:**
 
-    - `model`, `cluster`, `kernels`: what is trained, and on what.
-    - `training`: how; its `microbatch_size`, `zero` and `recompute` are those of the space.
-    - `batch_size`: sequences of a step.
-    - `space`: which layouts to look at.
+    - `model`, `cluster`, `kernels`: the model, the machine and the profile of its kernels.
+    - `training`: how a step is computed. `microbatch_size`, `zero` and `recompute` come from the
+        space instead.
+    - `batch_size`: the number of sequences in a step.
+    - `space`: which layouts to consider.
     """
 
     model: Model
@@ -67,8 +68,8 @@ class Question:
 
 
 def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
-    """All layouts that divide evenly, in the order of the fields of `LayoutSpace`: the recompute
-    changes fastest. Whether they fit the memory is not looked at.
+    """All layouts that divide evenly, in the order of the fields of `LayoutSpace`: `recompute`
+    changes fastest. They may need too much memory.
     """
     space, most_tp = asked.space, asked.cluster.links[0].group
     tps = _divisors(world_size, most_tp) if space.tp is None else space.tp
@@ -92,8 +93,8 @@ def _dividing(choices: Iterable[int], number: int) -> list[int]:
 
 
 def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
-    """Schedules, and how the layers are distributed over their stages. Where these do not divide
-    the layers, the embedding and the head count as one each, Megatron-LM's way.
+    """The schedules, and how the layers are distributed over their stages. If the stages do not
+    divide the layers, the embedding and the head count as one layer each, as in Megatron-LM.
     """
     layers, known = asked.model.num_layers, schedules()
     for kind in asked.space.schedule:
@@ -129,7 +130,7 @@ def _splits(asked: Question, layout: Layout, config: ScheduleConfig) -> bool:
 
 
 def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
-    """The layout with all microbatches, ways to share and to compute again."""
+    """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
     space, order = asked.space, schedules()[config.kind]
     for size in space.microbatch_size:
         number, left = divmod(asked.batch_size, layout.dp * size)
@@ -156,7 +157,7 @@ def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[
 
 
 def layout_name(layout: Layout, schedule: ScheduleConfig, training: Training) -> str:
-    """What tells layouts apart, in a line."""
+    """The differences between layouts, in a line."""
     stages = f" x {schedule.virtual_stages}" if schedule.virtual_stages > 1 else ""
     degrees = f"tp {layout.tp} pp {layout.pp}{stages} dp {layout.dp}"
     degrees += "".join(f" {k} {getattr(layout, k)}" for k in ("cp", "ep") if getattr(layout, k) > 1)

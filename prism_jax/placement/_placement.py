@@ -32,23 +32,24 @@ _WORST = 0.2
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Placement:
-    """What `place` found. Each figure is in the objective's unit, from steps that the search did
-    not see.
+    """The result of `place`. Each figure is in the unit of the objective, from steps that the
+    search did not use.
 
     **Attributes:**
 
-    - `order`: `(nodes,)`, which of the nodes should take each place.
-    - `objective`, `unit`: the figure.
-    - `before`: with the nodes in the order given.
-    - `after`: with the nodes in `order`.
+    - `order`: `(nodes,)`, for each place, the node that should take it.
+    - `objective`, `unit`: the name of the figure, and its unit.
+    - `before`: the figure with the nodes in the given order.
+    - `after`: the figure with the nodes in `order`.
     - `gain`: by how much the figure falls from `before` to `after`.
-    - `worst`: with the worst order found.
-    - `bound`: the figure of steps that are stochastically below those of any placement; `None` for
-        a figure that may fall where steps get slower, such as `Std()`.
-    - `places`: what each place is: its first `replica` and pipeline `rank`, the `node` that should
-        take it, and the `factor` of that node's slowest GPU, relative to the mean GPU.
-    - `num_samples`: steps behind the figures.
-    - `num_placements`: how many were tried, each counted once.
+    - `worst`: the figure with the worst order that was found.
+    - `bound`: a lower bound of the figure over all placements, from steps that are stochastically
+        faster than those of any placement; `None` for a figure that may fall when steps get slower,
+        such as `Std()`.
+    - `places`: for each place, its first `replica` and pipeline `rank`, the `node` that should take
+        it, and the `factor` of the slowest GPU of that node, relative to the mean GPU.
+    - `num_samples`: how many steps each figure is from.
+    - `num_placements`: how many different placements were tried.
     """
 
     order: Order
@@ -108,22 +109,23 @@ def place(
 ) -> Placement:
     """Assigns nodes to the pipeline ranks of the replicas, to lower a figure of the step time.
 
-    Every replica is simulated, on GPUs of known factors. Where up to 8,192 placements differ, all
-    are tried. Else the search starts from the best of: the order given; slow nodes together in few
-    replicas; slow nodes at the ranks that matter least; the linear assignment by the gradient,
-    which is exact where steps are sums. Then it exchanges pairs of nodes, those first that gain
-    most by the gradient. For large jobs it goes by the means of replicas, and their scatter.
+    Every replica is simulated, on GPUs whose factors are known. If at most 8,192 placements differ,
+    all are tried. Otherwise, a local search starts from the best of these: the given order; slow
+    nodes together in few replicas; slow nodes at the ranks that matter least; and a linear
+    assignment by the gradient, which is exact if the step is a sum. The search then exchanges pairs
+    of nodes, first those that gain most according to the gradient. For large jobs, it approximates
+    replicas by their means and scatter.
 
     **Arguments:**
 
-    - `program`: the step. The law of its GPUs' factors gives way to what is known of them.
-    - `factors`: how long compute takes on each GPU, or each node, in the order of their ranks
-        (tensor- and context-parallel neighbours, then replicas, then pipeline ranks), relative to
-        any common unit: their mean counts as one.
-    - `devices_per_node`: GPUs of a node. Nodes are moved as a whole.
+    - `program`: the step. The known factors replace its law of GPU factors.
+    - `factors`: how long compute takes on each GPU or each node, in any common unit; they are
+        divided by their mean. They are in the order of ranks: tensor- and context-parallel
+        neighbours first, then replicas, then pipeline ranks.
+    - `devices_per_node`: the number of GPUs in a node. Nodes are moved as a whole.
     - `objective`: the figure; `Quantile(0.95)` by default.
-    - `num_samples`: how many steps the reported figures are from; by default 4,096, or as many as
-        take some seconds for large jobs, but 512.
+    - `num_samples`: how many steps the reported figures are from; by default 4,096, or fewer for
+        large jobs, but at least 512.
     - `key`: a `jax.random` key.
     - `progress`: whether to show a bar on stderr.
 
@@ -133,7 +135,7 @@ def place(
 
     **Raises:**
 
-    `ValueError` for factors that do not fit the job, or a job in a single node.
+    `ValueError` if the factors do not fit the job, or if the job is on a single node.
     """
     objective = Quantile(0.95) if objective is None else objective
     check_program(program, key)
@@ -188,8 +190,8 @@ def place(
 
 
 def _with_known_gpus(program: Program, nodes: Nodes) -> Program:
-    """The program with a law of factors as wide as those that are known: it says how the GPUs of a
-    group lie below the slowest one.
+    """The program with a law of GPU factors that is as wide as the known factors. It gives the
+    factors of the other GPUs of a group below the slowest one.
     """
     logarithms = np.log(nodes.factors)
     dtype = program.latencies.mean.dtype

@@ -1,4 +1,4 @@
-"""Runs as cycles between interruptions, many runs side by side."""
+"""Simulates runs as cycles between interruptions, many runs in parallel."""
 
 import dataclasses
 
@@ -11,16 +11,17 @@ PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting")
 
 @dataclasses.dataclass(frozen=True)
 class RunCosts:
-    """What a run costs beside its steps, in seconds.
+    """What a run costs besides its steps, in seconds.
 
     **Attributes:**
 
-    - `interval_s`: of work between two checkpoints.
-    - `blocking_s`: for how long a checkpoint holds up the job.
-    - `background_s`: how much later it is safe; one that is not does not help.
-    - `restart_s`: from when an interruption is noticed to the first step.
-    - `repair_s`: until a node that was replaced can serve as a spare.
-    - `evaluation_s`: of evaluations, for each interval.
+    - `interval_s`: the work between two checkpoints.
+    - `blocking_s`: for how long a checkpoint blocks the job.
+    - `restart_s`: the time from when an interruption is noticed to the first step after it.
+    - `background_s`: for how long a checkpoint is then written in the background. An interruption
+        before the end of it makes the checkpoint useless.
+    - `repair_s`: how long it takes until a node that was replaced can be used as a spare.
+    - `evaluation_s`: the time for evaluations in each interval.
     """
 
     interval_s: float
@@ -33,14 +34,14 @@ class RunCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Hazards:
-    """What interrupts a run: one entry per cause.
+    """The causes that interrupt a run, with one entry per cause.
 
     **Attributes:**
 
-    - `rates`: per second of the whole job, for each run.
-    - `detection_s`: until an interruption is noticed.
-    - `takes_node`, `reallocates`, `announced`: see `Cause`.
-    - `num_spares`: nodes that can take the place of others at once; `None` for always one more.
+    - `rates`: interruptions per second of the whole job, for each run.
+    - `detection_s`: the time until an interruption is noticed.
+    - `takes_node`, `reallocates`, `announced`: as in `Cause`.
+    - `num_spares`: the number of spare nodes; `None` if there is always one more.
     """
 
     rates: Float[np.ndarray, "runs causes"]
@@ -57,8 +58,8 @@ class Runs:
 
     **Attributes:**
 
-    - `parts`: the seconds of each run by `PARTS`; they add up to it.
-    - `interruptions`: by cause.
+    - `parts`: the seconds of each run by `PARTS`, which add up to its length.
+    - `interruptions`: the number of interruptions by cause.
     """
 
     parts: Float[np.ndarray, "runs parts"]
@@ -74,17 +75,17 @@ def run_cycles(
 ) -> Runs:
     """Simulates runs from interruption to interruption.
 
-    A cycle begins with what was interrupted being down (not the first), and then works, saving a
-    checkpoint after each interval. The next interruption comes after an exponential time, whatever
-    the run does; it loses what is not safe.
+    A cycle begins with downtime (except for the first), and continues with work and a checkpoint
+    after each interval. The next interruption comes after an exponential time, independently of
+    what the run does. It loses the work that is not in a finished checkpoint.
 
     **Arguments:**
 
-    - `work`: of each run, in seconds on GPUs of the mean speed.
-    - `slowness`: factors on it on the sets of GPUs that a run has one after the other; from the
-        last on, they are taken in turn.
-    - `hazards`, `costs`: what interrupts, and what it costs.
-    - `rng`: the same one gives the same random numbers to each run and cycle.
+    - `work`: the work of each run, in seconds on GPUs of mean speed.
+    - `slowness`: factors on the work, for the sets of GPUs that a run has one after the other.
+        After the last set, the run starts again with the first.
+    - `hazards`, `costs`: the causes of interruptions, and the costs.
+    - `rng`: a generator. The same generator gives the same random numbers to each run and cycle.
     """
     num_runs, num_causes = hazards.rates.shape
     rate = hazards.rates.sum(axis=1)
@@ -104,7 +105,7 @@ def run_cycles(
         slow = slowness[going, sets[going] % slowness.shape[1]]
         found = _cycle(work[going] - done[going], slow, until - down[going] - wait[going], costs)
         cause = np.minimum((chance[going] < which[:, None]).sum(axis=1), num_causes - 1)
-        # What was announced loses nothing but the part of a checkpoint.
+        # An announced interruption loses nothing except the unfinished part of a checkpoint.
         told = np.where(hazards.announced[cause], found.lost, 0.0)
         kept = np.minimum(told / (slow * (1 + evaluated)), costs.interval_s)
         safe, lost = found.safe + kept, found.lost - told

@@ -14,18 +14,20 @@ DAY = 86_400.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunLaw:
-    """How long a training run takes, from many simulated ones.
+    """The law of the length of a training run, from many simulated runs.
 
     **Attributes:**
 
-    - `days`: of each run, sorted.
-    - `parts`: the mean days of a run by what they are for: `work`, `evaluation`, `checkpoint`,
-        `lost` (done again), `down` (noticing and restarting) and `waiting` (for a spare node).
-    - `interruptions`: the mean number of them by cause.
-    - `interval_s`: of work between checkpoints, in seconds.
-    - `best_interval_s`: the one that makes the mean shortest; see `best_interval`.
-    - `derivatives`: by how many days the mean grows for each unit of the logarithm of a cost, or of
-        the rate of a cause (`rate of gpu`): a hundredth of it is the effect of one percent more.
+    - `days`: the days that each run takes, sorted.
+    - `parts`: the mean days of a run by what they are spent on: `work`, `evaluation`, `checkpoint`,
+        `lost` (work that is done again), `down` (detection and restart) and `waiting` (for a spare
+        node).
+    - `interruptions`: the mean number of interruptions by cause.
+    - `interval_s`: the work between two checkpoints, in seconds.
+    - `best_interval_s`: the interval that minimises the mean time of a run, in seconds.
+    - `derivatives`: the derivative of the mean, in days, with respect to the logarithm of each cost
+        and of the rate of each cause (such as `rate of gpu`). A hundredth of it is the effect of an
+        increase by one per cent.
     - `requested`: how many runs were asked for.
     """
 
@@ -39,37 +41,37 @@ class RunLaw:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C came before all runs that were asked for."""
+        """Whether the simulation was stopped (Ctrl-C) before all runs were simulated."""
         return len(self.days) < self.requested
 
     @property
     def mean(self) -> Estimate:
-        """Of the days."""
+        """The mean of the days, with its standard error."""
         error = self.days.std(ddof=1) / np.sqrt(len(self.days))
         return Estimate(float(self.days.mean()), float(error))
 
     @property
     def goodput(self) -> float:
-        """The share of a run's time in which it takes steps that count."""
+        """The share of a run's time that is spent on steps that count."""
         return self.parts["work"] / sum(self.parts.values())
 
     def quantile(self, q: float) -> float:
-        """The days that a share `q` of runs takes at most.
+        """The quantile of the days at `q`.
 
         **Raises:**
 
-        `ValueError` for a `q` that is not between 0 and 1.
+        `ValueError` if `q` is not between 0 and 1.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"The quantile `q={q}` must lie in [0, 1].")
         return float(np.quantile(self.days, q))
 
     def probability(self, deadline_days: float) -> Estimate:
-        """Of a run of at most so many days.
+        """The probability that a run takes at most `deadline_days`.
 
         **Raises:**
 
-        `ValueError` for a deadline that is not positive.
+        `ValueError` if the deadline is not positive.
         """
         if not deadline_days > 0:
             raise ValueError(

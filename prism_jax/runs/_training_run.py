@@ -46,36 +46,40 @@ def training_run(
     derivatives: bool = False,
     progress: bool = False,
 ) -> RunLaw:
-    """Simulates whole training runs: their steps on GPUs that they keep, and what interrupts them.
+    """Simulates whole training runs: their steps, on GPUs that they keep, and their interruptions.
 
-    The sum of the steps of a run is normal around what its GPUs take for them. Interruptions come
-    at a constant rate for each cause, also during a restart; each loses the work since the last
-    checkpoint that was safe.
+    The total time of the steps of a run is normal around the mean on its GPUs. Interruptions come
+    at a constant rate for each cause, even during a restart. Each loses the work since the last
+    finished checkpoint.
 
     **Arguments:**
 
-    - `program`: its steps.
-    - `num_steps`: of a run.
-    - `key`: of the random numbers.
-    - `failures`: what interrupts runs of how many device-hours, or the name of a shipped one.
-    - `costs`: of checkpoints and restarts. By default those of `failures`, with the best interval.
-    - `num_spares`: nodes that can take the place of others at once; `None` for always one more.
-    - `autocorrelation_time`: of the steps on the same GPUs; see `Law.run_mean_std`.
-    - `known_rates`: whether the rates are exactly those that were counted. By default each run
-        draws them from what the counts leave open (a gamma law, with Jeffreys' prior).
-    - `num_runs`: how many runs.
-    - `num_samples`: how many steps, for the law of a step.
-    - `derivatives`: whether to take the derivatives of the mean too.
+    - `program`: the step.
+    - `num_steps`: the number of steps in a run.
+    - `key`: a `jax.random` key.
+    - `failures`: counts of interruptions, from [`load_failures`][], or the name of shipped counts.
+    - `costs`: the costs of checkpoints and restarts. By default those of `failures`, with the
+        interval that minimises the mean time of a run.
+    - `num_spares`: the number of spare nodes, which replace other nodes at once; `None` if there is
+        always one more.
+    - `autocorrelation_time`: the integrated autocorrelation time of steps on the same GPUs; see
+        `Law.run_mean_std`.
+    - `known_rates`: whether the rates are exactly those that were counted. By default, each run
+        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior).
+    - `num_runs`: how many runs to simulate.
+    - `num_samples`: how many steps to simulate for the law of a step.
+    - `derivatives`: whether to compute the derivatives of the mean as well.
     - `progress`: whether to show a progress bar.
 
     **Returns:**
 
-    A [`RunLaw`][]. Ctrl-C ends it early: it is then of the runs so far, without derivatives.
+    A [`RunLaw`][]. Ctrl-C ends the simulation early; the law is then of the runs so far, without
+    derivatives.
 
     **Raises:**
 
     `ValueError` for numbers that are not positive, for checkpoints that take longer than the work
-    between them, and where interruptions come too often for a run to end.
+    between them, and for interruptions so frequent that a run would not end.
     """
     failures = load_failures(failures) if isinstance(failures, str) else failures
     check_numbers(num_steps, num_runs, num_spares)
