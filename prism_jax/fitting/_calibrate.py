@@ -1,4 +1,4 @@
-"""Calibrating a job to the step times of runs, so that other scales can be predicted."""
+"""Calibrates a job to the step times of runs, so that its step can be predicted at other scales."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -45,45 +45,50 @@ def calibrate(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Job:
-    """Calibrates what step times can tell of a job's kernels.
+    """Calibrates the kernels of a job to measured step times.
 
-    - The level: `compute`, a factor on the means of compute kernels; `network`, one on what
-        collectives do between nodes; `constant_s`, what each step takes besides; and `growth`, the
-        exponent by which compute grows with the number of replicas. One scale tells the first
-        alone: the rest is then what other systems have (`kernels/priors.toml`), as `uncertainty`
-        says. Runs at other scales tell more of them.
-    - `residual` of what replicas do together: what a step does not share with the next, as far as
-        other systems have such noise. It grows with the part of a step that they take.
-    - `step`: what happens to a step as a whole, relative to it: the spread of the core beyond the
-        noise of kernels, and the slow outliers. Both lean on those of other systems, by more where
-        runs are short. Where the core is narrower than the noise of kernels, that is made less.
-    - GPUs are equal and the network has one regime: step times of a run cannot tell these from the
-        level and the step. By how much runs differ is in `uncertainty`.
+    - The level has four parameters: `compute`, a factor on the mean latency of compute kernels;
+        `network`, a factor on the parts of collectives between nodes; `constant_s`, the time that
+        each step takes besides its kernels; and `growth`, the exponent by which compute grows with
+        the number of replicas. Runs at one scale determine only the first. The others then have
+        the values of other systems (`kernels/priors.toml`), as `uncertainty` says. Runs at other
+        scales determine more of them.
+    - `residual` of the collectives over replicas: the variation that a step does not share with the
+        next, as far as other systems have such noise. Its effect on a step grows with the share of
+        the step that these collectives take.
+    - `step`, relative to the step time: the spread of the core of the steps beyond the noise of
+        kernels, and the slow outliers. Both are shrunk towards those of other systems, more so if
+        runs are short. If the core is narrower than the noise of kernels, this noise is reduced.
+    - All GPUs become equal, and the network gets one regime: the step times of a run cannot
+        separate these from the level and the factor of a step. How much runs differ is in
+        `uncertainty`.
 
-    How else a step changes with the scale follows from the program. An earlier calibration of the
-    job is replaced.
+    All other changes of a step with the scale follow from the program. An earlier calibration of
+    the job is replaced.
 
     **Arguments:**
 
-    - `job`: with a model and a cluster.
-    - `runs`: measured step times of each run in seconds, in their order.
-    - `source`: where they are from, for the file.
+    - `job`: a job with a model and a cluster.
+    - `runs`: the measured step times of each run, in seconds, in the order of the steps.
+    - `source`: where the step times are from; it is written to the job file.
     - `key`: a `jax.random` key.
-    - `others`: further jobs with their runs: the same software and machine at another scale or in
-        another layout.
-    - `num_samples`: steps simulated of each job, to see what its kernels' noise makes of the step.
-    - `num_iterations`: how often.
-    - `priors`: what is known of other systems; by default what is shipped.
-    - `executor`: simulates jobs at the same time: any `concurrent.futures.Executor`.
+    - `others`: further jobs with their runs, on the same software and machine, at another scale or
+        in another layout.
+    - `num_samples`: how many steps to simulate of each job, to find how the noise of kernels
+        affects the step.
+    - `num_iterations`: how often to simulate and adjust the calibration.
+    - `priors`: what is known of other systems; by default the shipped priors.
+    - `executor`: simulates several jobs in parallel: any `concurrent.futures.Executor`.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
 
-    A job that differs in `calibrated`, `kernels` and `measured`.
+    The job with new `calibrated`, `kernels` and `measured`.
 
     **Raises:**
 
-    `ValueError` for too few steps, a job without a model, or a median that the job cannot have.
+    `ValueError` for too few steps, for a job without a model, or for a median that the job cannot
+    reach.
     """
     scales = [
         scale_of(without_calibration(one, source), their) for one, their in [(job, runs), *others]
@@ -107,7 +112,7 @@ def calibrate(
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """What a calibration is made from. Levels are those of `num_replicas`."""
+    """The inputs of a calibration. Its level is that of jobs with `num_replicas` replicas."""
 
     scales: Sequence[Scale]
     num_replicas: int
@@ -117,8 +122,8 @@ class _Given:
 
 @dataclasses.dataclass(frozen=True)
 class _Calibration:
-    """What is calibrated: the level, the law of a step, the noise of what replicas do together, and
-    a factor on that of all kernels.
+    """A calibration: the level, the law of a step, the noise of collectives over replicas, and a
+    factor on the noise of all kernels.
     """
 
     level: Level
@@ -127,7 +132,7 @@ class _Calibration:
     less: float
 
     def laws_of(self, kernels: Kernels) -> tuple[Variation, ...]:
-        """The noise of kernels, of those whose law changes."""
+        """The new laws of the noise of those kernels for which it changes."""
         laws = with_noise(kernels, self.noise)
         if self.less == 1:
             return laws
@@ -148,7 +153,7 @@ def _started(given: _Given) -> _Calibration:
 
 
 def _improved(now: _Calibration, given: _Given) -> _Calibration:
-    """The calibration that agrees with steps simulated by the one before."""
+    """A better calibration, from steps simulated with the one before."""
     scales = given.scales
     jobs = []
     for scale in scales:
@@ -174,7 +179,7 @@ def _improved(now: _Calibration, given: _Given) -> _Calibration:
 
 
 def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
-    """The level at which medians agree, where a step's is so many times that of constant ops."""
+    """The level at which medians agree; `above` is the median over the step if nothing varied."""
     points = [
         Point(
             scale.seconds,
@@ -189,8 +194,8 @@ def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
 
 
 def _noise(observed: Observed, priors: Priors) -> float:
-    """Of the logarithm of a median: of its few steps, of its few runs, and by what no level of
-    several scales explains.
+    """The standard error of the logarithm of a median: from its few steps, from its few runs, and
+    from differences between scales that no level explains.
     """
     of_steps = 1.25 * observed.core / np.sqrt(observed.num_steps)
     of_runs = (observed.between or 0.0) / np.sqrt(observed.num_runs)
@@ -198,12 +203,12 @@ def _noise(observed: Observed, priors: Priors) -> float:
 
 
 def _silent(source: str) -> tuple[Variation, ...]:
-    """What the law of a step has in it already."""
+    """Constant laws for what is already part of the law of a step."""
     return tuple(Variation("", name, "constant", {}, source) for name in ("rank", "network"))
 
 
 def _narrower(kernels: Kernels, less: float) -> tuple[Variation, ...]:
-    """The noise of kernels, made less; other families than the log-normal stay as they are."""
+    """The reduced noise of kernels; laws of other families than the log-normal do not change."""
     return tuple(
         msgspec.structs.replace(v, parameters={"sigma": less * v.parameters["sigma"]})
         for v in kernels.variability

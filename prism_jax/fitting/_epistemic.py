@@ -1,4 +1,4 @@
-"""The law of a step of a run that has not been: with what is not known of the calibration."""
+"""The law of a step of a future run, including the uncertainty of the calibration."""
 
 import dataclasses
 
@@ -21,14 +21,15 @@ _SYSTEMS = 128
 
 @dataclasses.dataclass(frozen=True)
 class Epistemic:
-    """Laws of the steps of runs whose level and spread are drawn once for all steps of a run, from
-    what is known of them.
+    """Laws of the steps of possible runs. The level and the spread of each run are drawn from what
+    is known of them.
 
     **Attributes:**
 
     - `level`: the standard deviation of the logarithm of a run's median.
-    - `spread`: that of the deviations from it.
-    - `steps`: the quantiles of each drawn run at the same levels, in seconds; runs alike likely.
+    - `spread`: the standard deviation of the logarithm of the spread of a run's steps.
+    - `steps`: the quantiles of each run at the same levels, in seconds. All runs are equally
+        likely.
     """
 
     level: float
@@ -36,26 +37,29 @@ class Epistemic:
     steps: Float[np.ndarray, "runs steps"]
 
     def quantile(self, q: float) -> float:
-        """Of a step of some run."""
+        """The quantile at `q` of a step of any run."""
         return float(np.quantile(self.steps, q))
 
     def interval(self, q: float, level: float = 0.9) -> tuple[float, float]:
-        """Where the quantile at `q` of a run lies with this probability."""
+        """The interval in which the quantile at `q` of a run lies with probability `level`."""
         each = np.quantile(self.steps, q, axis=1)
         low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
 
 def epistemic(job: Job, law: Law) -> Epistemic:
-    """The law of a job's step with the uncertainty of its calibration; of a job that is not
-    calibrated, with what levels were off by before, and steps around it as systems have them.
+    """The law of a job's step, including the uncertainty of its calibration. For a job that is not
+    calibrated, the level has the error of earlier predictions, and steps vary around it as in other
+    systems.
 
-    Level and spread are log-normal. That of the level is linear in what is calibrated: its
-    covariance, by the slope of this job's step, and how else runs and scales differ.
+    The level and the spread are log-normal. The variance of the level is propagated linearly from
+    the covariance of the calibration, by the derivatives of this job's step; the variance between
+    runs and scales is added.
 
     **Arguments:**
 
-    - `job`: with a model and a cluster; `law` is what `simulate` gives for it.
+    - `job`: a job with a model and a cluster.
+    - `law`: the law of its step, from `simulate`.
 
     **Raises:**
 

@@ -1,4 +1,4 @@
-"""Fitting the laws of a traced job: what its ops take, and what they share."""
+"""Fits a profile to a trace: the mean latencies of its ops, and the laws around them."""
 
 import numpy as np
 
@@ -25,23 +25,23 @@ _DRIFTS = 4.0
 
 
 def fit_profile(trace: Trace, *, name: str = "") -> Profile:
-    """Fits the latencies of a traced job.
+    """Fits a profile to a trace: the mean latencies of its ops, and the laws around them.
 
-    - The mean of each kind of op on each worker, without what it waited for others.
-    - Stalls, which are taken out first: how often a step has one, and how long it is.
-    - The components of compute, see `components`, among them the factors of a step, of a worker
-      in one step and of a microbatch's data: the components that `fitted` holds are those of which
-      the laws are made.
-    - What is left of each kind of op: of several families, that which predicts held-out steps best
-      (CRPS), of compute with the spread of the component.
-    - The law of the factor of microbatches' data, and what each kind of op of a stage has of it.
-    - Where step times spread more than all of these explain, by three standard errors, the factor
-      of a step is as much wider.
+    - Stalls are removed from the latencies first. Their laws have a rate and a size.
+    - The mean latency of each kind of op on each worker excludes the time spent waiting for others.
+    - The variability of compute is split into components, among them the factors of a step, of a
+      worker in one step and of a microbatch's data. The laws have the components in `fitted`.
+    - For the residual of each kind of op, several families are fitted, and the one that predicts
+      held-out steps best (by CRPS) is taken. For compute it gets the spread of its component.
+    - The factor of the data of microbatches has a law of its own, and each kind of op of a stage
+      has a loading on it.
+    - If step times spread more than all of these explain, by three standard errors, the law of the
+      factor of a step is widened accordingly.
 
     **Arguments:**
 
-    - `trace`: from `read_trace`.
-    - `name`: of the profile; by default that of the job.
+    - `trace`: from [`read_trace`][].
+    - `name`: the name of the profile; by default that of the job.
 
     **Returns:**
 
@@ -49,8 +49,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 
     **Raises:**
 
-    `ValueError` for fewer than four steps, a step that takes no time, or ops that do not start in
-    the order of the job's schedule, so that their replay is off by more than a tenth.
+    `ValueError` for fewer than four steps, for a step that takes no time, or if ops do not start in
+    the order of the job's schedule, so that the error of a replay is above 10 %.
     """
     if len(trace.steps) < 4:
         raise ValueError(
@@ -103,12 +103,12 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 
 
 def _loading(apart: Apart, phases: tuple[str, ...], kind: str, stage: int) -> float:
-    """What a kind of op of a stage has of the factor of its microbatch's data."""
+    """How strongly the factor of a microbatch's data acts on a kind of op of a stage."""
     return float(apart.data.loadings[stage, phases.index(kind)]) if kind in phases else 1.0
 
 
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:
-    """What a reader should know, and what the trace cannot tell; `off` is the error of a replay."""
+    """Warnings, and what cannot be estimated from the trace; `off` is the error of a replay."""
     steps, dp = len(trace.steps), trace.job.layout.dp
     notes = list(trace.notes)
     if off > _REPLAY_NOTED:
@@ -135,7 +135,7 @@ def _notes(trace: Trace, off: float) -> tuple[str, ...]:
 
 
 def _drift(trace: Trace) -> list[str]:
-    """Whether steps get longer or shorter over the trace, by a line through their logarithms."""
+    """A warning if steps get longer or shorter over the trace, from a fit to their logarithms."""
     logs, steps = np.log(trace.step_times()), trace.steps.astype(float)
     core = in_core(logs)
     logs, steps = logs[core] - logs[core].mean(), steps[core] - steps[core].mean()

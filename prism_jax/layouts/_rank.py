@@ -174,7 +174,7 @@ def _predicted(jobs: Sequence[Job], progress: bool) -> tuple[dict[int, Predictio
 
 
 def _rounds(objective: AbstractObjective, num_samples: int, number: int, top: int) -> list[int]:
-    """The number of samples in each round. There is one round if all jobs are simulated to the end."""
+    """The number of samples in each round; one round if all jobs are simulated to the end."""
     rounds = [num_samples]
     least = max(_FEWEST, NUM_BATCHES * _FEWEST_BEYOND / objective.share)
     while number > top * 2 ** (len(rounds) - 1) and rounds[0] // _MORE >= least:

@@ -1,4 +1,4 @@
-"""What all plots share: axes, shades that differ in grey too, and units of time."""
+"""Shared by all plots: axes, colours that also differ in greyscale, and units of time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,11 @@ LINE_STYLES = {"p5": (0, (1, 1)), "p50": "-", "p95": "--", "p99": "-."}
 
 
 def axes(ax: Any, size: tuple[float, float] = (7.0, 3.2)) -> Any:
-    """The axes that were given, or those of a new figure.
+    """The given axes, or those of a new figure.
 
     **Raises:**
 
-    `ImportError` where matplotlib is not installed; `ValueError` for what is no axes.
+    `ImportError` if matplotlib is not installed; `ValueError` if `ax` is not axes.
     """
     try:
         from matplotlib.axes import Axes
@@ -39,7 +39,9 @@ def axes(ax: Any, size: tuple[float, float] = (7.0, 3.2)) -> Any:
 
 
 def _new_axes(figure_type: Any, size: tuple[float, float]) -> Any:
-    """Axes of a figure that a notebook shows; without one, of a figure that no window has."""
+    """Axes of a figure that a notebook shows or, outside of a notebook, of a figure without a
+    window.
+    """
     import matplotlib
 
     if matplotlib.get_backend().lower() == "agg":
@@ -50,7 +52,7 @@ def _new_axes(figure_type: Any, size: tuple[float, float]) -> Any:
 
 
 def finished(ax: Any, *, xlabel: str, ylabel: str, legend: bool = True) -> Any:
-    """Labels axes, and takes away what says nothing. Without `legend`, see `legend_above`."""
+    """Labels axes, and removes decoration. Without `legend`, see `legend_above`."""
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
     if legend and ax.get_legend_handles_labels()[0]:
@@ -59,13 +61,13 @@ def finished(ax: Any, *, xlabel: str, ylabel: str, legend: bool = True) -> Any:
 
 
 def legend_above(ax: Any, columns: int) -> None:
-    """A legend where what is drawn leaves no room for one."""
+    """Adds a legend above axes that have no room for one."""
     where: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
     ax.legend(frameon=False, fontsize="small", ncols=columns, **where)
 
 
 def plain_numbers(axis: Any) -> None:
-    """Few ticks, with whole numbers: 1.605, and never 1.6 beside an offset of 5e-3."""
+    """Few ticks, labelled with complete numbers: 1.605, not 5e-3 with an offset of 1.6."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axis.set_major_locator(MaxNLocator(6))
@@ -73,12 +75,12 @@ def plain_numbers(axis: Any) -> None:
 
 
 def whole_numbers(axis: Any) -> None:
-    """Ticks at whole numbers alone, such as those of ranks; one where there is one rank."""
+    """Ticks at whole numbers only, such as those of ranks."""
     axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def short(name: object) -> str:
-    """A name beside a bar: cut where it would leave no room for the bar."""
+    """A name beside a bar, cut if it would leave no room for the bar."""
     return quoted(name, _MOST_OF_A_NAME)
 
 
@@ -102,7 +104,7 @@ def columns_of(rows: Any, *names: str) -> list[list[Any]]:
 
     **Raises:**
 
-    `ValueError` for a table without rows, or without one of the columns.
+    `ValueError` for a table without rows, or if one of the columns is missing.
     """
     rows = rows.to_dicts() if hasattr(rows, "to_dicts") else list(rows)
     if not rows or not all(isinstance(row, Mapping) for row in rows):

@@ -8,11 +8,11 @@ from ._axes import MEDIUM, axes, finished, plain_numbers, short
 
 
 def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
-    """Plots what a step is made of, part below part, with the share of each.
+    """Plots the parts of a step as bars, one below the other, with the share of each.
 
     **Arguments:**
 
-    - `parts`: seconds by name, such as `prism.predict(job).breakdown`.
+    - `parts`: the seconds of each part by name, such as `prism.predict(job).breakdown`.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**

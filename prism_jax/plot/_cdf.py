@@ -10,13 +10,13 @@ _LEVELS = np.linspace(0.0005, 0.9995, 1000)
 
 
 def cdf(law: Law, measured: Any = None, *, ax: Any = None) -> Any:
-    """Plots the probability of a step of at most some time, the intervals of the quantiles that
-    tables show, and the shares of measured steps.
+    """Plots the distribution function of the step time, with confidence intervals of the usual
+    quantiles, and the empirical distribution function of measured steps.
 
     **Arguments:**
 
     - `law`: from `simulate`.
-    - `measured`: step times in seconds, or none.
+    - `measured`: measured step times, in seconds, or `None`.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**

@@ -1,7 +1,7 @@
-"""A simulated step as a trace that Perfetto (ui.perfetto.dev) shows.
+"""Saves a simulated step as a trace that Perfetto (ui.perfetto.dev) shows.
 
 Source of the format: "Trace Event Format", the Catapult project. Ranges have the names that PyTorch
-gives them, so that what reads its profiles reads this.
+gives them, so that tools for PyTorch's profiles can read the trace.
 """
 
 import heapq
@@ -37,15 +37,15 @@ def _path_of(step: SampledStep) -> int:
 
 
 def _thread(step: SampledStep, pid: int, lane: int) -> int:
-    """Its id, which no other process has: Perfetto merges threads of one id, as operating systems
-    number them across processes, and takes 0 for the kernel's. The first thread has the id of its
-    process, which makes it the main thread, shown first.
+    """The id of a thread, which is unique across processes: Perfetto merges threads with the same
+    id, because operating systems number them across processes, and takes 0 for the kernel. The
+    first thread has the id of its process, which makes it the main thread; it is shown first.
     """
     return pid + lane * (_path_of(step) + 1)
 
 
 def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
-    """Writes a simulated step as JSON for Perfetto.
+    """Writes a simulated step to a JSON file that Perfetto (ui.perfetto.dev) shows.
 
     **Arguments:**
 
@@ -54,7 +54,7 @@ def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    `OSError` where it cannot be written.
+    `OSError` if the file cannot be written.
     """
     text = json.dumps(chrome_trace(step), allow_nan=False)
     with written_whole(path) as partial:
@@ -62,10 +62,10 @@ def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
 
 
 def chrome_trace(step: SampledStep) -> dict[str, Any]:
-    """A simulated step in Chrome's format of traces: a process for each pipeline rank, with threads
-    for the step, compute, the exposed reduction of its gradients, what follows the barrier of all
-    ranks, and send_recvs. A flow leads from each send_recv to the op that waits for it. The
-    critical path is a process of its own, and `critical` among the arguments of what lies on it.
+    """A simulated step in Chrome's trace format. Each pipeline rank is a process, with threads for
+    the step, its compute, its exposed gradient reduction, the tail after the barrier of all ranks,
+    and send_recvs. A flow leads from each send_recv to the op that waits for it. The critical path
+    is a process of its own, and ops on it have the argument `critical`.
 
     **Arguments:**
 
@@ -91,7 +91,7 @@ def chrome_trace(step: SampledStep) -> dict[str, Any]:
 
 
 def op_name(step: SampledStep, op: int) -> str:
-    """As PyTorch names it: `PP:2F7` is the forward of microbatch 7 on stage 2."""
+    """The name that PyTorch gives to an op: `PP:2F7` is the forward of microbatch 7 on stage 2."""
     ops = step.ops
     phase, stage, microbatch = (ops[name][op] for name in ("phase", "stage", "microbatch"))
     if phase == SEND_RECV:
@@ -102,7 +102,7 @@ def op_name(step: SampledStep, op: int) -> str:
 
 
 def _lanes(step: SampledStep) -> dict[int, int]:
-    """The thread of each send_recv: the first of its rank's that is free when it starts."""
+    """The thread of each send_recv: the first thread of its rank that is free when it starts."""
     ops, threads = step.ops, {}
     free: dict[int, list[int]] = {}
     busy: dict[int, list[tuple[float, int]]] = {}
@@ -122,7 +122,7 @@ def _lanes(step: SampledStep) -> dict[int, int]:
 
 
 def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
-    """What processes and threads are called, and in which order they are shown."""
+    """The names of processes and threads, and the order in which they are shown."""
 
     def named(what, pid, lane, **args):
         tid = _thread(step, pid, lane)
@@ -170,7 +170,7 @@ def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
 
 
 def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
-    """From each send_recv to the op that waits for it."""
+    """A flow from each send_recv to the op that waits for it."""
     ops = step.ops
     for op, lane in lanes.items():
         receiver = int(step.receivers[op])
@@ -185,7 +185,7 @@ def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
 
 
 def _of_ranks(step: SampledStep) -> Iterator[Event]:
-    """What each rank does once in the step."""
+    """The ranges that each rank has once in the step."""
     stage, rank = step.ops["stage"], step.ops["rank"]
     for r, (start, end) in enumerate(step.reduction_s.tolist()):
         pid = _FIRST_RANK + r
@@ -199,7 +199,7 @@ def _of_ranks(step: SampledStep) -> Iterator[Event]:
 
 
 def _critical_path(step: SampledStep) -> Iterator[Event]:
-    """The critical path once more, in one row; of a category that is no range of a rank."""
+    """The critical path again, in one row, in a category of its own."""
     ops = step.ops
     pieces = []
     for op in step.path.tolist():

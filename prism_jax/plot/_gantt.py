@@ -30,7 +30,7 @@ _HEIGHT = 0.8
 
 
 def gantt(step: SampledStep, *, ax: Any = None) -> Any:
-    """Plots one simulated step: what each pipeline rank computes when, and the critical path.
+    """Plots one simulated step: the ops of each pipeline rank over time, and the critical path.
 
     **Arguments:**
 
@@ -39,8 +39,8 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
 
     **Returns:**
 
-    The axes: pipeline ranks over time. The critical path is one line; where it goes from rank to
-    rank it is a send_recv.
+    The axes: pipeline ranks over time. The critical path is a line, which goes from one rank to
+    another where it follows a send_recv.
 
     **Raises:**
 
@@ -91,7 +91,7 @@ def _bars(ax, ops, chosen, label, color, hatch) -> None:
 
 
 def critical_line(step: SampledStep) -> tuple[np.ndarray, np.ndarray]:
-    """The critical path as points in time, in seconds, and the ranks where it is."""
+    """The critical path as points: times in seconds, and the ranks on which it is then."""
     ops, times, ranks = step.ops, [], []
     for op in step.path.tolist():
         rank, receiver = ops["rank"][op], step.receivers[op]

@@ -8,22 +8,22 @@ from ._axes import axes, finished, whole_numbers
 
 
 def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = None) -> Any:
-    """Plots how likely the compute of each stage and microbatch is on the critical path.
+    """Plots the probability that the compute of each stage and microbatch is on the critical path.
 
     **Arguments:**
 
     - `criticality`: from `prism.criticality`.
-    - `phase`: `F`, `B`, `I` or `W` for the ops of one phase; by default of all, each op counting
-        by its mean latency.
+    - `phase`: `F`, `B`, `I` or `W` for the ops of one phase; by default the mean over all phases,
+        weighted by the mean latency of ops.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**
 
-    The axes: stages over microbatches; dark is likely. White cells have no such op.
+    The axes: stages over microbatches. Darker cells are more probable; white cells have no such op.
 
     **Raises:**
 
-    `ValueError` for a phase that no op has; `ImportError` without matplotlib.
+    `ValueError` if no op has this phase; `ImportError` without matplotlib.
     """
     ops = criticality.ops
     chosen = ops["phase"] != SEND_RECV if phase is None else ops["phase"] == phase

@@ -21,14 +21,14 @@ _ENDS = (5e-4, 1 - 5e-4)
 
 
 def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None) -> Any:
-    """Plots the density of the step time, its quantiles, and measured steps over it.
+    """Plots the histogram of the step time and its quantiles, and that of measured steps over it.
 
     **Arguments:**
 
     - `law`: from `simulate`.
-    - `measured`: step times in seconds, or none. Those slower than any bin are counted in the
-        legend.
-    - `bins`: how many.
+    - `measured`: measured step times, in seconds, or `None`. Steps beyond the last bin are counted
+        in the legend.
+    - `bins`: the number of bins.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**

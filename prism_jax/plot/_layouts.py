@@ -13,12 +13,12 @@ def layouts(
     p95: str = "p95 [s]",
     ax: Any = None,
 ) -> Any:
-    """Plots the mean and p95 of several layouts, one below the other in the order given.
+    """Plots the mean and the p95 of layouts, one below the other in the given order.
 
     **Arguments:**
 
     - `rows`: a table of layouts: a polars frame, or dictionaries.
-    - `label`, `mean`, `p95`: their columns; the last two in seconds.
+    - `label`, `mean`, `p95`: the names of the columns; `mean` and `p95` are in seconds.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**
@@ -27,7 +27,7 @@ def layouts(
 
     **Raises:**
 
-    `ValueError` for a column that is not there; `ImportError` without matplotlib.
+    `ValueError` if a column is missing; `ImportError` without matplotlib.
     """
     names, means, quantiles = columns_of(rows, label, mean, p95)
     means, quantiles = np.asarray(means, float), np.asarray(quantiles, float)

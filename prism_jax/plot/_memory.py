@@ -22,7 +22,7 @@ _OTHERS = ("white", None)
 
 
 def memory(memory: Memory, *, ax: Any = None) -> Any:
-    """Plots the memory of each pipeline rank by part, and what a device has.
+    """Plots the memory of each pipeline rank by part, and the memory of a device.
 
     **Arguments:**
 
@@ -31,7 +31,7 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
 
     **Returns:**
 
-    The axes: pipeline ranks over gigabytes (1e9 bytes). Parts beyond the five largest are one.
+    The axes: pipeline ranks over gigabytes (1e9 bytes). Parts beyond the five largest are combined.
 
     **Raises:**
 

@@ -7,18 +7,19 @@ from ._axes import ACCENT, DARK, axes, finished, measured_steps, plain_numbers
 
 
 def qq(law: Law, measured: Any, *, ax: Any = None) -> Any:
-    """Plots the quantiles of measured steps over those of a law: on the diagonal where both agree,
-    a parallel where only the level is off, and steeper where measured steps spread more.
+    """Plots the quantiles of measured steps over those of a law. They are on the diagonal if both
+    agree, parallel to it if only the level differs, and steeper if measured steps spread more.
 
     **Arguments:**
 
     - `law`: from `simulate`.
-    - `measured`: step times in seconds, one or more.
+    - `measured`: measured step times, in seconds, at least one.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**
 
-    The axes: both in seconds; of n steps the i-th is at the level `(i - 1/2) / n`.
+    The axes, both in seconds. The i-th of n steps in ascending order is plotted at the level
+    `(i - 1/2) / n`.
 
     **Raises:**
 

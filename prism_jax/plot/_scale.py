@@ -25,24 +25,26 @@ def scale(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Plots figures of the step time over the size of a job, or over anything else that is swept.
+    """Plots figures of the step time over the size of a job, or over any other swept parameter.
 
     **Arguments:**
 
-    - `rows`: from `prism.sweep`, or any polars frame or dictionaries with the column `over` and for
-        each figure `mean_s`, and `mean_low_s`, `mean_high_s` for its interval where it is known.
+    - `rows`: from `prism.sweep`, or any polars frame or dictionaries with the column `over` and,
+        for a figure such as `mean`, the columns `mean_s` and, if its interval is known,
+        `mean_low_s` and `mean_high_s`.
     - `over`: the column of numbers on the horizontal axis.
-    - `figures`: of `mean`, `p50`, `p95`, `p99`.
-    - `label`: of the horizontal axis, with its unit; by default the name of the column.
+    - `figures`: some of `mean`, `p50`, `p95`, `p99`.
+    - `label`: the label of the horizontal axis, with its unit; by default the name of the column.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**
 
-    The axes: step time in seconds; sizes are logarithmic where they go from one to eight or more.
+    The axes: step time in seconds. The horizontal axis is logarithmic if the largest value is at
+    least eight times the smallest.
 
     **Raises:**
 
-    `ValueError` for a column that is not there; `ImportError` without matplotlib.
+    `ValueError` if a column is missing; `ImportError` without matplotlib.
     """
     ax = axes(ax)
     (sizes,) = columns_of(rows, over)
@@ -78,7 +80,7 @@ def scale(
 
 
 def _apart(sizes: np.ndarray) -> list[float]:
-    """Those of rising sizes, from the last on, whose labels have room on a logarithmic axis."""
+    """Those of ascending sizes, from the last on, whose labels fit on a logarithmic axis."""
     least = _ROOM * np.log(sizes[-1] / sizes[0])
     kept = [float(sizes[-1])]
     for size in sizes[::-1].tolist():
@@ -88,7 +90,7 @@ def _apart(sizes: np.ndarray) -> list[float]:
 
 
 def _interval(rows, name, order, values) -> Any:
-    """How far the interval reaches below and above each value; `None` where it is not there."""
+    """How far the interval reaches below and above each value; `None` if there is no interval."""
     try:
         low, high = columns_of(rows, f"{name}_low_s", f"{name}_high_s")
     except ValueError:

@@ -14,21 +14,21 @@ def tornado(
     top: int = 10,
     ax: Any = None,
 ) -> Any:
-    """Plots what each part of a step costs, what costs most on top.
+    """Plots what each part of a step costs, the most costly part on top.
 
     **Arguments:**
 
     - `sensitivity`: from `prism.sensitivity`.
-    - `of`: `"spread"`, by how much the figure would fall without the part's variability: simulated
-        (bars, with 95 % intervals) where it was, and to first order (diamonds); `"mean"`, by how
-        much if the part took no time, to first order.
-    - `top`: how many parts at most.
+    - `of`: `"spread"` shows by how much the figure would fall without the variability of a part: as
+        simulated (bars with 95 % intervals), where it was simulated, and to first order (diamonds).
+        `"mean"` shows by how much the figure would fall, to first order, if a part took no time.
+    - `top`: the most parts to show.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**
 
-    The axes: parts over seconds, milliseconds or microseconds, or over probability for a figure
-    that is one.
+    The axes: parts over seconds, milliseconds or microseconds, or over probability if the figure is
+    a probability.
 
     **Raises:**
 

@@ -9,13 +9,14 @@ from ._axes import ACCENT, DARK, LIGHT, LINE_STYLES, axes, finished, plain_numbe
 def training_run(
     law: RunLaw, *, deadline_days: float | None = None, bins: int = 60, ax: Any = None
 ) -> Any:
-    """Plots the law of the days that a whole training run takes, and the chance of a deadline.
+    """Plots the law of the days that a training run takes, and the probability of meeting a
+    deadline.
 
     **Arguments:**
 
     - `law`: from `prism.training_run`.
-    - `deadline_days`: days from the first step to the last, or none.
-    - `bins`: how many.
+    - `deadline_days`: a deadline in days after the first step, or `None`.
+    - `bins`: the number of bins.
     - `ax`: matplotlib's axes; new ones by default.
 
     **Returns:**

@@ -1,4 +1,4 @@
-"""From a profile of a traced job to a program."""
+"""Compiles a profile of a traced job to a program."""
 
 import dataclasses
 
@@ -14,11 +14,11 @@ from ._variability import variability_of
 
 
 def compile_profile(profile: Profile) -> Program:
-    """Compiles the step of a traced job, on the workers that were traced.
+    """Compiles the profile of a traced job to a program, on the workers that were traced.
 
-    All replicas are in the graph, each worker with its own mean latencies, for workers differ and
-    wait for one another before, in and after the pipeline. Microbatches of all replicas are
-    numbered through.
+    The graph has all replicas, and each worker has its own mean latencies, because workers differ
+    and wait for one another before, in and after the pipeline. Microbatches are numbered
+    consecutively over all replicas.
 
     **Arguments:**
 
@@ -26,11 +26,11 @@ def compile_profile(profile: Profile) -> Program:
 
     **Returns:**
 
-    A [`Program`][] of one replica, whose ranks are workers: `dp_rank * pp + stage`.
+    A [`Program`][] with one replica. Its ranks are the workers, `dp_rank * pp + stage`.
 
     **Raises:**
 
-    `ValueError` where the profile lacks the mean of an op, or its parts do not fit.
+    `ValueError` if the profile lacks the mean of an op, or if its parts do not fit together.
     """
     _check(profile)
     step = step_graph(profile.job, profile.outline)
@@ -48,7 +48,7 @@ def compile_profile(profile: Profile) -> Program:
 
 
 def _with_loadings(profile: Profile, program: Program) -> Program:
-    """The program with what each kernel has of the factor of its microbatch's data."""
+    """The program with the loading of each kernel on the factor of its microbatch's data."""
     loadings = {(m.kind, _size(m.dp_rank, m.stage)): m.loading for m in profile.means}
     if all(loading == 1 for loading in loadings.values()):
         return program

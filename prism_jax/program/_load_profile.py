@@ -1,4 +1,4 @@
-"""Reading a profile with the check of its laws, which the layer of files cannot make."""
+"""Reads a profile and checks its laws, which the layer of files cannot do."""
 
 import os
 
@@ -9,10 +9,10 @@ from ._variability import variability_of
 
 
 def load_profile(folder: str | os.PathLike[str]) -> Profile:
-    """Reads a profile from its folder.
+    """Reads a profile from a folder that `save_profile` wrote.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names the file and the key, or file and line.
+    A `ValueError` of one sentence that names the file and the key or line.
     """
     return data.load_profile(folder, lambda law: check_variability(variability_of([law])))

@@ -1,4 +1,4 @@
-"""The simulations that a page shows."""
+"""Runs the simulations that a page shows."""
 
 import datetime
 import importlib.metadata
@@ -41,27 +41,28 @@ def gather(
     seed: str | None = None,
     progress: bool = False,
 ) -> Report:
-    """Simulates what a page about a job shows: its law, sensitivities, criticality and one step.
+    """Runs the simulations of a page about a job: its law, sensitivities, criticality and one step.
 
     **Arguments:**
 
-    - `of`: from `load_job`, or a profile.
-    - `program`: what it compiles to, if it is compiled.
-    - `num_samples`: steps of the law; the rest looks at up to 8,192 of as many steps.
+    - `of`: a job from `load_job`, or a profile.
+    - `program`: the compiled program, if there is one already.
+    - `num_samples`: how many steps to simulate for the law; all other figures use at most 8,192
+        steps.
     - `key`: a `jax.random` key.
-    - `sampling`, `allocations`: as of `simulate`.
-    - `epistemic`: whether to add the law with what is not known of a run; for jobs only.
+    - `sampling`, `allocations`: as in `simulate`.
+    - `epistemic`: whether to add the law with the uncertainty of a run; for jobs only.
     - `levels`: quantiles by name.
-    - `objective`: of the sensitivities; p95 by default.
-    - `quantile`: in [0, 1], of the step that is shown op by op.
-    - `commands`, `seed`: what the page says of the command behind each figure (`simulate`,
-        `sensitivity`, ...) and of the key; by default it names functions.
+    - `objective`: the objective of the sensitivities; p95 by default.
+    - `quantile`: the quantile, in [0, 1], of the step that is shown op by op.
+    - `commands`, `seed`: the command behind each figure (`simulate`, `sensitivity`, ...) and the
+        seed that the page states; by default it names functions.
     - `progress`: whether to show bars on stderr.
 
     **Returns:**
 
-    A [`Report`][], for `save_html`. Where a figure cannot be had, or Ctrl-C ended it, it says why,
-    and what was computed before is kept.
+    A [`Report`][] for `save_html`. It says why a figure is missing, such as after Ctrl-C, and keeps
+    all figures that were computed before.
 
     **Raises:**
 
@@ -106,7 +107,7 @@ def gather(
 
 
 def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | None:
-    """A figure, or why it is not there. After Ctrl-C none is begun."""
+    """A figure, or why it is missing. After Ctrl-C, no further figure is computed."""
     if any(why.startswith("interrupted") for why in missing.values()):
         missing[name] = "not begun, for the run was interrupted before"
         return None

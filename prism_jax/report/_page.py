@@ -1,4 +1,4 @@
-"""One page of HTML that needs nothing else: no network, no other file."""
+"""A self-contained HTML page, which needs no network and no other file."""
 
 import importlib.resources
 import os
@@ -30,7 +30,7 @@ def save_html(report: Report, path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    `OSError` where it cannot be written; `ValueError` where matplotlib is not installed.
+    `OSError` if the file cannot be written; `ValueError` if matplotlib is not installed.
     """
     text = html_page(report)
     with written_whole(path) as partial:
@@ -46,12 +46,12 @@ def html_page(report: Report) -> str:
 
     **Returns:**
 
-    HTML that holds its figures, its style and its script. Tables are sorted by the buttons in their
-    headers; colours are those that the reader's system prefers, and light in print.
+    HTML that contains its figures, its style and its script. Buttons in the headers sort tables.
+    Colours follow the preference of the reader's system, and are light in print.
 
     **Raises:**
 
-    `ValueError` where matplotlib is not installed.
+    `ValueError` if matplotlib is not installed.
     """
     check_matplotlib()
     sections = {

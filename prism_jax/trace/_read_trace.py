@@ -1,4 +1,4 @@
-"""Reading a trace: a table of ops with their starts and durations, checked against the job."""
+"""Reads a trace: a table of ops with their starts and durations, checked against a job."""
 
 import dataclasses
 import os
@@ -57,30 +57,30 @@ def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
 
     **Arguments:**
 
-    - `path`: a table with a row for each op: `dp_rank`, `stage` (the pipeline rank), `step`,
-        `optype`, `seq_id` (the number of the op among those of its type on its worker, in its
-        step), `start_ts` and `duration` in seconds. Where ranks have several stages,
-        `virtual_stage` says on which an op is, numbered through all ranks. Other columns are not
-        read.
-    - `job`: its layout and schedule must be those of the traced job. Where the kind of the
-        schedule is `traced`, the order of ops is that of the trace.
+    - `path`: a table with a row for each op and these columns: `dp_rank`, `stage` (the pipeline
+        rank), `step`, `optype`, `seq_id` (the number of the op among the ops of its type on its
+        worker in its step), `start_ts` and `duration` (in seconds). If ranks have several stages,
+        the column `virtual_stage` is the global virtual stage. Other columns are ignored.
+    - `job`: a job with the layout and the schedule of the traced job. If the kind of the schedule
+        is `traced`, the order of ops is taken from the trace.
 
     **Returns:**
 
-    A [`Trace`][]. Rows that are there twice, rows that contradict an earlier one, and steps in
-    which ops are missing, are left out and counted in `dropped`.
+    A [`Trace`][]. Duplicate rows, rows that contradict an earlier row, and steps in which ops are
+    missing are left out and counted in `dropped`.
 
     **Raises:**
 
-    `ValueError` where columns are missing or hold something else (a fractional rank, step or
-    microbatch, or booleans), an op is unknown, a duration is negative or not finite, a rank, stage
-    or microbatch does not fit the job, or ops do not start in the order of its schedule.
+    `ValueError` if columns are missing or have the wrong type (fractional ranks, steps or
+    microbatches, or booleans), if an op is unknown, if a duration is negative or not finite, if a
+    rank, stage or microbatch does not fit the job, or if ops do not start in the order of its
+    schedule.
     """
     return trace_of_rows(scan(path), path, job)
 
 
 def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job) -> Trace:
-    """As `read_trace`, of rows that are read already; `path` is for messages."""
+    """`read_trace`, from rows that are already read. `path` is for messages."""
     import polars as pl
 
     schedule = stated_schedule(job)
@@ -140,7 +140,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job)
 
 
 def _notes_of_unit(trace: Trace) -> tuple[str, ...]:
-    """What is read as seconds may be milliseconds, or nanoseconds."""
+    """A warning if times that were read as seconds are probably in another unit."""
     mean = float(np.mean(trace.step_times()))
     if _SHORTEST < mean < _LONGEST:
         return ()
@@ -150,7 +150,7 @@ def _notes_of_unit(trace: Trace) -> tuple[str, ...]:
 def _in_order(
     trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
 ) -> Trace:
-    """The trace with the order of its ops, which is the one that the job states, if it does."""
+    """The trace with the order of its ops, which must be that of the job if the job gives one."""
     orders, others = traced_orders(trace.start, trace.end, stage_to_rank, schedule)
     trace = dataclasses.replace(trace, notes=(*notes_of_orders(others), *_notes_of_unit(trace)))
     if schedule is not None:
@@ -170,7 +170,7 @@ def _in_order(
 
 
 def _places(rows: "pl.LazyFrame", path) -> list[tuple[int, int]]:
-    """Virtual stages with the ranks that they are on."""
+    """The virtual stages and the ranks that they are on."""
     import polars as pl
 
     mine = rows.filter(pl.col("optype").is_in(PIPELINED))
@@ -178,8 +178,8 @@ def _places(rows: "pl.LazyFrame", path) -> list[tuple[int, int]]:
 
 
 def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
-    """The columns that are needed, as what they should hold. Where all ranks have one stage,
-    `virtual_stage` may be left out; ops that run once in a step have none, and get zero.
+    """The required columns, with the right types. If all ranks have one stage, `virtual_stage` may
+    be missing. Ops that run once in a step have none, and get zero.
     """
     import polars as pl
 
@@ -201,7 +201,7 @@ def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
 
 
 def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> None:
-    """Raises a `ValueError` of one sentence where a row cannot be of this job."""
+    """Raises a `ValueError` of one sentence if a row cannot belong to this job."""
     import polars as pl
 
     pipelined = pl.col("optype").is_in(PIPELINED)
@@ -254,8 +254,8 @@ def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int)
 def _placed(
     part: "pl.DataFrame", steps: Int[np.ndarray, " steps"], shape: tuple[int, int, int, int]
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Starts and ends of one kind of op, and how many rows are there twice or contradict one that
-    came before.
+    """The starts and ends of one kind of op, and how many rows are duplicates or contradict an
+    earlier row.
     """
     number = np.searchsorted(steps, part["step"].to_numpy())
     index = tuple(part[c].to_numpy() for c in ("dp_rank", "stage", "seq_id"))

@@ -15,25 +15,28 @@ _MOST_S = 1e9
 
 
 def read_step_times(path: str | os.PathLike[str]) -> Float[np.ndarray, " steps"]:
-    """The column `step_time_s` of a CSV or Parquet file: measured step times, in seconds, run after
-    run as in `read_runs`.
+    """Reads measured step times, in seconds, from the column `step_time_s` of a CSV or Parquet
+    file.
+
+    If there is a column `run`, the runs follow one another in the order of their first rows. If
+    there is a column `step`, the steps of a run are sorted by it.
 
     **Raises:**
 
-    As `read_runs`.
+    `ValueError` if there are no step times, one is not a positive number, a `run` is empty, or a
+    `step` is not an integer or occurs twice in its run.
     """
     return np.concatenate(read_runs(path))
 
 
 def read_runs(path: str | os.PathLike[str]) -> list[Float[np.ndarray, " steps"]]:
-    """As `read_step_times`, with the steps of each `run` apart, where there is such a column: runs
-    in the order of their first row, the steps of each by their `step`, or in the order of the file
-    where there is no such column.
+    """As `read_step_times`, but with a separate array for each `run`, if there is such a column.
+    Runs are in the order of their first rows. The steps of a run are sorted by the column `step`
+    or, without it, are in the order of the file.
 
     **Raises:**
 
-    `ValueError` where there are no step times, one is not a positive number, a `run` is empty, or a
-    `step` is no whole number or there twice in its run.
+    As `read_step_times`.
     """
     import polars as pl
 

@@ -10,17 +10,17 @@ from ..data import Job
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Ops of some steps of a job, in seconds from the start of their step.
+    """The ops of some steps of a job. Times are in seconds from the start of each step.
 
     **Attributes:**
 
-    - `job`: the layout and schedule that it was recorded on.
+    - `job`: the layout and the schedule of the traced job.
     - `steps`: `(steps,)`, the numbers of the steps.
-    - `start`, `end`: for each kind of op, `(steps, dp, pp, calls)`: a call for each microbatch of
-        the first of its rank's stages, then for those of the next one; or one call. `nan` where a
-        worker has no such op.
-    - `dropped`: what was left out, as reason and number.
-    - `notes`: what a reader of its fit should know.
+    - `start`, `end`: for each kind of op, an array `(steps, dp, pp, calls)` of when each call
+        starts and ends. There is a call for each microbatch of the first stage on the rank, then
+        for those of its next stage; or a single call. `nan` if a worker has no such op.
+    - `dropped`: how many rows or steps were left out, by reason.
+    - `notes`: warnings for readers of a fit to the trace.
     """
 
     job: Job
@@ -31,13 +31,13 @@ class Trace:
     notes: tuple[str, ...] = ()
 
     def step_times(self) -> Float[np.ndarray, " steps"]:
-        """From the first start to the last end of each step, in seconds."""
+        """The time from the first start to the last end in each step, in seconds."""
         low = np.min([np.nanmin(x, axis=(1, 2, 3)) for x in self.start.values()], axis=0)
         high = np.max([np.nanmax(x, axis=(1, 2, 3)) for x in self.end.values()], axis=0)
         return high - low
 
     def __getitem__(self, chosen: slice | Int[np.ndarray, " chosen"]) -> "Trace":
-        """The same trace of some of its steps."""
+        """The same trace with only some of its steps."""
         return dataclasses.replace(
             self,
             steps=self.steps[chosen],
