@@ -1,4 +1,4 @@
-"""Command-line arguments: each error says what was given and what is allowed."""
+"""Command-line arguments. Each error says what was given and what is allowed."""
 
 import argparse
 import os
@@ -29,7 +29,7 @@ def count(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """A whole number that JAX takes as a seed."""
+    """A whole number that JAX accepts as a seed."""
     try:
         value = int(text)
     except ValueError:
@@ -53,7 +53,7 @@ def quantile(text: str) -> float:
 
 
 def steps(text: str) -> slice:
-    """A slice: `A:B` or `A:B:S`, each of which may be left out."""
+    """A slice, `A:B` or `A:B:S`. Each number may be left out."""
     try:
         numbers = [int(word) if word.strip() else None for word in text.split(":")]
     except ValueError:
@@ -64,7 +64,7 @@ def steps(text: str) -> slice:
 
 
 def quantiles(text: str) -> dict[str, float]:
-    """Numbers between 0 and 1, parted by commas, with their names: `0.999` is `p99.9`."""
+    """Numbers between 0 and 1, separated by commas, with their names: `0.999` is `p99.9`."""
     found = {}
     for word in text.split(","):
         try:
@@ -80,7 +80,7 @@ def quantiles(text: str) -> dict[str, float]:
 
 
 def check_out(path: str | None, suffix: str) -> None:
-    """Raises a `ValueError` unless a file of that kind can be written there."""
+    """Raises a `ValueError` unless a file with this suffix can be written there."""
     if path is None:
         return
     folder = os.path.dirname(path) or "."
@@ -117,13 +117,13 @@ def _is_writable(folder: str) -> bool:
 
 
 def add_steps_argument(parser: argparse.ArgumentParser) -> None:
-    """Which of the measured steps."""
+    """Adds `--steps`, which of the measured steps to use."""
     parser.add_argument(
         "--steps",
         type=steps,
         default=slice(None),
         metavar="A:B[:S]",
-        help="a Python slice of the sorted steps, such as ::2 (all)",
+        help="use only these of the sorted steps, a Python slice such as ::2 (all)",
     )
 
 
@@ -135,7 +135,7 @@ def add_progress_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress",
         action="store_true",
-        help="report progress on stderr, which is the default on a terminal without --json",
+        help="report progress on stderr (the default on a terminal without --json)",
     )
 
 
@@ -146,19 +146,19 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a key of the job, such as layout.dp=64; may be given again",
+        help="change a key of the job, such as layout.dp=64; can be repeated",
     )
 
 
 def add_oom_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--allow-oom", action="store_true", help="go on with a job that does not fit in memory"
+        "--allow-oom", action="store_true", help="continue if the job does not fit in memory"
     )
 
 
 def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> tuple[str, float]:
-    """A name and a positive number, parted as in the example by `:` or `=`. What is above `most`,
-    or below its inverse, is a slip, and no figure of it would be finite.
+    """A name and a positive number, separated by `:` or `=` as in the example. A number above
+    `most`, or below its inverse, is refused as a mistake; figures with it would not be finite.
     """
     separator = ":" if ":" in example else "="
     name, _, number = text.rpartition(separator)
@@ -183,7 +183,7 @@ def add_job_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which job, what to change in it, and how much of it to simulate."""
+    """Adds the arguments for which job to simulate, with which changes, and for how many steps."""
     add_job_argument(parser)
     parser.add_argument(
         "--samples", type=count, default=65_536, metavar="N", help="steps to simulate (65536)"

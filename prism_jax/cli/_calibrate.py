@@ -9,7 +9,7 @@ from ._arguments import add_progress_argument, add_seed_argument, add_set_argume
 from ._devices import use_all_cores
 
 
-HELP = "calibrate a job to the step times of a run, to predict other scales with it"
+HELP = "calibrate a job to measured step times, so that it predicts other scales"
 
 
 _LEVEL = {
@@ -25,17 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "job",
         nargs="?",
         metavar="JOB",
-        help="a shipped job (`prism-jax jobs`) or a .toml file; may be left out where each --to "
-        "has a --job",
+        help="a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a "
+        "--job",
     )
     parser.add_argument(
         "--to",
         required=True,
         action="append",
         metavar="STEP_TIMES",
-        help="measured step times in their order: a .csv or .parquet file with a column "
-        "`step_time_s`, and `run` where there are several; may be given again, with the --job that "
-        "was measured",
+        help="measured step times in the order of steps: a .csv or .parquet file with a column "
+        "`step_time_s`, and a column `run` if there are several runs; can be repeated, each with "
+        "the --job that was measured",
     )
     parser.add_argument(
         "--job",
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="JOB",
-        help="the job of one --to, in their order: the same software and machine at another scale "
-        "or in another layout; the first is written",
+        help="the job of each --to, in the same order: on the same software and machine, at "
+        "another scale or in another layout; the first is calibrated and written",
     )
     parser.add_argument("--out", required=True, metavar="JOB2", help="the .toml file to write")
     add_seed_argument(parser)
@@ -117,7 +117,7 @@ def _jobs(arguments: argparse.Namespace) -> list[str]:
 
 
 def _calibrated(job: Any) -> dict[str, Any]:
-    """What was calibrated, as numbers."""
+    """The calibrated values, as numbers."""
     from ..data import LEVEL
 
     found = job.calibrated
@@ -161,7 +161,7 @@ def _text(result: dict[str, Any]) -> str:
 
 
 def _is_calibrated(path: str) -> bool:
-    """Whether a file is what this command writes."""
+    """Whether a file is one that this command wrote."""
     from ..data import read_toml
 
     try:

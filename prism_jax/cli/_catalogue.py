@@ -121,7 +121,7 @@ class Hardware:
 
 
 def _family(cluster: data.Cluster) -> dict[str, Any]:
-    """What a cluster is whatever the number of its nodes."""
+    """A cluster without its number of nodes."""
     table = msgspec.to_builtins(cluster)
     del table["num_nodes"]
     links = [link | {"group": None} for link in table["links"][-1:]]
@@ -159,7 +159,7 @@ class KernelProfiles:
 
 
 def _variability(names: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The laws of all profiles as a table; the sources, which many share, below it by number."""
+    """The laws of all profiles as a table, with the numbered sources that they share below it."""
     found = {name: data.load_variability(name) for name in names}
     sources = list(dict.fromkeys(v.source for laws in found.values() for v in laws))
     rows = [

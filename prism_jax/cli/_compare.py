@@ -1,4 +1,4 @@
-"""`prism-jax compare`: jobs beside each other."""
+"""`prism-jax compare`: ranks jobs by a figure of the step time."""
 
 import argparse
 from typing import Any
@@ -18,7 +18,7 @@ from ._over import add_over_argument, changes_of
 from ._ranking import as_json, as_text
 
 
-HELP = "compare jobs, or variants of one job, the best first, with common random numbers"
+HELP = "rank jobs, or variants of one job, by a figure of the step time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`prism-jax completion`: what a shell needs to complete commands, options and names."""
+"""`prism-jax completion`: a script that completes commands, options and names in a shell."""
 
 import argparse
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ..data import list_clusters, list_failures, list_jobs
 
 
-HELP = "print what bash or zsh needs to complete commands, options, jobs and clusters"
+HELP = "print a script with which bash or zsh completes commands, options, jobs and clusters"
 
 _BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
 _SCRIPT = """\
@@ -30,7 +30,7 @@ complete -o default -F _prism_jax prism-jax
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(_BEFORE), help="which shell")
+    parser.add_argument("shell", choices=tuple(_BEFORE), help="the shell")
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _script() -> str:
-    """The function for bash, which zsh runs too. Where it knows no word, files are completed."""
+    """The function for bash, which zsh runs too. If it knows no word, it completes file names."""
     from ._main import make_parser, options_of
 
     _, commands = make_parser()
@@ -61,7 +61,7 @@ def _script() -> str:
 
 
 def _words(action: argparse.Action) -> str:
-    """What an argument may be, as far as it is known by name."""
+    """The values of an argument that have names."""
     if action.choices is not None:
         return " ".join(map(str, action.choices))
     names = {"JOB": list_jobs, "CLUSTER": list_clusters, "FAILURES": list_failures}

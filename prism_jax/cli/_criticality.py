@@ -7,7 +7,7 @@ from .._misc import counted, quoted
 from ._arguments import add_job_arguments, count
 
 
-HELP = "print how likely each rank, stage and op is on the critical path, and what is exposed"
+HELP = "print how often each rank, stage and op is critical, and how much communication is exposed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,13 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--of",
         choices=("ranks", "stages", "ops"),
         default="ranks",
-        help="what to print a table of (ranks)",
+        help="print a table of ranks, stages or ops (ranks)",
     )
     parser.add_argument(
         "--band",
         default="0:1",
         metavar="A:B",
-        help="only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
+        help="use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
     )
     parser.add_argument(
         "--top", type=count, default=10, metavar="N", help="how many rows to print (10)"
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each of what a table was asked of."""
+    """A row for each rank, stage or op of the requested table."""
     return next(result[name] for name in ("ranks", "stages", "ops") if name in result)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with a header. What is within a cell has columns of its own: `gain.value`, or
-    `interval.low` and `interval.high` of a pair of numbers; what is not known is empty.
+    """Rows with a header. Nested values have columns of their own, such as `gain.value`, or
+    `interval.low` and `interval.high` for a pair of numbers. Unknown values are empty.
     """
     flat = [dict(_flat(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))

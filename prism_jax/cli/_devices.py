@@ -1,13 +1,13 @@
-"""How the commands use the machine."""
+"""How commands use the cores of the machine."""
 
 import contextlib
 import os
 
 
 def use_all_cores() -> None:
-    """Makes one device of each core: XLA runs a loop over small arrays on one.
+    """Makes each core a JAX device, because XLA runs a loop over small arrays on one core only.
 
-    It changes nothing within a process that has used JAX before.
+    It has no effect in a process that has already used JAX.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""`prism-jax doctor`: what this machine has, and whether all of it works."""
+"""`prism-jax doctor`: what is installed on this machine, and whether it works."""
 
 import argparse
 import importlib.metadata
@@ -11,7 +11,7 @@ from .._cache import VARIABLE, cache_folder
 from ._devices import use_all_cores
 
 
-HELP = "print versions, devices and caches, and check them, as a bug report needs"
+HELP = "check the installation, and print versions, devices and caches for a bug report"
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
 _OPTIONAL = ("matplotlib", "torch")
@@ -53,7 +53,7 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> tuple[dict[str, int], list[str]]:
-    """How many devices of each kind JAX has, and whether it computes on them what NumPy does."""
+    """The number of devices of each kind, and whether JAX computes the same on them as NumPy."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -71,7 +71,7 @@ def _devices() -> tuple[dict[str, int], list[str]]:
 
 
 def _cache() -> tuple[dict[str, Any], list[str]]:
-    """What is kept of what was compiled, and whether more can be."""
+    """The state of the cache of compiled code, and whether it can be written to."""
     folder = cache_folder()
     if folder is None:
         own = os.environ.get("JAX_COMPILATION_CACHE_DIR")

@@ -1,4 +1,4 @@
-"""`prism-jax fit`: a profile of a traced job."""
+"""`prism-jax fit`: fits a profile to a trace."""
 
 import argparse
 import dataclasses
@@ -14,14 +14,14 @@ from ._trace import add_format_arguments, read_names
 
 
 _MOST_MOVES = 3
-HELP = "fit the latencies of a traced job and write them as a profile"
+HELP = "fit the latencies of a traced job, and write them as a profile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="TRACE",
-        help="a table of ops (.parquet or .csv), or a folder with a profiler's file for each rank",
+        help="a table of ops (.parquet or .csv), or a folder with the profiler's file of each rank",
     )
     add_format_arguments(parser, "ops")
     parser.add_argument(
@@ -121,7 +121,7 @@ def _ladder_lines(rungs) -> Iterator[str]:
 
 
 def _moved(moved: dict[str, float]) -> str:
-    """The largest moves of the mean by shuffling a kind of op over the steps."""
+    """The largest changes of the mean from shuffling a kind of op over the steps."""
     largest = sorted(moved, key=lambda kind: -abs(moved[kind]))[:_MOST_MOVES]
     listed = ", ".join(f"{100 * moved[kind]:+.2g} % (`{kind}`)" for kind in largest)
     return (

@@ -1,4 +1,4 @@
-"""`prism-jax import`: a job out of a foreign configuration."""
+"""`prism-jax import`: makes a job from a configuration of another framework."""
 
 import argparse
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from ._arguments import add_oom_argument, add_set_argument, count
 
 
-HELP = "make a job of a Hugging Face config.json or of the arguments of Megatron-LM"
+HELP = "make a job file from a Hugging Face config.json or the arguments of Megatron-LM"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="a .json of Hugging Face; or Megatron's arguments: a .yaml with MODEL_ARGS, or a "
-        "command line as .sh or .txt",
+        help="a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with "
+        "MODEL_ARGS, or a command line in a .sh or .txt file",
     )
     parser.add_argument(
         "--gpus", type=count, required=True, metavar="N", help="how many GPUs the job has"

@@ -1,4 +1,4 @@
-"""`prism-jax improve`: what to spend on."""
+"""`prism-jax improve`: where to reduce variability within a budget."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,7 @@ from ._json import plain
 from ._objective import add_objective_argument, objective, with_unit
 
 
-HELP = "find where to reduce variability on a given budget, to lower a figure of the step time"
+HELP = "find where to reduce variability within a budget, to lower a figure of the step time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the cost of removing all of a part's spread, such as all_gather=3 or rank=2",
     )
     parser.add_argument(
-        "--budget", type=float, required=True, metavar="B", help="in the unit of the costs"
+        "--budget",
+        type=float,
+        required=True,
+        metavar="B",
+        help="the budget, in the unit of the costs",
     )
     parser.add_argument(
         "--iterations", type=count, default=20, metavar="K", help="iterations of the descent (20)"

@@ -1,4 +1,4 @@
-"""Results as what JSON has."""
+"""Converts results to JSON types."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from .._estimate import Estimate
 
 
 def plain(value: Any) -> Any:
-    """Dictionaries, lists, numbers and texts. A number that is not finite is not known: `None`."""
+    """Dictionaries, lists, numbers and strings. A number that is not finite becomes `None`."""
     if isinstance(value, Estimate):
         interval = [plain(end) for end in value.interval()]
         error = plain(value.standard_error)

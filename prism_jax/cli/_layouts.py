@@ -1,4 +1,4 @@
-"""`prism-jax layouts`: which layout of a job's model is best on so many GPUs."""
+"""`prism-jax layouts`: the best layouts of a job's model on a number of GPUs."""
 
 import argparse
 from typing import Any
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_objective_argument(parser)
     parser.add_argument(
-        "--top", type=count, default=20, metavar="K", help="rank at least so many layouts (20)"
+        "--top", type=count, default=20, metavar="K", help="rank at least K layouts (20)"
     )
     parser.add_argument(
         "--batch", type=count, metavar="N", help="sequences in each step (those of the job)"
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help="what to choose from: tp=4,8 or recompute=none or schedule=1f1b,zb-h1; keys are tp, "
-        "pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
+        help="values to choose from, such as tp=4,8 or recompute=none or schedule=1f1b,zb-h1; keys "
+        "are tp, pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
     )
     parser.add_argument(
         "--samples", type=count, default=16_384, metavar="N", help="steps for each layout (16384)"
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _asked(arguments: argparse.Namespace, changes: list[str]) -> tuple[Any, int]:
-    """The job, with a cluster that is large enough, and the sequences of a step."""
+    """The job with a cluster that is large enough, and the number of sequences in a step."""
     from ..data import load_job
 
     changes = [*arguments.overrides, *changes]
@@ -108,7 +108,7 @@ def _asked(arguments: argparse.Namespace, changes: list[str]) -> tuple[Any, int]
 
 
 def _check_kept(changes: list[str]) -> None:
-    """Raises a `ValueError` for a change that has no effect, for the search decides it."""
+    """Raises a `ValueError` for a change of a key that the search decides."""
     for change in changes:
         if change.split("=")[0].split(".")[0] in ("layout", "schedule"):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A job or a profile, whichever is named, and what every analysis of it needs."""
+"""Loads the job or the profile of a command, and what every analysis of it needs."""
 
 import argparse
 import dataclasses
@@ -18,13 +18,13 @@ _OTHER_UNIT = 200.0
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What was named on the command line.
+    """The job or the profile that was named on the command line.
 
     **Attributes:**
 
-    - `name`, `layout`, `schedule`: of it.
-    - `of`: the job or the profile; `job` is `None` for a profile.
-    - `compile`: makes the program. JAX is imported only then.
+    - `name`, `layout`, `schedule`: those of the job or the profile.
+    - `of`: the job or the profile itself; `job` is `None` for a profile.
+    - `compile`: compiles the program. JAX is imported only then.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Loaded:
 def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
     """Loads what the command line names: a shipped job, a `.toml` file, or the folder of a profile.
 
-    To compile a job that needs more memory than its devices have is refused, unless
-    `--allow-oom`. `changes` are made after those of `--set`.
+    A job that needs more memory than its devices have is not compiled, except with `--allow-oom`.
+    `changes` are made after those of `--set`.
     """
     name, overrides = arguments.job, [*arguments.overrides, *changes]
     if is_profile(name):
@@ -77,7 +77,8 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
 
     **Returns:**
 
-    Its program, and the options that all that simulate it take: `num_samples`, `key`, `progress`.
+    Its program, and the options of all functions that simulate it: `num_samples`, `key`,
+    `progress`.
     """
     import jax
 
@@ -95,9 +96,9 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
-    """Prints on stderr, once each, what stands in for tables that the machines of jobs lack, and
-    what in jobs is implausible; of one job also which of its keys have no effect, which among
-    several is no wonder.
+    """Prints warnings on stderr, each once: which tables are used in place of those that the
+    machines of jobs lack, and which settings are implausible. For a single job, also which of its
+    keys have no effect; among several jobs this is expected.
     """
     known = [job for job in jobs if job is not None]
     notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))
@@ -106,14 +107,14 @@ def tell_notes(jobs: Iterable[Any]) -> None:
 
 
 def all_notes(job: Job) -> tuple[str, ...]:
-    """What should be said of one job."""
+    """All warnings about one job."""
     from ..program import idle_keys
 
     return (*notes_of(job), *idle_keys(job))
 
 
 def tell_unit(path: str, measured: float, predicted: float) -> None:
-    """Says on stderr where measured steps cannot be in seconds, for their median."""
+    """Warns on stderr if, judging by their median, measured steps are not in seconds."""
     if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
         print(
             f"prism-jax: note: {shown(path)}: the median step takes {measured:.4g} s, but "
@@ -124,11 +125,11 @@ def tell_unit(path: str, measured: float, predicted: float) -> None:
 
 
 def say(arguments: argparse.Namespace, what: str) -> None:
-    """Prints on stderr what a command is about to do, if somebody looks."""
+    """Prints on stderr what a command is about to do, if progress is shown."""
     if wants_progress(arguments):
         print(f"prism-jax: {what} ...", file=sys.stderr, flush=True)
 
 
 def wants_progress(arguments: argparse.Namespace) -> bool:
-    """Whether to tell of progress: on a terminal without `--json`, and with `--progress`."""
+    """Whether to show progress: on a terminal without `--json`, and with `--progress`."""
     return arguments.progress or (not arguments.json and sys.stderr.isatty())

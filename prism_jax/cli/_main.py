@@ -1,5 +1,5 @@
-"""The command `prism-jax`. What takes long to import is imported where Ctrl-C is caught, and JAX by
-the commands that need it, so that help is quick.
+"""The command `prism-jax`. Slow imports are made where Ctrl-C is caught, and JAX is imported only
+by the commands that need it, so that help is quick.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _COMMANDS = {
     "doctor": "_doctor",
     "completion": "_completion",
 }
-# No sentence is as long.
+# Longer than any sentence.
 _MOST_CHARACTERS = 600
 
 
@@ -57,7 +57,7 @@ class _UsageError(ValueError):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises one sentence in place of printing the usage."""
+    """Raises an error of one sentence instead of printing the usage."""
 
     def error(self, message: str):
         from .._misc import quoted
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `arguments`: words of the command line; those of the process by default.
+    - `arguments`: the words of the command line; by default those of the process.
 
     **Returns:**
 
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _printed(parsed: argparse.Namespace, result: dict[str, Any], text: str) -> str:
-    """A result in the form that was asked for."""
+    """A result in the requested format."""
     if parsed.json:
         return json.dumps(result, allow_nan=False)
     if parsed.rows is not None and parsed.csv:
@@ -129,7 +129,7 @@ def _tell(sentence: str) -> None:
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser of the command line, and that of each command."""
+    """The parser of the command line, and the parser of each command."""
     import importlib.metadata
 
     from .._cache import VARIABLE

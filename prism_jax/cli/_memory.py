@@ -1,4 +1,4 @@
-"""`prism-jax memory`: what the GPUs of each pipeline rank hold."""
+"""`prism-jax memory`: the peak memory of the GPUs of each pipeline rank."""
 
 import argparse
 from typing import Any

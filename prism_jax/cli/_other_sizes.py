@@ -1,10 +1,10 @@
-"""Whether what is compared has one number of GPUs."""
+"""A warning for comparisons between different numbers of GPUs."""
 
 from collections.abc import Mapping
 
 
 def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
-    """A sentence where what is compared has not the same number of GPUs."""
+    """A sentence if the compared jobs do not all have the same number of GPUs."""
     others = {name: number for name, number in sizes.items() if number != size}
     if not others:
         return []

@@ -18,8 +18,8 @@ def add_over_argument(parser: argparse.ArgumentParser, *, required: bool = False
         default=[],
         required=required,
         metavar="KEY=VALUES",
-        help="values to take: layout.dp=16,32,64 or kernels.all_gather.sigma=0.01:0.2:20 (from, "
-        "to, how many); may be given again, for all combinations",
+        help="values of a key: layout.dp=16,32,64 or kernels.all_gather.sigma=0.01:0.2:20 (from, "
+        "to, how many); can be repeated, for all combinations",
     )
 
 
@@ -89,7 +89,7 @@ def choices_of(texts: list[str]) -> dict[str, list[str]]:
 
 
 def changes_of(texts: list[str]) -> list[list[str]]:
-    """The overrides of each combination of values; one without any where there are none."""
+    """The overrides of each combination of values; a single empty one if there are no values."""
     over = choices_of(texts)
     return [
         [f"{key}={value}" for key, value in zip(over, row, strict=True)]

@@ -1,4 +1,4 @@
-"""`prism-jax place`: which node should run what."""
+"""`prism-jax place`: assigns nodes to pipeline ranks and replicas."""
 
 import argparse
 from typing import Any
@@ -20,7 +20,7 @@ from ._objective import add_objective_argument, objective, with_unit
 # Each has a factor of its own.
 _MOST_GPUS = 10_000_000
 
-HELP = "assign nodes of known speed to pipeline ranks and replicas, to lower the step time"
+HELP = "assign nodes to pipeline ranks and replicas by their speed, to lower the step time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=count,
         metavar="N",
-        help="steps behind each figure (4096, for large jobs as few as 512)",
+        help="steps to simulate for each figure (4096, or at least 512 for large jobs)",
     )
     parser.add_argument("--out", metavar="FILE", help="a .csv file to write the placement to")
     add_objective_argument(parser)

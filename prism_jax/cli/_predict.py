@@ -1,4 +1,4 @@
-"""`prism-jax predict`: a job's step if nothing varied, and what it is made of."""
+"""`prism-jax predict`: a job's step if nothing varied, and its parts."""
 
 import argparse
 from typing import Any
@@ -10,7 +10,7 @@ from ._catalogue import table
 from ._json import plain
 
 
-HELP = "print the step time without variability and what it is made of, within seconds"
+HELP = "print the step time without variability, and its parts, within seconds"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

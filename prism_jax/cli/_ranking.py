@@ -43,7 +43,7 @@ def _row(one: Any) -> dict[str, Any]:
 
 
 def as_text(found: Any, top: int) -> str:
-    """The first so many, and what the one with the least mean loses."""
+    """The first `top` jobs, and what the job with the shortest mean loses."""
     header = ("rank", "by mean", "layout", "GPUs", "objective", "behind", "mean", "p95", "p99")
     header += ("GB", "MFU", "tokens/s/GPU")
     rows = [

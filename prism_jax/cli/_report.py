@@ -1,4 +1,4 @@
-"""`prism-jax report`: all that is known of a job's step, as one page of HTML."""
+"""`prism-jax report`: all results about a job's step, as one page of HTML."""
 
 import argparse
 import shlex
@@ -11,7 +11,7 @@ from ._objective import add_objective_argument, objective
 from ._simulate import add_law_arguments, check_epistemic
 
 
-HELP = "write an HTML page about a job: its step time, what that depends on, and the assumptions"
+HELP = "write an HTML page about a job: its step time, what it depends on, and the assumptions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=quantile,
         default=0.5,
         metavar="Q",
-        help="which step is shown op by op: 0.99 for a slow one (0.5)",
+        help="show the step at this quantile op by op: 0.99 for a slow step (0.5)",
     )
     parser.add_argument("--out", required=True, metavar="PAGE.html", help="the file to write")
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _commands(arguments: argparse.Namespace, most: int) -> dict[str, str]:
     """For each figure of the page, by the function that makes it, a command that prints it again.
-    Sensitivities and the like have `most` steps.
+    All figures except the law use at most `most` steps.
     """
     changes = [word for change in arguments.overrides for word in ("--set", change)]
     job = [arguments.job, *changes]

@@ -1,4 +1,4 @@
-"""`prism-jax run`: how long a whole training run takes, with what interrupts it."""
+"""`prism-jax run`: how long a whole training run takes, including interruptions."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from ._catalogue import table
 from ._json import plain
 
 
-HELP = "print how long a whole training run takes, with its interruptions"
+HELP = "print how long a whole training run takes, including interruptions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,24 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--deadline",
         type=_days,
         metavar="DAYS",
-        help="print the probability to end within so many days",
+        help="print the probability that a run ends within so many days",
     )
     parser.add_argument(
         "--failures",
         default="llama-3",
         metavar="FAILURES",
-        help="counts of interruptions: shipped ones, or a .toml file (llama-3)",
+        help="counts of interruptions: the name of shipped ones, or a .toml file (llama-3)",
     )
     for name, what in (
         ("interval", "work between two checkpoints (the best)"),
-        ("blocking", "for how long a checkpoint holds up the job (of the failures)"),
-        ("background", "how much later a checkpoint is safe (0)"),
-        ("restart", "from noticing an interruption to the first step (of the failures)"),
-        ("repair", "until a node that was replaced can be a spare (0)"),
-        ("evaluation", "of evaluations in each interval (0)"),
+        ("blocking", "for how long a checkpoint blocks the job (that of --failures)"),
+        ("background", "for how long a checkpoint is then written in the background (0)"),
+        ("restart", "from noticing an interruption to the first step (that of --failures)"),
+        ("repair", "until a replaced node can be used as a spare (0)"),
+        ("evaluation", "for evaluations in each interval (0)"),
     ):
         parser.add_argument(f"--{name}", type=_seconds, metavar="S", help=f"seconds: {what}")
-    parser.add_argument("--spares", type=_spares, metavar="K", help="spare nodes (always one more)")
+    parser.add_argument("--spares", type=_spares, metavar="K", help="spare nodes (unlimited)")
     parser.add_argument(
         "--autocorrelation",
         type=_correlated,
@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
     )
-    parser.add_argument("--runs", type=count, default=100_000, metavar="M", help="runs (100000)")
+    parser.add_argument(
+        "--runs", type=count, default=100_000, metavar="M", help="runs to simulate (100000)"
+    )
     parser.add_argument(
         "--derivatives",
         action="store_true",
@@ -142,7 +144,7 @@ def _text(result: dict[str, Any], law) -> str:
 
 
 def _costs(arguments: argparse.Namespace, failures, world_size: int):
-    """What was given, and else what the failures say; `None` where nothing was given."""
+    """The given costs, completed by those of the failures; `None` if none were given."""
     from ..runs import RunCosts, best_interval
 
     names = ("interval", "blocking", "background", "restart", "repair", "evaluation")

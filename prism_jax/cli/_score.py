@@ -1,4 +1,4 @@
-"""`prism-jax score`: a profile or job against measured step times."""
+"""`prism-jax score`: compares a job or profile with measured step times."""
 
 import argparse
 import math
@@ -9,7 +9,7 @@ from .._misc import counted
 from ._arguments import add_job_arguments, add_steps_argument
 
 
-HELP = "compare the law of a job's or profile's step time with measured steps"
+HELP = "compare the predicted law of the step time with measured step times"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

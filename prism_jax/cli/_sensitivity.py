@@ -1,4 +1,4 @@
-"""`prism-jax sensitivity`: which variability costs the step time what."""
+"""`prism-jax sensitivity`: how much the variability of each part costs."""
 
 import argparse
 from typing import Any

@@ -16,7 +16,7 @@ _WIDEST = 60
 
 
 class Show:
-    HELP = "list every key of a job with its value, unit and where the value is from"
+    HELP = "list every key of a job with its value, its unit and where the value is from"
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ class Show:
             "job",
             nargs="?",
             metavar="JOB",
-            help="a shipped job (`prism-jax jobs`), or a .toml file; left out: every key there is",
+            help="a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys",
         )
         add_set_argument(parser)
 

@@ -1,4 +1,4 @@
-"""`prism-jax simulate`: the law of a job's step time, beside what was measured."""
+"""`prism-jax simulate`: the law of a job's step time, beside measured figures."""
 
 import argparse
 import math
@@ -26,21 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_law_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which job, and how its law is simulated and told."""
+    """Adds the arguments for which job to simulate, how, and what to print of its law."""
     add_job_arguments(parser)
     parser.add_argument(
         "--sampling",
         choices=("auto", "plain", "importance", "sobol"),
         default="auto",
-        help="how samples of one replica are drawn; importance for tails, sobol for means (auto)",
+        help="how samples of a replica are drawn: importance for tails, sobol for means (auto)",
     )
 
     parser.add_argument(
         "--allocations",
         type=count,
         metavar="K",
-        help="divide the steps among K sets of GPUs, and print how much these differ (by default "
-        "each step has newly drawn GPUs)",
+        help="divide the steps among K sets of GPUs, and print how much these differ (by default, "
+        "GPUs are drawn anew for each step)",
     )
     parser.add_argument(
         "--epistemic",
@@ -58,7 +58,7 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_epistemic(arguments: argparse.Namespace, job: Any) -> None:
-    """Raises a `ValueError` where `--epistemic` is asked of a profile."""
+    """Raises a `ValueError` for `--epistemic` with a profile."""
     if arguments.epistemic and job.job is None:
         raise ValueError(
             f"{shown(arguments.job)}: this is a profile, whose fit does not say how well its level "
@@ -116,7 +116,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _exposed(program, options) -> dict[str, float]:
-    """The law of the exposed part of the communication of data parallelism."""
+    """The law of the exposed data-parallel communication."""
     import numpy as np
 
     from ..analysis import exposed_data_parallel
@@ -129,7 +129,7 @@ def _exposed(program, options) -> dict[str, float]:
 
 
 def _epistemic(job, law) -> dict[str, Any]:
-    """The law of a step of a run that has not been."""
+    """The law of a step of a future run."""
     from ..fitting import epistemic
     from ..law import QUANTILES
 
@@ -145,7 +145,7 @@ def _epistemic(job, law) -> dict[str, Any]:
 
 
 def _measured(job, overrides) -> dict[str, Any] | None:
-    """What was measured; it says nothing about a job that was changed."""
+    """The measured figures; none for a changed job, because they are of another one."""
     if job is None or job.measured is None or overrides:
         return None
     fields = {k: getattr(job.measured, k) for k in job.measured.__struct_fields__}

@@ -20,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="a folder for the rows (Parquet); rows that are there already are kept",
+        help="a folder for the rows (Parquet); rows that are already there are not simulated again",
     )
     parser.add_argument(
         "--shard",
         type=shard,
         default=(1, 1),
         metavar="I/N",
-        help="simulate only share I of N of the rows; others do the rest in the same --out",
+        help="simulate only share I of N of the rows; others simulate the rest into the same --out",
     )
     add_ray_arguments(parser)
 

@@ -1,4 +1,4 @@
-"""`prism-jax target`: how widely a part may vary."""
+"""`prism-jax target`: how much a part may vary for a figure to meet a target."""
 
 import argparse
 from typing import Any
@@ -8,13 +8,15 @@ from ._json import plain
 from ._objective import add_objective_argument, objective
 
 
-HELP = "print how widely a part may vary for a figure of the step time to meet a target"
+HELP = "print how much a part may vary for a figure of the step time to meet a target"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     add_objective_argument(parser)
-    parser.add_argument("--part", required=True, metavar="PART", help="such as all_gather")
+    parser.add_argument(
+        "--part", required=True, metavar="PART", help="the part, such as all_gather"
+    )
     parser.add_argument(
         "--at", type=float, required=True, metavar="X", help="the target, in the figure's unit"
     )

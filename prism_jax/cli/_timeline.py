@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=quantile,
         default=0.5,
         metavar="Q",
-        help="which step: 0.99 for one at the p99 of the step time (0.5)",
+        help="write the step at this quantile of the step time, such as 0.99 for p99 (0.5)",
     )
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSON file to write")
 

@@ -1,4 +1,4 @@
-"""`prism-jax trace`: what is in a profiler's trace, and what it can and cannot tell."""
+"""`prism-jax trace`: what a profiler's trace contains, and what can be learned from it."""
 
 import argparse
 import dataclasses
@@ -7,37 +7,43 @@ from typing import Any
 from ._catalogue import table
 
 
-HELP = "print what is in a profiler's trace, and what it can and cannot tell"
+HELP = "print what a profiler's trace contains, and what can and cannot be learned from it"
 _MOST_KERNELS = 10
 _WIDEST = 70
 _FORMATS = ("kineto", "nsight", "chakra")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="a file, or a folder with one for each rank")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="a file, or a folder with a file for each rank"
+    )
     add_format_arguments(parser)
-    parser.add_argument("--ops", metavar="OPS", help="write the ops of all ranks (.parquet)")
-    parser.add_argument("--job", metavar="JOB", help="a .toml file with the layout, for --ops")
+    parser.add_argument(
+        "--ops", metavar="OPS", help="a .parquet file to write the ops of all ranks to"
+    )
+    parser.add_argument(
+        "--job", metavar="JOB", help="a .toml file with the layout and schedule, for --ops"
+    )
 
 
 def add_format_arguments(parser: argparse.ArgumentParser, default: str = "kineto") -> None:
-    """How to read what a profiler wrote."""
+    """Adds the arguments for how to read a profiler's trace."""
     parser.add_argument(
         "--format",
         default=default,
         metavar="FORMAT",
-        help=f"how it was recorded: {', '.join(dict.fromkeys([default, *_FORMATS]))} ({default})",
+        help=f"format of the trace: {', '.join(dict.fromkeys([default, *_FORMATS]))} ({default})",
     )
     parser.add_argument("--names", metavar="NAMES", help="a .toml file with the meaning of ranges")
     parser.add_argument(
         "--time-unit",
         choices=("s", "ms", "us", "ns"),
-        help="the unit of its times, where it is not the format's",
+        help="the unit of times in the trace, if it is not that of the format",
     )
 
 
 def read_names(arguments: argparse.Namespace):
-    """What ranges stand for, where a file says so."""
+    """The meaning of ranges, if a file with it is given."""
     from ..trace import read_range_names
 
     return read_range_names(arguments.names) if arguments.names else None
@@ -62,7 +68,7 @@ def _ranks(arguments: argparse.Namespace):
 
 
 def _job_of_ops(arguments: argparse.Namespace):
-    """The job that was traced, where ops are to be written."""
+    """The traced job, if ops are to be written."""
     from ..data import load_job
 
     if not arguments.ops and not arguments.job:

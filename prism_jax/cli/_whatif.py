@@ -11,7 +11,7 @@ from ._json import plain
 from ._other_sizes import other_sizes
 
 
-HELP = "compare a job with a slow rank, a hot node, a congested link, a scaled kernel, any change"
+HELP = "show the effect of a slow rank, a hot node, a congested link, a scaled kernel or any change"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

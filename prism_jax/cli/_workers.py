@@ -1,4 +1,4 @@
-"""Command-line arguments of work that other processes and machines share."""
+"""Command-line arguments for work on other processes and machines."""
 
 import argparse
 import contextlib
@@ -16,16 +16,16 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
         const=True,
         type=_address,
         metavar="ADDRESS",
-        help="simulate by the workers of a Ray cluster: host:port, or auto for the one of this "
-        "machine; without an address by the one of RAY_ADDRESS, or by all cores of this machine",
+        help="simulate on the workers of a Ray cluster: host:port, or auto for the cluster on this "
+        "machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine",
     )
     parser.add_argument(
-        "--worker-gpus", type=count, metavar="N", help="GPUs that a worker of --ray needs (0)"
+        "--worker-gpus", type=count, metavar="N", help="GPUs for each worker of --ray (0)"
     )
 
 
 def _address(text: str) -> str:
-    """Of a Ray cluster."""
+    """The address of a Ray cluster."""
     if not text.strip():
         raise argparse.ArgumentTypeError(
             "the address is empty; give host:port or auto, or nothing for this machine"
@@ -35,7 +35,7 @@ def _address(text: str) -> str:
 
 @contextlib.contextmanager
 def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
-    """What `--ray` asks for; `None` without it. Ctrl-C and errors end what workers do."""
+    """The executor of `--ray`; `None` without it. Ctrl-C and errors end the work of its workers."""
     if arguments.ray is None:
         if arguments.worker_gpus is not None:
             raise ValueError("`--worker-gpus` is of the workers of `--ray`; give both.")
