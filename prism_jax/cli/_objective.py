@@ -13,7 +13,7 @@ def add_objective_argument(parser: argparse.ArgumentParser) -> None:
         "--objective",
         default="p95",
         metavar="FIGURE",
-        help="mean, std, p95, cvar95, or over1.7 for the probability of more than 1.7 s (p95)",
+        help="mean, std, p95, cvar95, or over1.7: the probability of more than 1.7 s (p95)",
     )
 
 
