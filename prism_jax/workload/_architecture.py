@@ -21,11 +21,11 @@ class Part(NamedTuple):
 
     **Attributes:**
 
-    - `modules`: in order.
-    - `is_layer`: which a stage counts, and may compute again.
-    - `sequence_length`: where it is another than that of the training.
-    - `words`: how many matrices of all words it has beyond its modules': one that is a copy of
-        another rank's, or one less where a head has the matrix of an earlier one.
+    - `modules`: its modules, in order.
+    - `is_layer`: whether it is a layer, which stages count and may recompute.
+    - `sequence_length`: its sequence length, if it is not that of the training.
+    - `words`: how many embedding matrices it has besides those of its modules: one if it has a copy
+        of another rank's, minus one if a head uses the matrix of an earlier module.
     """
 
     modules: tuple[AbstractModule, ...]
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     words: int = 0
 
     def parameters(self, model: Model) -> Parameters:
-        """With the norms."""
+        """The parameters of its modules and their norms."""
         total = Parameters()
         for module in self.modules:
             total = total.plus(module.parameters(model))
@@ -49,7 +49,7 @@ _PROJECTION = Part((Projection(),), is_layer=False)
 
 
 def ends_of(model: Model) -> tuple[Part, Part]:
-    """What is before and after all layers.
+    """The parts before and after all layers.
 
     **Raises:**
 
@@ -80,17 +80,17 @@ def layers_of(model: Model) -> tuple[Part, ...]:
 
 
 def reads_words_last(model: Model) -> bool:
-    """Whether the last stage needs the embedding's matrix: a head that is tied to it, or further
-    layers, which read the next words.
+    """Whether the last stage needs the embedding's matrix: for a tied head, or for
+    multi-token-prediction layers, which read the next tokens.
     """
     return model.vocab_size > 0 and (model.tied_embeddings or model.num_mtp_layers > 0)
 
 
 def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[Parts, ...]:
-    """What each stage runs, where the stages have so many layers; the ends are on the outer ones,
-    and `apart` says whether these are on different ranks.
+    """The parts of each stage, if the stages have these numbers of layers. The ends are on the
+    outer stages; `apart` says whether these are on different ranks.
 
-    Equal layers that follow one another become one, with how many they are.
+    Consecutive equal layers become one part with their number.
     """
     first, last = ends_of(model)
     head = last._replace(words=int(apart and reads_words_last(model)))
@@ -112,7 +112,7 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
 
 
 class Recomputed(NamedTuple):
-    """Equal parts of a stage, and whether a backward computes all of them again."""
+    """Equal parts of a stage, and whether the backward recomputes all of them."""
 
     part: Part
     count: int
@@ -120,7 +120,7 @@ class Recomputed(NamedTuple):
 
 
 def recomputed(parts: Parts, training: Training) -> tuple[Recomputed, ...]:
-    """Which parts of a stage are computed again: all layers of it, or its first ones."""
+    """The parts of a stage, and which of them are recomputed: all layers, or its first ones."""
     left = 0
     if training.recompute == "full":
         layers = sum(count for part, count in parts if part.is_layer)
@@ -144,7 +144,8 @@ def total_parameters(model: Model, parts: Parts) -> Parameters:
 
 
 def count_parameters(model: Model) -> int:
-    """All parameters of a model; a tied head counts once, further layers that predict do not count.
+    """The number of parameters of a model. A tied head counts once; multi-token-prediction layers
+    do not count.
 
     **Raises:**
 
@@ -157,7 +158,7 @@ def count_parameters(model: Model) -> int:
 
 
 def check_modules(model: Model, layout: Layout, training: Training) -> None:
-    """Raises a `ValueError` of one sentence where a layout does not fit a module of a model."""
+    """Raises a `ValueError` of one sentence if a layout does not fit a module of a model."""
     modules = _modules(model)
     if layout.ep != 1 and not has_experts(model):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a workload hands to a program: kernels, and the blocks that they form."""
+"""The interface between workloads and programs: kernels, and the blocks that they form."""
 
 import msgspec
 
@@ -8,14 +8,15 @@ class Load(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `concentration`: of the popularity of experts.
-    - `members`: parts over which the experts are distributed.
-    - `counts`: tokens of a microbatch of all of them, once for each expert that a token goes to.
-    - `experts`: of a member.
-    - `split`: ranks that share a member's experts.
-    - `capacity`: the most tokens that an expert takes, over the mean; infinite for any number.
-    - `popularity`: of each expert, member by member, where it is known and stays; only its
-        proportions count. Empty where it is drawn anew for each microbatch.
+    - `concentration`: the concentration of the popularity of experts.
+    - `members`: over how many members the experts are distributed.
+    - `counts`: the tokens of a microbatch of all members, once for each expert that a token goes
+        to.
+    - `experts`: how many experts a member has.
+    - `split`: how many ranks share a member's experts.
+    - `capacity`: the most tokens that an expert takes, over the mean; infinite for no limit.
+    - `popularity`: the popularity of each expert, member by member, if it is known and constant;
+        only proportions matter. Empty if it is drawn anew for each microbatch.
     """
 
     concentration: float
@@ -37,10 +38,10 @@ class Kernel(msgspec.Struct, frozen=True):
     - `size`: the rest of its name: dtype and shape, or bytes, group and link.
     - `mean`: its mean latency, in seconds.
     - `link`: the name of the cluster's link that a collective uses; `None` for compute.
-    - `load`: what it takes longer by on each member: in proportion to the member's load, and a
-        collective to that of the fullest; `None` for equal loads.
+    - `load`: the loads to which its latency is proportional: on each member to that of the member,
+        for a collective to that of the fullest member; `None` for equal loads.
     - `group`: the name of the ranks that run a collective together, such as `tp`.
-    - `flop`: floating-point operations of its products.
+    - `flop`: the floating-point operations of its matrix products.
     """
 
     kind: str
@@ -59,20 +60,20 @@ Block = tuple[tuple["Segment", int], ...]  # Each segment with how often it occu
 
 
 class Branches(msgspec.Struct, frozen=True):
-    """What runs side by side: compute of every member, and collectives of the whole group.
+    """Concurrent branches: compute of every member, and collectives of the whole group.
 
-    The collectives start when the slowest member has come so far. Who has ended its compute, and
-    the collectives, goes on. Rows of collectives do not slow one another.
+    The collectives start when the slowest member has reached the branches. A member continues when
+    its compute and the collectives have ended. Rows of collectives do not slow one another.
 
     **Attributes:**
 
     - `compute`: the kernels that every member runs by itself.
     - `communication`: the rows of collectives, one for each stream.
-    - `within`: instead of `compute`, a block whose segments have collectives of their own: such as
-        a layer beside the collectives of the parameters of its neighbours. Contention slows all of
-        it. Its segment has nothing else.
-    - `contention`: by what part compute takes longer while collectives run, and they while compute
-        does; the product of the two is at most one.
+    - `within`: instead of `compute`, a block whose segments have collectives of their own, such as
+        a layer that overlaps with the collectives of its neighbours' parameters. Contention slows
+        all of it. Its segment has nothing else.
+    - `contention`: by which share compute is slower while collectives run, and collectives while
+        compute runs. The product of the two is at most one.
     """
 
     compute: Row
@@ -97,12 +98,13 @@ class Branches(msgspec.Struct, frozen=True):
 
     @property
     def slowdowns(self) -> tuple[float, float]:
-        """What compute that ends last has taken longer by, as a part of the collectives' latency
-        alone; and what collectives that end last have, as a part of that of compute.
+        """By how much compute that ends last takes longer, as a share of the latency of the
+        collectives alone; and by how much collectives that end last take longer, as a share of that
+        of compute.
 
-        With `x = C (1 + a)` and `y = K (1 + b)`, what takes longer is done at full speed when the
-        other has ended: `max(x + (y - x) / (1 + b), y + (x - y) / (1 + a))`, which is
-        `max(K + beta C, C + alpha K)`, exact for `a b <= 1`.
+        With `x = C (1 + a)` and `y = K (1 + b)`, the longer one runs at full speed after the other
+        has ended: `max(x + (y - x) / (1 + b), y + (x - y) / (1 + a))`, which is `max(K + beta C, C
+        + alpha K)`, exact for `a b <= 1`.
         """
         a, b = self.contention
         return a * (1 + b) / (1 + a), b * (1 + a) / (1 + b)
@@ -114,11 +116,12 @@ class Segment(msgspec.Struct, frozen=True):
     **Attributes:**
 
     - `kernels`: what each member runs alone, before the branches.
-    - `collective`: what closes the segment: it starts when the slowest member arrives. `None` where
-        nobody waits within the group.
-    - `branches`: what then runs side by side, one after the other, before the closing collective.
-        A segment that has them ends when all members have ended them.
-    - `members`: how many ranks wait there; `None`: those of a tensor- and context-parallel group.
+    - `collective`: the collective that ends the segment. It starts when the slowest member arrives.
+        `None` if members do not wait for one another.
+    - `branches`: concurrent branches, one after the other, which run before that collective. A
+        segment with branches ends when all members have ended them.
+    - `members`: how many ranks wait there; by default those of a tensor- and context-parallel
+        group.
     """
 
     kernels: Row
@@ -144,12 +147,12 @@ class Reduction(msgspec.Struct, frozen=True):
     **Attributes:**
 
     - `kernels`: the collectives.
-    - `stages`: the stage whose last backward makes the gradients, and those on other ranks that
-        hold copies of it; empty: all stages of the rank.
-    - `piece`: the part of that backward that ends with these gradients, where it makes those of
-        several reductions, which stand in its order; `None`: all of it.
-    - `each_turn`: whether they are reduced after each row of backwards of the stage, of whichever
-        microbatches; otherwise after the last one only.
+    - `stages`: the stage whose last backward gives the gradients, and the stages on other ranks
+        with copies of it; empty for all stages of the rank.
+    - `piece`: the part of this backward that ends with these gradients, if it gives those of
+        several reductions, which are in its order; `None` for all of it.
+    - `each_turn`: whether they are reduced after each row of consecutive backwards of the stage;
+        otherwise only after the last backward.
     """
 
     kernels: Block
@@ -163,13 +166,13 @@ Ordered = tuple[tuple[tuple[Segment, ...], int], ...]
 
 
 class Passes(msgspec.Struct, frozen=True):
-    """Stages in the order in which they run, where tokens of one microbatch may travel to experts
-    beside the compute of another.
+    """The segments of stages in order, in which the exchanges with experts of one microbatch may
+    overlap with the compute of another.
 
     **Attributes:**
 
-    - `forward`, `backward`: of each (global virtual) stage.
-    - `contention`: as of `Branches`.
+    - `forward`, `backward`: the segments of each (global virtual) stage.
+    - `contention`: as in `Branches`.
     """
 
     forward: tuple[Ordered, ...]
@@ -183,17 +186,20 @@ class Workload(msgspec.Struct, frozen=True):
     **Attributes:**
 
     - `forward`, `backward`: the block of one microbatch, for each (global virtual) stage.
-    - `backward_input`, `backward_weight`: the two parts of a backward that is split.
-    - `send_recv`: for each pair (from rank, to rank) of neighbouring pipeline ranks, its kernel.
-    - `reductions`: for each pipeline rank, those of its gradients over the replicas.
-    - `tail`: grad-norm, optimizer and the parameters' all-gather that nothing hides, after all
+    - `backward_input`, `backward_weight`: the two halves of a split backward.
+    - `send_recv`: the send_recv kernel of each pair (sending rank, receiving rank) of neighbouring
+        pipeline ranks.
+    - `reductions`: the gradient reductions over the replicas of each pipeline rank.
+    - `tail`: gradient norm, optimizer and the exposed part of the parameter all_gather, after all
         pipeline ranks of all replicas have met.
-    - `contention`: what part of its own latency a reduction adds to the compute beside it.
-    - `members`: ranks of a tensor- and context-parallel group, the members of a segment.
-    - `group_size`: ranks of a stage that meet in every microbatch: those, and all that share
-        experts with them.
-    - `passes`: what an overlapped pair of a forward and a backward is made of; `None` where these
-        take as long as one after the other.
+    - `contention`: the part of its own latency that a reduction adds to the compute that it
+        overlaps.
+    - `members`: the number of ranks in a tensor- and context-parallel group, the members of a
+        segment.
+    - `group_size`: the number of ranks of a stage that meet in every microbatch: the members, and
+        all ranks that share experts with them.
+    - `passes`: the segments of overlapped pairs of a forward and a backward; `None` if a pair takes
+        as long as its two parts.
     """
 
     forward: tuple[Block, ...]

@@ -1,4 +1,4 @@
-"""Kernels of one job, priced."""
+"""The costs of the kernels of a job."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ class Linear(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input and that of itself.
+    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input, and its own gradient.
     """
 
     forward: Kernel
@@ -43,11 +43,11 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Prices the kernels of one job; sizes are those of one GPU and one microbatch.
+    """Computes the costs of the kernels of a job. Sizes are those of one GPU and one microbatch.
 
     **Attributes:**
 
-    - `model`, `layout`, `training`, `cluster`, `kernels`: of the job.
+    - `model`, `layout`, `training`, `cluster`, `kernels`: those of the job.
     """
 
     model: Model
@@ -57,7 +57,7 @@ class Costs(msgspec.Struct, frozen=True):
     kernels: Kernels
 
     def of_length(self, sequence_length: int | None) -> "Costs":
-        """As these, for sequences of another length, if one is given."""
+        """The same costs for sequences of another length, if one is given."""
         if sequence_length is None:
             return self
         training = msgspec.structs.replace(self.training, sequence_length=sequence_length)
@@ -65,12 +65,12 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a microbatch on one context-parallel rank."""
+        """The tokens of a microbatch on one context-parallel rank."""
         return self.training.microbatch_size * self.training.sequence_length // self.layout.cp
 
     @property
     def norm_tokens(self) -> int:
-        """Tokens where sequence parallelism has split them."""
+        """The tokens on one rank where sequence parallelism has split them."""
         return self.tokens // self.layout.tp if self.splits_sequence else self.tokens
 
     @property
@@ -79,22 +79,22 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def scatters_send_recv(self) -> bool:
-        """Whether the ranks of a tensor-parallel group, which hold the same, each send a part."""
+        """Whether ranks of a tensor-parallel group hold the same tensor and each send a part."""
         split = self.splits_sequence or self.layout.tp == 1
         return self.training.scatter_send_recv and not split
 
     @property
     def base_dtype(self) -> str:
-        """The dtype of activations, and of what is not multiplied in a narrower one."""
+        """The dtype of activations, and of whatever is not multiplied in a narrower dtype."""
         return self.training.base_dtype
 
     def recomputes(self, name: str) -> bool:
-        """Whether a selective recompute has a module of this name."""
+        """Whether selective recomputation includes the module with this name."""
         return self.training.recompute == "selective" and name in self.training.recompute_modules
 
     @property
     def activation_bytes(self) -> int:
-        """Of a value that is kept for the backward."""
+        """The bytes of a value that is kept for the backward."""
         return 2
 
     @property
@@ -123,13 +123,13 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def expert_ranks(self) -> int | None:
-        """Ranks that share the experts of a layer, and so meet in every microbatch; `None` where
-        each has all of them.
+        """The ranks that share the experts of a layer, and so meet in every microbatch; `None` if
+        each rank has all experts.
         """
         return self.layout.ep * self.layout.expert_tp if self.layout.ep > 1 else None
 
     def norm(self, passes: int = 2) -> Kernel:
-        """A norm of the hidden states: forward it reads and writes, backward it reads two."""
+        """A norm of the hidden states: one read and one write; its backward has one more read."""
         return self.move("norm", 2 * passes * self.norm_tokens * self.model.hidden_size)
 
     def residual(self) -> Kernel:
@@ -146,7 +146,7 @@ class Costs(msgspec.Struct, frozen=True):
         self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1, parts: int = 1
     ) -> Kernel:
         """`batch` products of an `(m, k)` with a `(k, n)` matrix; the result has two bytes. They
-        run at once, or in so many parts.
+        run at once, or in `parts` parts.
         """
         dtype = self.training.dtype if dtype is None else dtype
         num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 2 * m * n)
@@ -162,7 +162,7 @@ class Costs(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(kernel, size=f"{kernel.size} added")
 
     def linear(self, tokens: int, outputs: int, inputs: int, dtype: str | None = None) -> "Linear":
-        """A matrix of the model: of `inputs` values of each token it makes `outputs`."""
+        """A matrix of the model, which takes `inputs` values of each token to `outputs` values."""
         return Linear(
             self.gemm(tokens, outputs, inputs, dtype),
             self.gemm(tokens, inputs, outputs, dtype),
@@ -170,7 +170,7 @@ class Costs(msgspec.Struct, frozen=True):
         )
 
     def grouped(self, tokens: int, outputs: int, inputs: int, groups: int) -> "Linear":
-        """As `linear`, for as many matrices, each with `tokens` of its own."""
+        """As `linear`, for `groups` matrices with `tokens` tokens each."""
         return Linear(
             self.gemm(tokens, outputs, inputs, None, groups, groups),
             self.gemm(tokens, inputs, outputs, None, groups, groups),
@@ -192,13 +192,13 @@ class Costs(msgspec.Struct, frozen=True):
         return Kernel("attention", f"{self.base_dtype} {size} {phase}", mean, flop=flop)
 
     def _table_of_attention(self, kind: str) -> str:
-        """The table of the kernel that the job has; else of the device's fastest, and of both."""
+        """The table of the kernel that the job has, or else that of the device's fastest kernel."""
         known = (f"{kind}-{self.training.attention}", kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
 
     def host(self) -> Kernel:
-        """What a step takes besides its kernels."""
+        """The time that a step takes besides its kernels."""
         return Kernel("host", "", self.kernels.constant_s)
 
     def move(self, kind: str, num_bytes: float) -> Kernel:
@@ -208,14 +208,14 @@ class Costs(msgspec.Struct, frozen=True):
         return Kernel(kind, f"{num_bytes}B", mean)
 
     def collective(self, kind: str, num_bytes: float, group: Group) -> Kernel:
-        """A collective of `num_bytes`, the full tensor, that nothing hides."""
+        """An exposed collective of `num_bytes`, the size of the full tensor."""
         transfer = collective_latency(kind, num_bytes, group, self.cluster, self.kernels)
         size = f"{round(num_bytes)}B {group.name}{group.size} {transfer.link}"
         return Kernel(kind, size, transfer.latency, transfer.link, group=group.name)
 
     def exchange(self, routing: Routing) -> Kernel | None:
-        """The all_to_all of a microbatch's tokens to their experts, or back; `None` where every
-        rank has all experts.
+        """The all_to_all of a microbatch's tokens to their experts, or back; `None` if every rank
+        has all experts.
         """
         if self.ep.size == 1:
             return None
@@ -228,24 +228,24 @@ class Costs(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(whole, size=f"{whole.size} once", mean=found.latency)
 
     def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:
-        """Compute and serial collectives side by side, of which the collectives take a share of the
-        units that compute: it takes `1 / (1 - share)` times as long meanwhile.
+        """Compute that overlaps with serial collectives. The collectives take a share of the
+        compute units, so compute takes `1 / (1 - share)` times as long meanwhile.
         """
         return Branches(row(compute), (row(collectives),), self.contention)
 
     def beside_block(self, within: Block, collectives: Iterable[Kernel]) -> Segment:
-        """The same of a block, and collectives one after the other."""
+        """The same for a block that overlaps with serial collectives."""
         return segment([], None, Branches((), (row(collectives),), self.contention, within))
 
     @property
     def contention(self) -> tuple[float, float]:
-        """Of compute and of collectives, as of `Branches`."""
+        """The contention of compute and of collectives, as in `Branches`."""
         share = self.kernels.overlap.contention
         return share / (1 - share), 0.0
 
     def in_pieces(self, kind: str, num_bytes: int, gemm: Kernel) -> tuple[Kernel, Branches]:
-        """A tensor-parallel collective in as many pieces as the group has members: one that nothing
-        hides, the first to come or the last to go, and the others beside a GEMM.
+        """A tensor-parallel collective in as many pieces as the group has members. One piece, the
+        first to arrive or the last to leave, is exposed; the others overlap with a GEMM.
         """
         whole, pieces = self.collective(kind, num_bytes, self.tp), self.layout.tp
 
@@ -257,8 +257,8 @@ class Costs(msgspec.Struct, frozen=True):
         return some(1), self.beside([gemm], some(pieces - 1))
 
     def send_recv(self, sender: int, receiver: int) -> Kernel:
-        """The activations, or their gradients, of a microbatch between two pipeline ranks: what one
-        GPU sends to its peer, over a link of its own.
+        """The send_recv of the activations, or their gradients, of a microbatch between two
+        pipeline ranks. Each GPU sends to its peer over a link of its own.
         """
         num_bytes = 2 * self.norm_tokens * self.model.hidden_size
         num_bytes //= self.layout.tp if self.scatters_send_recv else 1

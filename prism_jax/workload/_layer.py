@@ -1,4 +1,4 @@
-"""The segments of a layer: of its modules, each with a norm before it and a residual after it."""
+"""The segments of a layer: those of its modules, with a norm before and a residual after each."""
 
 from ._architecture import Part
 from ._block import Kernel, Segment
@@ -19,8 +19,9 @@ def forward_part(costs: Costs, part: Part) -> list[Segment]:
 
 
 def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
-    """The segments of the backward of one layer, or end of the model, and microbatch; where it
-    computes all `again`, with its forward. Without `weights`, of its phase backward-input.
+    """The segments of the backward of one layer, or end of the model, and microbatch. With `again`,
+    they include its forward, which is recomputed. Without `weights`, they are those of its phase
+    backward-input.
     """
     costs = costs.of_length(part.sequence_length)
     segments = forward_part(costs, part) if again else []

@@ -1,4 +1,4 @@
-"""From a job to the kernels of its step."""
+"""Lowers a job to the kernels of its step."""
 
 import functools as ft
 import math
@@ -33,18 +33,18 @@ def lower(
 
     **Arguments:**
 
-    - `model`, `layout`, `schedule`, `training`: what is trained and how it is laid out.
+    - `model`, `layout`, `schedule`, `training`: the model, and how it is trained.
     - `cluster`: the machine.
     - `kernels`: the profile of its kernels.
     - `stage_to_rank`: the pipeline rank of each global virtual stage.
 
     **Returns:**
 
-    The blocks of each stage and phase, and what follows the pipeline.
+    The blocks of each stage and phase, and of what runs after the pipeline.
 
     **Raises:**
 
-    A `ValueError` where the layout does not fit the model.
+    A `ValueError` if the layout does not fit the model.
     """
     check_split(model, layout, schedule, training)
     waited = (layout.dp / kernels.num_replicas) ** kernels.growth
@@ -75,7 +75,7 @@ def lower(
 
 
 def _group_size(costs: Costs) -> int:
-    """Ranks of a stage that meet in every microbatch."""
+    """The number of ranks of a stage that meet in every microbatch."""
     layout = costs.layout
     if beside_layers(costs.training):
         return layout.tp * layout.cp * layout.dp

@@ -1,4 +1,4 @@
-"""What one GPU holds of each stage, and keeps of a microbatch until its backward."""
+"""The memory of each stage on one GPU: parameters, and activations of a microbatch."""
 
 import functools as ft
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,11 @@ class StageMemory(NamedTuple):
     **Attributes:**
 
     - `dense`, `experts`: how many parameters it holds.
-    - `kept`: what stays of each microbatch from its forward to its backward.
-    - `forward`: what its forward needs on top, at its end.
-    - `backward`: what its backward needs on top of what is kept of all microbatches.
-    - `summed`: its gradients, where they are whole only while they are summed up and dealt.
+    - `kept`: the activations of each microbatch that are kept from its forward to its backward.
+    - `forward`: what its forward needs in addition, at its end.
+    - `backward`: what its backward needs in addition to the activations of all microbatches.
+    - `summed`: its gradients, if they are unsharded only while they are accumulated and
+        reduce-scattered.
     """
 
     dense: float
@@ -54,7 +55,7 @@ def memory_of_stages(
 
     **Raises:**
 
-    A `ValueError` where the layout does not fit the model.
+    A `ValueError` if the layout does not fit the model.
     """
     check_split(model, layout, schedule, training)
     costs = Costs(model, layout, training, cluster, kernels)
@@ -68,7 +69,7 @@ def memory_of_stages(
 
 
 def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
-    """The memory of a stage; nothing is priced."""
+    """The memory of a stage."""
     layout, training = costs.layout, costs.training
     held = held_of(stages.parameters[stage], layout)
     kept: Sizes = {}
@@ -105,7 +106,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
 
 
 def _summed(costs: Costs, held: Held) -> float:
-    """The gradients of a stage that are whole until replicas deal them, after some microbatches."""
+    """The gradients of a stage that are unsharded until they are reduce-scattered."""
     training = costs.training
     if not shards(training)[0] or deals_each_microbatch(training):
         return 0.0
@@ -115,9 +116,9 @@ def _summed(costs: Costs, held: Held) -> float:
 
 
 def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:
-    """What a stage needs for the units that are whole just now: of their parameters, the one that
-    runs and those that are gathered ahead; of their gradients, the one that runs and, where there
-    are others beside it, the one that is being dealt.
+    """The bytes of units that are unsharded at a time. Parameters: those of the unit that runs, and
+    of those that are gathered ahead. Gradients: those of the unit that runs and, if collectives
+    overlap with compute, of the unit that is being reduce-scattered.
     """
     training = costs.training
     parts = [one for one, count in stages.parts[stage] for _ in range(count)]
@@ -131,7 +132,7 @@ def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:
 
 
 def _kept(costs: Costs, part: Part) -> Sizes:
-    """What a layer, or an end of the model, keeps of one microbatch."""
+    """The activations of one microbatch that a layer, or an end of the model, keeps."""
     parts: Sizes = {}
     states = costs.norm_tokens * costs.model.hidden_size
     for module in part.modules:
@@ -145,8 +146,8 @@ def _kept(costs: Costs, part: Part) -> Sizes:
 
 
 def _of_modules(costs: Costs, part: Part) -> list[float]:
-    """What the backward of each module of a layer needs: gradients about as large as what the
-    module keeps, and its buffers.
+    """The memory that the backward of each module of a layer needs: gradients about as large as the
+    activations that it keeps, and its buffers.
     """
     modules = part.modules if part.is_layer else ()
     kept = (sum(one.activations(costs).values()) + one.buffers(costs) for one in modules)

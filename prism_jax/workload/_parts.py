@@ -1,4 +1,4 @@
-"""Building blocks out of kernels."""
+"""Builds segments and blocks from kernels."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ def row(kernels: Iterable[Kernel]) -> Row:
 
 
 def without(kernels: Row, one: Kernel) -> Row:
-    """A row in which one kernel runs once less."""
+    """A row in which one kernel runs one time fewer."""
     counts = Counter(dict(kernels))
     counts[one] -= 1
     return tuple((+counts).items())
@@ -31,7 +31,7 @@ def without(kernels: Row, one: Kernel) -> Row:
 def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
     """A block of lists of segments, each with how often it occurs.
 
-    Segments without a collective where nobody is said to wait become one.
+    Segments without a collective, at which members do not wait, are merged.
     """
     counts: Counter[Segment] = Counter()
     loose: Counter[Kernel] = Counter()
@@ -79,14 +79,14 @@ def block_flops(blocks: Sequence[Block]) -> tuple[float, ...]:
 
 
 def _of_each(function: Callable[[Block], float], blocks: Sequence[Block]) -> tuple[float, ...]:
-    """Most stages have the same block, which is looked at once."""
+    """Applies a function to each block, but only once if stages share a block, as most do."""
     found = {key: function(one) for key, one in {id(one): one for one in blocks}.items()}
     return tuple(found[id(one)] for one in blocks)
 
 
 def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
-    """What of a block of constant kernels is compute, by kind, and what is collectives that nothing
-    hides, by group; in seconds. The two add up to `block_mean`.
+    """The latency of a block of constant kernels, split into compute by kind and exposed
+    collectives by group, in seconds. The two add up to `block_mean`.
     """
     compute: defaultdict[str, float] = defaultdict(float)
     exposed: defaultdict[str, float] = defaultdict(float)

@@ -1,5 +1,5 @@
-"""A forward and a backward of two microbatches side by side: each computes while tokens of the
-other travel to experts and back.
+"""Overlapped pairs of a forward and a backward of two microbatches: each computes while tokens of
+the other are exchanged with experts.
 
 As DualPipe pairs them (DeepSeek-V3, arXiv:2412.19437, section 3.2.1 and figure 4), and
 Megatron-Core with `--overlap-moe-expert-parallel-comm`
@@ -8,9 +8,10 @@ Megatron-Core with `--overlap-moe-expert-parallel-comm`
     compute      attention F | experts B  | experts F  | attention B
     exchanges    combine B   | dispatch F | dispatch B | combine F
 
-An op of one stream waits for the one before it there, and for what makes its tokens, which the
-other stream ran in the column before. So both streams meet after each column, and a column is a
-maximum. The gradients of weights stay with those of the inputs.
+An op of one stream waits for the op before it in the stream, and for the op that computes its
+tokens, which is in the other stream, one column before. So both streams meet after each column, and
+a column takes as long as the longer of its two ops. The gradients of weights are computed with
+those of the inputs.
 """
 
 import functools as ft
@@ -30,8 +31,8 @@ from ._split import Stages
 
 
 def passes_of(costs: Costs, stages: Stages) -> Passes | None:
-    """The stages of a job in order; `None` where none has exchanges, or where the collectives of
-    parameters are beside its layers already.
+    """The stages of a job in order; `None` if no stage has exchanges, or if its layers already
+    overlap with the collectives of parameters.
     """
     if costs.layout.ep == 1 or beside_layers(costs.training):
         return None
@@ -53,8 +54,8 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
 
 
 def pair(passes: Passes, forward: int, backward: int) -> Block | None:
-    """The block of a forward of one stage and a backward of another, or the same; `None` where one
-    of them exchanges nothing. What one of them exchanges beyond the other has nothing beside it.
+    """The block of a forward of one stage and a backward of the same or another stage; `None` if
+    one of them has no exchanges. If one has more exchanges than the other, these are exposed.
     """
     rows = [list(_flat(passes.forward[forward])), list(_flat(passes.backward[backward]))]
     places = [[i for i, one in enumerate(row) if _exchange(one)] for row in rows]
@@ -75,14 +76,14 @@ def pair(passes: Passes, forward: int, backward: int) -> Block | None:
 
 
 def _column(compute: list[Segment], exchange: Kernel, contention: tuple[float, float]) -> Segment:
-    """What is computed, after which all meet, beside an exchange."""
+    """Compute that overlaps with an exchange, after which all meet."""
     within = block([(_joined(compute), 1)])
     return Segment((), None, (Branches((), (((exchange, 1),),), contention, within),))
 
 
 def _joined(segments: Iterable[Segment]) -> list[Segment]:
-    """Segments in order, where what members run by themselves goes before what they then wait for:
-    they are as late as the slowest in both, not as the slowest in each.
+    """Segments in order, in which compute without a wait is merged into the segment after it:
+    members are then as late as the slowest in both together, not as the slowest in each.
     """
     found: list[Segment] = []
     loose: Counter[Kernel] = Counter()
@@ -103,7 +104,7 @@ def _flat(ordered: Ordered) -> Iterable[Segment]:
 
 
 def _exchange(one: Segment) -> bool:
-    """Whether tokens go to experts, or come back, at the end of a segment."""
+    """Whether a segment ends with an exchange of tokens with experts."""
     closing = one.collective
     return closing is not None and (closing.kind, closing.group) == ("all_to_all", "ep")
 
@@ -111,7 +112,7 @@ def _exchange(one: Segment) -> bool:
 def _cut(
     row: list[Segment], places: list[int]
 ) -> tuple[list[tuple[list[Segment], Kernel]], list[Segment]]:
-    """What comes before each exchange, with it, and what comes after the last of these."""
+    """The segments up to and including each exchange, and those after the last exchange."""
     parts, start = [], 0
     for place in places:
         last = row[place]

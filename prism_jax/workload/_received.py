@@ -1,4 +1,4 @@
-"""What a stage does with what another pipeline rank sent, before anything else."""
+"""What a stage does first with a tensor that another pipeline rank sent."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from ._split import Stages
 
 
 def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
-    """Makes whole what came from the stage `step` ahead: where its ranks each sent a part, those of
-    this stage gather them, as Megatron-LM does when the part has come and before the layers run
+    """Gathers the tensor from the stage `step` ahead: if each of its ranks sent a part, the ranks
+    of this stage gather the parts, as Megatron-LM does after receiving and before the layers run
     (Narayanan et al. 2021, arXiv:2104.04473, section 4.1).
     """
     sender = stage + step
@@ -24,7 +24,7 @@ def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
 def with_received(
     costs: Costs, stages: Stages, blocks: Sequence[Block], step: int
 ) -> tuple[Block, ...]:
-    """The blocks of all stages, each after `received`. Stages that were alike still share one."""
+    """The blocks of all stages, each after `received`. Equal stages still share a block."""
     joined: dict[tuple[Block, int], Block] = {}
 
     def of_stage(stage: int, one: Block) -> Block:

@@ -1,12 +1,12 @@
-"""Reductions of gradients over the replicas: when they can start, and what they take.
+"""Gradient reductions over the replicas: when they can start, and how long they take.
 
-Where they run beside the backward, each virtual stage reduces its gradients when its last
-microbatch has come back; where replicas share gradients, too, but sum them up first, after each row
-of its microbatches, so that no more than two stages of a rank have whole gradients. That is how a
-pipeline and FSDP can go together in Llama 3, whose authors share gradients and optimizer and keep
-parameters after the forward (Llama team 2024, arXiv:2407.21783, section 3.3.2). Megatron-LM cuts
-only the first stage of the first pipeline rank further, into buckets: nothing else comes after it
-that could hide its reduction
+If reductions overlap with the backward, each virtual stage reduces its gradients after the backward
+of its last microbatch. If gradients are sharded but accumulated first, it reduces them after each
+row of its microbatches, so that at most two stages of a rank have unsharded gradients. Pipelines
+and FSDP are combined in this way in Llama 3, whose authors shard gradients and optimizer and keep
+parameters after the forward (Llama team 2024, arXiv:2407.21783, section 3.3.2). Megatron-LM splits
+only the first stage of the first pipeline rank further, into buckets, because no compute comes
+after it that could overlap with its reduction
 (`megatron/core/distributed/distributed_data_parallel.py` and `megatron/training/training.py`).
 """
 
@@ -31,12 +31,12 @@ _BUCKET_PER_REPLICA = 1_000_000
 
 
 def reductions_of_ranks(costs: Costs, stages: Stages) -> tuple[tuple[Reduction, ...], ...]:
-    """For each pipeline rank, the reductions of its gradients, each with what it waits for."""
+    """The gradient reductions of each pipeline rank, each with the backward that it waits for."""
     return tuple(tuple(_of_rank(costs, stages, rank)) for rank in range(costs.layout.pp))
 
 
 def reduced_groups(costs: Costs) -> list[tuple[str, Group]]:
-    """The fields of `Held` with the group of each over which gradients are reduced, if any."""
+    """The fields of `Held` whose gradients are reduced, each with the group that reduces them."""
     groups = (("dense", costs.dp), ("experts", costs.edp))
     return [(part, group) for part, group in groups if group.size > 1]
 
@@ -65,7 +65,7 @@ def _row(kernels: Iterable[Kernel]) -> Block:
 
 
 def _kernels(costs: Costs, held: Held) -> list[Kernel]:
-    """What reduces the gradients of so many parameters."""
+    """The collectives that reduce the gradients of some parameters."""
     training = costs.training
     size = GRADIENT_BYTES[training.gradient_dtype]
     kernels = []
@@ -85,7 +85,7 @@ def _kernels(costs: Costs, held: Held) -> list[Kernel]:
 
 
 def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
-    """The first and the last stage each have a copy of the embedding, or their shards of it."""
+    """The reduction over the first and the last stage, which both have a copy of the embedding."""
     layout, model, training = costs.layout, costs.model, costs.training
     if not (reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends):
         return []
@@ -102,7 +102,7 @@ def _buckets(
     costs: Costs, stages: Stages, stage: int, *, cut: bool
 ) -> list[tuple[Held, Block | None]]:
     """The parameters of each bucket of a stage in the order of its backward, and the piece of the
-    backward that ends with them; `None` for one bucket. Buckets end with layers.
+    backward that ends with them; `None` if there is one bucket. Buckets end with layers.
     """
     whole = held_of(stages.parameters[stage], costs.layout)
     if not cut:

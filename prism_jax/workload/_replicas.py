@@ -1,4 +1,4 @@
-"""What follows when all gradients are reduced: parameters are updated and gathered."""
+"""The tail of a step, after all gradients are reduced: parameters are updated and gathered."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from ._split import Held, Stages, parameters_of_rank, sum_held
 
 
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
-    """Norm of the gradients, optimizer, and the exposed part of the gathering of parameters."""
+    """The norm of the gradients, the optimizer, and the exposed part of parameter gathering."""
     layout, training = costs.layout, costs.training
     held = [sum_held(parameters_of_rank(layout, stages, r)) for r in range(layout.pp)]
     shards_of = [_shard(costs, one) for one in held]
@@ -43,7 +43,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
 
 
 def _shard(costs: Costs, held: Held) -> float:
-    """How many of its parameters a GPU updates."""
+    """The number of parameters that a GPU updates."""
     if not costs.training.zero:
         return sum(held)
     groups = zip(held, (costs.dp, costs.edp), strict=True)
@@ -53,12 +53,11 @@ def _shard(costs: Costs, held: Held) -> float:
 def _hide(
     costs: Costs, kernel: Kernel, stages: Stages, rank: int, beside: Sequence[float], field: str
 ) -> Kernel:
-    """What is left of an all_gather that runs stage by stage beside the forward, of which each
-    stage takes so long.
+    """The exposed part of an all_gather that overlaps with the forward, stage by stage.
 
-    The part of each stage is needed by its first microbatch, and has, on a rank with several
-    stages, as long as the microbatches of one round take in the others. Of the part at the very
-    start, one layer's worth cannot be hidden.
+    The first microbatch of each stage needs the parameters of that stage. On a rank with several
+    stages, they can be gathered during one round of microbatches in the other stages. At the very
+    start, the parameters of one layer are always exposed.
     """
     held = parameters_of_rank(costs.layout, stages, rank)
     parameters = [getattr(one, field) for one in held]

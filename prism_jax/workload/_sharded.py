@@ -1,9 +1,9 @@
-"""Parameters and gradients that are distributed over the replicas: ZeRO-2, ZeRO-3 and FSDP.
+"""Parameters and gradients that are sharded over the replicas: ZeRO-2, ZeRO-3 and FSDP.
 
 Each layer, and each end of the model, is a unit (Zhao et al. 2023, arXiv:2304.11277): before a
-microbatch runs through it, all_gathers make its parameters whole; after its backward,
-reduce_scatters reduce its gradients. Where there are copies of the shards (`optimizer_instances`,
-known as hybrid sharding), the copies reduce the shares among themselves.
+microbatch runs through it, all_gathers gather its parameters; after its backward, reduce_scatters
+reduce its gradients. If there are copies of the shards (`optimizer_instances`, known as hybrid
+sharding), the copies reduce the gradients of their shards among themselves.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def shards(training: Training) -> tuple[bool, bool]:
-    """Whether the replicas share gradients, and parameters too."""
+    """Whether gradients are sharded over the replicas, and whether parameters are."""
     return training.zero >= 2, training.zero == 3
 
 
@@ -36,7 +36,7 @@ def beside_layers(training: Training) -> bool:
 
 
 def instance(group: Group, training: Training) -> tuple[Group, Group]:
-    """Of those who reduce gradients: who share one optimizer, and the peers of a shard."""
+    """Of a group that reduces gradients: the ranks of one optimizer, and the peers of a shard."""
     instances = training.optimizer_instances
     size = group.size // instances
     peers = Group(f"{group.name}-peers", instances, size * group.stride)
@@ -44,14 +44,14 @@ def instance(group: Group, training: Training) -> tuple[Group, Group]:
 
 
 def unit_parameters(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
-    """How many parameters one GPU has of a unit that is whole, and over whom they are shared."""
+    """The parameters of an unsharded unit on one GPU, and the groups that can shard them."""
     held = held_of(part.parameters(costs.model), costs.layout)
     groups = zip(held, (costs.dp, costs.edp), strict=True)
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
 def gathers(costs: Costs, part: Part) -> tuple[Kernel, ...]:
-    """What makes the parameters of a unit whole; nothing where each replica has them all."""
+    """The all_gathers of the parameters of a unit; none if each replica has all of them."""
     if not shards(costs.training)[1]:
         return ()
     found = []
@@ -63,8 +63,9 @@ def gathers(costs: Costs, part: Part) -> tuple[Kernel, ...]:
 
 
 def gathers_again(costs: Costs, part: Part) -> tuple[Kernel, ...]:
-    """The same in a backward. The end of a model, whose backward follows its forward, still has its
-    parameters: PyTorch's FSDP keeps those of the root, and torchtitan those of the head.
+    """The all_gathers in a backward. The last part of a model, whose backward directly follows its
+    forward, still has its parameters: PyTorch's FSDP keeps those of the root, and torchtitan those
+    of the head.
     """
     kept = not costs.training.reshard_after_forward or isinstance(
         part.modules[-1], Head | PatchHead
@@ -73,7 +74,7 @@ def gathers_again(costs: Costs, part: Part) -> tuple[Kernel, ...]:
 
 
 def reductions(costs: Costs, part: Part) -> tuple[Kernel, ...]:
-    """What deals the gradients of a unit; nothing where they are summed up first."""
+    """The reduce_scatters of the gradients of a unit; none if they are accumulated first."""
     if not deals_each_microbatch(costs.training):
         return ()
     found = []

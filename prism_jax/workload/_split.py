@@ -13,15 +13,15 @@ from .modules import Parameters
 
 
 class Stages(msgspec.Struct, frozen=True):
-    """How the layers of a model are distributed over stages, and these over pipeline ranks.
+    """How the layers of a model are distributed over stages, and the stages over pipeline ranks.
 
     **Attributes:**
 
-    - `layers`: how many each global virtual stage has.
-    - `parts`: what each stage runs.
-    - `parameters`: of each stage, with its copy of the embedding where it needs one.
-    - `rank`: of each stage.
-    - `group`: how many microbatches a rank runs through one of its stages before the next.
+    - `layers`: the number of layers in each global virtual stage.
+    - `parts`: the parts of each stage.
+    - `parameters`: the parameters of each stage, with its copy of the embedding if it needs one.
+    - `rank`: the pipeline rank of each stage.
+    - `group`: how many microbatches a rank runs through one of its stages before the next stage.
     """
 
     layers: tuple[int, ...]
@@ -42,7 +42,7 @@ class Stages(msgspec.Struct, frozen=True):
 def deal(
     model: Model, layout: Layout, schedule: ScheduleConfig, stage_to_rank: Sequence[int]
 ) -> Stages:
-    """Deals the layers. See `layers_of_stages`."""
+    """Distributes the layers over the stages. See `layers_of_stages`."""
     group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(model, layout, schedule)
     parts = parts_of_stages(model, layers, stage_to_rank[0] != stage_to_rank[-1])
@@ -56,7 +56,7 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
 
     **Raises:**
 
-    A `ValueError` where the layers do not divide.
+    A `ValueError` if the stages do not divide the layers.
     """
     stages = layout.pp * schedule.virtual_stages
     product = f"pp*virtual_stages = {layout.pp}*{schedule.virtual_stages} = {stages}"
@@ -88,7 +88,7 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
 
 
 def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training: Training) -> None:
-    """Raises a `ValueError` of one sentence where a layout does not fit a model."""
+    """Raises a `ValueError` of one sentence if a layout does not fit a model."""
     check_modules(model, layout, training)
     parts = layout.cp * (layout.tp if training.sequence_parallel else 1)
     own = (layer.sequence_length or parts for layer in model.layers or ())
@@ -117,20 +117,20 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
 
 
 class Held(NamedTuple):
-    """How many parameters one GPU holds: of experts, and all others."""
+    """The numbers of parameters on one GPU: those of experts, and all others."""
 
     dense: float
     experts: float
 
 
 def held_of(total: Parameters, layout: Layout) -> Held:
-    """What one GPU holds of some parameters, of which it may have a shard besides."""
+    """The parameters on one GPU, before sharding over the replicas."""
     experts = total.experts / (layout.ep * layout.expert_tp)
     return Held(total.split / layout.tp + total.copied, experts)
 
 
 def sum_held(held: Iterable[Held]) -> Held:
-    """What one GPU holds of all of some parameters."""
+    """The sum of parameters on one GPU."""
     return Held(*(sum(column) for column in zip(*held, strict=True)))
 
 
@@ -140,6 +140,6 @@ def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held,
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:
-    """Pairs (from, to) of pipeline ranks that have stages next to each other."""
+    """Pairs (sender, receiver) of pipeline ranks with neighbouring stages."""
     pairs = {(a, b) for a, b in it.pairwise(stages.rank) if a != b}
     return tuple(sorted(pairs | {(b, a) for a, b in pairs}))

@@ -1,8 +1,8 @@
-"""Units of parameters one after the other, each beside the collectives of its neighbours.
+"""Consecutive units of parameters, each overlapped with the collectives of its neighbours.
 
-As PyTorch's FSDP runs them: while a unit computes, the parameters of the next are gathered, and the
-gradients of the one before are dealt, on a stream of their own. Nothing hides what the first unit
-gathers and what the last one deals.
+They run as in PyTorch's FSDP: while a unit computes, the parameters of the next unit are gathered,
+and the gradients of the previous unit are reduce-scattered, on a stream of their own. The gathers
+of the first unit and the reductions of the last unit are exposed.
 """
 
 from collections import Counter
@@ -21,9 +21,9 @@ class Unit(NamedTuple):
 
     **Attributes:**
 
-    - `segments`: what it runs.
-    - `gathers`: the collectives that make its parameters whole, before it runs.
-    - `reductions`: those that reduce its gradients, after it.
+    - `segments`: its segments.
+    - `gathers`: the collectives that gather its parameters before it runs.
+    - `reductions`: the collectives that reduce its gradients after it has run.
     """
 
     segments: list[Segment]
@@ -32,9 +32,9 @@ class Unit(NamedTuple):
 
 
 def row_of_units(costs: Costs, units: Sequence[tuple[Unit, int]]) -> Block:
-    """The block of units in the order in which they run, each with how often in a row.
+    """The block of units in the order in which they run, each with its number of repetitions.
 
-    Units with equal neighbours are one segment, with how often it occurs.
+    Units with equal neighbours become one segment with its number of occurrences.
     """
     order = [number for number, (_, count) in enumerate(units) for _ in range(count)]
     neighbours = Counter(zip([None, *order], order, [*order[1:], None], strict=False))
@@ -62,7 +62,7 @@ def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Seg
 
 
 def _all_wait(costs: Costs, within: Block) -> Block:
-    """Where ranks wait for nobody within a unit, all who share its parameters do at its end."""
+    """If ranks do not wait within a unit, all ranks that share its parameters wait at its end."""
     if costs.layout.tp * costs.layout.cp > 1:
         return within
     ranks = costs.dp.size // costs.training.optimizer_instances

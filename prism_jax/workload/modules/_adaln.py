@@ -11,17 +11,17 @@ from ._base import AbstractModule, Parameters
 
 @dataclasses.dataclass(frozen=True)
 class AdaLN(AbstractModule):
-    """Adaptive layer norm, before the modules of a layer that it modulates: their norms have no
-    parameters of their own; shift, scale, and a gate on what a module adds, depend on the time step
-    and on what is asked for (Peebles and Xie 2023, arXiv:2212.09748).
+    """Adaptive layer norm, which stands before the modules of a layer that it modulates. Their
+    norms have no parameters of their own; the shift, the scale and the gate on the output of each
+    module depend on the time step and the conditioning (Peebles and Xie 2023, arXiv:2212.09748).
 
-    Every rank of a tensor-parallel group makes them.
+    Every rank of a tensor-parallel group computes all of them.
 
     **Attributes:**
 
-    - `num_modulated`: how many of the layer's modules.
-    - `own_matrix`: whether the layer makes them by a matrix of its own; otherwise it has a table
-        that is added to what all layers share, which `patch-embedding` makes.
+    - `num_modulated`: how many modules of the layer are modulated.
+    - `own_matrix`: whether the layer computes the modulation with a matrix of its own. Otherwise it
+        adds a table to the modulation that all layers share, which `patch-embedding` computes.
     """
 
     kind: ClassVar[str] = "adaln"

@@ -1,9 +1,9 @@
-"""What modules have in common: how their input is gathered and their output scattered.
+"""Shared by modules: how their input is gathered and their output scattered.
 
-Forward, a module is two segments: what comes before its input is gathered (all_gather), and what
-comes before its output is scattered (reduce_scatter). Backward, the second goes on with the
-gathering, once more, of the input, beside the dgrad GEMM, and with the scattering of the input's
-gradient, beside the wgrad GEMM. Without sequence parallelism an all_reduce closes each module.
+The forward of a module is two segments: the kernels before its input is gathered (all_gather), and
+the kernels before its output is scattered (reduce_scatter). In the backward, the second segment
+also gathers the input again, overlapped with the dgrad GEMM, and scatters the gradient of the
+input, overlapped with the wgrad GEMM. Without sequence parallelism, an all_reduce ends each module.
 """
 
 import msgspec
@@ -17,8 +17,8 @@ from .._parts import row, segment, without
 def open_module(
     costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: list[Segment]
 ) -> list[Segment]:
-    """What comes before a gather, and the rest, in the first segment of which `gemm` may run beside
-    the pieces of the gather.
+    """The kernels before a gather, and the rest. In the first segment of the rest, `gemm` may
+    overlap with the pieces of the gather.
     """
     if not costs.splits_sequence:
         return [segment(kernels), *rest]
@@ -35,7 +35,7 @@ def open_module(
 
 
 def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segment]:
-    """What comes before a module's output, the last of it `gemm`."""
+    """The kernels before the output of a module, of which `gemm` is the last."""
     if costs.layout.tp == 1:
         return [segment(kernels)]
     kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
@@ -48,7 +48,7 @@ def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segm
 def close_backward(
     costs: Costs, kernels: list[Kernel], inputs: Linear, weights: bool
 ) -> list[Segment]:
-    """What ends with the gradients of the matrix that reads the gathered input."""
+    """The end of a backward: the gradients of the matrix that reads the gathered input."""
     dgrad, wgrad = inputs.dgrad, inputs.wgrad
     return gradients_of_input(costs, kernels, [dgrad], [wgrad] if weights else [], tp_bytes(costs))
 
@@ -56,7 +56,7 @@ def close_backward(
 def gradients_of_input(
     costs: Costs, kernels: list[Kernel], dgrad: list[Kernel], wgrad: list[Kernel], num_bytes: int
 ) -> list[Segment]:
-    """The same of any matrix, whose input and its gradient have so many bytes."""
+    """The same for any matrix whose input and input gradient each have `num_bytes`."""
     if costs.layout.tp == 1:
         return [segment([*kernels, *dgrad, *wgrad])]
     beside = costs.training.overlap_tp_backward
@@ -77,7 +77,7 @@ def gradients_of_input(
 
 
 def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> list[Segment]:
-    """The phase backward-weight: the input is gathered once more, beside what needs it not."""
+    """The phase backward-weight. The input is gathered again beside kernels without it."""
     rest = [linear.wgrad for linear in others]
     if not costs.splits_sequence:
         return [segment([*rest, inputs.wgrad])]
@@ -93,25 +93,26 @@ def gradients(linear: Linear, weights: bool) -> list[Kernel]:
 
 
 def tp_bytes(costs: Costs) -> int:
-    """Of the hidden states of a microbatch, gathered."""
+    """The bytes of the gathered hidden states of a microbatch."""
     return 2 * costs.tokens * costs.model.hidden_size
 
 
 def cast(costs: Costs, values: int) -> list[Kernel]:
-    """To fp8, or narrower: its producer writes the values, a kernel their transpose for the
-    backward."""
+    """Casts values to fp8 or narrower. Their producer writes the values; a kernel writes their
+    transpose for the backward.
+    """
     narrow = costs.training.dtype != costs.base_dtype
     return [costs.move("elementwise", 3 * values)] if narrow else []
 
 
 def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
-    """To fp8, or narrower: read once, written as it is and transposed."""
+    """Casts a gradient to fp8 or narrower. It is read once, and written as it is and transposed."""
     narrow = costs.training.dtype != costs.base_dtype
     return [costs.move("elementwise", 4 * values)] if narrow else []
 
 
 def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:
-    """Raises where a degree of the layout does not divide a size of the model."""
+    """Raises if a degree of the layout does not divide a size of the model."""
     name, degree = layout_degree
     if value % degree != 0:
         raise ValueError(
@@ -120,5 +121,5 @@ def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:
 
 
 def norm_parameters(model: Model) -> int:
-    """Parameters of one norm of the hidden states."""
+    """The number of parameters of one norm of the hidden states."""
     return model.hidden_size * (2 if model.norm == "layernorm" else 1)

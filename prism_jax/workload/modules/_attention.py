@@ -28,22 +28,24 @@ from ._core import Core
 
 @dataclasses.dataclass(frozen=True)
 class Attention(AbstractModule):
-    """Attention, of many heads or of grouped queries: causal, bidirectional, or to a context.
+    """Multi-head or grouped-query attention: causal, bidirectional, or cross-attention.
 
     **Attributes:**
 
-    - `num_heads`: of the queries.
-    - `num_kv_heads`: of keys and values; by default as many.
-    - `head_size`: by default the hidden size over `num_heads`.
-    - `window`: how many keys a query sees, itself included; by default all before it.
-    - `qkv_bias`: whether the first matrix has a bias even where the model has none.
-    - `qk_norm`: whether each head's queries and keys are normed, or those of all heads as one
-        (`whole`); what ranks would tell each other for that is not counted.
-    - `causal`: whether a query sees no key after it.
-    - `context_length`: cross-attention: keys and values are made of a context of so many tokens for
-        each sequence, as of an encoder's output or of a text, and not of the sequence itself.
-    - `span`: how many tokens see each other: those of one frame of a video (spatial attention), or
-        those of one place in all frames (temporal attention); by default all of a sequence.
+    - `num_heads`: the number of query heads.
+    - `num_kv_heads`: the number of heads of keys and values; by default `num_heads`.
+    - `head_size`: the size of a head; by default the hidden size over `num_heads`.
+    - `window`: how many keys a query attends to, including its own; by default all before it.
+    - `qkv_bias`: whether the first matrix has a bias even if the model has none.
+    - `qk_norm`: whether there is a norm of the queries and keys of each head, or of all heads
+        together (`whole`); the communication between ranks for the latter is not counted.
+    - `causal`: whether a query attends to no later keys.
+    - `context_length`: for cross-attention, the number of context tokens for each sequence, such as
+        the output of an encoder or a text. Keys and values are computed from these instead of the
+        sequence itself.
+    - `span`: how many tokens attend to one another: those of one frame of a video (spatial
+        attention), or those at one place in all frames (temporal attention); by default all tokens
+        of a sequence.
     """
 
     kind: ClassVar[str] = "attention"
@@ -157,7 +159,7 @@ class Attention(AbstractModule):
         return costs.linear(tokens, made, hidden), costs.linear(tokens, hidden, width)
 
     def _of_context(self, costs: Costs) -> list[Linear]:
-        """What makes keys and values of a context."""
+        """The matrix that computes keys and values from a context."""
         if self.context_length is None:
             return []
         _, width, qkv = self._shape(costs)

@@ -1,4 +1,4 @@
-"""What a module of a layer knows of itself."""
+"""The base class of the modules of a layer."""
 
 import abc
 from typing import ClassVar, NamedTuple
@@ -9,13 +9,14 @@ from .._costs import Costs
 
 
 class Parameters(NamedTuple):
-    """How many parameters there are, by who holds them.
+    """Numbers of parameters, by how they are distributed.
 
     **Attributes:**
 
-    - `split`: divided over the tensor-parallel group.
-    - `copied`: each rank of the tensor-parallel group has all of them.
-    - `experts`: divided over the expert-parallel group and the tensor-parallel group of experts.
+    - `split`: parameters that are split over the tensor-parallel group.
+    - `copied`: parameters of which each rank of the tensor-parallel group has a copy.
+    - `experts`: parameters that are split over the expert-parallel group and the tensor-parallel
+        group of experts.
     """
 
     split: int = 0
@@ -32,15 +33,15 @@ class Parameters(NamedTuple):
 
 
 class AbstractModule(abc.ABC):
-    """Abstract base class for all modules: what one part of a layer runs, holds and keeps.
+    """Abstract base class for all modules: the kernels, parameters and activations of one module.
 
-    Subclasses are frozen dataclasses, whose fields are what a file may say of a module; those that
-    `Model` has too are taken from there where the module's table leaves them out. A file names a
-    module by its `kind`.
+    Subclasses are frozen dataclasses. Their fields are the keys of a module's table in a file. Keys
+    that `Model` has too are taken from there if the table does not have them. A file names a module
+    by its `kind`.
 
-    A layer puts a norm before each of its modules and a residual after it, unless the class says
-    that it is not `in_residual`. What runs just before a
-    module's input is gathered is handed to it as `before`, so that it is waited for with the rest.
+    A layer adds a norm before each of its modules and a residual after it, unless the class sets
+    `in_residual` to false. Kernels just before a module's input is gathered are passed to it as
+    `before`, because the gather waits for them as well.
     """
 
     kind: ClassVar[str | None] = None
@@ -48,11 +49,11 @@ class AbstractModule(abc.ABC):
 
     @abc.abstractmethod
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Raises a `ValueError` of one sentence where a layout does not fit the module."""
+        """Raises a `ValueError` of one sentence if a layout does not fit the module."""
 
     @abc.abstractmethod
     def parameters(self, model: Model) -> Parameters:
-        """The parameters of one such module, without its norm."""
+        """The parameters of the module, without its norm."""
 
     @abc.abstractmethod
     def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
@@ -60,8 +61,8 @@ class AbstractModule(abc.ABC):
 
         **Arguments:**
 
-        - `costs`: prices kernels.
-        - `before`: kernels that come before the module's first.
+        - `costs`: gives the costs of kernels.
+        - `before`: kernels that run before the first of the module.
         """
 
     @abc.abstractmethod
@@ -72,9 +73,9 @@ class AbstractModule(abc.ABC):
 
         **Arguments:**
 
-        - `costs`, `before`: as of `forward`.
-        - `weights`: whether the gradients of the weights are among them; without, this is the phase
-            backward-input.
+        - `costs`, `before`: as in `forward`.
+        - `weights`: whether to include the gradients of the weights. Without them, this is the
+            phase backward-input.
         """
 
     @abc.abstractmethod
@@ -83,18 +84,21 @@ class AbstractModule(abc.ABC):
 
     @abc.abstractmethod
     def activations(self, costs: Costs) -> dict[str, float]:
-        """What the forward of one microbatch keeps for its backward on each GPU, in bytes, by part.
+        """The activations that the forward of one microbatch keeps for its backward on each GPU, in
+        bytes, by part.
 
-        The input of the norm before the module, its output and the mask of a dropout after the
-        module are not among them.
+        They do not include the input and the output of the norm before the module, nor the mask of
+        a dropout after it.
         """
 
     def of_layer(self, number: int) -> "AbstractModule":
-        """The module as the layer of this number has it, counted from zero."""
+        """The module in the layer with this number, counted from zero."""
         del number
         return self
 
     def buffers(self, costs: Costs) -> float:
-        """Bytes that the backward needs besides what is kept and as much for its gradients."""
+        """The bytes that the backward needs besides the activations and as much for their
+        gradients.
+        """
         del costs
         return 0.0

@@ -1,15 +1,16 @@
-"""Context parallelism: how the queries of a rank meet the keys and values of the whole sequence.
+"""Context parallelism: how the queries of a rank attend to keys and values of the whole sequence.
 
-- `p2p`: blocks of keys and values go round a ring, each beside the core of the block in hand; in
-  the backward their gradients go round, too (Liu et al. 2023, arXiv:2310.01889).
-- `all_gather`: keys and values are gathered for the core, and once more for its backward, whose
-  gradients are scattered (Llama 3, arXiv:2407.21783, section 3.3.2).
-- `a2a`: heads are exchanged for tokens, so that a rank has all tokens of some heads, and back
-  (Jacobs et al. 2023, arXiv:2309.14509).
+- `p2p`: blocks of keys and values are sent around a ring, overlapped with the core of the current
+    block. In the backward, their gradients are sent around as well (Liu et al. 2023,
+    arXiv:2310.01889).
+- `all_gather`: keys and values are gathered for the core, and again for its backward, whose
+    gradients are scattered (Llama 3, arXiv:2407.21783, section 3.3.2).
+- `a2a`: tokens are exchanged for heads and back, so that a rank has all tokens of some heads
+    (Jacobs et al. 2023, arXiv:2309.14509).
 
-What is sent, kept and copied is as in TransformerEngine 2 (`context_parallel.py`), whose names they
-have. Of a causal core the ranks have equal parts where each has an early and a late chunk of the
-sequence; without this balance the last rank has the most, and the others wait for it.
+All sends, activations and copies are as in TransformerEngine 2 (`context_parallel.py`), from which
+the names are. With a causal mask, ranks have equal work if each has an early and a late chunk of
+the sequence. Without this balance the last rank has the most work, and the others wait for it.
 """
 
 import itertools as it
@@ -30,7 +31,7 @@ def core_of(
     window: int | None = None,
     causal: bool = True,
 ) -> Core:
-    """The core of self-attention for the queries of one rank; without balance, of the last one."""
+    """The core of self-attention for the queries of one rank or, without balance, the last rank."""
     training, ranks = costs.training, costs.layout.cp
     keys = training.sequence_length
     queries = keys // ranks
@@ -43,11 +44,11 @@ def core_of(
 def forward_core(
     costs: Costs, core: Core, before: list[Kernel]
 ) -> tuple[list[Segment], list[Kernel]]:
-    """The core with what it exchanges: segments, and kernels that are left to be closed.
+    """The core with its exchanges: segments, and the remaining kernels of an open segment.
 
     **Arguments:**
 
-    - `before`: the kernels that make queries, keys and values.
+    - `before`: the kernels that compute queries, keys and values.
     """
     if core.ranks == 1:
         return [], [*before, *core.forward(costs)]
@@ -65,7 +66,7 @@ def forward_core(
 def backward_core(
     costs: Costs, core: Core, before: list[Kernel]
 ) -> tuple[list[Segment], list[Kernel]]:
-    """As `forward_core`; `before` makes the gradient of its output."""
+    """As `forward_core`, where `before` computes the gradient of the core's output."""
     if core.ranks == 1:
         return [], [*before, *core.backward(costs)]
     made, out = _values(core)
@@ -83,15 +84,15 @@ def backward_core(
 
 
 def copied_values(costs: Costs, core: Core) -> int:
-    """How many values are kept twice: what a core makes is put in another order for what follows,
-    and kept for the gradients of both.
+    """How many values are kept twice: the output of a core is reordered for the next kernel, and
+    both orders are kept for the backward.
     """
     return 0 if core.ranks == 1 or costs.training.cp_comm_type == "p2p" else _values(core)[1]
 
 
 def core_buffers(costs: Costs, core: Core) -> float:
-    """Bytes that the backward needs besides gradients: keys and values of other ranks with their
-    gradients, of all ranks, or of those whose blocks come and go.
+    """The bytes that the backward needs besides gradients: the keys and values of other ranks with
+    their gradients, either of all ranks or of those whose blocks are in transit.
     """
     if core.ranks == 1 or costs.training.cp_comm_type == "a2a":
         return 0.0
@@ -102,12 +103,12 @@ def core_buffers(costs: Costs, core: Core) -> float:
 def check_context(
     layout: Layout, training: Training, heads: dict[str, int], window: int | None = None
 ) -> None:
-    """Raises a `ValueError` where attention cannot be split over a context-parallel group.
+    """Raises a `ValueError` if attention cannot be split over a context-parallel group.
 
     **Arguments:**
 
-    - `heads`: how many there are, by key of the model.
-    - `window`: as of `Core`.
+    - `heads`: the numbers of heads, by their keys in the model.
+    - `window`: as in `Core`.
     """
     if layout.cp == 1:
         return
@@ -126,22 +127,22 @@ def check_context(
 
 
 def _values(core: Core) -> tuple[int, int]:
-    """How many values a rank has of queries, keys and values, and of the core's output."""
+    """The number of values in the queries, keys and values of a rank, and in the core's output."""
     tokens = core.sequences * core.queries
     queries, out = (tokens * core.num_heads * size for size in (core.key_size, core.value_size))
     return queries + _kv_values(core), out
 
 
 def _kv_values(core: Core) -> int:
-    """How many values a rank has of keys and values."""
+    """The number of values in the keys and values of a rank."""
     sizes = core.key_size + core.value_size
     return core.sequences * core.queries * core.kv_heads * sizes
 
 
 def _steps(core: Core) -> list[Core]:
-    """The cores of a ring: with the rank's own keys, and with those of each other rank. With
-    balance half of a causal mask's pairs are there in each; else the last rank sees all of those
-    before it.
+    """The cores of a ring: with the rank's own keys, and with the keys of each other rank. With
+    balance, each of them has half of the pairs under a causal mask; otherwise the last rank attends
+    to all keys of the ranks before it.
     """
     own = core._replace(keys=core.queries, first=None, ranks=1)
     other = own if core.first is None else own._replace(causal=False)
@@ -151,14 +152,14 @@ def _steps(core: Core) -> list[Core]:
 def _ring(
     costs: Costs, core: Core, before: list[Kernel], steps: list[list[Kernel]], sends: int
 ) -> Segment:
-    """Steps beside which blocks of keys and values are sent."""
+    """The steps of a ring, overlapped with sends of blocks of keys and values."""
     send = costs.ring(costs.activation_bytes * _kv_values(core), costs.cp)
     beside = costs.beside(it.chain.from_iterable(steps), *[send] * sends)
     return segment(before, None, beside, members=_slowest(costs, core))
 
 
 def _sums(costs: Costs, core: Core, values: int) -> list[Kernel]:
-    """What each further step of a ring has made is added up."""
+    """Adds up the results of the steps of a ring."""
     return (core.ranks - 1) * [costs.move("elementwise", 3 * costs.activation_bytes * values)]
 
 
@@ -168,7 +169,7 @@ def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:
 
 
 def _sorted(costs: Costs, core: Core) -> list[Kernel]:
-    """Early and late chunks are put in order, or back."""
+    """Puts early and late chunks in the order of the sequence, or back."""
     if not (core.causal and costs.training.cp_load_balance):
         return []
     num_bytes = 2 * costs.activation_bytes * core.ranks * _kv_values(core)
@@ -176,7 +177,7 @@ def _sorted(costs: Costs, core: Core) -> list[Kernel]:
 
 
 def _of_heads(core: Core) -> Core:
-    """The whole sequence, for some heads."""
+    """The core for the whole sequence and some of the heads."""
     heads, kv_heads = core.num_heads // core.ranks, core.kv_heads // core.ranks
     return core._replace(num_heads=heads, kv_heads=kv_heads, queries=core.keys, ranks=1)
 
@@ -184,7 +185,7 @@ def _of_heads(core: Core) -> Core:
 def _exchanged(
     costs: Costs, before: list[Kernel], enter: int, kernels: list[Kernel], leave: int
 ) -> tuple[list[Segment], list[Kernel]]:
-    """An all_to_all of so many values on either side of kernels, each between two copies."""
+    """Kernels between two all_to_alls of `enter` and `leave` values, each between two copies."""
     copies = [costs.move("elementwise", 2 * costs.activation_bytes * n) for n in (enter, leave)]
     sent = [
         costs.collective("all_to_all", costs.activation_bytes * number, costs.cp)
@@ -197,14 +198,14 @@ def _exchanged(
 
 
 def _slowest(costs: Costs, core: Core) -> int | None:
-    """How many ranks run a core as long as this: without balance those of the last rank alone."""
+    """How many ranks have a core as long as this one: without balance, only the last rank."""
     return None if core.first is None else costs.layout.tp
 
 
 def _waited(
     costs: Costs, core: Core, segments: list[Segment], left: list[Kernel]
 ) -> tuple[list[Segment], list[Kernel]]:
-    """What is left, unless it takes some ranks longer than others."""
+    """Ends the segment of the remaining kernels if they take longer on some ranks than others."""
     if core.first is None:
         return segments, left
     return [*segments, segment(left, members=_slowest(costs, core))], []

@@ -7,23 +7,24 @@ from .._costs import Costs
 
 
 class Core(NamedTuple):
-    """The core of attention on one GPU, as one fused kernel or as its parts.
+    """The core of attention on one GPU, as one fused kernel or as separate kernels.
 
-    The backward of the fused kernel computes the scores again by itself, so a selective recompute
-    of `core_attn` adds nothing to it. Where a framework checkpoints the fused kernel all the same
-    (Megatron-LM does if asked to), its forward runs once more, which is not in here.
+    The backward of the fused kernel recomputes the scores itself, so selective recomputation of
+    `core_attn` adds nothing to it. A framework that checkpoints the fused kernel all the same (as
+    Megatron-LM does if asked to) runs its forward again; this is not included here.
 
     **Attributes:**
 
-    - `sequences`, `queries`, `keys`: how many sequences there are, with how many of each.
-    - `num_heads`, `kv_heads`: of one GPU.
-    - `key_size`, `value_size`: of a head.
-    - `window`: how many keys a query sees; all before it by default.
-    - `causal`: whether it sees none after it.
-    - `first`: where the first of consecutive queries is among the keys; `None` where the queries
-        are spread over the sequence so that they see as many keys as all do on average.
-    - `ranks`: of a context-parallel group that share the sequence; one has its queries and, of the
-        keys, only those of its own tokens.
+    - `sequences`, `queries`, `keys`: the number of sequences, and of queries and keys in each.
+    - `num_heads`, `kv_heads`: the numbers of heads on one GPU.
+    - `key_size`, `value_size`: the sizes of a head's keys and values.
+    - `window`: how many keys a query attends to; by default all before it.
+    - `causal`: whether a query attends to no later keys.
+    - `first`: the position among the keys of the first of consecutive queries; `None` if the
+        queries are spread over the sequence, so that they attend to as many keys as all queries do
+        on average.
+    - `ranks`: the number of ranks of a context-parallel group that share the sequence. A rank has
+        its own queries, and only the keys of its own tokens.
     """
 
     sequences: int
@@ -40,7 +41,7 @@ class Core(NamedTuple):
 
     @property
     def pairs(self) -> float:
-        """Of a query and a key that it sees, in one head of one sequence."""
+        """The pairs of a query and a key that it attends to, in one head of one sequence."""
         if self.first is None:
             seen = self.queries / self.keys * self._pairs_up_to(self.keys)
         else:
@@ -79,7 +80,7 @@ class Core(NamedTuple):
         return kernels
 
     def activations(self, costs: Costs) -> dict[str, float]:
-        """In bytes: the softmax and what dropout makes of it, or the fused kernel's statistics."""
+        """In bytes: the softmax before and after dropout, or the statistics of the fused kernel."""
         batch, queries, keys = self._shape
         if costs.recomputes("core_attn"):
             return {"core_attention": 0}
@@ -92,7 +93,9 @@ class Core(NamedTuple):
         return self.sequences * self.num_heads, self.queries, self.keys
 
     def _pairs_up_to(self, end: int) -> float:
-        """Of the queries before `end`, each of which sees those before it within the window."""
+        """The pairs of the queries before `end`, which attend to the keys before them in the
+        window.
+        """
         window = min(end, end if self.window is None else self.window)
         return window * end - window**2 / 2
 

@@ -10,13 +10,13 @@ from ._base import AbstractModule, Parameters
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(AbstractModule):
-    """Looks up the words; each rank of a tensor-parallel group has a part of the vocabulary."""
+    """Token embedding. Each rank of a tensor-parallel group has a part of the vocabulary."""
 
     kind: ClassVar[str] = "embedding"
     in_residual = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Any number of words can be split: they are padded."""
+        """Any vocabulary can be split, because it is padded."""
 
     def parameters(self, model: Model) -> Parameters:
         positions = model.max_positions if model.position == "learned" else 0
@@ -36,8 +36,8 @@ class Embedding(AbstractModule):
     def backward(
         self, costs: Costs, before: list[Kernel], *, weights: bool = True
     ) -> list[Segment]:
-        """Adds the gradients to the rows of the words, in float32. Nothing waits for them, but they
-        need what arrived last, so they belong to backward-weight.
+        """Adds the gradients to the rows of the tokens, in float32. Nothing waits for this, but it
+        needs the last gradient to arrive, so it belongs to backward-weight.
         """
         if not weights:
             return [segment(before)]

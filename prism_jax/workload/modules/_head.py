@@ -17,10 +17,10 @@ class Head(AbstractModule):
     in_residual = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Any number of words can be split: they are padded."""
+        """Any vocabulary can be split, because it is padded."""
 
     def parameters(self, model: Model) -> Parameters:
-        """With the last norm; a head that shares the embedding's matrix has none of its own."""
+        """Includes the last norm. A head that shares the embedding's matrix has none of its own."""
         words = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
         transform = model.hidden_size * (model.hidden_size + 1) + norm_parameters(model)
         return Parameters(words, norm_parameters(model) + model.head_transforms * transform)
@@ -63,14 +63,14 @@ class Head(AbstractModule):
         return [segment([], gather), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
-        """The input of the norm, what the head reads, and the softmax of the logits in float32."""
+        """The inputs of the norm and of the head, and the softmax of the logits in float32."""
         tokens, hidden, vocabulary = self._shape(costs)
         states = 2 * costs.activation_bytes * costs.norm_tokens * hidden
         states += 2 * states if costs.model.head_transforms else 0
         return {"head": states, "logits": 4 * tokens * vocabulary}
 
     def _transform(self, costs: Costs) -> list[Linear]:
-        """Of all tokens, on each rank; a pooler reads one token and takes no time."""
+        """The dense layer for all tokens on each rank. A pooler takes no time, for one token."""
         if not costs.model.head_transforms:
             return []
         hidden = costs.model.hidden_size

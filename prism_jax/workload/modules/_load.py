@@ -1,4 +1,4 @@
-"""How unevenly tokens go to experts: what a module may say of it."""
+"""Settings of a module for how unevenly tokens are routed to experts."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def check_load(
     popularity: Sequence[float] | None,
     capacity_factor: float | None,
 ) -> None:
-    """Raises a `ValueError` of one sentence where the keys of a `MoE` do not fit one another."""
+    """Raises a `ValueError` of one sentence if the keys of a `MoE` do not fit one another."""
     if popularity is not None and concentration is not None:
         raise ValueError(
             "`load_popularity` gives what `load_concentration` draws; leave one of them out."
@@ -44,8 +44,8 @@ def check_load(
 def draw_popularity(
     num_experts: int, concentration: float, seed: Sequence[int]
 ) -> tuple[float, ...]:
-    """The popularities of a layer's experts, in sum one: Dirichlet with this sum of parameters, all
-    equal.
+    """The popularities of a layer's experts, which add up to one. They follow a symmetric Dirichlet
+    law whose parameters add up to `concentration`.
     """
     even = np.full(num_experts, 1 / num_experts)
     if not math.isfinite(concentration):
@@ -54,7 +54,7 @@ def draw_popularity(
 
 
 def with_load(kernels: list, load: Load | None) -> list:
-    """The kernels, if there are any, that take as long as a rank has tokens."""
+    """Kernels whose latency grows with the tokens of a rank, if there are any."""
     if load is None:
         return kernels
     return [

@@ -22,18 +22,21 @@ from ._base import AbstractModule, Parameters
 class Mamba(AbstractModule):
     """A Mamba-2 mixer: a short convolution and a state-space scan between two matrices.
 
-    The scan is priced as the products of its chunks (Dao and Gu 2024, arXiv:2405.21060, section 6):
-    within a chunk as of attention without a softmax, and into and out of the state. In a
-    context-parallel group each rank scans the whole sequence of its part of the heads: an
-    all_to_all before the convolution and one after the scan exchange the two, as in Megatron-LM.
+    The cost of the scan is that of the products of its chunks (Dao and Gu 2024, arXiv:2405.21060,
+    section 6): within a chunk, as in attention without a softmax, and into and out of the state. In
+    a context-parallel group, each rank scans the whole sequence for some of the heads. An
+    all_to_all before the convolution exchanges tokens for heads, and one after the scan exchanges
+    them back, as in Megatron-LM.
 
     **Attributes:**
 
-    - `mamba_num_heads`, `mamba_head_size`: their product is the inner width.
-    - `state_size`: of each head.
-    - `num_groups`: heads of a group share what enters and leaves the state.
-    - `conv_size`: how many tokens the convolution sees.
-    - `chunk_size`: of the scan.
+    - `mamba_num_heads`, `mamba_head_size`: the number and the size of heads; their product is the
+        inner width.
+    - `state_size`: the size of the state of each head.
+    - `num_groups`: the number of groups of heads; the heads of a group share the inputs and outputs
+        of the state.
+    - `conv_size`: how many tokens the convolution covers.
+    - `chunk_size`: the chunk size of the scan.
     """
 
     kind: ClassVar[str] = "mamba"
@@ -51,12 +54,12 @@ class Mamba(AbstractModule):
 
     @property
     def conv_width(self) -> int:
-        """What the convolution passes over: inputs, and what enters and leaves the states."""
+        """The width of the convolution: inputs, and the inputs and outputs of the states."""
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     @property
     def input_width(self) -> int:
-        """With the gate, and the step of each head."""
+        """The width of the input matrix's output, with the gate and the time step of each head."""
         return self.inner_size + self.conv_width + self.mamba_num_heads
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
@@ -115,8 +118,9 @@ class Mamba(AbstractModule):
     def _exchanged(
         self, costs: Costs, parts: list[list[Kernel]]
     ) -> tuple[list[Segment], list[Kernel]]:
-        """Kernels before, in and after the scan, with an all_to_all between each; the last ones are
-        left to be closed."""
+        """Kernels before, in and after the scan, with an all_to_all between them. The last kernels
+        are those of an open segment.
+        """
         if costs.layout.cp == 1:
             return [], [kernel for part in parts for kernel in part]
         widths = (self.input_width, self.inner_size)

@@ -28,20 +28,20 @@ from ._core import Core
 
 @dataclasses.dataclass(frozen=True)
 class MLA(AbstractModule):
-    """Multi-head latent attention: queries, keys and values come from narrow latents.
+    """Multi-head latent attention: queries, keys and values are computed from narrow latents.
 
-    Every rank of a tensor-parallel group makes the latents of its tokens; these are gathered, and
-    each rank makes the heads that it has. They are gathered once more for the gradients of the
+    Every rank of a tensor-parallel group computes the latents of its tokens. These are gathered,
+    and each rank computes its own heads from them. They are gathered again for the gradients of the
     matrices that read them.
 
     **Attributes:**
 
-    - `num_heads`: of queries, keys and values.
+    - `num_heads`: the number of heads of queries, keys and values.
     - `kv_lora_rank`: the width of the latent of keys and values.
-    - `q_lora_rank`: the width of the latent of queries; by default they have none.
-    - `qk_head_size`, `qk_rope_head_size`: of a head's queries and keys, without and with a
-        rotation; that part of the keys is shared by all heads.
-    - `value_head_size`: of a head's values.
+    - `q_lora_rank`: the width of the latent of queries; by default, queries have no latent.
+    - `qk_head_size`, `qk_rope_head_size`: the sizes of the parts of a head's queries and keys
+        without and with rotary positions. All heads share the rotary part of the keys.
+    - `value_head_size`: the size of a head's values.
     """
 
     kind: ClassVar[str] = "mla"
@@ -59,7 +59,7 @@ class MLA(AbstractModule):
 
     @property
     def latent_size(self) -> int:
-        """Of all latents of a token."""
+        """The width of all latents of a token."""
         return (self.q_lora_rank or 0) + self.kv_lora_rank + self.qk_rope_head_size
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
@@ -135,7 +135,7 @@ class MLA(AbstractModule):
         return core_buffers(costs, self._core(costs))
 
     def _linears(self, costs: Costs) -> tuple[Linear, tuple[Linear, ...], Linear]:
-        """To the latents, from them to the heads, and from the heads to the hidden states."""
+        """The matrices to the latents, from these to the heads, and from heads to hidden states."""
         hidden, tokens = costs.model.hidden_size, costs.tokens
         heads = self.num_heads // costs.layout.tp
         queries = costs.linear(tokens, heads * self.query_size, self.q_lora_rank or hidden)
@@ -148,14 +148,14 @@ class MLA(AbstractModule):
         )
 
     def _heads(self, costs: Costs) -> list[Kernel]:
-        """From the latents, gathered, to queries, keys and values."""
+        """The matrices from the gathered latents to queries, keys and values."""
         _, ups, _ = self._linears(costs)
         width = (self.q_lora_rank or costs.model.hidden_size) + self.kv_lora_rank
         read = cast(costs, costs.tokens * width)
         return [*read, *(up.forward for up in ups), self._rotary(costs)]
 
     def _up_size(self, costs: Costs) -> int:
-        """How many values the matrices make of the latents."""
+        """The number of values that the matrices compute from the latents."""
         heads = self.num_heads // costs.layout.tp
         return costs.tokens * heads * (self.query_size + self.qk_head_size + self.value_head_size)
 

@@ -21,18 +21,18 @@ Activation = Literal["gelu", "squared_relu", "swiglu", "geglu"]
 
 
 def gate_factor(activation: str) -> int:
-    """Matrices that read the input: two with a gate."""
+    """How many matrices read the input: two with a gate, else one."""
     return 2 if activation in ("swiglu", "geglu") else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class MLP(AbstractModule):
-    """Two matrices with an activation between them, or three where it has a gate.
+    """Two matrices with an activation between them, or three if the activation has a gate.
 
     **Attributes:**
 
     - `ffn_size`: the width between the matrices.
-    - `activation`: between them.
+    - `activation`: the activation between the matrices.
     """
 
     kind: ClassVar[str] = "mlp"

@@ -25,34 +25,34 @@ from ._mlp import MLP, Activation, gate_factor
 @dataclasses.dataclass(frozen=True)
 class MoE(AbstractModule):
     """A mixture of experts: each token goes to its best few of many MLPs, which are distributed
-    over the ranks of the expert-parallel group, and to the shared ones.
+    over the expert-parallel group, and to the shared experts.
 
-    A rank routes the tokens that sequence parallelism left it and sends them to the ranks of their
-    experts (all_to_all), which multiply them group by group and send them back. Where experts are
-    split (`layout.etp`), each group gathers its tokens first and scatters the sums. What experts
-    do takes as long as their rank has tokens, and the exchanges as the fullest rank has.
+    A rank routes its own tokens and sends them to the ranks of their experts (all_to_all), which
+    run grouped GEMMs and send the results back. If experts are split (`layout.etp`), each group
+    first gathers its tokens, and scatters the sums. The latency of experts grows with the tokens of
+    their rank, that of the exchanges with the tokens of the fullest rank.
 
     **Attributes:**
 
-    - `num_experts`: of a layer.
-    - `top_k`: how many a token goes to.
+    - `num_experts`: the number of experts in a layer.
+    - `top_k`: how many experts a token goes to.
     - `expert_ffn_size`: the width between the matrices of an expert.
-    - `num_shared_experts`: experts that every token goes to.
-    - `shared_ffn_size`: the width of all these together; by default as of so many experts.
-    - `shared_gate`: whether what these make is scaled by a gate of its own.
-    - `num_groups`, `top_k_groups`: a token goes to experts of the best few groups of neighbouring
-        experts only, so that it comes to few nodes (DeepSeek-V3); by default of all groups. Where
-        a token is sent once to each node (`training.token_dispatcher`), it is sent to fewer.
-    - `activation`: as of `MLP`.
-    - `load_concentration`: of the popularity of experts, which is Dirichlet with this sum of
-        parameters, all equal: that of one expert varies by `sqrt((num_experts - 1) / (1 + this))`
-        of its mean. Infinite: experts are equally popular, and only counts of tokens vary; `None`:
-        all experts get equally many.
+    - `num_shared_experts`: the number of experts that every token goes to.
+    - `shared_ffn_size`: the width of all shared experts together; by default that of so many
+        experts.
+    - `shared_gate`: whether a gate scales the output of the shared experts.
+    - `num_groups`, `top_k_groups`: the number of groups of neighbouring experts, and of how many
+        groups a token may use experts; by default of all. It then goes to few nodes (DeepSeek-V3),
+        which matters if it is sent once to each node (`training.token_dispatcher`).
+    - `activation`: as in `MLP`.
+    - `load_concentration`: the sum of the equal parameters of a Dirichlet law of the experts'
+        popularities: the standard deviation of one is `sqrt((num_experts - 1) / (1 + this))` of its
+        mean. If infinite, only counts of tokens vary; if `None`, all experts get equally many.
     - `load_seed`: draws the popularities of each layer once, for all microbatches, steps and
         replicas of a run; by default they are drawn anew for each microbatch.
-    - `load_popularity`: of each expert, in place of a concentration: such as the tokens of a run.
-    - `capacity_factor`: the most tokens an expert takes of a microbatch over its mean, at least 1;
-        others are dropped. Where the load varies.
+    - `load_popularity`: the popularity of each expert instead, such as its tokens in a run.
+    - `capacity_factor`: if the load varies, the most tokens of a microbatch that an expert takes,
+        over its mean, at least 1; others are dropped.
     """
 
     kind: ClassVar[str] = "moe"
@@ -79,7 +79,7 @@ class MoE(AbstractModule):
 
     @property
     def used_groups(self) -> int:
-        """How many groups a token goes to."""
+        """The number of groups a token goes to."""
         return self.top_k_groups or self.num_groups
 
     def _check_groups(self) -> None:
@@ -222,13 +222,13 @@ class MoE(AbstractModule):
         return parts
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
-        """Tokens that come to the experts of a rank, and their widths after and before the gate."""
+        """The tokens of the experts of a rank, and their widths after and before the gate."""
         etp = costs.layout.expert_tp
         ffn = self.expert_ffn_size // etp
         return self.top_k * costs.norm_tokens * etp, ffn, gate_factor(self.activation) * ffn
 
     def _linears(self, costs: Costs) -> tuple[Linear, Linear, Linear]:
-        """Of the router and of the experts of one rank."""
+        """The matrices of the router, and of the experts of one rank."""
         routed, ffn, width = self._shape(costs)
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
         each = max(1, routed // local)
@@ -243,8 +243,8 @@ class MoE(AbstractModule):
     def _exchange(
         self, costs: Costs, first: list[Kernel], experts: list[Kernel], shared: list[Segment]
     ) -> list[Segment]:
-        """To the experts, through them and back; all who have experts wait for the slowest. The
-        shared experts run first, or beside the way there.
+        """Sends tokens to the experts, through them and back; all their ranks wait for the slowest.
+        The shared experts run before the first exchange, or overlap with it.
         """
         ranks, load = costs.expert_ranks, self._load(costs)
         send = costs.exchange(
@@ -270,7 +270,7 @@ class MoE(AbstractModule):
         return [*out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
 
     def _load(self, costs: Costs) -> Load | None:
-        """The law of the load of a rank; `None` where all have the same."""
+        """The law of the load of a rank; `None` if all loads are equal."""
         layout = costs.layout
         if (self.load_concentration or self.load_popularity) is None or layout.ep == 1:
             return None
@@ -286,15 +286,15 @@ class MoE(AbstractModule):
         )
 
     def _permute_to_send(self, costs: Costs) -> list[Kernel]:
-        """Where a rank has all experts, or sends a copy of a token for each of them."""
+        """A permutation if a rank has all experts, or sends a copy of a token to each of them."""
         flex = costs.training.token_dispatcher == "flex" and costs.ep.size > 1
         return [] if flex else [self._permute(costs)]
 
     def _permute(self, costs: Costs) -> Kernel:
-        """Reads the tokens of a rank once and writes them `top_k` times, or the other way round."""
+        """Reads the tokens of a rank once and writes them `top_k` times, or the reverse."""
         num_bytes = 2 * (1 + self.top_k) * costs.norm_tokens * costs.model.hidden_size
         return costs.move("elementwise", num_bytes)
 
     def _choose(self, costs: Costs) -> Kernel:
-        """The softmax and the best of it, in float32: three passes."""
+        """The softmax and its top values, in float32: three passes."""
         return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)

@@ -1,4 +1,4 @@
-"""The ends of a model that takes the noise off images or videos: patches in place of words."""
+"""The ends of a diffusion model of images or videos, which has patches instead of tokens."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,17 +12,18 @@ from ._base import AbstractModule, Parameters
 
 @dataclasses.dataclass(frozen=True)
 class PatchEmbedding(AbstractModule):
-    """Makes a token of each patch, and what layers are told: of the time step by two matrices, and
-    of a class by a table or of a text by two more matrices. The encoders of images and texts are no
-    part of it: their outputs are read.
+    """Computes a token from each patch, and the conditioning of the layers: from the time step by
+    two matrices, and from a class by a table or from a text by two more matrices. The encoders of
+    images and texts are not included; their outputs are read.
 
     **Attributes:**
 
-    - `patch_values`: of a patch: its channels times its pixels.
-    - `frequency_size`: of the sines and cosines of a time step.
-    - `num_classes`: rows of the table, that of no class included.
-    - `context_size`, `context_length`: the width of a text's tokens, and how many they are.
-    - `shared_modulation`: whether a matrix makes what `adaln` without matrices of its own adds to.
+    - `patch_values`: the number of values in a patch: its channels times its pixels.
+    - `frequency_size`: the number of sines and cosines of a time step.
+    - `num_classes`: the number of rows of the table, including the one for no class.
+    - `context_size`, `context_length`: the width of a text's tokens, and their number.
+    - `shared_modulation`: whether a matrix computes the modulation that layers share, for `adaln`
+        modules without matrices of their own.
     """
 
     kind: ClassVar[str] = "patch-embedding"
@@ -56,7 +57,7 @@ class PatchEmbedding(AbstractModule):
     def backward(
         self, costs: Costs, before: list[Kernel], *, weights: bool = True
     ) -> list[Segment]:
-        """Nothing waits for it, so it belongs to backward-weight."""
+        """Nothing waits for this, so it belongs to backward-weight."""
         if not weights:
             return [segment(before)]
         kernels = (kernel for one in self._linears(costs)[1:] for kernel in (one.dgrad, one.wgrad))
@@ -76,7 +77,9 @@ class PatchEmbedding(AbstractModule):
         return costs.training.microbatch_size * (self.context_length or 0)
 
     def _linears(self, costs: Costs) -> list[Linear]:
-        """Of the patches, which comes first, of one vector for each sequence, and of a text."""
+        """The matrices: first that of the patches, then those of each sequence's vector and of a
+        text.
+        """
         hidden, batch = costs.model.hidden_size, costs.training.microbatch_size
         shapes = [(costs.norm_tokens, hidden, self.patch_values)]
         shapes += [(batch, hidden, self.frequency_size), (batch, hidden, hidden)]
@@ -93,8 +96,9 @@ class PatchHead(AbstractModule):
 
     **Attributes:**
 
-    - `out_values`: of a patch; twice `patch_values` where variances are predicted, too.
-    - `own_matrix`: as of `adaln`.
+    - `out_values`: the number of output values of a patch: twice `patch_values` if variances are
+        predicted too.
+    - `own_matrix`: as in `adaln`.
     """
 
     kind: ClassVar[str] = "patch-head"
@@ -104,7 +108,7 @@ class PatchHead(AbstractModule):
     own_matrix: bool = True
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Every rank has it for its own tokens."""
+        """Every rank has the whole head for its own tokens."""
 
     def parameters(self, model: Model) -> Parameters:
         hidden = model.hidden_size
@@ -135,7 +139,7 @@ class PatchHead(AbstractModule):
         return {"head": costs.activation_bytes * values}
 
     def _loss(self, costs: Costs):
-        """Prediction and target in 16 bits are read, differences in float32 written."""
+        """Reads prediction and target in 16 bits, and writes differences in float32."""
         return costs.move("loss", 8 * costs.norm_tokens * self.out_values)
 
     def _linears(self, costs: Costs) -> list[Linear]:

@@ -16,14 +16,14 @@ from ._embedding import Embedding
 
 @dataclasses.dataclass(frozen=True)
 class Projection(AbstractModule):
-    """What a further layer of multi-token prediction reads: the hidden states and the next words,
-    which are looked up, each normed, side by side, are brought back to the hidden size.
+    """The input of a multi-token-prediction layer: the hidden states and the embeddings of the next
+    tokens, each after a norm, are concatenated and projected back to the hidden size.
     """
 
     in_residual = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Its matrix is split where the hidden size is."""
+        """Its matrix is split by the hidden size."""
 
     def parameters(self, model: Model) -> Parameters:
         return Parameters(2 * model.hidden_size**2, copied=2 * norm_parameters(model))

@@ -1,4 +1,4 @@
-"""From what a file says of a module to the module."""
+"""Makes a module from its table in a file."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from ._base import AbstractModule
 
 
 def modules() -> dict[str, type[AbstractModule]]:
-    """The modules that files can name, those of other packages too."""
+    """The modules that files can name, including those of other packages."""
     return {cls.kind: cls for cls in subclasses(AbstractModule) if cls.kind is not None}
 
 
@@ -19,9 +19,9 @@ def make_module(model: Model, name: str) -> AbstractModule:
 
     **Arguments:**
 
-    - `model`: whose `modules` may have a table of this name, and whose own keys hold for what the
-        table leaves out.
-    - `name`: of the table, or the kind itself.
+    - `model`: the model. Its `modules` may have a table with this name; its own keys are used for
+        keys that the table does not have.
+    - `name`: the name of the table, or a kind of module.
 
     **Returns:**
 
@@ -29,7 +29,7 @@ def make_module(model: Model, name: str) -> AbstractModule:
 
     **Raises:**
 
-    A `ValueError` of one sentence for a kind, key or value that is not known.
+    A `ValueError` of one sentence for an unknown kind or key, or an invalid value.
     """
     table = dict((model.modules or {}).get(name, {}))
     kind, known = table.pop("kind", name), modules()
