@@ -1,7 +1,7 @@
-"""Reading Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one a rank.
+"""Reads Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one per rank.
 
-A trace is `GlobalMetadata` and then nodes: as protocol buffers, each behind its length (`.et`), or
-as the JSON that Chakra makes of these. Field numbers are those of the schema of version 0.0.4.
+A trace is `GlobalMetadata` followed by nodes: either as protocol buffers, each preceded by its
+length (`.et`), or as the JSON that Chakra writes. Field numbers are those of schema version 0.0.4.
 """
 
 import collections
@@ -34,7 +34,7 @@ _COLLECTIVES = (
 
 @dataclasses.dataclass
 class _Node:
-    """A node; times as they stand in the file."""
+    """A node, with the times of the file."""
 
     id: int = -1
     name: str = ""
@@ -46,20 +46,20 @@ class _Node:
 
 
 def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
-    """Reads a Chakra execution trace whose nodes have times, as those of a profiler's run have.
+    """Reads a Chakra execution trace whose nodes have times, such as one from a profiler.
 
-    Nodes with the attribute `is_cpu_op` are operators of the host, and ranges where their name has
-    no `::`; other nodes ran on the device, launched by the node of the host on which they depend. A
-    node on which none depends is an op by itself, with its name.
+    Nodes with the attribute `is_cpu_op` are operators of the host, or ranges if their name has no
+    `::`. All other nodes ran on the device and were launched by the host node on which they depend.
+    A node on which no other node depends is an op by itself, with its name.
 
     **Arguments:**
 
-    - `path`: an `.et` file, or one of JSON.
-    - `time_unit`: of `start_time_micros` and `duration_micros`, if not microseconds.
+    - `path`: an `.et` file or a JSON file.
+    - `time_unit`: the unit of `start_time_micros` and `duration_micros`, if not microseconds.
 
     **Raises:**
 
-    `ValueError` for a file that cannot be read, ends early, is no such trace or has no times.
+    `ValueError` for a file that cannot be read, ends early, is not such a trace or has no times.
     """
     spans, events = SpanList(), collections.Counter()
     nodes, rank, world_size = [], None, None
@@ -125,7 +125,7 @@ def _add_spans(
 
 
 def _message(node: _Node) -> Message | None:
-    """What a node of communication exchanges."""
+    """The message of a communication node."""
     if not node.type.startswith("COMM_"):
         return None
     a = node.attributes
@@ -142,7 +142,7 @@ def _message(node: _Node) -> Message | None:
 
 
 def _nodes(path: str | os.PathLike[str]) -> Iterator[_Node]:
-    """The nodes of a file, the metadata among them."""
+    """The nodes of a file, including the metadata."""
     try:
         check_file(path, _MOST_BYTES)
         if os.fspath(path).endswith(".json"):
@@ -192,7 +192,7 @@ def _node(message: bytes) -> _Node:
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """Name and value; of lists nothing is needed here."""
+    """The name and the value of an attribute. Lists are not needed here."""
     name, found = "", None
     for number, wire, value in fields(message):
         if number == 1:
@@ -213,7 +213,7 @@ def _attribute(message: bytes) -> tuple[str, Any]:
 
 
 def _nodes_of_json(path: str | os.PathLike[str]) -> Iterator[_Node]:
-    """Objects one after the other, as Chakra writes them, or one with a list of `nodes`."""
+    """Consecutive objects, as Chakra writes them, or one object with a list of `nodes`."""
     text = read_file(path, _MOST_OF_JSON).decode().strip()
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
@@ -263,5 +263,5 @@ _NO_VALUES = ("name", "docString", "doc_string", "type")
 
 
 def _plain(value: Any) -> Any:
-    """JSON has whole numbers of 64 bits as texts."""
+    """A value in which 64-bit integers, which are strings in JSON, are numbers."""
     return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value

@@ -1,4 +1,4 @@
-"""Clocks of ranks, set by collectives: everyone leaves one together."""
+"""Synchronises the clocks of ranks by collectives, which all ranks leave together."""
 
 import collections
 import dataclasses
@@ -16,15 +16,16 @@ _BY_CHANCE = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Clocks:
-    """How far the clocks of ranks are apart.
+    """The offsets between the clocks of ranks.
 
     **Attributes:**
 
-    - `offsets`: of each rank, nanoseconds to add to its times.
-    - `seen`: of each rank, what its clock was found to be ahead of the first one's by.
-    - `scatter_ns`: the robust standard deviation of what remains, over all collectives.
+    - `offsets`: for each rank, the nanoseconds to add to its times.
+    - `seen`: for each rank, by how much its clock was found to be ahead of that of the first rank.
+    - `scatter_ns`: the robust standard deviation of the remaining differences, over all
+        collectives.
     - `matched`: how many collectives were matched.
-    - `unknown`: ranks that share none with the others.
+    - `unknown`: ranks that have no collective in common with the others.
     """
 
     offsets: dict[int, int]
@@ -35,9 +36,9 @@ class Clocks:
 
 
 def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
-    """Finds how far clocks are apart: the median difference of the ends of what two ranks ran
-    together. A difference within twice the scatter of those is left, for it may be the order in
-    which ranks leave; and so is that of two ranks of one host.
+    """Finds the offsets between clocks: the median difference between the ends of the collectives
+    that two ranks ran together. A difference within twice their scatter is not corrected, because
+    it may be the order in which ranks leave; neither is a difference between two ranks of one host.
 
     **Arguments:**
 
@@ -69,8 +70,8 @@ def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
 
 
 def _together(one: RankOps, other: RankOps) -> list:
-    """The collectives that both ran, and left together. Where groups are not known, those of which
-    both ran as many: others may be of different groups.
+    """The collectives that both ranks ran together. If groups are not known, these are the kinds
+    that both ran equally often, because others may belong to different groups.
     """
     both = [k for k in other.collectives if k in one.collectives and k[0].name in TOGETHER]
     calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]

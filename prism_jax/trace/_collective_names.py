@@ -1,4 +1,4 @@
-"""Collectives by the names that libraries give them."""
+"""The collectives behind the names that libraries use."""
 
 import re
 
@@ -30,6 +30,6 @@ def collective_of(name: str) -> str:
 
 
 def collective_of_kernel(kernel: str) -> str | None:
-    """The collective that a kernel of NCCL or RCCL runs."""
+    """The collective that an NCCL or RCCL kernel runs."""
     found = _KERNEL.match(kernel)
     return collective_of(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""What is in the traces of a job's ranks, and what they can and cannot tell."""
+"""Summarises the traces of a job's ranks, and what can and cannot be learned from them."""
 
 import collections
 import dataclasses
@@ -24,9 +24,9 @@ class KernelPool:
 
     **Attributes:**
 
-    - `name`: as the profiler writes it.
-    - `calls`, `total_s`, `median_s`: how many, and how long.
-    - `cv`: the standard deviation of what a call takes over its mean.
+    - `name`: its name in the profile.
+    - `calls`, `total_s`, `median_s`: the number of calls, and their total and median time.
+    - `cv`: the coefficient of variation of the time of a call.
     """
 
     name: str
@@ -38,20 +38,21 @@ class KernelPool:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What traces hold.
+    """A summary of traces.
 
     **Attributes:**
 
-    - `ranks`: those that are there; `missing` those of the world that are not.
-    - `size`: bytes of text, `events` by category.
-    - `steps`: how many, and `step_time_s` their mean on the first rank.
-    - `ops`: how many of each kind, on all ranks.
-    - `microbatches`: in a step of one rank; 0 where that is not known.
-    - `kernels`: those that took longest; `on_device` says whether they ran on one.
-    - `streams`: on which kernels ran, of one rank.
-    - `graph_launches`: launches of CUDA graphs.
-    - `clocks`: how far those of ranks are apart.
-    - `notes`, `tells`, `does_not_tell`: sentences.
+    - `ranks`, `missing`: the ranks that have a trace, and those that have none.
+    - `size`, `events`: the bytes of text, and the events by category.
+    - `steps`, `step_time_s`: the number of steps, and their mean time on the first rank.
+    - `ops`: the number of ops of each kind, on all ranks.
+    - `microbatches`: the number of microbatches in a step of one rank; 0 if it is not known.
+    - `kernels`, `on_device`: the kernels that took longest, and whether they ran on a device.
+    - `streams`: the streams of one rank on which kernels ran.
+    - `graph_launches`: the number of launches of CUDA graphs.
+    - `clocks`: the offsets between the clocks of ranks.
+    - `notes`, `tells`, `does_not_tell`: sentences: warnings, and what can and cannot be learned
+        from the traces.
     """
 
     ranks: tuple[int, ...]
@@ -73,12 +74,13 @@ class Contents:
 
 
 def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Contents:
-    """Reads traces, one at a time, and says what is in them.
+    """Reads traces, one at a time, and summarises them.
 
     **Arguments:**
 
-    - `traces`: of the ranks of one job.
-    - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
+    - `traces`: the traces of the ranks of one job.
+    - `names`: the meaning of the names of ranges; by default, those of PyTorch and Megatron-LM are
+        known.
     """
     reader = Reader(names)
     found: list[RankOps] = []
@@ -150,7 +152,7 @@ def _pools(durations: dict[str, list[np.ndarray]]) -> tuple[KernelPool, ...]:
 
 
 def _verdict(c: Contents) -> tuple[list[str], list[str]]:
-    """What the traces can and cannot tell."""
+    """What can and cannot be learned from the traces."""
     tells, not_told = [], []
     if c.kernels:
         where = "on the device" if c.on_device else "on the host, where no device was recorded"

@@ -1,4 +1,4 @@
-"""Reading how much longer compute takes on each GPU or node."""
+"""Reads how much longer compute takes on each GPU or node."""
 
 import os
 
@@ -16,13 +16,13 @@ _MOST_FACTOR = 1e6
 def read_factors(
     path: str | os.PathLike[str],
 ) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
-    """The column `factor` of a CSV or Parquet file: how much longer compute takes on each GPU, or
-    on each node, than on the mean one; by the column `gpu` or `node`, or in the order of the file
-    where there is neither. Gives them with the name of that column.
+    """Reads the column `factor` of a CSV or Parquet file: how much longer compute takes on each
+    GPU, or on each node, than on the mean one. Factors are sorted by the column `gpu` or `node` or,
+    without these, are in the order of the file. Also returns the name of that column.
 
     **Raises:**
 
-    `ValueError` where there are no factors, one is not a positive number, or `gpu` or `node` do not
+    `ValueError` if there are no factors, one is not a positive number, or `gpu` or `node` do not
     count from 0 up.
     """
     import polars as pl

@@ -1,4 +1,4 @@
-"""Which format a trace has, and the files of its ranks."""
+"""The formats of traces, and the files of their ranks."""
 
 import dataclasses
 import os
@@ -25,18 +25,18 @@ _CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names the
 def read_ranks(
     path: str | os.PathLike[str], format: str = "kineto", *, time_unit: str | None = None
 ) -> Iterator[RankTrace]:
-    """The traces of a job's ranks, one at a time, so that memory holds one of them.
+    """Reads the traces of a job's ranks, one at a time, so that only one of them is in memory.
 
     **Arguments:**
 
     - `path`: a file, or a folder with a file for each rank.
     - `format`: one of `FORMATS`.
-    - `time_unit`: as of `read_kineto`.
+    - `time_unit`: as in `read_kineto`.
 
     **Raises:**
 
-    `ValueError` where the format is not known, there are no files, a file is not a trace, or two
-    are of one rank.
+    `ValueError` if the format is not known, there are no files, a file is not a trace, or two files
+    are of the same rank.
     """
     if format not in FORMATS:
         raise ValueError(unknown_name("format of traces", format, FORMATS))

@@ -1,4 +1,4 @@
-"""From the ops of ranks to a table of ops: who is which worker, and what they exchange."""
+"""Joins the ops of ranks to a table of ops: which rank is which worker, and what they exchange."""
 
 import dataclasses
 import itertools as it
@@ -24,15 +24,15 @@ REDUCE = "grads-reduce-scatter"
 
 @dataclasses.dataclass(frozen=True)
 class JoinedOps:
-    """Ops of all workers, as rows of a table.
+    """The ops of all workers, as rows of a table.
 
     **Attributes:**
 
     - `rows`: `dp_rank`, `stage`, `virtual_stage`, `step`, `optype`, `seq_id`, `start_ts`,
-        `duration`; in seconds.
-    - `job`: with as many replicas as are whole.
-    - `clocks`: of the ranks.
-    - `notes`: what a reader should know.
+        `duration`; times in seconds.
+    - `job`: the job, with as many replicas as are complete.
+    - `clocks`: the offsets between the clocks of ranks.
+    - `notes`: warnings for readers.
     """
 
     rows: list[tuple[int, int, int, int, str, int, float, float]]
@@ -44,20 +44,20 @@ class JoinedOps:
 def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str) -> JoinedOps:
     """Joins the ops of ranks.
 
-    Of ranks that hold parts of the same layers, one is taken. Where a stage has none, its replica
-    is left out. What a microbatch's transfer took is seen from what came before and after it, and
-    so is a reduction: everyone's optimizer starts when it is done.
+    Of ranks that hold parts of the same layers, one is used. A replica is left out if one of its
+    stages has no rank. The times of transfers are inferred from the ops before and after them. So
+    are those of reductions: all optimizers start when a reduction is done.
 
     **Arguments:**
 
-    - `ranks`: of one job.
-    - `job`: its layout and schedule.
-    - `order`: of ranks, the innermost degree of parallelism first.
-    - `path`: for messages.
+    - `ranks`: the ops of the ranks of one job.
+    - `job`: a job with its layout and schedule.
+    - `order`: the order of ranks, the innermost degree of parallelism first.
+    - `path`: a path for messages.
 
     **Raises:**
 
-    `ValueError` where a rank is not one of the layout's, or no replica is whole.
+    `ValueError` if a rank is not in the layout, or if no replica is complete.
     """
     clocks = set_clocks(ranks)
     workers, notes = _workers(ranks, job.layout, order, path)
@@ -98,7 +98,7 @@ def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: s
 def _workers(
     ranks: Sequence[RankOps], layout: Layout, order: Sequence[str], path: str
 ) -> tuple[dict[tuple[int, int], RankOps], list[str]]:
-    """The rank that stands for each replica and stage: the lowest."""
+    """The rank that represents each replica and stage: the lowest one."""
     workers: dict[tuple[int, int], RankOps] = {}
     others = 0
     for ops in sorted(ranks, key=lambda r: r.rank):
@@ -184,12 +184,14 @@ def _rows(tables: dict[tuple[int, int], _Ops], job: Job, stage_to_rank: Sequence
 
 
 def _exact_seconds(nanoseconds: int) -> float:
-    """In steps of 2^-30 s, of which sums are exact: what ends when another starts does so still."""
+    """Seconds in multiples of 2^-30 s, whose sums are exact, so that ops still end when others
+    start.
+    """
     return round(nanoseconds * 1e-9 * 2**30) / 2**30
 
 
 def _origins(tables: dict[tuple[int, int], _Ops]) -> dict[int, int]:
-    """When each step starts: with the first op of a first stage. Others come early, and wait."""
+    """When each step starts: with the first op of a first stage. Other ranks wait for it."""
     origins: dict[int, int] = {}
     for (_, s), ops in tables.items():
         if s == 0:
@@ -199,7 +201,7 @@ def _origins(tables: dict[tuple[int, int], _Ops]) -> dict[int, int]:
 
 
 class _Link(NamedTuple):
-    """What one stage sends to the next, or to the one before it, and their ranks."""
+    """A stage that sends to the next or the previous stage, and their ranks."""
 
     replica: int
     phase: str
@@ -217,9 +219,10 @@ def _transfers(
 ) -> _Times:
     """Sends and receives between two stages.
 
-    Where the receiver was idle, its compute starts when the transfer has ended. Where it was not,
-    the transfer has ended before; when is not known, and it is taken to have lasted as long as
-    others do, except where exchanges block and end when both are ready, as the first one does.
+    If the receiver was idle, its compute starts when the transfer has ended. If it was not, the
+    transfer ended earlier, at an unknown time; it is assumed to have taken as long as other
+    transfers do. If exchanges block, it is instead assumed to end when both ranks are ready, as the
+    first exchange does.
     """
     forward = link.phase == "forward"
     other = link.stage + (1 if forward else -1)
@@ -248,13 +251,13 @@ def _transfers(
 
 
 def _begin(ops: _Ops, step: int, origin: int) -> int:
-    """When a worker begins a step, after it has its data."""
+    """When a worker begins a step, after it has received its data."""
     loads = ops.get((step, LOAD_DATA, 0, 0))
     return origin if loads is None else max(origin, loads.start) + 1
 
 
 def _ends_before(ops: _Ops) -> dict[_Key, int]:
-    """When the op before each op of compute has ended, in its step."""
+    """When the op before each compute op has ended, in its step."""
     compute = sorted((op.start, key) for key, op in ops.items() if key[1] in COMPUTE)
     ends: dict[_Key, int] = {}
     for (_, before), (_, key) in it.pairwise(compute):
@@ -264,7 +267,9 @@ def _ends_before(ops: _Ops) -> dict[_Key, int]:
 
 
 def _reductions(tables: dict[tuple[int, int], _Ops], origins: dict[int, int]) -> _Times:
-    """From the last backward of a worker to its optimizer, where no range says it."""
+    """Reductions from the last backward of a worker to its optimizer, if there are no ranges of
+    them.
+    """
     found: _Times = {}
     for (d, s), ops in tables.items():
         last: dict[int, int] = {}

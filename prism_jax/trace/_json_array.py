@@ -1,9 +1,9 @@
-"""Reading a JSON file whose array of events may be larger than memory.
+"""Reads a JSON file whose array of events may be larger than memory.
 
-The file is cut into pieces, and msgspec decodes each to records. ijson 3.6 with its C backend does
-such cutting itself, but takes 33 s of CPU for a GB of events as records where this takes 10 s
-(2026-11-22, two shared CPU cores), and another pass of 13 s for each key beside the array; and it
-refuses the NaN that some profilers write.
+The file is cut into pieces, which msgspec decodes to records. ijson 3.6 with its C backend can do
+this too, but takes 33 s of CPU for a GB of events as records, compared with 10 s here (2026-11-22,
+two shared CPU cores), and another pass of 13 s for each key beside the array. It also refuses the
+NaN that some profilers write.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORE
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """What a file has beside its events.
+    """The content of a file besides its events.
 
     **Attributes:**
 
     - `beside`: the other keys of the object that holds the array, as far as they can be read.
-    - `size`: bytes of text, after decompression.
-    - `cut`: whether the file ends before its array does.
+    - `size`: the bytes of text, after decompression.
+    - `cut`: whether the file ends before the end of its array.
     """
 
     beside: dict[str, Any]
@@ -52,17 +52,18 @@ class Document:
 def read_array(
     path: str | os.PathLike[str], key: str, kind: Any, each: Callable[[list], None]
 ) -> Document:
-    """Reads a JSON file, plain or gzip, that is an array of objects, or an object with one.
+    """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
+    array.
 
     Text is decoded in pieces of some megabytes, so that memory does not grow with the file. A file
     that ends early is read as far as it goes.
 
     **Arguments:**
 
-    - `path`: the file; whether it is compressed is seen from its content.
-    - `key`: of the array in the object.
-    - `kind`: what to decode each of its objects to.
-    - `each`: is called with lists of objects, in the order of the file.
+    - `path`: the file. Compression is detected from its content.
+    - `key`: the key of the array in the object.
+    - `kind`: the type to decode each object of the array to.
+    - `each`: a function that is called with lists of objects, in the order of the file.
 
     **Raises:**
 
@@ -85,8 +86,8 @@ def read_array(
 
 
 class _Text:
-    """The text of a file, of which `rest` is read and not yet decoded, after `number` events.
-    `ended` says whether the array has ended there.
+    """The text of a file: `rest` has been read but not yet decoded, after `number` events. `ended`
+    says whether the array has ended there.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -98,7 +99,7 @@ class _Text:
         self._chunks = _uncompressed(path)
 
     def read(self) -> bool:
-        """Reads on. `False` at the end."""
+        """Reads more text. Returns `False` at the end."""
         chunk = next(self._chunks, b"")
         self.rest += chunk
         self.size += len(chunk)
@@ -106,7 +107,7 @@ class _Text:
 
 
 def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
-    """Goes to the first object of the array, and gives what stands before it."""
+    """Advances to the first object of the array, and returns the text before it."""
     opening = re.compile(rb'"%s"\s*:\s*\[' % re.escape(key.encode()))
     while text.read() and len(text.rest) < _MOST_BESIDE:
         start = text.rest.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -126,7 +127,7 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
 
 
 def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
-    """Takes the objects that are whole; `None` where more of the text is needed."""
+    """Decodes the complete objects; `None` if more of the text is needed."""
     try:
         return _first_objects(text, decoder) or _last_objects(text, decoder)
     except _MendedError:
@@ -141,7 +142,7 @@ def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
 
 
 def _first_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
-    """The objects up to one after which another begins."""
+    """The objects up to one that is followed by another."""
     places = [m.end() for m in _BETWEEN.finditer(text.rest, max(len(text.rest) - _LAST, 0))]
     places = places or [m.end() for m in _BETWEEN.finditer(text.rest)]
     for place in reversed(places):
@@ -173,7 +174,7 @@ class _CutError(Exception):
 
 
 class _MendedError(Exception):
-    """The rest of the text is another now."""
+    """The rest of the text was replaced."""
 
 
 class _EndError(Exception):
@@ -235,7 +236,7 @@ def _table(text: bytes) -> dict[str, Any]:
 
 
 def _uncompressed(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The content in pieces; of a compressed file that is damaged, what stands before."""
+    """The content in pieces; of a damaged compressed file, the content before the damage."""
     try:
         check_file(path, _MOST_BYTES)
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Reading what the PyTorch profiler writes: Kineto's JSON, one file a rank."""
+"""Reads traces of the PyTorch profiler: Kineto's JSON, one file per rank."""
 
 import collections
 import os
@@ -64,18 +64,19 @@ class _Event(msgspec.Struct, gc=False):
 def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
     """Reads a trace of the PyTorch profiler (`export_chrome_trace`), plain or gzip.
 
-    Memory grows with the ranges, kernels and calls in it, not with its text: about 50 bytes each.
+    Memory grows with the number of ranges, kernels and calls (about 50 bytes each), not with the
+    text.
 
     **Arguments:**
 
     - `path`: the file.
-    - `time_unit`: of `ts` and `dur`: `s`, `ms`, `us` or `ns`. By default microseconds, except where
-        the calls in the file would then be a thousand times longer or shorter than any are.
+    - `time_unit`: the unit of `ts` and `dur`: `s`, `ms`, `us` or `ns`. By default microseconds,
+        unless the calls in the file would then be a thousand times too long or too short.
 
     **Raises:**
 
-    `ValueError` for a file that cannot be read or is no such trace. One that ends early is read as
-    far as it goes, with a note.
+    `ValueError` for a file that cannot be read or is not such a trace. A file that ends early is
+    read as far as it goes, with a note.
     """
     reader = _Reader(path, time_unit)
     found = read_array(path, "traceEvents", _Event, reader.add)
@@ -175,7 +176,7 @@ def _message(args: _Args) -> Message:
 
 
 def _whole(value: object) -> int:
-    """A whole number of 64 bits, also from a text; -1 for anything else."""
+    """A 64-bit integer, also from a string; -1 for anything else."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
         return int(value)
     return value if type(value) is int and abs(value) < 2**63 else -1

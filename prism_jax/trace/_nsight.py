@@ -1,4 +1,4 @@
-"""Reading what Nsight Systems exports: SQLite, one report a rank."""
+"""Reads exports of Nsight Systems: SQLite, one report per rank."""
 
 import os
 import sqlite3
@@ -23,16 +23,16 @@ _RUNTIME, _NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 
 
 def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
-    """Reads a report that `nsys export --type sqlite` has written. Its times are nanoseconds.
+    """Reads a report that `nsys export --type sqlite` wrote. Its times are in nanoseconds.
 
     **Arguments:**
 
     - `path`: the file.
-    - `time_unit`: none other than `ns`.
+    - `time_unit`: must be `ns`, if given.
 
     **Raises:**
 
-    `ValueError` for a file that is no such report, or has the kernels of several processes.
+    `ValueError` for a file that is not such a report, or has the kernels of several processes.
     """
     if time_unit not in (None, "ns"):
         raise ValueError(

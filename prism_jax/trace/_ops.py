@@ -1,4 +1,4 @@
-"""The ops of a trace: which run once for each microbatch or step, on which workers, with whom."""
+"""The ops of traces: which run for each microbatch or once in a step, and on which workers."""
 
 # Ops that a worker runs for each microbatch of each of its stages, and their letters in the tokens
 # of schedules. A backward is one op, or two: of the input, on which the next stage waits, and of

@@ -1,4 +1,4 @@
-"""Which stages the ranks of a trace have, what they run for each microbatch, and in which order."""
+"""The stages of the ranks of a trace, their ops for each microbatch, and the order of these ops."""
 
 import itertools as it
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ _NOTED = 0.05
 
 
 def stated_schedule(job: Job) -> AbstractSchedule | None:
-    """The schedule that a job states; `None` where it is to be read off the trace.
+    """The schedule that a job gives; `None` if it is to be taken from the trace.
 
     **Raises:**
 
@@ -54,15 +54,15 @@ def check_places(
 
     **Arguments:**
 
-    - `pairs`: stages and ranks that the rows have together.
+    - `pairs`: the pairs of a stage and a rank in the rows.
     - `pp`: the number of ranks.
-    - `schedule`: what the job states.
-    - `path`: for messages.
+    - `schedule`: the schedule that the job gives.
+    - `path`: a path for messages.
 
     **Raises:**
 
-    `ValueError` where a stage is on two ranks or on another than stated, one is missing, or ranks
-    have different numbers of them.
+    `ValueError` if a stage is on two ranks or on another rank than in the job, a stage is missing,
+    or ranks have different numbers of stages.
     """
     if not pairs:
         raise ValueError(f"{path}: it has no op of a pipeline; give at least `forward-compute`.")
@@ -103,7 +103,7 @@ def expected_calls(
     stage_to_rank: Sequence[int],
     schedule: AbstractSchedule | None,
 ) -> Bool[np.ndarray, "dp pp calls"]:
-    """Which calls every step should have: what the schedule needs, and what most steps have."""
+    """The calls that every step should have: those that the schedule needs, and most steps have."""
     usual = np.mean(there, axis=0) >= 0.5
     if op not in PIPELINED:
         return usual
@@ -128,7 +128,7 @@ def expected_calls(
 
 
 def needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
-    """Kinds of ops without which there is no step, beside those that are there."""
+    """Kinds of ops that every step needs, besides those that were found."""
     backward = "backward-input" if {"backward-input", "backward-weight"} & {*found} else ""
     compute = ("forward-compute", backward or "backward-compute")
     return compute if pp == 1 else (*compute, *TRANSFERS)
@@ -140,9 +140,9 @@ def traced_orders(
     stage_to_rank: Sequence[int],
     schedule: AbstractSchedule | None,
 ) -> tuple[list[list[str]], float]:
-    """The tokens of each rank in the order in which most replicas start them in most steps, and
-    the largest share of a rank's steps that have another. Ops that start together are in the order
-    of the schedule, if one is stated.
+    """The tokens of each rank in the order in which most replicas start them in most steps, and the
+    largest share of a rank's steps with another order. Ops that start at the same time are in the
+    order of the schedule, if one is given.
     """
     orders, others = [], 0.0
     pp = next(iter(start.values())).shape[2]
@@ -169,7 +169,7 @@ def traced_orders(
 
 
 def check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str, path: str) -> None:
-    """Raises a `ValueError` that names the first op that is not as stated."""
+    """Raises a `ValueError` that names the first op that differs from the schedule."""
     differs = []
     for rank, pair in enumerate(zip(orders, schedule.orders(), strict=True)):
         for position, (found, stated) in enumerate(it.zip_longest(*pair)):
@@ -187,7 +187,7 @@ def check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str,
 
 
 def check_backwards(orders: list[list[str]], path: str) -> None:
-    """Raises a `ValueError` that names a forward without a backward, or one of half a backward."""
+    """Raises a `ValueError` that names a forward without a backward, or with half a backward."""
     tokens = set(it.chain(*orders))
     for token in it.chain(*orders):
         if "F" in token and token.replace("F", "B") not in tokens:
@@ -203,7 +203,7 @@ def check_backwards(orders: list[list[str]], path: str) -> None:
 
 
 def notes_of_orders(others: float) -> tuple[str, ...]:
-    """What a reader should know of orders that are not the same in all steps."""
+    """A warning if orders are not the same in all steps."""
     if others <= _NOTED:
         return ()
     return (

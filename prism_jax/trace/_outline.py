@@ -1,6 +1,4 @@
-"""The outline of a step: what its workers run before and after the pipeline, and for whom they
-wait.
-"""
+"""The outline of a step: the ops of its workers before and after the pipeline, and their waits."""
 
 import functools as ft
 from typing import Any
@@ -21,11 +19,12 @@ _LATE, _WAIT = 0.95, 1e-3
 
 
 def outline(trace: Trace) -> Outline:
-    """Reads off a trace in which order once-in-a-step ops run, and what they wait for.
+    """Finds the order of the ops that run once in a step, and what they wait for, from a trace.
 
     Some waits are not traced, such as the reduction of the loss over replicas: a worker then has a
-    long gap before its next op, in all steps or in some. It is taken to wait for the smallest group
-    after whose last member's end the gap is shortest, by a high quantile over the steps.
+    long gap before its next op, in all or some steps. It is assumed to wait for the group for which
+    the gap after the end of the group's last member is shortest, by a high quantile over the steps;
+    of several such groups, for the smallest.
     """
     starts = [trace.start[op] for op in (COMPUTE[0], "forward-recv") if op in trace.start]
     first = ft.reduce(np.fmin, (np.fmin.reduce(x, axis=-1) for x in starts))
@@ -42,7 +41,7 @@ def _pipeline(trace: Trace) -> list[str]:
 
 
 def _calls(trace: Trace, ops: list[str], ends: np.ndarray) -> tuple[tuple[Call, ...], np.ndarray]:
-    """Calls in the order of their starts, after what ends at `ends`, `(steps, dp, pp)`."""
+    """The calls in the order of their starts, after ops with these `ends`, `(steps, dp, pp)`."""
     step_time = trace.step_times().mean()
     calls = []
     for op in sorted(ops, key=ft.cmp_to_key(ft.partial(_precedence, trace))):
@@ -60,8 +59,8 @@ def _calls(trace: Trace, ops: list[str], ends: np.ndarray) -> tuple[tuple[Call, 
 
 
 def _scope(gaps: dict[str, np.ndarray]) -> str:
-    """Whom a worker waits for, from the gap after each group's end in each step, as a share of a
-    step; groups from the smallest to the largest, of which the first is the worker itself.
+    """The group that a worker waits for, from the gap after the end of each group in each step, as
+    a share of the step. Groups are sorted from the smallest, the worker itself, to the largest.
     """
     chosen, shortest = "self", np.inf
     for scope, gap in gaps.items():
@@ -72,7 +71,7 @@ def _scope(gaps: dict[str, np.ndarray]) -> str:
 
 
 def _precedence(trace: Trace, one: str, other: str) -> int:
-    """Negative where workers start one op before the other; workers may be far apart in time."""
+    """Negative if workers start one op before the other; workers may be far apart in time."""
     difference = trace.start[one] - trace.start[other]
     return int(np.sign(np.nansum(difference)))
 

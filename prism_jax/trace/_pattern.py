@@ -1,5 +1,5 @@
-"""Forwards and backwards of microbatches where no range names them: from what the host does again
-and again in a step.
+"""Finds forwards and backwards of microbatches without named ranges, from the repeated pattern of
+host operators in a step.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ _NEAR, _EDGE = 0.4, 0.2
 
 @dataclasses.dataclass
 class _Run:
-    """Consecutive operators of one kind; `cuts` are positions among them where the host exchanged
-    something.
+    """Consecutive operators of one kind; `cuts` are the positions among them of exchanges of the
+    host.
     """
 
     op: str
@@ -30,7 +30,7 @@ class _Run:
     cuts: list[int]
 
     def inner(self, low: int, high: int) -> tuple[int, int]:
-        """A microbatch's operators without those that an exchange parts from most of them."""
+        """A microbatch's operators, without those that an exchange separates from most of them."""
         edge = _EDGE * (high - low)
         first = max((cut for cut in self.cuts if low < cut <= low + edge), default=low)
         return first, min((cut for cut in self.cuts if high - edge <= cut < high), default=high)
@@ -39,17 +39,17 @@ class _Run:
 def ops_of_pattern(
     spans: Spans, number: int, start: int, end: int, known: Sequence[RankOp], num_microbatches: int
 ) -> list[RankOp]:
-    """The forwards and backwards of a step; none where they are not told.
+    """The forwards and backwards of a step; empty if they cannot be found.
 
-    Nodes of autograd are backwards, the other operators of the host forwards. Each microbatch has
-    about as many operators as another: so long runs of one kind are of several microbatches.
+    Autograd nodes are backwards; all other operators of the host are forwards. Microbatches have
+    about equally many operators, so long runs of one kind belong to several microbatches.
 
     **Arguments:**
 
-    - `spans`: of one rank.
-    - `number`, `start`, `end`: of the step.
-    - `known`: ranges whose operators are neither.
-    - `num_microbatches`: that the rank runs in a step, on all its stages.
+    - `spans`: the spans of one rank.
+    - `number`, `start`, `end`: the number of the step, its start and its end.
+    - `known`: ranges whose operators are neither forwards nor backwards.
+    - `num_microbatches`: how many microbatches the rank runs in a step, on all of its stages.
     """
     found: list[RankOp] = []
     runs = _runs(spans, start, end, known)
@@ -94,7 +94,7 @@ def _runs(spans: Spans, start: int, end: int, known: Sequence[RankOp]) -> list[_
 
 
 def _without_noise(runs: list[_Run], op: str, fewest: float) -> list[_Run]:
-    """Without short runs of a kind; what they parted comes together."""
+    """The runs without short runs of a kind; the runs around these are merged."""
     kept: list[_Run] = []
     for run in runs:
         if run.op == op and len(run.spans) < fewest:

@@ -1,4 +1,4 @@
-"""What the named ranges of a program mean, as frameworks write them or as a file says."""
+"""The meaning of named ranges, as frameworks write them or as a file defines it."""
 
 import os
 import re
@@ -17,13 +17,13 @@ KNOWN = (*PIPELINED, *SCOPES)
 
 
 class RangeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ranges that are ops of one kind.
+    """A rule for ranges that are ops of one kind.
 
     **Attributes:**
 
-    - `range`: a regular expression that the whole name matches. Its groups `microbatch` and
-        `stage` are read, where it has them; else microbatches are counted in the order of time.
-    - `op`: the kind.
+    - `range`: a regular expression that must match the whole name. Its groups `microbatch` and
+        `stage` are read, if it has them; otherwise microbatches are counted in the order of time.
+    - `op`: the kind of op.
     """
 
     range: str
@@ -35,9 +35,9 @@ class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `ops`: what they stand for; the first rule that fits.
-    - `step`: a regular expression with a group `step`, of the range of a step.
-    - `order`: of ranks, the innermost degree of parallelism first.
+    - `ops`: the rules, of which the first that matches is used.
+    - `step`: a regular expression with a group `step` for the range of a step.
+    - `order`: the order of ranks, the innermost degree of parallelism first.
     """
 
     ops: tuple[RangeRule, ...] = ()
@@ -79,7 +79,7 @@ _FRAMEWORKS = (
 
 
 class Named(NamedTuple):
-    """What a range stands for; -1 where its name does not say."""
+    """The meaning of a range; -1 for what its name does not say."""
 
     op: str
     microbatch: int
@@ -87,7 +87,7 @@ class Named(NamedTuple):
 
 
 class Reader:
-    """Says what names stand for, each looked up once."""
+    """Looks up the meaning of names, of each name once."""
 
     def __init__(self, names: RangeNames | None = None):
         names = names or RangeNames()
@@ -116,12 +116,12 @@ class Reader:
 
 
 def read_range_names(path: str | os.PathLike[str]) -> RangeNames:
-    """Reads a TOML file (`kind = "ranges"`) that says what ranges stand for.
+    """Reads a TOML file (`kind = "ranges"`) that defines the meaning of ranges.
 
     **Raises:**
 
-    `ValueError` for what is no such file, a regular expression that is none, groups other than
-    those above, or an op or degree that is not known.
+    `ValueError` for another file, an invalid regular expression, other groups than those above, or
+    an unknown op or degree.
     """
     names = convert(read_toml(path, "ranges"), RangeNames, lambda key: shown(path))
     for rule in names.ops:

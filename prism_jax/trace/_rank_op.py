@@ -11,8 +11,8 @@ WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 
 @dataclasses.dataclass(frozen=True)
 class RankOp:
-    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 where names do not
-    say.
+    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 if names do not
+    give them.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""The ops of one rank: what its named ranges stand for, on the clock of the device."""
+"""The ops of one rank, from its named ranges, on the clock of the device."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, 
 
 @dataclasses.dataclass(frozen=True)
 class RankOps:
-    """What is kept of one rank when its spans are let go.
+    """The data of one rank that is kept after its spans are freed.
 
     **Attributes:**
 
-    - `rank`, `host`: its number, and where it ran, if that is known.
-    - `steps`: `(steps, 3)`: number, start and end of each.
-    - `ops`: in the order of their starts.
-    - `collectives`: of each message with its sequence number, `(calls, 2)` starts and ends.
-    - `by_pattern`: whether no range names its compute, which was told by its pattern.
+    - `rank`, `host`: its number, and the host on which it ran, if that is known.
+    - `steps`: `(steps, 3)`, the number, start and end of each step.
+    - `ops`: its ops in the order of their starts.
+    - `collectives`: for each message with its sequence number, `(calls, 2)` starts and ends.
+    - `by_pattern`: whether its compute has no named ranges and was found by its pattern.
     """
 
     rank: int
@@ -39,18 +39,18 @@ def rank_ops(
 ) -> RankOps:
     """The ops of one rank.
 
-    The range of an op is on the host; the op lasts from the first to the last kernel that was
-    launched meanwhile, without collectives, for these wait. Where there is no device, operators of
-    the host take the place of kernels. A backward that nobody has named is what autograd runs after
-    each forward; and where no range names compute at all, it is told by its pattern.
+    The range of an op is on the host. The op lasts from the first to the last kernel that was
+    launched in the range, except collectives, because they wait. Without a device, operators of the
+    host are used instead of kernels. A backward without a range is what autograd runs after each
+    forward. If compute has no ranges at all, it is found by its pattern.
 
     **Arguments:**
 
-    - `trace`: of one rank.
+    - `trace`: the trace of one rank.
     - `rank`: its number.
-    - `reader`: of names.
-    - `num_microbatches`: that a rank runs in a step, on all its stages; without it no pattern is
-        looked for.
+    - `reader`: the reader of names.
+    - `num_microbatches`: how many microbatches a rank runs in a step, on all of its stages; without
+        it, no pattern is looked for.
     """
     spans = trace.spans
     ranges = _named(spans, reader)
@@ -103,7 +103,7 @@ def _named(spans: Spans, reader: Reader) -> list[RankOp]:
 
 
 def _steps(spans: Spans, reader: Reader, ranges: list[RankOp]) -> Int[np.ndarray, "steps 3"]:
-    """Number, start and end of each step: of ranges that say so, or up to the end of each
+    """The number, start and end of each step: from ranges of steps, or else up to the end of each
     optimizer.
     """
     found = {}
@@ -123,7 +123,7 @@ def _steps(spans: Spans, reader: Reader, ranges: list[RankOp]) -> Int[np.ndarray
 def _unnamed_backwards(
     ranges: list[RankOp], nodes: Spans, number: int, step_end: int
 ) -> Iterator[RankOp]:
-    """What autograd runs between a forward and what comes next."""
+    """The autograd nodes between a forward and the next op, as backwards."""
     forwards = [r for r in ranges if r.op == FORWARD_COMPUTE]
     starts = [*(forward.start for forward in forwards[1:]), step_end]
     for forward, until in zip(forwards, starts[: len(forwards)], strict=True):
@@ -135,7 +135,7 @@ def _unnamed_backwards(
 
 
 def _without_waits(r: RankOp, nodes: Spans) -> RankOp:
-    """A backward as far as autograd computes: what comes after waits for other replicas."""
+    """A backward up to the last compute of autograd; after that it waits for other replicas."""
     if r.op != BACKWARD_COMPUTE:
         return r
     inside = (nodes.start >= r.start) & (nodes.end <= r.end)
@@ -146,7 +146,7 @@ def _without_waits(r: RankOp, nodes: Spans) -> RankOp:
 
 
 def _numbered(ranges: list[RankOp]) -> Iterator[RankOp]:
-    """With microbatches counted in the order of time where names do not say."""
+    """The ops, with microbatches counted in the order of time if names do not give them."""
     seen: dict[str, int] = {}
     for r in sorted(ranges, key=lambda r: r.start):
         call = seen.get(r.op, 0)
@@ -175,7 +175,7 @@ class _Kernels:
         self.start, self.end = device.start[order], device.end[order]
 
     def of(self, r: RankOp) -> RankOp | None:
-        """The op on the clock of the device; `None` where it launched nothing."""
+        """The op on the clock of the device; `None` if it launched no kernels."""
         if not len(self.launched):
             return r
         low, high = np.searchsorted(self.launched, [r.start, r.end]).tolist()
@@ -190,7 +190,7 @@ _COMPUTING = (*COMPUTE, OPTIMIZER)
 
 
 def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
-    """Collectives by what all their members know of them."""
+    """Collectives by the properties that all their members know."""
     found = {}
     seen: dict[Message, int] = {}
     mine = spans[(spans.kind == KERNEL) & (spans.message >= 0)]

@@ -1,4 +1,4 @@
-"""Reading traces of profilers as a trace of ops."""
+"""Reads traces of profilers as a trace of ops."""
 
 import dataclasses
 import os
@@ -29,20 +29,21 @@ def read_profile_traces(
     names: RangeNames | None = None,
     time_unit: str | None = None,
 ) -> Trace:
-    """Reads what a profiler recorded on the ranks of a job.
+    """Reads the traces of a profiler on the ranks of a job.
 
     **Arguments:**
 
     - `path`: a folder with a file for each rank, or one file.
-    - `job`: its layout and schedule must be those of the traced job.
+    - `job`: a job with the layout and the schedule of the traced job.
     - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems;
         `chakra`, Chakra execution traces.
-    - `names`: what ranges stand for; those of PyTorch and Megatron-LM are known.
-    - `time_unit`: of the times in the files, where it is not the format's.
+    - `names`: the meaning of the names of ranges; by default, those of PyTorch and Megatron-LM are
+        known.
+    - `time_unit`: the unit of times in the files, if it is not that of the format.
 
     **Returns:**
 
-    A [`Trace`][]. Where ranks are missing, its job has the replicas that are whole.
+    A [`Trace`][]. If ranks are missing, its job has only the replicas that are complete.
 
     **Raises:**
 
@@ -65,8 +66,8 @@ def write_ops(
     **Arguments:**
 
     - `out`: a `.parquet` file.
-    - `ranks`, `job`, `names`: as of `read_profile_traces`.
-    - `path`: of the ranks, for messages.
+    - `ranks`, `job`, `names`: as in `read_profile_traces`.
+    - `path`: the path of the ranks, for messages.
     """
     table = table_of(joined_ops(ranks, job, names, path))
     with written_whole(out) as partial:
@@ -76,7 +77,7 @@ def write_ops(
 def joined_ops(
     ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: str | os.PathLike[str]
 ) -> JoinedOps:
-    """The ops of all ranks, each rank's spans let go when they are read."""
+    """The joined ops of all ranks. The spans of each rank are freed as soon as they are read."""
     reader = Reader(names)
     found, notes = [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
@@ -100,7 +101,7 @@ def joined_ops(
 
 
 def table_of(joined: JoinedOps) -> "pl.DataFrame":
-    """As `read_trace` reads it from a file."""
+    """The table of ops that `read_trace` reads from a file."""
     import polars as pl
 
     order = (

@@ -1,4 +1,4 @@
-"""What ran on one rank, whichever profiler recorded it."""
+"""The spans of one rank, from any profiler."""
 
 import array
 import dataclasses
@@ -22,11 +22,11 @@ class Message(NamedTuple):
 
     **Attributes:**
 
-    - `name`: in the terms of this package (`all_reduce`), or the profiler's where there is none.
+    - `name`: its name in this package, such as `all_reduce`, or else the name in the profile.
     - `group`: the process group.
-    - `members`: how many ranks it has; 0 where that is not known.
-    - `size`: elements that a rank gives.
-    - `dtype`: of them.
+    - `members`: how many ranks the group has; 0 if it is not known.
+    - `size`: how many elements a rank contributes.
+    - `dtype`: the dtype of the elements.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Spans of time of one rank, a column for each property. Times are nanoseconds.
+    """The spans of time of one rank, with a column for each property. Times are in nanoseconds.
 
     **Attributes:**
 
@@ -46,7 +46,7 @@ class Spans:
     - `start`, `end`: on the clock of the rank.
     - `name`, `lane`, `message`: indices of `names`, of `lanes` (threads and streams), and of
         `messages`, or -1.
-    - `link`: what a kernel and its launch have in common, or -1.
+    - `link`: an id that a kernel shares with its launch, or -1.
     - `sequence`: the number of a collective within its group, or -1.
     """
 
@@ -70,7 +70,7 @@ class Spans:
         return dataclasses.replace(self, **{c: getattr(self, c)[chosen] for c in _COLUMNS})
 
     def moved(self, offset: int) -> "Spans":
-        """The same spans so many nanoseconds later."""
+        """The same spans, `offset` nanoseconds later."""
         return dataclasses.replace(self, start=self.start + offset, end=self.end + offset)
 
     def texts(self) -> list[str]:
@@ -94,7 +94,7 @@ _NONE = np.zeros(0, np.int32)
 
 
 class SpanList:
-    """Spans as they are read, in as little memory as they need."""
+    """Spans that are being read, in little memory."""
 
     def __init__(self):
         self._columns = {name: array.array(code) for name, code in _COLUMNS.items()}
@@ -142,16 +142,17 @@ class SpanList:
 
 @dataclasses.dataclass(frozen=True)
 class RankTrace:
-    """What a profiler recorded on one rank.
+    """The trace of a profiler on one rank.
 
     **Attributes:**
 
     - `path`: the file.
-    - `rank`, `world_size`, `host`: as far as they are known.
-    - `spans`: what ran.
-    - `events`: how many of each category the file has, also of those that are of no use here.
-    - `size`: bytes of the file's text, or of the file.
-    - `notes`: what a reader should know.
+    - `rank`, `world_size`, `host`: the rank, the number of ranks and the host, as far as they are
+        known.
+    - `spans`: the spans.
+    - `events`: how many events of each category the file has, including those that are not used.
+    - `size`: the bytes of the file's text, or of the file.
+    - `notes`: warnings for readers.
     """
 
     path: str

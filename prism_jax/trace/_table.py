@@ -1,4 +1,4 @@
-"""Tables in files: opened, checked for what a cast would hide, collected."""
+"""Opens, checks and reads tables in files, including errors that a cast would hide."""
 
 import contextlib
 import csv
@@ -25,7 +25,7 @@ _MOST_HEADER = 2**20
 
 
 def scan(path: str | os.PathLike[str]) -> "pl.LazyFrame":
-    """A table that is not read yet, of the file with this very name."""
+    """A lazy table of the file with exactly this name."""
     import polars as pl
 
     name = os.fspath(path)
@@ -53,7 +53,7 @@ def scan(path: str | os.PathLike[str]) -> "pl.LazyFrame":
 
 
 def _check_header(path: str) -> None:
-    """Refuses what polars reads as other columns: text in 16 bits, and two columns of one name."""
+    """Refuses files that polars would misread: 16-bit text, and two columns of one name."""
     with open(path, "rb") as file:
         first = file.readline(_MOST_HEADER)
     if first[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in first[:2]:
@@ -70,7 +70,7 @@ def _check_header(path: str) -> None:
 
 
 def collect(frame: "pl.LazyFrame", path: str | os.PathLike[str]) -> "pl.DataFrame":
-    """In batches of rows, whatever the size of the file."""
+    """Reads a table in batches of rows, so that it can be of any size."""
     try:
         with _silence():
             return frame.collect(engine="streaming")
@@ -81,7 +81,7 @@ def collect(frame: "pl.LazyFrame", path: str | os.PathLike[str]) -> "pl.DataFram
 
 
 def _errors() -> tuple[type[BaseException], ...]:
-    """What polars raises; where it is at a loss, that is no `Exception`."""
+    """The errors that polars raises. Its panics are not an `Exception`."""
     import polars as pl
 
     return (pl.exceptions.PolarsError, pl.exceptions.PanicException)
@@ -89,7 +89,7 @@ def _errors() -> tuple[type[BaseException], ...]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keeps what polars prints of its own stack, where it is at a loss, from the user's stderr."""
+    """Keeps the stack traces that polars prints when it panics from stderr."""
     try:
         sys.stderr.flush()
         kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -108,7 +108,7 @@ def _silence() -> Iterator[None]:
 def columns_of(
     frame: "pl.LazyFrame", path: str | os.PathLike[str], needed: Iterable[str]
 ) -> list[str]:
-    """The names of the columns. Raises a `ValueError` where one that is needed is missing."""
+    """The names of the columns. Raises a `ValueError` if a required column is missing."""
     given = frame.collect_schema().names()
     missing = [name for name in needed if name not in given]
     if missing:
@@ -124,8 +124,9 @@ def columns_of(
 def with_numbers(
     frame: "pl.LazyFrame", path: str | os.PathLike[str], numbers: list[str], integers: list[str]
 ) -> "pl.LazyFrame":
-    """The table with `integers`, which are among `numbers`, as such. It refuses what a cast would
-    change without a word (booleans, times, fractions) and texts in place of integers.
+    """The table, in which the columns `integers`, a part of `numbers`, are integers. It refuses
+    values that a cast would change silently (booleans, times, fractions), and strings in place of
+    integers.
     """
     import polars as pl
 
@@ -168,8 +169,8 @@ def check_positive(
     what: str,
     most: float,
 ) -> None:
-    """Refuses empty cells, and what is no positive number of at most `most`, and not as much
-    smaller than one, in the column that was made `value`.
+    """Refuses empty cells, and values that are not positive numbers between `1 / most` and `most`,
+    in the column `value`.
     """
     for name in (*others, column):
         if table[name].null_count():
