@@ -66,8 +66,8 @@ def composed_steps(
     """Simulates steps by the vector rule of replicas, and keeps their times and the samples that
     decide them.
 
-    With `like`, steps of a program of the same graph, they are drawn along the same leading axes:
-    see `led`. See `composed_run` for `batches` and `unlike`.
+    With `like`, steps of a program with the same graph, samples are drawn along the same leading
+    axes: see `led`. See `composed_run` for `batches` and `unlike`.
     """
     num_samples = check_num_samples(num_samples)
     run = led(prepare(program, key), num_samples // batches, like and like.run)
@@ -86,20 +86,20 @@ def composed_run(
     unlike: tuple[Run, int] | None = None,
     advance: Advance = lambda steps: None,
 ) -> Composed:
-    """Simulates steps of a run that is prepared, by the vector rule: one replica decides each, and
-    derivatives go through that one. See `vector_rule_notes` for where this is not as good.
+    """Simulates steps of a prepared run by the vector rule: one replica decides each step, and
+    derivatives go through it. See `vector_rule_notes` for where this is inaccurate.
 
-    With `unlike`, so many of the replicas are those of another run, whose program has the same
-    graph; such steps have no derivative.
+    With `unlike`, a number of the replicas are those of another run, whose program has the same
+    graph. Such steps have no derivative.
 
     **Arguments:**
 
-    - `num_samples`: in all batches, each of which has as many; its steps are decided by samples of
-        its own.
+    - `num_samples`: the number of steps in all batches together. Batches have equally many steps,
+        which are decided by samples of their own.
 
     **Raises:**
 
-    `KeyboardInterrupt` after Ctrl-C: a figure of some of the steps would not say so.
+    `KeyboardInterrupt` after Ctrl-C, because a figure could not say that it is of fewer steps.
     """
     num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
@@ -142,7 +142,7 @@ def first_batches_of(composed_: Composed, number: int) -> Composed:
 
 
 def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
-    """Stretches of which each step is the slower one of two decisions."""
+    """Stretches in which each step is the slower of two decisions."""
 
     def slower(stretch: Stretch, their: Stretch) -> Stretch:
         decision = their.decision
@@ -155,18 +155,18 @@ def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> t
 
 
 def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> Composed | None:
-    """The same steps as probabilities to take longer than a threshold, given all draws of a step
-    but its last.
+    """The same steps as probabilities of taking longer than a threshold, given all draws of a step
+    except the last.
 
     **Arguments:**
 
     - `composed_`: from `composed_steps`.
     - `threshold`: in seconds.
-    - `narrowest`: the least that the last draw must spread a step by, in seconds.
+    - `narrowest`: by how much, in seconds, the last draw must at least spread a step.
 
     **Returns:**
 
-    What was composed; `None` where neither the step factor nor the tail spread it so far.
+    The probabilities; `None` if neither the step factor nor the tail spreads a step so far.
     """
     run = composed_.run
     spreads = last_spreads(without_graph(run.plan), float(np.median(composed_.steps)))

@@ -1,4 +1,4 @@
-"""The critical path of single steps: which ops lie on it, and how much time all others have."""
+"""The critical paths of single steps: which ops are on them, and the slack of all ops."""
 
 from collections.abc import Iterator
 
@@ -21,18 +21,18 @@ _MOST_OPS = 2**24
 
 
 class CriticalPaths(eqx.Module):
-    """Of some steps. Times in seconds, before the factor of the step.
+    """The critical paths of some steps. Times are in seconds, before the factor of the step.
 
     **Attributes:**
 
-    - `step`: which of the composed steps.
-    - `sample`: the replica sample that decides each, by its id.
+    - `step`: the numbers of the steps.
+    - `sample`: the id of the replica sample that decides each step.
     - `critical`: whether each op is on the critical path.
-    - `latency`: of each op.
-    - `slack`: by how much longer each op could take before its step would, all else being equal.
-    - `sink`: the one that the step waits for.
-    - `reductions`: how much later than each sink its rank has reduced its gradients.
-    - `factor`: of the step.
+    - `latency`: the latency of each op.
+    - `slack`: by how much longer each op could take before its step does, all else being equal.
+    - `sink`: the sink that the step waits for.
+    - `reductions`: how long after each sink its rank has reduced its gradients.
+    - `factor`: the factor of each step.
     """
 
     step: np.ndarray
@@ -101,7 +101,7 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
 def exposed_reductions(
     composed_: Composed,
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-    """For each step, how much later than all backwards all gradients are reduced, and when; in
+    """For each step, how long after the last backward all gradients are reduced, and when, in
     seconds.
     """
     run, last = composed_.run, composed_.run.program.sinks.last

@@ -1,4 +1,4 @@
-"""Drawing the samples of one replica, or of all, that the stretches of a run are made of."""
+"""Draws the samples of one replica, or of all replicas, for the stretches of a run."""
 
 import dataclasses
 import itertools as it
@@ -51,11 +51,11 @@ class Draws:
     **Attributes:**
 
     - `sampling`: `"plain"`, `"importance"` or `"sobol"`.
-    - `lead`: the leading axes, unless it is plain.
-    - `first`, `steps`: the stretch's steps.
+    - `lead`: the leading axes, unless sampling is plain.
+    - `first`, `steps`: the first step of the stretch, and its number of steps.
     - `explicit`: whether all replicas of each step are simulated.
-    - `allocation`: the number of the GPUs that explicit replicas run on in all of its steps; by
-        default each step has others.
+    - `allocation`: the number of the allocation of GPUs that explicit replicas run on in all steps;
+        by default, each step has its own GPUs.
     """
 
     sampling: str
@@ -67,14 +67,14 @@ class Draws:
 
     @property
     def replicas(self) -> int:
-        """How many replica samples are drawn. Those of importance sampling cost up to three times
-        as much, so a quarter of them takes no longer.
+        """How many replica samples are drawn. Importance sampling costs up to three times as much
+        per sample, so a quarter as many samples takes no longer.
         """
         return -(-self.steps // 4) if self.sampling == "importance" else self.steps
 
 
 def find_lead(run: Run, sampling: str) -> Lead | None:
-    """The leading axes, where the sampling needs them."""
+    """The leading axes, if the sampling needs them."""
     if sampling == "plain":
         return None
     importance = sampling == "importance"
@@ -93,13 +93,13 @@ def all_draws(
     allocations: int | None = None,
     batches: int = 1,
 ) -> list[Draws]:
-    """The draws of the stretches of a run whose way of sampling is chosen. Each of so many batches
-    of as many steps has stretches of its own.
+    """The draws of the stretches of a run whose sampling has been chosen. Each batch has equally
+    many steps, and stretches of its own.
 
-    Each stretch is a run of its own, and the law is that of all their steps. Stretches keep all
-    their replica samples, so that long runs sharpen the whole law. With more replicas a stretch is
-    longer, to reach far enough into the tail: of its samples only the first and the slowest are
-    kept. An allocation of GPUs is a stretch of its own.
+    Stretches are independent, and the law is that of all their steps. A stretch keeps all of its
+    replica samples, so that longer runs make the whole law more accurate. With more replicas,
+    stretches are longer, to reach far enough into the tail; only the first and the slowest samples
+    are then kept. Each allocation of GPUs is a stretch of its own.
     """
     number, num_replicas, steps = 1, run.program.num_replicas, num_samples // batches
     if allocations is not None:
@@ -123,8 +123,8 @@ def all_draws(
 def reservoirs(
     run: Run, draws: Sequence[Draws], advance: Advance
 ) -> Iterator[tuple[Draws, Reservoir, bool]]:
-    """Draws the samples of stretches, each into a reservoir, and says whether Ctrl-C cut it short:
-    then it is the last.
+    """Draws the samples of stretches, each into a reservoir, and returns whether Ctrl-C cut it
+    short; then it is the last.
     """
     pieces = (_explicit if draws[0].explicit else _of_one_replica)(run, draws)
     for mine in draws:
@@ -143,7 +143,7 @@ def reservoirs(
 
 
 def _of_one_replica(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Samples of one replica, those of a stretch at a time at most. Short stretches share tiles."""
+    """Samples of one replica, at most one stretch at a time. Short stretches share tiles."""
     if draws[0].sampling == "sobol" and len(draws) > 1:  # Each has points of its own.
         for mine in draws:
             yield from _of_one_replica(run, [mine])
@@ -172,8 +172,8 @@ def _of_one_replica(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarr
 
 
 def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Where a range of places falls into stretches that lie one after the other: the number of
-    each, and from where to where in it.
+    """Splits a range of positions in consecutive stretches: the number of each stretch, and the
+    range in it.
 
     **Arguments:**
 
@@ -198,7 +198,7 @@ def _replica_tile(shared, _, ids, *points):
 
 
 def sobol_points(run: Run, draws: Draws) -> np.ndarray | None:
-    """The scores of the leading axes of one stretch of a run, where they are quasi-random."""
+    """The quasi-random scores of the leading axes of one stretch, if sampling uses them."""
     if draws.sampling != "sobol" or draws.lead is None:
         return None
     seed = (*(int(word) for word in np.asarray(run.key)), draws.first)
@@ -207,8 +207,8 @@ def sobol_points(run: Run, draws: Draws) -> np.ndarray | None:
 
 
 def _explicit(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-    """All replicas of each step; the latest end of each sink stands for them, as if it
-    were the one replica of a step.
+    """All replicas of each step. The latest end of each sink represents them, as if a step had a
+    single replica.
     """
     replicas, sinks = run.program.num_replicas, run.program.sinks.number
     regime = run.chances.regime

@@ -1,8 +1,8 @@
 """Derivatives of figures of the step time with respect to a program's parameters.
 
-Three ways lead from a parameter to a step: through the ends of the replica that decides it, through
-the step's own draws (factor, reductions, tail), and through the weights of samples, which
-depend on the rates of stalls and on the network. The samples are not stored; they are drawn again.
+A parameter acts on a step in three ways: through the ends of the replica that decides the step;
+through the step's own draws (factor, reductions, tail); and through the weights of samples, which
+depend on stall rates and the network. Samples are not stored; they are drawn again.
 """
 
 import dataclasses
@@ -47,12 +47,12 @@ def pull_back(
 
     **Arguments:**
 
-    - `slope`: of the figure with respect to each of `composed_.steps`.
-    - `influence`: of the figure with respect to the logarithm of each step's weight.
+    - `slope`: the derivative of the figure with respect to each of `composed_.steps`.
+    - `influence`: the derivative of the figure with respect to the logarithm of each step's weight.
 
     **Returns:**
 
-    A program whose parameters are the derivatives; `None` in place of what is not a float.
+    A program whose parameters are the derivatives, with `None` for everything that is not a float.
     """
     of_stretches = _of_stretches(composed_, slope, influence)
     return gradient_of(composed_.run.program, ft.reduce(_sum, of_stretches))
@@ -61,7 +61,7 @@ def pull_back(
 def pull_back_batches(
     composed_: Composed, slope: Float[np.ndarray, " n"], influence: Float[np.ndarray, " n"]
 ) -> list[Program]:
-    """What each batch contributes to `pull_back`, which is the sum of these."""
+    """The contribution of each batch to `pull_back`, which is their sum."""
     of_stretches = _of_stretches(composed_, slope, influence)
     number = len(composed_.stretches) // composed_.batches
     batches = (it.islice(of_stretches, number) for _ in range(composed_.batches))
@@ -73,7 +73,7 @@ def _sum(one, other):
 
 
 def _of_stretches(composed_: Composed, slope, influence) -> Iterator[Any]:
-    """What each stretch contributes, with respect to the plan's tables."""
+    """The contribution of each stretch, as derivatives with respect to the plan's tables."""
     run = composed_.run
     for stretch in composed_.stretches:
         mine = slice(stretch.draws.first, stretch.draws.first + stretch.draws.steps)
@@ -84,7 +84,7 @@ def _of_stretches(composed_: Composed, slope, influence) -> Iterator[Any]:
 
 
 def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
-    """Back through the composition of steps, to the plan and to the kept samples' ends."""
+    """Backpropagates through the composition of steps, to the plan and the ends of kept samples."""
     run, decision = composed_.run, stretch.decision
     assert isinstance(decision, AbstractOneDecides)
     start, sinks = decision.kept.first, run.program.sinks.number
@@ -115,9 +115,9 @@ def _step_vjp(shared, ids, ends, regimes, slope):
 
 
 def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
-    """Back through the samples of a replica that steps depend on, to the plan.
+    """Backpropagates through the replica samples that steps depend on, to the plan.
 
-    Each pair of a sample and a sink that decides with it goes back along one path.
+    Each pair of a sample and a deciding sink is backpropagated along one path.
     """
     draws, kept = stretch.draws, stretch.decision.kept
     needed, sink = np.nonzero(of_ends)

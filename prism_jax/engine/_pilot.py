@@ -1,5 +1,5 @@
-"""The pilot: a few steps by a key of their own, from which it is chosen how a run is done. What it
-tells depends on the program alone, so that the laws of a program's runs can be merged.
+"""The pilot: a few steps with a key of their own, by which the options of a run are chosen. Its
+results depend on the program only, so that the laws of a program's runs can be merged.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _LEAST_SUPPORT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """A few steps; `run` has the pilot's key, and the leading axes where it needs them."""
+    """A few steps; `run` has the pilot's key, and the leading axes if it needs them."""
 
     run: Run
     stretch: Stretch
@@ -35,7 +35,7 @@ class Pilot:
 
 
 def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
-    """Draws a pilot: by default plain, if so few samples reach the tail that decides."""
+    """Draws a pilot. By default it is plain if its samples reach the tail that decides steps."""
     if sampling is None:
         plain = run.program.num_replicas * FEWEST <= _SAMPLES
         sampling = "plain" if plain else "importance"
@@ -47,8 +47,8 @@ def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
 
 
 def vector_rule_is_low_by(pilot: Pilot) -> float:
-    """By how much the vector rule's mean, or its 95 % quantile where that is more, lies below that
-    of the exact rule, as a share of it. Both decide the same replicas.
+    """By which share the mean or the 95 % quantile by the vector rule, whichever differs more, is
+    below that by the exact rule. Both rules use the same replicas.
     """
     run, stretch = pilot.run, pilot.stretch
     if _rules_are_one(run):
@@ -71,12 +71,12 @@ def _rules_are_one(run: Run) -> bool:
 
 
 def rule_of_replicas(pilot: Pilot) -> str:
-    """`"vector"`, or `"exact"` where that makes a difference."""
+    """`"vector"`, or `"exact"` if the rules differ."""
     return "exact" if vector_rule_is_low_by(pilot) > _TOLERANCE else "vector"
 
 
 def vector_rule_notes(run: Run) -> tuple[str, ...]:
-    """What is to be said of figures that follow the vector rule: nothing where it holds."""
+    """A warning for figures that follow the vector rule; empty where the rule is accurate."""
     low = 0.0 if _rules_are_one(run) else vector_rule_is_low_by(draw_pilot(run))
     if low <= _TOLERANCE:
         return ()
@@ -87,9 +87,9 @@ def vector_rule_notes(run: Run) -> tuple[str, ...]:
 
 
 def importance_gain(pilot: Pilot) -> float:
-    """How many times the support of plain samples importance sampling has, with a quarter as many,
-    in the upper quarter of the law of the slowest replica, from a pilot of it. Support is how many
-    samples of equal weight are worth as much.
+    """The support of importance sampling relative to plain sampling with four times as many
+    samples, in the upper quarter of the law of the slowest replica, from a pilot with importance
+    sampling. Support is the effective number of samples.
     """
     chances, kept = pilot.run.chances, pilot.stretch.decision.kept
     regime, share = chances.regime, -np.log(0.75) / pilot.run.program.num_replicas

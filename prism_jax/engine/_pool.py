@@ -1,5 +1,5 @@
-"""Steps of all batches together. Batches tell how a figure scatters; the figure itself is of steps
-that the samples of all batches decide, because few samples bias the slowest of many replicas.
+"""Pools the steps of all batches. Batches give the scatter of a figure. The figure itself is from
+steps that the samples of all batches decide, because few samples bias the slowest of many replicas.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from ._run import Stretch
 
 
 def pooled(run: Run, stretches: tuple[Stretch, ...], num_replicas: int) -> tuple[Stretch, ...]:
-    """The same steps in fewer stretches, as long as all samples of each can be kept.
+    """The same steps in fewer stretches, which are so long that all samples of each can be kept.
 
     **Arguments:**
 
-    - `stretches`: of as many steps each, one after the other.
-    - `num_replicas`: of a step.
+    - `stretches`: consecutive stretches with equally many steps.
+    - `num_replicas`: the number of replicas in a step.
     """
     size = RESERVOIR // max(stretch.decision.kept.drawn for stretch in stretches)
     return tuple(_pools(run, stretches, size, num_replicas)) if size > 1 else stretches
@@ -40,7 +40,7 @@ def _pools(
 
 
 def _together(kept: Sequence[Replicas]) -> Replicas:
-    """All samples, of which none were forgotten."""
+    """All samples, none of which were dropped."""
     fields = ("ids", "ends", "score", "stratum", "likelihood")
     arrays = (np.concatenate([getattr(one, name) for one in kept]) for name in fields)
     return Replicas(

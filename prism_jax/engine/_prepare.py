@@ -1,4 +1,4 @@
-"""What is computed once of a program, before any sample of it is drawn."""
+"""Computations that are made once for a program, before samples are drawn."""
 
 import dataclasses
 
@@ -13,12 +13,12 @@ from ._check import check_plan, check_program
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What all stretches of a run have in common.
+    """The common data of all stretches of a run.
 
     **Attributes:**
 
-    - `sampling`: how replica samples are drawn; empty until it is chosen.
-    - `lead`: the leading axes of importance sampling, once they are found.
+    - `sampling`: how replica samples are drawn; empty until this is chosen.
+    - `lead`: the leading axes of importance sampling, after they were found.
     """
 
     program: Program
@@ -34,7 +34,7 @@ def prepare(program: Program, key: PRNGKeyArray) -> Run:
 
     **Raises:**
 
-    `ValueError` for what is no program or key, or latencies that are impossible.
+    `ValueError` if an argument is not a program or a key, or if latencies are not valid.
     """
     check_program(program, key)
     plan = make_plan(program)

@@ -1,4 +1,4 @@
-"""A run: what decides the steps of each of its stretches, and the steps."""
+"""Runs: decides the steps of each stretch, and composes them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ from ._prepare import Run
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """One stretch of a run: how it was drawn, what decides its steps, and how many there are: fewer
-    than asked for after Ctrl-C.
+    """One stretch of a run: how it was drawn, how its steps are decided, and their number, which is
+    lower than requested after Ctrl-C.
     """
 
     draws: Draws
@@ -42,7 +42,7 @@ def decided_stretches(
 
     **Raises:**
 
-    `KeyboardInterrupt` after Ctrl-C, and after the steps drawn so far were given as a last stretch.
+    `KeyboardInterrupt` after Ctrl-C, after a last stretch of the steps drawn so far.
     """
     replicas = run.program.num_replicas if num_replicas is None else num_replicas
     with interruptible() as interrupt:
@@ -68,8 +68,8 @@ def composed(
     over: Over | None = None,
     advance: Advance = lambda steps: None,
 ) -> Iterator[np.ndarray]:
-    """The steps of stretches that follow each other, a batch at a time, in order: their times, or
-    the probabilities that they are over a threshold.
+    """The steps of consecutive stretches, a batch at a time, in order: their times, or the
+    probabilities that they exceed a threshold.
     """
     shared = (without_graph(run.plan), run.key, over)
     for batch in step_tiles(_step_tile, shared, stretches):
@@ -83,9 +83,9 @@ def step_tiles(
     stretches: Sequence[Stretch],
     inputs: Callable[[int, int], tuple[np.ndarray, ...]] = lambda first, count: (),
 ) -> Iterator[Batch]:
-    """Applies a function to tiles of the steps of stretches that follow each other: to `shared`,
-    the ids of steps, the ends of what decides them, with room for all sinks, their regimes, and
-    further `inputs` by number, from zero.
+    """Applies a function to tiles of the steps of consecutive stretches. Its arguments are
+    `shared`, the ids of steps, the ends of the replicas that decide them (padded to all sinks),
+    their regimes, and further `inputs` of steps, which are numbered from zero.
     """
     ends = np.cumsum([stretch.steps for stretch in stretches])
     plan, first_id = shared[0], stretches[0].decision.kept.first

@@ -8,12 +8,13 @@ from ..replica import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Chances:
-    """How likely a program's strata and the regimes of its network are, on the host.
+    """The probabilities of a program's strata and of the regimes of its network, on the host.
 
     **Attributes:**
 
-    - `regime`, `share`: of each stratum: its regime, and its share of the samples.
-    - `weight`: of each of its samples, within its regime; one where samples follow the law.
+    - `regime`, `share`: for each stratum, its regime and its share of the samples.
+    - `weight`: for each stratum, the weight of each of its samples within the regime; one if
+        samples follow the law.
     - `network`: the probability of each regime.
     """
 

@@ -24,7 +24,8 @@ def decide(
     **Arguments:**
 
     - `kept`: replica samples.
-    - `num_replicas`: of a step; one where each sample is the slowest of a step's replicas already.
+    - `num_replicas`: the number of replicas in a step; one if each sample is already the slowest of
+        a step's replicas.
     - `exact`: whether each sink has a slowest replica of its own.
     """
     weights = sample_weights(chances, kept)

@@ -12,26 +12,27 @@ from ._reservoir import Replicas
 from ._selection import Selection
 
 
-# An irrational stride, to deal out regimes evenly over any run of steps.
+# An irrational stride, which distributes regimes evenly over any range of steps.
 SILVER = np.sqrt(2) - 1
-# Ranks are dealt out evenly among the steps of a block, the slowest first, so that samples are
-# looked up in the order in which they lie. A block is what a device composes in one batch.
+# Ranks are distributed evenly over the steps of a block, the slowest first, so that samples are
+# looked up in the order of memory. A block is what a device composes in one batch.
 STEP_TILES = 8
 BLOCK = STEP_TILES * TILE
 
 
 @dataclasses.dataclass(frozen=True)
 class Deal:
-    """What is dealt out to the steps of a run, evenly.
+    """Even distribution of network regimes and replica ranks over the steps of a run.
 
     **Attributes:**
 
-    - `probabilities`: of the network's regimes.
-    - `num_steps`: their number.
+    - `probabilities`: the probabilities of the network's regimes.
+    - `num_steps`: the number of steps.
     - `offsets`: where the sequences start, from the key and the first id.
     - `seed`: two words of the key.
     - `first`: the first id.
-    - `shuffled`: whether ranks are dealt out in random order, so as to be independent of others'.
+    - `shuffled`: whether ranks are in random order, so that they are independent of those of
+        others.
     """
 
     probabilities: np.ndarray
@@ -50,8 +51,9 @@ class Deal:
         return np.searchsorted(bounds, uniform, "right").astype(np.int32)
 
     def ranks(self, first: int, count: int) -> np.ndarray:
-        """The rank, among a step's replicas, of each step's decisive one: in (0, 1), 0 the slowest.
-        One in each of as many equal parts as the block has steps, in ascending order.
+        """The rank of each step's decisive replica among the replicas, in (0, 1), where 0 is the
+        slowest. Of as many equal parts of (0, 1) as the block has steps, each has one rank, in
+        ascending order.
         """
         starts = range(first, first + count, BLOCK)
         return np.concatenate([self._ranks_of_block(start) for start in starts])[:count]
@@ -65,18 +67,18 @@ class Deal:
         return np.clip((order + offset) / size, 2.0**-53, 1 - 2.0**-53)
 
     def generator(self, purpose: int, start: int) -> np.random.Generator:
-        """Random numbers of the steps from `start` on."""
+        """A generator of random numbers for the steps from `start` on."""
         counter = [0, 0, purpose, self.first + start]
         return np.random.Generator(np.random.Philox(key=list(self.seed), counter=counter))
 
 
 def _reversed(number: int) -> float:
-    """The radical inverse in base 2: offsets that deal out ranks evenly over blocks, too."""
+    """The radical inverse in base 2: offsets that distribute ranks evenly over blocks as well."""
     return int(f"{number:064b}"[::-1], 2) / 2**64
 
 
 class AbstractDecision(abc.ABC):
-    """How the steps of a run are decided. In all of its methods `first` counts from its start."""
+    """How the steps of a run are decided. All methods count `first` from the start of the run."""
 
     kept: Replicas
     deal: Deal
@@ -87,21 +89,21 @@ class AbstractDecision(abc.ABC):
 
     @abc.abstractmethod
     def errors(self, num_steps: int) -> AbstractErrors:
-        """Standard errors of what is found from the first steps."""
+        """The standard errors of figures, from the first steps."""
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ends and regimes of the steps from any on."""
+        """The ends and regimes of `count` steps, from any first step on."""
         extra = first % BLOCK
         ends = self.ends(first - extra, count + extra)[extra:]
         return ends, self.deal.regimes(first, count)
 
 
 class AbstractOneDecides(AbstractDecision):
-    """One replica sample decides a step, and its derivative goes through that one."""
+    """One replica sample decides a step, and the derivative of the step goes through it."""
 
     @abc.abstractmethod
     def samples(self, first: int, count: int) -> np.ndarray:
-        """Which kept sample decides each step."""
+        """The kept sample that decides each step."""
 
     def ends(self, first: int, count: int) -> np.ndarray:
         return self.kept.ends.take(self.samples(first, count), axis=0)
@@ -109,7 +111,7 @@ class AbstractOneDecides(AbstractDecision):
 
 @dataclasses.dataclass(frozen=True)
 class OneEach(AbstractOneDecides):
-    """Each step is one replica sample, in order: there is one replica, and all weigh the same."""
+    """Each step is one replica sample, in order: there is one replica, with equal weights."""
 
     kept: Replicas
     deal: Deal
@@ -123,7 +125,7 @@ class OneEach(AbstractOneDecides):
 
 @dataclasses.dataclass(frozen=True)
 class VectorRule(AbstractOneDecides):
-    """A step picks the replica sample at the rank that its slowest replica has.
+    """A step picks the replica sample at the rank of its slowest replica.
 
     **Attributes:**
 
@@ -153,7 +155,7 @@ class VectorRule(AbstractOneDecides):
 
     @ft.cached_property
     def _orders(self) -> tuple[np.ndarray, np.ndarray]:
-        """The orders of all selections, one after the other, and where each starts."""
+        """The concatenated orders of all selections, and where each starts."""
         orders = [selection.order for selection in self.selections]
         return np.concatenate(orders), np.cumsum([0, *(len(order) for order in orders[:-1])])
 
@@ -165,8 +167,8 @@ class VectorRule(AbstractOneDecides):
 
 @dataclasses.dataclass(frozen=True)
 class SlowestOf(AbstractDecision):
-    """The slowest of the replicas that several decisions pick, as some replicas are unlike others.
-    All of them have the network of the first.
+    """The slowest of the replicas that several decisions pick, for replicas that differ. All of
+    them have the network of the first.
     """
 
     decisions: tuple[AbstractDecision, ...]

@@ -1,4 +1,4 @@
-"""The replicas that steps draw, and what these tell of standard errors."""
+"""The replicas that steps draw, and the standard errors from them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class Drawn:
 
     **Attributes:**
 
-    - `regime`: theirs.
+    - `regime`: the regime of the steps.
     - `steps`: which steps of the block they are.
-    - `positions`: in the regime's selection, those of a step one after the other.
-    - `starts`: where each step's begin.
+    - `positions`: the positions of the replicas in the regime's selection, step after step.
+    - `starts`: where the positions of each step start.
     """
 
     regime: int
@@ -32,19 +32,19 @@ class Drawn:
     starts: np.ndarray
 
     def slowest(self) -> np.ndarray:
-        """The position of each step's slowest, as a selection orders them."""
+        """The position of the slowest replica of each step, in the order of a selection."""
         return np.minimum.reduceat(self.positions, self.starts)
 
 
 class DrawnErrors(AbstractErrors):
-    """Steps draw R replicas each, with replacement. What a mean over steps owes to a sample is how
-    contributions go with the number of times that steps draw it: the infinitesimal jackknife, less
-    the scatter that few steps give it (Wager, Hastie and Efron, "Confidence intervals for random
-    forests: the jackknife and the infinitesimal jackknife", 2014).
+    """Standard errors if each step draws R replicas with replacement. The influence of a sample on
+    a mean over steps is the covariance of contributions with the number of times that steps draw
+    it. This is the infinitesimal jackknife, minus its bias from few steps (Wager, Hastie and Efron,
+    "Confidence intervals for random forests: the jackknife and the infinitesimal jackknife", 2014).
 
-    `blocks` has the replicas drawn for the first steps, in blocks of one size. Samples count as
-    many as are some step's slowest; skewness and degrees of freedom, of which few steps tell
-    little, are what they would be if these decided the steps alone.
+    `blocks` has the replicas drawn for the first steps, in blocks of one size. The support is the
+    number of samples that are the slowest of some step. Skewness and degrees of freedom, which few
+    steps determine poorly, are those if these samples alone decided the steps.
     """
 
     def __init__(
@@ -108,9 +108,7 @@ def _counts(found: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, in
 
 
 def _of_regime(selection: Selection, drawn, some: np.ndarray, mine: np.ndarray) -> float:
-    """The variance that the samples of a regime, whose steps are `mine`, would give the mean if
-    they were drawn anew.
-    """
+    """The variance of the mean over newly drawn samples of a regime, whose steps are `mine`."""
     n, candidate = len(some), drawn.sum(axis=1) > 0
     expected = selection.num_replicas * selection.weights
     change = drawn @ some / n - expected * (some[mine].sum() / n)

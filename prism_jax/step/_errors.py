@@ -1,4 +1,4 @@
-"""Standard errors of figures of steps, from what decided them."""
+"""Standard errors of figures of steps, from the samples that decided them."""
 
 import abc
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ _SOME_STEPS = 2**16
 
 
 class Scatter(NamedTuple):
-    """How an estimate scatters: its standard error, its skewness, and how many degrees of freedom
-    the standard error has, for it is itself an estimate.
+    """The scatter of an estimate: its standard error, its skewness, and the degrees of freedom of
+    the standard error, which is itself an estimate.
     """
 
     error: float
@@ -25,16 +25,16 @@ class Scatter(NamedTuple):
 
 
 class AbstractErrors(abc.ABC):
-    """How means over steps scatter, and how many independent samples are behind them."""
+    """The scatter of means over steps, and the number of independent samples that they are from."""
 
     @abc.abstractmethod
     def of_mean(self, contribution: np.ndarray) -> Scatter:
-        """Of the mean of contributions, which sum to zero."""
+        """The scatter of the mean of contributions, which sum to zero."""
 
     @abc.abstractmethod
     def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
-        """Of the share of steps up to a threshold, and how many independent replica samples lie
-        beyond it, on the poorer side.
+        """The scatter of the share of steps up to a threshold, and how many independent replica
+        samples lie above or below it, whichever are fewer.
         """
 
     @abc.abstractmethod
@@ -43,7 +43,7 @@ class AbstractErrors(abc.ABC):
 
 
 class UnknownErrors(AbstractErrors):
-    """Nothing is known."""
+    """Standard errors are not known."""
 
     def of_mean(self, contribution: np.ndarray) -> Scatter:
         return Scatter(float("nan"))
@@ -56,7 +56,7 @@ class UnknownErrors(AbstractErrors):
 
 
 class IndependentErrors(AbstractErrors):
-    """Steps are independent, and weigh the same."""
+    """Steps are independent and have equal weights."""
 
     def __init__(self, num_steps: int):
         self._num_steps = num_steps
@@ -98,7 +98,7 @@ class SelectionErrors(AbstractErrors):
         self._number = self._totals(np.ones(num_steps, bool))
 
     def _totals(self, values: np.ndarray) -> list[np.ndarray]:
-        """For each regime, the sum of what the steps that picked each sample contribute."""
+        """For each regime, the sum of the contributions of the steps that picked each sample."""
         totals = [np.zeros(len(selection.order)) for selection in self._selections]
         start = 0
         for regimes, position in self._picks:
@@ -121,8 +121,8 @@ class SelectionErrors(AbstractErrors):
         return with_atom(found, atom), self._poorer(counts)
 
     def support_beyond(self, below: np.ndarray) -> float:
-        """How many independent replica samples lie beyond a threshold, on the poorer side, from
-        which steps are `below` it.
+        """How many independent replica samples lie above or below a threshold, whichever are fewer;
+        `below` says which steps are below it.
         """
         return self._poorer(self._totals(below))
 
@@ -131,10 +131,10 @@ class SelectionErrors(AbstractErrors):
         return min(_support(counts), _support(above))
 
     def atom(self, steps: np.ndarray, threshold: float, share: float, error: float) -> float:
-        """Where one sample decides many steps that are as good as equal, the distribution function
-        has a step of that height, and is not known better: the share of steps that the sample at
-        the threshold decides, as near to it as half the standard error makes no difference. Where
-        a step's own draws spread these steps, few are.
+        """The jump of the distribution function at a threshold: the share of steps that are decided
+        by the sample there, and lie so near the threshold that half the standard error makes no
+        difference. If one sample decides many nearly equal steps, the distribution function is not
+        known better than this jump. If the steps' own draws spread them, the jump is small.
         """
         some = steps[:: max(len(steps) // _SOME_STEPS, 1)]
         low, high = np.quantile(some, np.clip([share - error / 2, share + error / 2], 0, 1))
@@ -148,7 +148,7 @@ class SelectionErrors(AbstractErrors):
         return count / self._num_steps
 
     def _pick_of(self, step: int) -> tuple[int, int]:
-        """The regime of a step, and the position that it picked."""
+        """The regime of a step, and the position of the sample that it picked."""
         for regimes, position in self._picks:
             if step < len(position):
                 return int(regimes[step]), int(position[step])
@@ -172,10 +172,10 @@ class SelectionErrors(AbstractErrors):
 
 
 def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
-    """Of an estimate, from the sums of the powers of what each sample adds to it.
+    """The scatter of an estimate, from the sums of powers of the contribution of each sample.
 
-    The last is the variance of the first; of it, what goes with the estimate is skewness, and the
-    rest is noise of the standard error.
+    The sum of fourth powers is the variance of the sum of squares. The part of it that is
+    correlated with the estimate is skewness; the rest is noise of the standard error.
     """
     if squares == 0:
         return Scatter(0.0)
@@ -185,7 +185,7 @@ def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
 
 
 def with_atom(found: Scatter, atom: float) -> Scatter:
-    """With the height of a step of the distribution function, whichever way it is off."""
+    """The scatter with a jump of the distribution function added, in either direction."""
     error = float(np.hypot(found.error, atom))
     own = found.error / error if error > 0 else 0.0
     return Scatter(error, found.skewness * own**3, found.degrees / own**4 if own else float("inf"))

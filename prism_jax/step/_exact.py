@@ -1,4 +1,4 @@
-"""The exact rule: the replicas are drawn that can be slowest at some sink."""
+"""The exact rule: draws the replicas that can be the slowest at some sink."""
 
 import dataclasses
 import functools as ft
@@ -20,8 +20,8 @@ _BLOCK = 1024
 
 @dataclasses.dataclass(frozen=True)
 class ExactRule(AbstractDecision):
-    """A step takes each sink's own slowest replica: of R replicas, those are drawn that can be some
-    sink's slowest.
+    """Each sink has its own slowest replica: of R replicas, a step draws those that can be the
+    slowest at some sink.
     """
 
     kept: Replicas
@@ -57,8 +57,8 @@ class ExactRule(AbstractDecision):
 
     @ft.cached_property
     def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each regime, the positions in its selection of what may be a sink's slowest, and the
-        weight up to each of them.
+        """For each regime, the positions in its selection of the samples that can be the slowest at
+        a sink, and the weight up to each of them.
         """
         found = []
         for selection in self.selections:
@@ -80,8 +80,9 @@ class ExactRule(AbstractDecision):
 
 @dataclasses.dataclass(frozen=True)
 class SlowestDrawn(AbstractOneDecides):
-    """The vector rule with the random numbers of the exact one: of the replicas that this one
-    draws, a step takes the slowest as a whole. (It is among them, for it is its slowest sink's.)
+    """The vector rule with the random numbers of the exact rule: of the replicas that the exact
+    rule draws, a step takes the slowest as a whole. (It is among them, because it is the slowest at
+    its slowest sink.)
     """
 
     exact: ExactRule

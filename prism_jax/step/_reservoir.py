@@ -14,16 +14,17 @@ _SLACK = 2**15
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """Replica samples: the slowest of all, and the first, which stand for the rest.
+    """Replica samples: the slowest ones, and the first ones, which represent all others.
 
     **Attributes:**
 
     - `ids`: `(n,)`, sample ids, ascending.
     - `ends`: `(n, sinks)`, when each sink ends, in seconds.
-    - `score`: `(n,)`, the end of the slowest sink with the mean of the reductions of gradients from
-        it on: what the vector rule orders by.
-    - `stratum`: `(n,)`.
-    - `likelihood`: `(n,)`, how much likelier each is by its law than by the one it was drawn from.
+    - `score`: `(n,)`, by which the vector rule sorts: the end of the slowest sink, plus the mean
+        time of the gradient reductions from it on.
+    - `stratum`: `(n,)`, the stratum of each sample.
+    - `likelihood`: `(n,)`, the likelihood ratio of the law to the law that the sample was drawn
+        from.
     - `counts`: `(strata,)`, how many samples were drawn in each stratum, kept or not.
     - `first`: the first id.
     """
@@ -43,8 +44,8 @@ class Replicas:
 
 
 class Reservoir:
-    """Collects up to `most` replica samples from id `first` on, in arrays of fixed size; forgets
-    what is neither early nor slow.
+    """Collects up to `most` replica samples from id `first` on, in arrays of fixed size. Samples
+    that are neither among the first nor slow are dropped.
     """
 
     def __init__(self, num_sinks: int, num_strata: int, dtype: Any, first: int, most: int):
@@ -67,7 +68,7 @@ class Reservoir:
         return int(self.counts.sum())
 
     def add(self, ids: Any, ends: Any, score: Any, stratum: Any, likelihood: Any) -> None:
-        """Adds a batch; ids come in order."""
+        """Adds a batch of samples, in the order of ids."""
         self.counts += np.bincount(stratum, minlength=len(self.counts))
         for start in range(0, len(ids), _SLACK):
             some = slice(start, start + _SLACK)
@@ -95,6 +96,6 @@ class Reservoir:
         self._held = RESERVOIR + len(later)
 
     def replicas(self) -> Replicas:
-        """What is kept."""
+        """The samples that were kept."""
         kept = (array[: self._held] for array in self._arrays)
         return Replicas(*kept, counts=self.counts, first=self.first)

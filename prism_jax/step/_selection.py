@@ -1,4 +1,4 @@
-"""Which replica samples decide a step of R replicas, and how much each of them weighs."""
+"""The replica samples that decide a step of R replicas, and their weights."""
 
 import dataclasses
 import functools as ft
@@ -13,10 +13,10 @@ from ._reservoir import EXTREMES, RESERVOIR, Replicas
 def sample_weights(chances: Chances, kept: Replicas) -> np.ndarray:
     """The weight of each kept sample. Within a regime of the network they sum to one.
 
-    A stratum's probability is spread over its samples. Where samples were forgotten, those that
-    are slower than any forgotten one stand for themselves, and the first of the others for all the
-    others. What is neither (slow among fewer samples than there are now, or as slow as one that
-    was forgotten) has no weight.
+    The probability of a stratum is divided among its samples. If samples were dropped, those that
+    are slower than any dropped sample represent themselves, and the first of the others represent
+    all others. Samples that are neither (slow among fewer samples than there are now, or as slow as
+    a dropped one) have no weight.
 
     **Arguments:**
 
@@ -51,9 +51,9 @@ def sample_weights(chances: Chances, kept: Replicas) -> np.ndarray:
 
 
 def effective_samples(chances: Chances, kept: Replicas) -> float:
-    """How many samples of equal weight are worth as much as those that were drawn, for the mean:
-    the square of the sum of their weights over the sum of their squares. A sample's weight is its
-    likelihood times the probability of its stratum, over how much of that was drawn.
+    """The effective sample size for the mean: the square of the sum of the weights over the sum of
+    their squares. The weight of a sample is its likelihood times the probability of its stratum,
+    over the share of the samples that are in the stratum.
 
     **Arguments:**
 
@@ -84,12 +84,12 @@ class Selection:
 
     **Attributes:**
 
-    - `order`: `(n,)`, kept samples, the slowest first, as far as steps reach.
-    - `weights`: `(n,)`, theirs, in that order; with those of the rest they sum to one.
-    - `stratum`: `(n,)`, theirs, in that order.
+    - `order`: `(n,)`, the kept samples that steps can pick, the slowest first.
+    - `weights`: `(n,)`, their weights in this order; with those of the rest they sum to one.
+    - `stratum`: `(n,)`, their strata in this order.
     - `num_replicas`: R.
     - `mass`: `(strata,)`, the weight of all samples of each stratum.
-    - `rest`: `(strata,)`, the sum of the squared weights of those that no step reaches.
+    - `rest`: `(strata,)`, the sum of the squared weights of samples that no step can pick.
     """
 
     order: np.ndarray
@@ -100,8 +100,8 @@ class Selection:
     rest: np.ndarray
 
     def pick(self, rank: np.ndarray) -> np.ndarray:
-        """Positions in `order`: the first that a step picks, it or a slower one, with a probability
-        of at least `rank`.
+        """Positions in `order`: the first sample for which the probability that a step picks it or
+        a slower sample is at least `rank`.
         """
         return np.searchsorted(self._reached, rank)
 
@@ -115,13 +115,13 @@ class Selection:
 
     @ft.cached_property
     def cumulative(self) -> np.ndarray:
-        """The weight from the slowest sample to each, itself included."""
+        """The weight of all samples from the slowest up to and including each."""
         return np.cumsum(self.weights)
 
     @ft.cached_property
     def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
-        """What a sample's part in a figure tells of its derivative with respect to the logarithm of
-        the sample's own weight, and to the weights of faster ones: see `weight_derivatives`.
+        """The derivative of a figure with respect to the logarithm of a sample's own weight, and to
+        the weights of faster samples, per contribution of the sample: see `weight_derivatives`.
         """
         R = self.num_replicas
         if R == 1:
@@ -146,7 +146,7 @@ class Selection:
 
         **Arguments:**
 
-        - `total`: `(n,)`, what the steps that picked each sample contribute to the figure.
+        - `total`: `(n,)`, the contributions to the figure of the steps that picked each sample.
 
         **Returns:**
 
@@ -162,16 +162,16 @@ class Selection:
         return change
 
     def influences(self, total: np.ndarray) -> tuple[float, float, float]:
-        """The sums of the second, third and fourth powers of what each replica sample adds to a
-        mean over steps: the infinitesimal jackknife, that is, resampling with Poisson weights in
-        the limit of many resamples. The first is the variance that samples drawn anew would give.
+        """The sums of the second, third and fourth powers of the influence of each replica sample
+        on a mean over steps, by the infinitesimal jackknife, that is, resampling with Poisson
+        weights in the limit of many resamples. The first is the variance over newly drawn samples.
 
-        A sample that many steps picked counts as the one sample that it is. The number of samples
-        in each stratum is set, so only the scatter within strata counts.
+        A sample that many steps picked counts once. The number of samples in each stratum is fixed,
+        so only the scatter within strata counts.
 
         **Arguments:**
 
-        - `total`: as of `weight_derivatives`.
+        - `total`: as in `weight_derivatives`.
         """
         change = self.weight_derivatives(total)
         occupied = np.where(self.mass > 0, self.mass, 1)

@@ -1,4 +1,4 @@
-"""From replicas to a step: reduction of gradients, the barrier of all ranks, and the tail."""
+"""Composes steps from replicas: gradient reduction, the barrier of all ranks, and the tail."""
 
 from typing import Any
 
@@ -28,16 +28,15 @@ def compose_steps(
     key: KeyData,
     regimes: Int[Array, " samples"],
 ) -> Float[Array, " samples"]:
-    """Step times from the ends of each step's decisive replica:
-    `G * max_s(E_s + RS_s) + tail`, with the factor `G` of the step, the reductions of gradients
-    `RS_s` that a pipeline rank has before it from sink `s` on, and a tail after the barrier of all
-    ranks.
+    """Step times from the ends of each step's decisive replica: `G * max_s(E_s + RS_s) + tail`,
+    where `G` is the factor of the step, `RS_s` are the gradient reductions that the pipeline rank
+    still has to do from sink `s` on, and the tail follows the barrier of all ranks.
 
     **Arguments:**
 
-    - `ends`: of the sinks, in seconds.
-    - `step_ids`: which draws of the factor, the reductions and the tail to use.
-    - `regimes`: of the network, the same as of the replica.
+    - `ends`: the ends of the sinks, in seconds.
+    - `step_ids`: the ids for the draws of the factor, the reductions and the tail.
+    - `regimes`: the regimes of the network, the same as those of the replicas.
 
     **Returns:**
 
@@ -45,8 +44,8 @@ def compose_steps(
 
     !!! note
 
-        The slowest GPU of the tail is drawn by itself, although it is one of those that the
-        replicas have; the tail is too short for that to show.
+        The slowest GPU of the tail is drawn independently, although it is one of the replicas'
+        GPUs. The tail is too short for this to matter.
     """
     barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
     if plan.tables.step is not None:
@@ -57,13 +56,14 @@ def compose_steps(
 
 
 class Over(eqx.Module):
-    """To go by the probability that a step takes longer than a threshold, given all of its draws
-    but one, in place of its time.
+    """Replaces the time of a step by the probability that it takes longer than a threshold, given
+    all of its draws except one.
 
     **Attributes:**
 
     - `threshold`: in seconds.
-    - `last`: the draw left open: that of the `"step"` factor or of the `"tail"`. It must vary.
+    - `last`: the draw that is not given: that of the `"step"` factor or of the `"tail"`. It must
+        vary.
     """
 
     threshold: Float[Array, ""]
@@ -73,9 +73,10 @@ class Over(eqx.Module):
 def steps_of(
     plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any, over: Over | None
 ) -> Float[Array, " steps"]:
-    """What `compose_steps` gives, or with `over` a probability each: conditional Monte Carlo (Fu,
-    Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). Unlike the
-    indicator that it is the mean of, it has a derivative.
+    """The result of `compose_steps` or, with `over`, a probability for each step: conditional Monte
+    Carlo (Fu, Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009).
+    The probability is the conditional mean of an indicator function but, unlike this, has a
+    derivative.
     """
     if over is None:
         return compose_steps(plan, ends, step_ids, key, regimes)
@@ -99,7 +100,7 @@ def steps_of(
 
 
 def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
-    """How far the draws that come last spread a step of a given length, in seconds."""
+    """How far the last draws (step factor and tail) spread a step of a given length, in seconds."""
     spreads = _last_spreads(plan, jnp.asarray(step_time, plan.dtype))
     there = {"step": plan.tables.step is not None, "tail": int(plan.structure.tail) >= 0}
     return {name: float(spreads[name]) for name, is_there in there.items() if is_there}
@@ -118,7 +119,7 @@ def _last_spreads(plan: Plan, step_time: Float[Array, ""]) -> dict[str, Float[Ar
 
 
 def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw | None:
-    """The law of what follows when all ranks have met."""
+    """The law of the tail, after all ranks have met."""
     structure = plan.structure
     if not (structure.last.collapsed or structure.last.single):
         return None
@@ -137,7 +138,7 @@ def _before_last(plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any):
 
 
 def _scores(plan: Plan, step_ids, key):
-    """Scores of the reductions, `(sinks, samples)`, and of what comes last, `(samples,)` each."""
+    """Scores of the reductions, `(sinks, samples)`, and of the last draws, `(samples,)` each."""
     sinks, number = len(plan.structure.sinks.first), plan.structure.sinks.number
     # Counted by the sinks that there are, so that numbers do not depend on padding.
     counter = jnp.arange(sinks, dtype=jnp.uint32)
