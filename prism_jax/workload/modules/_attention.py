@@ -38,7 +38,7 @@ class Attention(AbstractModule):
     - `window`: how many keys a query attends to, including its own; by default all before it.
     - `qkv_bias`: whether the first matrix has a bias even if the model has none.
     - `qk_norm`: whether there is a norm of the queries and keys of each head, or of all heads
-        together (`whole`); the communication between ranks for the latter is not counted.
+        together (`whole`), whose communication between ranks is not counted.
     - `causal`: whether a query attends to no later keys.
     - `context_length`: for cross-attention, the number of context tokens for each sequence, such as
         the output of an encoder or a text. Keys and values are computed from these instead of the
