@@ -20,7 +20,7 @@ _MOST_STEPS = 10_000
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Criticality:
-    """What `criticality` found; times in seconds.
+    """The result of `criticality`. Times are in seconds.
 
     **Attributes:**
 

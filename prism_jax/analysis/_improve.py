@@ -29,7 +29,7 @@ _SETTLED = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Improvement:
-    """What `improve` found; figures in the unit of the objective.
+    """The result of `improve`. Figures are in the unit of the objective.
 
     **Attributes:**
 
@@ -40,7 +40,7 @@ class Improvement:
         that the search did not use.
     - `path`: the figure in the course of the search, all from the same steps: with the budget spent
         evenly; with the budget spent on the parts that gain most for their cost, to first order;
-        and after each iteration, which start from the better of these two.
+        and after each iteration of the descent, which starts from the better of these two.
     - `num_samples`: how many steps each figure is from.
     - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """

@@ -54,7 +54,7 @@ class AbstractObjective(eqx.Module):
     def slope(self, steps: Steps, width: float) -> Steps:
         """The derivative of the figure with respect to each step time (the pathwise estimator). For
         quantiles and probabilities it is averaged over nearby steps by a Gaussian kernel with a
-        bandwidth of `width` seconds: see `bandwidth`.
+        bandwidth of `width` seconds.
         """
 
     @abc.abstractmethod

@@ -17,8 +17,8 @@ _RESAMPLES = 400
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Score:
-    """How well a law agrees with measured steps. Each figure has a noise: its standard deviation
-    because only finitely many steps were measured, from resampling them.
+    """How well a law agrees with measured steps. The noise of each figure is its standard deviation
+    due to the finite number of measured steps, from resampling them.
 
     **Attributes:**
 

@@ -57,7 +57,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What `sensitivity` found.
+    """The result of `sensitivity`.
 
     **Attributes:**
 

@@ -25,7 +25,7 @@ _WIDEST = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What `target` found.
+    """The result of `target`.
 
     **Attributes:**
 

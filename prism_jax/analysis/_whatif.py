@@ -56,7 +56,7 @@ def _whole(number) -> int:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class WhatIf:
-    """What `what_if` found, in seconds.
+    """The result of `what_if`, in seconds.
 
     **Attributes:**
 
@@ -204,6 +204,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
 
     **Arguments:**
 
+    - `program`: the unchanged step.
     - `rank`: the pipeline rank.
     - `factor`: the factor on the latency of its compute.
     - `replicas`: in how many replicas the rank is slow; `None` for all. A hot node of 8 GPUs is one
@@ -239,6 +240,12 @@ def _check_number(value: Any, what: str) -> None:
 def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
     """A scenario in which the latency of all kernels of a kind is multiplied by a factor:
     `scale_kernel(program, "all_gather", 0.8)` makes them a fifth faster.
+
+    **Arguments:**
+
+    - `program`: the unchanged step.
+    - `kind`: the kind of kernel.
+    - `factor`: the factor on the latency, at least zero.
 
     **Raises:**
 

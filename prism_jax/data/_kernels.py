@@ -168,7 +168,7 @@ class Kernels(msgspec.Struct, frozen=True):
         return found.get(variant, found.get(""))
 
     def find_variation(self, component: str, kernel: str = "") -> Variation | None:
-        """The law of `component` for `kernel`; `None` where there is none."""
+        """The law of `component` for `kernel`; `None` if there is none."""
         for variation in self.variability:
             if variation.component == component and variation.kernel == kernel:
                 return variation

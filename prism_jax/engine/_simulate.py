@@ -66,9 +66,9 @@ def simulate(
         most, in 16 randomisations, whose scatter gives the intervals. It suits means. `"auto"` is
         plain sampling unless fewer than 20 samples would lie beyond the 95 % quantile of the
         slowest replica and a pilot run finds that importance sampling has more support there.
-    - `allocations`: by default, the factors of the GPUs are drawn anew for each step. With a
-        number, so many sets of GPUs (allocations) are drawn, the steps are divided among them, and
-        all replicas are simulated. The law is then of all these steps, its intervals come from the
+    - `allocations`: by default, the factors of the GPUs are drawn anew for each step. With a number
+        `K`, `K` sets of GPUs (allocations) are drawn, the steps are divided among them, and all
+        replicas are simulated. The law is then of all these steps, its intervals come from the
         differences between allocations, and `Law.allocations` and `Law.run_mean_std` are available.
     - `progress`: whether to show a bar on stderr.
 

@@ -166,7 +166,7 @@ def _slow_mixture(sigma: float, slow_weight: float, slow_factor: float) -> "Mixt
 
 
 class Mixture(AbstractLatency):
-    r"""A latency that follows one of several laws, chosen at random, $F = \sum_i w_i F_i$.
+    r"""A latency that follows one of several laws, chosen at random: $F = w_1 F_1 + w_2 F_2 + ...$
 
     Its quantile has no closed form. It is found by Newton's method, between the quantiles of the
     components, and differentiated implicitly. Components may have zero variance.

@@ -58,10 +58,12 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def fullest(self) -> RankMemory:
+        """The memory of the pipeline rank that needs most."""
         return max(self.ranks, key=lambda rank: rank.bytes)
 
     @property
     def fits(self) -> bool:
+        """Whether every pipeline rank fits into the memory of a device."""
         return self.fullest.bytes <= self.device_bytes
 
 
