@@ -1,4 +1,4 @@
-"""A file of arrays beside a description in JSON: one `.npz`, without pickle."""
+"""Files with arrays and a description in JSON: one `.npz`, without pickle."""
 
 import io
 import json
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 def write_archive(
     path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Writes a file, which appears whole or not at all."""
+    """Writes a file, whole or not at all."""
     everything: dict[str, Any] = {**arrays, _ABOUT: np.array(json.dumps(about))}
     with written_whole(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, **everything)
@@ -32,17 +32,18 @@ def write_archive(
 def read_archive(
     path: str | os.PathLike[str], about_type: type[_T], what: str, writer: str
 ) -> tuple[_T, dict[str, np.ndarray]]:
-    """The description, converted, and the arrays.
+    """Reads the description, converted, and the arrays.
 
     **Arguments:**
 
-    - `about_type`: what the description must fit.
-    - `what`, `writer`: what the file should hold, and what writes such files.
+    - `about_type`: the type of the description.
+    - `what`, `writer`: what the file should hold, and the function that writes such files, for
+        messages.
 
     **Raises:**
 
-    `ValueError` of one sentence if the file is damaged or none of these; `OSError` if it cannot be
-    read.
+    `ValueError` of one sentence if the file is damaged or of another kind; `OSError` if it cannot
+    be read.
     """
     content = read_file(path, _MOST_BYTES)
     try:
@@ -54,7 +55,7 @@ def read_archive(
 
 
 def damaged(path: str | os.PathLike[str], what: str, writer: str) -> ValueError:
-    """What to raise for a file that does not hold what it should."""
+    """The error for a file that is damaged or of another kind."""
     return ValueError(
         f"`{shown(path)}` is not a {what} that this version saved; give a file that `{writer}` "
         "wrote."

@@ -1,4 +1,4 @@
-"""What was compiled is kept in the user's cache folder, for the next time."""
+"""Keeps compiled code in the user's cache folder."""
 
 import hashlib
 import importlib.metadata
@@ -11,11 +11,12 @@ VARIABLE = "PRISM_JAX_CACHE"
 
 
 def cache_folder() -> pathlib.Path | None:
-    """The folder for what JAX compiles; `None` where none is kept.
+    """The folder for code that JAX compiles; `None` if none is kept.
 
-    It is named by `PRISM_JAX_CACHE`, which turns the cache off where it is `off`; else it is in the
-    user's cache folder. It has a part for each version and each kind of processor, for compiled
-    code runs on no other. Where JAX has a folder of its own for that, it is left alone.
+    The environment variable `PRISM_JAX_CACHE` gives its path, or turns the cache off if it is
+    `off`; by default it is in the user's cache folder. It has a subfolder for each version and each
+    kind of processor, because compiled code runs on no other. If JAX is configured with a folder of
+    its own, this is not changed.
     """
     folder = os.environ.get(VARIABLE, "")
     if folder.lower() in ("off", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:

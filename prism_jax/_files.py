@@ -1,4 +1,4 @@
-"""Files of users: opened by their literal names if they are files, written whole or not at all."""
+"""Reads files by their literal names, and writes files whole or not at all."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
 
     **Arguments:**
 
-    - `path`: its name, in which no character stands for others.
+    - `path`: its name, without wildcards.
     - `most`: how many bytes it may have.
 
     **Raises:**
 
-    `ValueError` for what is no regular file (a folder, a pipe, a device) or is larger; `OSError` if
-    it cannot be read.
+    `ValueError` if it is not a regular file (but a folder, a pipe or a device), or is larger;
+    `OSError` if it cannot be read.
     """
     check_file(path, most)
     # A pipe that took its place is not waited for.
@@ -46,7 +46,7 @@ def check_file(path: str | os.PathLike[str], most: int) -> None:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A path for a message; of a very long one its end, which tells more."""
+    """A path for a message; if it is very long, only its end."""
     text = quoted(os.fspath(path), 10_000)
     return text if len(text) <= _MOST_OF_A_PATH else f"...{text[3 - _MOST_OF_A_PATH :]}"
 
@@ -55,8 +55,8 @@ _MOST_OF_A_PATH = 240
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Raises an `OSError` unless files can be made in a folder, or, where it is not there, in the
-    nearest one above it. Permissions alone do not tell: some mounts take no files.
+    """Raises an `OSError` unless files can be created in a folder or, if it does not exist, in its
+    nearest existing parent. Permissions are not enough to know this: some mounts accept no files.
     """
     there = pathlib.Path(folder).absolute()
     while not there.exists():
@@ -67,13 +67,13 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str], *, first: bool = False) -> Iterator[pathlib.Path]:
-    """Gives the name of a file to write, which takes the place of `path` when all is written.
+    """Yields the name of a file to write, which replaces `path` when it is complete.
 
-    No two writers have the same one, and none is left behind.
+    Each writer has a different file, and none is left behind.
 
     **Arguments:**
 
-    - `first`: whether the first writer wins, and what others write is dropped.
+    - `first`: whether the first writer wins, and later files are dropped.
     """
     path = pathlib.Path(path)
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.partial")
@@ -86,8 +86,8 @@ def written_whole(path: str | os.PathLike[str], *, first: bool = False) -> Itera
 
 
 def _linked(partial: pathlib.Path, path: pathlib.Path) -> bool:
-    """Gives a file its name if it is free: a link, other than a move, takes the place of nothing.
-    `False` where the file system has no links.
+    """Gives a file its name if the name is free: a link, unlike a move, does not replace a file.
+    `False` if the file system has no links.
     """
     try:
         os.link(partial, path)

@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
-    """All classes below one, in the order in which they were defined; of other packages too."""
+    """All subclasses of a class, in the order of their definitions, including other packages."""
     for one in cls.__subclasses__():
         yield one
         yield from subclasses(one)
 
 
 def dot(a: np.ndarray, b: np.ndarray) -> float:
-    """The inner product. The last bits of BLAS's depend on how many cores it may use."""
+    """The inner product. (In BLAS, the last bits depend on the number of cores.)"""
     return float(np.sum(a * b))
 
 
@@ -27,8 +27,8 @@ MOST_QUOTED = 80
 
 
 def quoted(given: object, most: int = MOST_QUOTED) -> str:
-    """What was given, for a message: cut where it is long, and printable. A text is given as it is,
-    anything else as Python writes it.
+    """A given value for a message, printable and cut if it is long. A string is shown as it is, any
+    other value as its `repr`.
     """
     try:
         text = given if isinstance(given, str) else repr(given)
@@ -40,7 +40,7 @@ def quoted(given: object, most: int = MOST_QUOTED) -> str:
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """One sentence for a name that is not known: the near ones first, then as many as are read."""
+    """A sentence for an unknown name, with known names: similar ones first, but not too many."""
     known, name = sorted({*known}), quoted(name)
     near = [quoted(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
     hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
@@ -60,7 +60,7 @@ def counted(number: int, what: str, plural: str = "s") -> str:
 def bisect(
     is_low: Callable[[float], bool], low: float, high: float, num_halvings: int
 ) -> tuple[float, float]:
-    """The two ends of where `is_low` turns from true to false, after so many halvings."""
+    """The two ends of the interval in which `is_low` turns from true to false, after bisections."""
     for _ in range(num_halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if is_low(middle) else (low, middle)
@@ -68,7 +68,7 @@ def bisect(
 
 
 def unit_of_seconds(seconds: Iterable[float]) -> tuple[float, str]:
-    """The unit in which the largest of some times is at least one, and how many make a second."""
+    """The unit in which the largest of some times is at least one, and its number in a second."""
     largest = max((abs(x) for x in seconds if np.isfinite(x)), default=1.0)
     for per_second, unit in ((1.0, "s"), (1e3, "ms")):
         if largest * per_second >= 1:
@@ -79,8 +79,8 @@ def unit_of_seconds(seconds: Iterable[float]) -> tuple[float, str]:
 class FrozenArray:
     """A read-only NumPy array that hashes and compares by its content, for static fields.
 
-    Raw arrays as static fields make the comparison of two pytrees fail, and integer leaves make
-    `jax.grad` fail; this is neither.
+    With raw arrays as static fields, pytrees cannot be compared; with integer leaves, `jax.grad`
+    fails. This class avoids both.
     """
 
     __slots__ = ("_hash", "value")

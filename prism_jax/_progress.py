@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 def progress_bar(
     total: int | None, show: bool, what: str, unit: str = "batch"
 ) -> Iterator[Callable[[float], object]]:
-    """Gives a function that is told how much more is done.
+    """Yields a function that advances the bar by a given amount.
 
     **Arguments:**
 
-    - `total`: how much there is to do.
-    - `show`: whether to show a bar; it appears after a second, and goes when all is done.
-    - `what`, `unit`: what is done, and what of it is counted.
+    - `total`: the amount of work.
+    - `show`: whether to show a bar. It appears after a second, and disappears at the end.
+    - `what`, `unit`: the name of the work, and its unit.
     """
     if not show:
         yield lambda count: None

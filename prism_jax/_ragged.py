@@ -1,4 +1,4 @@
-"""Rows of different lengths in two flat arrays, so that graphs of many ops are quick to handle."""
+"""Rows of different lengths in two flat arrays, which is fast for graphs of many ops."""
 
 import itertools as it
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ def group(keys: np.ndarray, values: np.ndarray, num_rows: int) -> Ragged:
 
 
 def row_numbers(rows: Ragged) -> np.ndarray:
-    """The row in which each value stands."""
+    """The row of each value."""
     return np.repeat(np.arange(len(rows.starts) - 1), np.diff(rows.starts))
 
 
 def take(rows: Ragged, numbers: np.ndarray) -> Ragged:
-    """The rows of these numbers; a number may be there more than once."""
+    """The rows with these numbers, which may repeat."""
     starts = _starts(np.diff(rows.starts)[numbers])
     shift = np.repeat(rows.starts[numbers] - starts[:-1], np.diff(starts))
     return Ragged(rows.values[np.arange(starts[-1]) + shift], starts)
 
 
 def pad(rows: Ragged, fill: int) -> np.ndarray:
-    """A matrix with a line for each row, filled up at its end; it has at least one column."""
+    """A matrix with a line for each row, padded at its end. It has at least one column."""
     lengths = np.diff(rows.starts)
     matrix = np.full((len(lengths), max(lengths.max(initial=0), 1)), fill, np.int32)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = rows.values

@@ -1,4 +1,4 @@
-"""What a result shows of itself: a title and a few rows, as text and as a table of a notebook."""
+"""Summaries of results: a title and a few rows, as text and as a table in a notebook."""
 
 import dataclasses
 import html
@@ -16,7 +16,8 @@ class Summary:
     """**Attributes:**
 
     - `title`: one sentence.
-    - `rows`: each as long as the `header`, if there is one; further ones are counted, not shown.
+    - `rows`: the rows, each as long as the `header`, if there is one. Rows beyond the first few are
+        only counted.
     """
 
     title: str
@@ -24,7 +25,7 @@ class Summary:
     header: Sequence[str] = ()
 
     def text(self) -> str:
-        """In columns of equal width; what has a header is to the right, as numbers are."""
+        """The summary as text, in columns of equal width."""
         rows = [list(self.header)] * bool(self.header) + self._shown()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -37,7 +38,7 @@ class Summary:
         return "\n".join([self.title, *lines, *self._more()])
 
     def html(self) -> str:
-        """A table whose caption is the title."""
+        """The summary as an HTML table, whose caption is the title."""
         caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
         head = f"<thead><tr>{head}</tr></thead>" if head else ""

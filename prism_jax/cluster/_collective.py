@@ -1,10 +1,10 @@
-"""Mean latencies of collectives: alpha-beta, with an efficiency that depends on size.
+"""Mean latencies of collectives: an alpha-beta model with an efficiency that depends on size.
 
-Rings, as NCCL runs them: each rank passes on `(n - 1) / n` of the gathered tensor in `n - 1` hops.
-A small all-reduce between nodes takes a tree. Where several ranks of a group share an inner domain
-(a node), each reduces or gathers its share over its own network adapter while the inner links run
-at the same time, so the slower of the two counts. NVLS (reduction within NVLink switches) is in the
-all-reduce's efficiency, which may therefore exceed one.
+Collectives are rings, as in NCCL: each rank sends `(n - 1) / n` of the gathered tensor in `n - 1`
+hops. A small all-reduce between nodes uses a tree. If several ranks of a group share an inner
+domain (a node), each reduces or gathers its share over its own network adapter while the inner
+links run at the same time, so the slower of the two counts. NVLS (reduction in NVLink switches) is
+part of the efficiency of all-reduces, which can therefore exceed one.
 """
 
 import math
@@ -39,12 +39,12 @@ def collective_latency(
     **Arguments:**
 
     - `kind`: `all_gather`, `reduce_scatter`, `all_reduce` or `all_to_all`.
-    - `num_bytes`: of the full tensor: gathered, before scattering, or reduced; of `all_to_all`,
-        what one rank sends.
-    - `group`: who takes part.
-    - `cluster`, `kernels`: on what.
-    - `outside_bytes`: of an `all_to_all` that sends less between inner domains, as if a rank's own
-        got as much as any other; by default `num_bytes`.
+    - `num_bytes`: the size of the full tensor: gathered, before scattering, or reduced. For
+        `all_to_all`, the bytes that one rank sends.
+    - `group`: the ranks that take part.
+    - `cluster`, `kernels`: the machine, and the profile of its kernels.
+    - `outside_bytes`: for an `all_to_all` that sends less between inner domains: the bytes that one
+        rank sends, if its own domain got as much as any other; by default `num_bytes`.
 
     **Returns:**
 
@@ -82,15 +82,15 @@ def collective_latency(
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """Which experts a token may go to: any of them as likely, within what is said here.
+    """The experts that a token may go to, all with equal probability within these limits.
 
     **Attributes:**
 
     - `copies`: how many different experts a token goes to.
-    - `experts`: of how many.
-    - `groups`: parts of equally many neighbouring experts.
-    - `most_groups`: a token goes to experts of so many groups at most: it takes them first, any of
-        them as likely (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    - `experts`: the number of experts.
+    - `groups`: the number of groups of neighbouring experts, which are equally large.
+    - `most_groups`: the most groups to whose experts a token goes. The groups are chosen first, all
+        with equal probability (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
     """
 
     copies: int
@@ -99,14 +99,14 @@ class Routing(msgspec.Struct, frozen=True):
     most_groups: int = 1
 
     def parts_met(self, parts: int) -> float:
-        """How many of equal parts of neighbouring experts have one at least of a token's experts,
+        """How many of equal parts of neighbouring experts have at least one of a token's experts,
         on average.
         """
         alike = Counter(self._shared_with_groups(part, parts) for part in range(parts))
         return parts - sum(n * self._missed_by(shared) for shared, n in alike.items())
 
     def _shared_with_groups(self, part: int, parts: int) -> tuple[float, ...]:
-        """How many experts a part has of each group that it has any of."""
+        """The number of experts that a part has of each group, for groups of which it has any."""
         each = self.experts // self.groups
         low, high = (self.experts * i / parts for i in (part, part + 1))
         groups = range(int(low // each), min(math.ceil(high / each), self.groups))
@@ -114,7 +114,7 @@ class Routing(msgspec.Struct, frozen=True):
         return tuple(sorted(round(experts, 9) for experts in shared))
 
     def _missed_by(self, shared: tuple[float, ...]) -> float:
-        """The chance that no expert of a token is in a part that has so many of some groups."""
+        """The probability that no expert of a token is in a part with these shares of groups."""
         # Of the choices of some of these groups: how many groups, with how many experts.
         ways = Counter({(0, 0.0): 1})
         for experts in shared:
@@ -129,7 +129,7 @@ class Routing(msgspec.Struct, frozen=True):
         return sum(chances) / math.comb(self.groups, free)
 
     def _missed(self, open_to: int, mine: float) -> float:
-        """The chance that none of the copies goes to `mine` of the experts that are open to it."""
+        """The probability that none of the copies goes to `mine` of the `open_to` experts."""
         others = open_to - mine
         return math.prod(max(others - i, 0) / (open_to - i) for i in range(self.copies))
 
@@ -138,8 +138,8 @@ def dispatch_latency(
     token_bytes: float, routing: Routing, group: Group, cluster: Cluster, kernels: Kernels
 ) -> Transfer:
     """The latency of an `all_to_all` of tokens to experts, which are distributed over the group. A
-    token goes once to each rank that has any of its experts, and once to each inner domain, whose
-    ranks pass it on (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
+    token is sent once to each inner domain and once to each rank that has any of its experts; the
+    ranks of a domain forward it (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
     """
     link = find_link(cluster, group)
     inner = [inner for inner in cluster.links if inner.group < link.group]
@@ -158,7 +158,7 @@ def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfe
 
 
 def between_nodes(link: Link, cluster: Cluster, kernels: Kernels) -> float:
-    """The factor on what crosses a link: the innermost joins the devices of a node."""
+    """The factor on transfers over a link: one for the innermost link, which is within a node."""
     return 1.0 if link.name == cluster.links[0].name else kernels.network
 
 

@@ -16,19 +16,19 @@ def compute_latency(
 
     **Arguments:**
 
-    - `kind`: `gemm` or `attention`, which compute at `dtype`; others only move bytes.
+    - `kind`: `gemm` or `attention`, which compute in `dtype`; all other kinds only move bytes.
     - `dtype`: a key of the device's `peak_flop_per_s`.
     - `flop`: floating-point operations.
-    - `num_bytes`: read and written.
-    - `device`, `kernels`: on what.
-    - `parts`: equal products that one kernel runs one after the other, each as efficient as alone:
-        of grouped products, which SimuMax measured on B200 at 0.30 of the peak, and single ones
-        at 0.49.
+    - `num_bytes`: the bytes read and written.
+    - `device`, `kernels`: the device, and the profile of its kernels.
+    - `parts`: the number of equal products that one kernel runs one after the other, each with the
+        efficiency of its own size. On B200, SimuMax measured grouped products at 0.30 of the peak,
+        and single ones at 0.49.
 
     **Returns:**
 
-    The larger of the times of computing and of moving, and the overhead of the call, times
-    `kernels.compute`; `kernels.floor_s` at least.
+    The larger of the times to compute and to move bytes, plus the overhead of the call, times
+    `kernels.compute`; at least `kernels.floor_s`.
     """
     moving = kernels.find_efficiency("elementwise", "")
     table = kernels.find_efficiency(kind, dtype) or moving

@@ -1,4 +1,4 @@
-"""Which ranks talk to which, and over what.
+"""Groups of ranks that communicate, and the links that they use.
 
 Ranks are ordered as in Megatron-LM: tensor-parallel fastest, then context, data and pipeline. A
 link joins consecutive ranks, in blocks of its `group`.
@@ -14,9 +14,9 @@ class Group(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `name`: such as `tp`.
-    - `size`: how many ranks it has.
-    - `stride`: between neighbours.
+    - `name`: the name of the group, such as `tp`.
+    - `size`: the number of ranks.
+    - `stride`: the distance between neighbouring ranks.
     """
 
     name: str
@@ -45,12 +45,12 @@ def etp_group(layout: Layout) -> Group:
 
 
 def ep_group(layout: Layout) -> Group:
-    """The group over which experts are dealt; it may span several replicas."""
+    """The group over which experts are distributed; it may span several replicas."""
     return Group("ep", layout.ep, layout.expert_tp)
 
 
 def edp_group(layout: Layout) -> Group:
-    """The group that reduces the gradients of experts: all ranks of a stage that have the same."""
+    """The group that reduces the gradients of experts: ranks of a stage with the same experts."""
     stage = layout.tp * layout.cp * layout.dp
     return Group("edp", stage // (layout.ep * layout.expert_tp), layout.ep * layout.expert_tp)
 
@@ -66,7 +66,7 @@ def ranks_per_domain(group: Group, link: Link) -> int:
 
 
 def find_link(cluster: Cluster, group: Group) -> Link:
-    """The innermost link that holds every group of this kind entirely.
+    """The innermost link that contains every group of this kind entirely.
 
     Blocks of ranks and blocks of a link must nest: twelve ranks do not share nodes of eight, and of
     groups of three consecutive ranks one in four lies across two nodes.

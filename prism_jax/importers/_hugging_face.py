@@ -1,4 +1,4 @@
-"""From a `config.json` of Hugging Face to a job."""
+"""Makes a job from a `config.json` of Hugging Face."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -30,19 +30,20 @@ _LONGEST = 8192
 
 
 def from_hugging_face(config: Mapping[str, object], num_gpus: int, where: str) -> Table:
-    """The tables `model`, `layout`, `schedule` and `training` of a job; a configuration says
-    nothing but the model, so the rest is plain: replicas, one microbatch of one sequence, bfloat16.
+    """The tables `model`, `layout`, `schedule` and `training` of a job. A configuration describes
+    only the model, so the rest has simple defaults: replicas only, one microbatch of one sequence,
+    bfloat16.
 
     **Arguments:**
 
     - `config`: the table of the file.
-    - `num_gpus`: of the job.
-    - `where`: what it is from, for messages.
+    - `num_gpus`: the number of GPUs of the job.
+    - `where`: the origin of the table, for messages.
 
     **Raises:**
 
-    `InexpressibleError` for an architecture that is not known, and for sizes that are missing or
-    contradict each other.
+    `InexpressibleError` for an unknown architecture, and for sizes that are missing or contradict
+    each other.
     """
     read = Reader(config)
     kind = read.text("model_type")
@@ -64,14 +65,14 @@ def from_hugging_face(config: Mapping[str, object], num_gpus: int, where: str) -
 
 
 def _changes(key: str, value: object) -> bool:
-    """Whether a key that nobody has read says that the model is another than those known here."""
+    """Whether an unread key says that the model differs from the known architectures."""
     if key == "layer_types" and isinstance(value, list):
         return any(kind != "full_attention" for kind in value)
     return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
 
 
 def _decoder(read: Reader, **changes: Any) -> Table:
-    """What Llama and all that came after it say of their shape."""
+    """The keys for the shape of Llama and its successors."""
     hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
     if "head_dim" not in read and hidden % heads != 0:
         read.problems.append(

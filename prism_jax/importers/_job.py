@@ -1,4 +1,4 @@
-"""A job out of a foreign configuration."""
+"""Imports a job from a configuration of another framework."""
 
 import json
 import os
@@ -34,16 +34,18 @@ def import_job(
     cluster: str | None = None,
     overrides: Iterable[str] = (),
 ) -> Job:
-    """Makes a job of a configuration of Hugging Face or of the arguments of Megatron-LM.
+    """Makes a job from a configuration of Hugging Face or from the arguments of Megatron-LM.
 
     **Arguments:**
 
-    - `path`: a `config.json`; or Megatron's arguments, as a `.yaml` with `MODEL_ARGS` or as the
-        text of a command, `.sh` or `.txt`.
-    - `num_gpus`: how many GPUs the job has. Those that no other degree takes are replicas.
-    - `cluster`: the name of a shipped family, of which there are as many nodes as the GPUs need,
-        or the path of a cluster; by default DGX H100.
-    - `overrides`: as of `load_job`. `layout.dp` follows the other degrees; microbatches do not.
+    - `path`: a `config.json`; or the arguments of Megatron-LM, in a `.yaml` with `MODEL_ARGS` or as
+        a command line in a `.sh` or `.txt` file.
+    - `num_gpus`: the number of GPUs of the job. `dp` is this number over the product of the other
+        degrees.
+    - `cluster`: the name of a shipped family, with as many nodes as needed, or the path of a
+        cluster; by default DGX H100.
+    - `overrides`: as in `load_job`. `layout.dp` is adjusted to the other degrees; microbatches are
+        not.
 
     **Returns:**
 
@@ -51,7 +53,8 @@ def import_job(
 
     **Raises:**
 
-    `ValueError` of one sentence for what cannot be read, and with all that cannot be expressed.
+    `ValueError` of one sentence if the file cannot be read, or with everything in it that a job
+    cannot express.
     """
     where = shown(path)
     suffix = pathlib.Path(path).suffix.lower()
@@ -90,7 +93,7 @@ def import_job(
 def _replicas(
     raw: dict[str, Any], num_gpus: int, overrides: tuple[str, ...], path: pathlib.Path
 ) -> tuple[str, ...]:
-    """The override that gives what GPUs are left to replicas."""
+    """The override that uses the remaining GPUs as replicas."""
     layout = make_job(raw | {"layout": raw["layout"] | {"dp": 1}}, path, overrides).layout
     if num_gpus % layout.world_size != 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From the arguments of Megatron-LM to a job."""
+"""Makes a job from the arguments of Megatron-LM."""
 
 import itertools as it
 from collections.abc import Mapping
@@ -30,13 +30,13 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
 
     **Arguments:**
 
-    - `arguments`: each flag without its dashes, with what it is set to.
-    - `num_gpus`: of the job.
-    - `where`: what the arguments are from, for messages.
+    - `arguments`: each flag without its dashes, with its value.
+    - `num_gpus`: the number of GPUs of the job.
+    - `where`: the origin of the arguments, for messages.
 
     **Raises:**
 
-    `InexpressibleError` with everything that a job cannot say, unknown flags among it.
+    `InexpressibleError` with everything that a job cannot express, including unknown flags.
     """
     table = {key.lstrip("-").replace("_", "-"): value for key, value in arguments.items()}
     read = Reader(table)
@@ -111,7 +111,7 @@ def _position(read: Reader) -> str:
 
 
 def _vocabulary(read: Reader) -> int:
-    """Padded as Megatron-LM does, to a multiple for each tensor-parallel rank."""
+    """The vocabulary size, padded as in Megatron-LM to a multiple for each tensor-parallel rank."""
     multiple = read.count("make-vocab-size-divisible-by", 128)
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
@@ -160,7 +160,7 @@ def _mamba(read: Reader, hidden: int) -> Table:
 
 
 def _layers(read: Reader, attention: str) -> tuple[list[Table], int]:
-    """The layers, equal neighbours as one, and how many predict further words."""
+    """The layers, with equal neighbours merged, and the number of multi-token-prediction layers."""
     mtp = read.count("mtp-num-layers", 0, least=0)
     if read.flag("mtp-use-repeated-layer"):
         read.problems.append("`mtp-use-repeated-layer` (a layer that is used several times)")
@@ -253,7 +253,7 @@ def _training(read: Reader, model: Table) -> Table:
 
 
 def _dtype(read: Reader) -> str | None:
-    """That of matrix multiplications where it is below 16 bits."""
+    """The dtype of matrix multiplications, if it has fewer than 16 bits."""
     recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
     recipe = read.choice("fp8-recipe", recipes[0], recipes)
     if not (read.get("fp8-format") or read.get("fp8")):
@@ -262,7 +262,7 @@ def _dtype(read: Reader) -> str | None:
 
 
 def _cp_comm_type(read: Reader) -> str:
-    """That of all layers; without context parallelism it does not matter."""
+    """The `cp_comm_type` of all layers; without context parallelism it does not matter."""
     kinds = set(read.text("cp-comm-type", "p2p").strip("[]").replace(",", " ").split())
     kind = " ".join(sorted(kinds)).replace("allgather", "all_gather")
     if kind in ("p2p", "all_gather", "a2a"):
@@ -273,7 +273,7 @@ def _cp_comm_type(read: Reader) -> str:
 
 
 def _zero(read: Reader) -> int:
-    """What replicas share: in Megatron's own FSDP as its strategy says, in PyTorch's everything."""
+    """What is sharded: with Megatron's own FSDP as its strategy says, with PyTorch's FSDP all."""
     zero = int(read.flag("use-distributed-optimizer"))
     if read.flag("use-torch-fsdp2"):
         return 3

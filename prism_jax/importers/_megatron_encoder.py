@@ -1,4 +1,4 @@
-"""Models of Megatron-LM with an encoder: BERT, which is one, and T5, whose decoder reads one."""
+"""Models of Megatron-LM with an encoder: BERT, and T5, which also has a decoder."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _WORD_PIECE = ("bert", "vocab.txt")
 
 
 def is_encoder(read: Reader) -> bool:
-    """Whether the arguments are of BERT, which its script says and they show by its words only."""
+    """Whether the arguments are of BERT, as its vocabulary or `bert-no-binary-head` shows."""
     words = read.text("vocab-file").startswith(_WORD_PIECE)
     return not has_encoder(read) and (words or read.flag("bert-no-binary-head"))
 
@@ -22,7 +22,7 @@ def has_encoder(read: Reader) -> bool:
 
 
 def encoder_and_decoder(read: Reader) -> tuple[list[Table], Table]:
-    """The layers of T5 and their modules. Of the encoder, the tokens have a length of their own."""
+    """The layers of T5 and their modules. The encoder has a sequence length of its own."""
     length = read.count("encoder-seq-length", read.count("seq-length", 512))
     if read.count("pipeline-model-parallel-size", 1) > 1:
         read.problems.append("a pipeline whose first stages are an encoder")

@@ -1,12 +1,12 @@
-"""Flags of Megatron-LM that change neither what a step computes nor what it holds, as far as a job
-says it, and flags that do so in a way that a job cannot say.
+"""Flags of Megatron-LM that change neither the time nor the memory of a step, as far as a job
+models them, and flags that do so in a way that a job cannot express.
 
-Switches that take a fusion of elementwise kernels apart (`no-*-fusion`) cost a little time that no
-kernel table has. `overlap-param-gather-with-optimizer-step` begins gathers a little earlier that
-run beside the next forward anyway. Both count as flags that change nothing.
+Switches that disable a fusion of elementwise kernels (`no-*-fusion`) cost a little time that no
+kernel table has. `overlap-param-gather-with-optimizer-step` starts gathers a little earlier that
+overlap with the next forward anyway. Both count as flags that change nothing.
 
-Names as in `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16): those of its
-recorded functional tests, and other common ones. A flag that is in neither list is not known.
+Names are those of `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16) in its
+recorded functional tests, and other common ones. A flag that is in neither list is unknown.
 """
 
 from ._problems import Reader
@@ -109,8 +109,8 @@ _IN_FLOAT32 = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-pa
 
 
 def check_flags(read: Reader, dtype: str) -> None:
-    """Adds the flags that nobody has read to the problems, but those that change nothing where
-    matrix multiplications are in `dtype`.
+    """Adds all unread flags to the problems, except those that change nothing if matrix
+    multiplications are in `dtype`.
     """
     in_fp8 = "fp8" in dtype
     refused = REFUSED | (REFUSED_IN_FP8 if in_fp8 else {})

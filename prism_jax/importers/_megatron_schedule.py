@@ -1,4 +1,4 @@
-"""The schedule that arguments of Megatron-LM describe, and the layers of its stages."""
+"""The schedule in arguments of Megatron-LM, and the layers of its stages."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Table = dict[str, Any]
 
 
 def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> Table:
-    """The kind, and how the layers are distributed over its stages."""
+    """The kind of schedule, and how the layers are distributed over its stages."""
     replicas = layout["dp"] * training["microbatch_size"]
     batch = read.count("global-batch-size", replicas)
     if batch % replicas != 0:
@@ -59,7 +59,7 @@ def _virtual_stages(read: Reader, pp: int, count: int) -> int:
 
 
 def _dealt(read: Reader, pp: int, count: int) -> list[int]:
-    """How many layers each stage has, where the arguments say so."""
+    """The number of layers in each stage, if the arguments give them."""
     text, pattern = read.text("pipeline-model-parallel-layout"), read.text("hybrid-layer-pattern")
     main = pattern.partition("/")[0]
     found: list[int] = []
@@ -83,7 +83,7 @@ def _dealt(read: Reader, pp: int, count: int) -> list[int]:
 
 
 def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[int]:
-    """Of the first and last rank as given, of those between them equally many."""
+    """The given numbers of layers for the first and the last rank, and equal ones between them."""
     virtual = _virtual_stages(read, pp, count)
     if "num-layers-per-virtual-pipeline-stage" in read:
         virtual = (

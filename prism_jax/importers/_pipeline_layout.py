@@ -1,15 +1,15 @@
-"""Megatron's text for a pipeline, such as `Et*7|t*7mL`: what each virtual stage has."""
+"""Megatron-LM's notation for the virtual stages of a pipeline, such as `Et*7|t*7mL`."""
 
 import re
 
 
 def layers_of_layout(text: str) -> list[int]:
-    """How many layers (`t`) each virtual stage has; stages are parted by `|`, `x*3` or `(...)*3`
-    repeats, `E` is the embedding, `L` the loss and `m` a layer of multi-token prediction.
+    """The number of layers (`t`) in each virtual stage. Stages are separated by `|`, `x*3` and
+    `(...)*3` repeat, `E` is the embedding, `L` the loss and `m` a multi-token-prediction layer.
 
     **Raises:**
 
-    A `ValueError` where it cannot be read, or an end is elsewhere than at its end.
+    A `ValueError` if it cannot be read, or if the embedding or the loss is not at its end.
     """
     spread = "".join(text.split()).replace(",", "")
     for _ in range(100):
@@ -33,7 +33,7 @@ def repeated(text: str) -> list[int]:
 
     **Raises:**
 
-    A `ValueError` where it is neither.
+    A `ValueError` if it is neither.
     """
     compact = re.sub(r"[\s()]", "", text)
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""What of a foreign configuration a job cannot say."""
+"""Everything in a configuration of another framework that a job cannot express."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,7 @@ from .._misc import quoted
 
 
 class InexpressibleError(ValueError):
-    """Raised with all that a configuration says and a job cannot.
+    """Raised with everything in a configuration that a job cannot express.
 
     **Attributes:**
 
@@ -20,11 +20,11 @@ class InexpressibleError(ValueError):
 
 
 class Reader:
-    """A table that is read key by key, so that what nobody reads can be named.
+    """A table that is read key by key, so that unread keys are known.
 
     **Attributes:**
 
-    - `problems`: what has been found wrong so far.
+    - `problems`: the problems found so far.
     """
 
     def __init__(self, table: Mapping[str, object]):
@@ -36,13 +36,13 @@ class Reader:
         return self._table.get(key) is not None
 
     def get(self, key: str, default: object = None) -> object:
-        """What the table says of `key`; `None` counts as nothing."""
+        """The value of `key` in the table; `None` counts as missing."""
         self._seen.add(key)
         value = self._table.get(key)
         return default if value is None else value
 
     def flag(self, key: str) -> bool:
-        """Whether a switch is on; what is neither on nor off is a problem."""
+        """Whether a switch is on. A value that is neither on nor off is a problem."""
         value = self.get(key, False)
         word = value.lower() if isinstance(value, str) else value
         if word not in _ON and word not in _OFF:
@@ -50,7 +50,7 @@ class Reader:
         return word in _ON
 
     def rate(self, key: str, default: float) -> float:
-        """A number from 0 to 1; where it is none, a problem."""
+        """A number from 0 to 1. Any other value is a problem."""
         value = self.get(key, default)
         try:
             number = float(str(value))
@@ -61,7 +61,7 @@ class Reader:
         return number
 
     def choice(self, key: str, default: str, known: Iterable[str]) -> str:
-        """One of the words that are known; where it is another, a problem."""
+        """One of the known words. Any other value is a problem."""
         word = self.text(key, default)
         if word not in known:
             self.problems.append(f"`{key}` {quoted(word)}")
@@ -69,7 +69,7 @@ class Reader:
         return word
 
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`; where there is none and no default, a problem."""
+        """A whole number of at least `least`. Without it and a default, there is a problem."""
         value = self.get(key, default)
         number = _whole(value)
         if number is None or number < least:
@@ -82,7 +82,7 @@ class Reader:
         return str(self.get(key, default))
 
     def unread(self) -> list[str]:
-        """Keys that nothing has asked for."""
+        """The keys that were not read."""
         return [key for key in self._table if key not in self._seen]
 
 

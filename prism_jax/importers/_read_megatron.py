@@ -1,18 +1,18 @@
-"""Megatron's arguments as they are written: the words of a command, or a `model_config.yaml`."""
+"""Parses the arguments of Megatron-LM: the words of a command, or a `model_config.yaml`."""
 
 import re
 import shlex
 
 
 def parse_command(text: str) -> dict[str, object]:
-    """The flags of a command line, each with its words, or `True` where it has none.
+    """The flags of a command line, each with its words, or `True` if it has none.
 
-    A line ends what a flag is set to, unless it ends in a backslash. Lists of flags (`ARGS=(...)`)
-    and texts of flags (`ARGS="..."`) count as used.
+    The value of a flag ends at the end of the line, unless this is a backslash. Lists of flags
+    (`ARGS=(...)`) and strings of flags (`ARGS="..."`) count as used.
 
     **Raises:**
 
-    A `ValueError` of one clause where it cannot be split.
+    A `ValueError` of one clause if it cannot be split.
     """
     found = _flags(text)
     if not found:
@@ -49,9 +49,9 @@ def _flags(text: str) -> dict[str, object]:
 
 
 def parse_model_config(text: str) -> dict[str, object]:
-    """The flags under `MODEL_ARGS`, or of the whole file where it has no such section.
+    """The flags under `MODEL_ARGS`, or of the whole file if it has no such section.
 
-    These files are plain: one flag a line, `--num-layers: 32`. Anything deeper is no flag.
+    These files are simple: one flag per line, `--num-layers: 32`. Anything nested is not a flag.
 
     **Raises:**
 

@@ -2,10 +2,10 @@ import enum
 
 
 class Stream(enum.IntEnum):
-    """What random numbers are for: each purpose has a key of its own, so that draws for one are
+    """The purposes of random numbers. Each has a key of its own, so that draws for one purpose are
     independent of those for another.
 
-    The numbers are part of what a key means; a change of one changes results.
+    The numbers define the meaning of a key: changing one changes results.
     """
 
     OPS = 0

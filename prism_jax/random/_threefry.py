@@ -1,4 +1,4 @@
-"""Counter-based random numbers: what a sample sees depends on its id and the key, on nothing else.
+"""Counter-based random numbers: those of a sample depend only on its id and the key.
 
 Threefry-2x32 with 13 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11,
 table 2: the fewest rounds found to pass BigCrush, 13, and JAX itself uses 20).
@@ -31,7 +31,7 @@ def key_data(key: PRNGKeyArray) -> KeyData:
 
 
 def check_key(key: Any) -> None:
-    """Raises a `ValueError` unless it is one key."""
+    """Raises a `ValueError` unless it is a single key."""
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
     ):

@@ -19,13 +19,13 @@ def normals(
     the generation of random normal deviates", 1958).
 
     The radius has a uniform of 32 bits, rounded to the dtype, so that normals reach 6.8; so has the
-    angle. In float32 they are within 1e-6 of what these uniforms give in exact arithmetic (a test
-    measures it). The second normal that the words could give is not made: XLA would draw the words
-    again for it.
+    angle. In float32 they are within 1e-6 of the results of exact arithmetic with these uniforms (a
+    test measures it). The second normal of each pair of words is not computed, because XLA would
+    draw the words again for it.
 
     **Arguments:**
 
-    - `sample_ids`, `counters`: of shapes that broadcast, such as `(samples,)` and `(ops, 1)`.
+    - `sample_ids`, `counters`: arrays whose shapes broadcast, such as `(samples,)` and `(ops, 1)`.
     """
     shape = np.broadcast_shapes(counters.shape, sample_ids.shape)
     first, second = threefry(
