@@ -15,12 +15,12 @@ from ._step_law import step_law_of
 def agreement(
     job: Job, runs: Sequence[Float[np.ndarray, "_"]], *, num_samples: int = 8192
 ) -> dict[str, tuple[float, float]]:
-    """Figures of the steps of one run, by a calibrated job and as measured (the median of the
-    runs' figures).
+    """Figures of the steps of a run: those of a calibrated job, and measured ones (the medians over
+    runs).
 
     **Returns:**
 
-    `p50_s`, `p95 / p50` and `core_spread`, a pair each.
+    `p50_s`, `p95 / p50` and `core_spread`, each as a pair.
     """
     assert job.kernels is not None
     # The factor of a step is independent of all else, and what is compiled without it is there.

@@ -1,4 +1,4 @@
-"""A job with other laws of its kernels."""
+"""Replaces the laws of a job's kernels."""
 
 from collections.abc import Sequence
 
@@ -18,8 +18,8 @@ from ..data import (
 
 
 def without_calibration(job: Job, source: str) -> Job:
-    """The job without what an earlier calibration has said, but with the changes that were made to
-    its kernels since (by `--set`).
+    """The job without an earlier calibration, but with the changes that were made to its kernels
+    since then (by `--set`).
     """
     if job.cluster is None or job.kernels is None:
         return job
@@ -31,9 +31,7 @@ def without_calibration(job: Job, source: str) -> Job:
 
 
 def with_laws(job: Job, laws: Sequence[Variation]) -> Job:
-    """A calibrated job with these laws in place of those for the same component of the same
-    kind.
-    """
+    """A calibrated job in which these laws replace those for the same component and kind."""
     assert job.calibrated is not None
     new = replace_variations(job.calibrated.variability, laws)
     return _calibrated(job, msgspec.structs.replace(job.calibrated, variability=new))
@@ -55,7 +53,7 @@ def with_level_of(job: Job, values: Float[np.ndarray, "4"], num_replicas: int) -
 
 
 def with_uncertainty(job: Job, uncertainty: Uncertainty) -> Job:
-    """A calibrated job that says how well it is known."""
+    """A calibrated job with this uncertainty."""
     assert job.calibrated is not None
     return _calibrated(job, msgspec.structs.replace(job.calibrated, uncertainty=uncertainty))
 

@@ -1,4 +1,4 @@
-"""How much of what one step has, and the next has not, is the noise of collectives."""
+"""How much of the variation that steps do not share is noise of collectives."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ _TURNS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What makes the spread of the core at one scale. Variances, relative to the step.
+    """The components of the spread of the core at one scale: variances, relative to the step.
 
     **Attributes:**
 
-    - `alone`: what is observed of what a step does not share with the next.
-    - `kernels`: what kernels make of it whose noise is known; negative where collectives
-        that are less noisy would be hidden.
-    - `collectives`: what collectives do, for a standard deviation of one of each.
-    - `num_steps`: how many were observed.
+    - `alone`: the observed variance that a step does not share with the next.
+    - `kernels`: the part of it from kernels whose noise is known; negative if less noisy
+        collectives would be hidden.
+    - `collectives`: the part from collectives, if the standard deviation of each is one.
+    - `num_steps`: how many steps were observed.
     """
 
     alone: float
@@ -40,8 +40,8 @@ class Split:
 
 
 def with_noise(kernels: Kernels, noise: float | None) -> tuple[Variation, ...]:
-    """The laws of collectives whose standard deviation is `noise`; other families than the
-    log-normal stay as they are, and all do where it is `None`.
+    """The laws of collectives with the standard deviation `noise`. Laws of other families than the
+    log-normal do not change, nor do any if `noise` is `None`.
     """
     if noise is None:
         return ()
@@ -58,12 +58,12 @@ def noise_of_collectives(
     priors: Priors,
     simulation: Simulation,
 ) -> float | None:
-    """The standard deviation of the logarithm of a collective's latency that is most likely; `None`
-    where the jobs have none that tell.
+    """The most likely standard deviation of the logarithm of a collective's latency; `None` if the
+    jobs have no collectives that determine it.
 
     **Arguments:**
 
-    - `kernels`: of each scale, at the level that its runs have.
+    - `kernels`: the kernels of each scale, at the level of its runs.
     """
     noise: float | None = float(np.exp(priors.collective_noise.mean))
     # What runs beside compute shows only where it ends later: the more, the noisier it is.
@@ -76,9 +76,10 @@ def noise_of_collectives(
 
 
 def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
-    """What is not shared by steps is the noise of collectives, which grows as the program says, or
-    the step's own, the same at each scale. Either has a prior: log-normal, and half-Cauchy, as a
-    step may have much more of it than most. Scales differ by more than chance.
+    """Variation that steps do not share is either noise of collectives, whose effect follows from
+    the program, or a step's own, which is the same at each scale. Both have priors: log-normal for
+    collectives, and half-Cauchy for the step's own, which may be much larger than usual. Scales
+    differ by more than chance.
     """
     if not splits:
         return None
@@ -98,8 +99,8 @@ def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
 
 
 def alone(observed: Observed, spread: float, priors: Priors) -> float:
-    """The variance that a step does not share with the next, of the core's spread; what is shared
-    is not seen in few steps, and leans on other systems.
+    """The part of the core's variance that a step does not share with the next. The shared part
+    cannot be estimated from few steps, and is shrunk towards that of other systems.
     """
     known = priors.step_shared
     weights = [observed.num_steps, known.observations]
@@ -114,8 +115,8 @@ def splits_of(
     simulation: Simulation,
     about: float | None = None,
 ) -> list[Split]:
-    """By steps of two noises, between which variances are taken to be linear in the square of the
-    noise: those `about` one, by default the usual.
+    """The splits from simulated steps with two noises, around `about` (by default, the usual
+    noise), assuming that variances are linear in the square of the noise.
     """
     about = float(np.exp(priors.collective_noise.mean)) if about is None else about
     noises = about * np.array([0.7, 1.2])

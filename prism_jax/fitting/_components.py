@@ -1,10 +1,10 @@
-"""What makes the compute of a traced job vary, taken apart: GPUs, steps, microbatches, the rest.
+"""Splits the variability of a traced job's compute into GPUs, steps, microbatches and the rest.
 
     log latency = mean[stage, phase] + worker + step[t] + worker_step[worker, t]
                   + log(1 + loading[stage, phase] (f[replica, m, t] - 1)) + residual,
 
-where `step` is autoregressive and `f` is the factor of a microbatch's data. Stalls are taken out
-first. What a worker's phases differ by, beside the worker, is a mean as well.
+where `step` is autoregressive and `f` is the factor of a microbatch's data. Stalls are removed
+first. Differences between the phases of a worker, beyond its own effect, are part of the means.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ _NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
-    """Latencies taken apart.
+    """Latencies, split into components.
 
     **Attributes:**
 
-    - `components`: what they vary by, all but stalls.
-    - `residual`: what is each latency's own, as a logarithm. All together have the variance of the
-        component, though one phase may have more of it than the other.
-    - `data`: the factor of each microbatch, of the variance of its component, and the loadings.
+    - `components`: the components of variability, except stalls.
+    - `residual`: the residual of each latency, as a logarithm. All residuals together have the
+        variance of the component, although one phase may have more than another.
+    - `data`: the factor of each microbatch, with the variance of its component, and the loadings.
     """
 
     components: tuple[Component, ...]
@@ -52,7 +52,7 @@ class Apart:
     data: DataFactor
 
     def value(self, name: str) -> float:
-        """A component's standard deviation; zero where it is not told."""
+        """A component's standard deviation; zero if it cannot be estimated."""
         return next(c.value for c in self.components if c.name == name) or 0.0
 
 
@@ -72,7 +72,8 @@ def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component,
       is too low: it takes many times `1 / (1 - autocorrelation)` steps.
     - `stall_rate`: stalls per op.
 
-    Each with a standard error, and `None` with the reason for what the data cannot tell.
+    Each has a standard error; or is `None`, with the reason, if it cannot be estimated from the
+    data.
     """
     stalls = stalled(logs - np.log(data_of(logs).relative), (3, 4), ALIKE)
     apart = take_apart(np.where(stalls, np.nan, logs), steps)
@@ -80,7 +81,7 @@ def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component,
 
 
 def stall_rate(number: int, of: int) -> Component:
-    """The component of so many stalls of so many ops."""
+    """The component of the rate of stalls, from `number` stalls in `of` ops."""
     if not of:
         return Component("stall_rate", None, None, "no op takes any time")
     # The error of a count, as if there had been one more: none seen is not none.
@@ -92,14 +93,14 @@ def take_apart(
     steps: Int[np.ndarray, " steps"],
     step_times: Float[np.ndarray, " steps"] | None = None,
 ) -> Apart:
-    """Takes latencies without stalls apart.
+    """Splits latencies without stalls into components.
 
     **Arguments:**
 
     - `body`: logarithms of latencies; `nan` where one is missing or has stalled.
     - `steps`: the number of each step.
-    - `step_times`: where they are known, `step` is what they have of the factor of steps, which is
-        one on every op. See `of_steps`.
+    - `step_times`: if they are known, `step` is the part of the factor of steps that they show,
+        because this factor acts on every op. See `of_steps`.
     """
     if np.isnan(body).all():
         none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
@@ -138,11 +139,11 @@ def take_apart(
 
 @dataclasses.dataclass(frozen=True)
 class _Effects:
-    """What workers and steps have for good, and what tells it from data.
+    """The persistent effects of workers and steps, and how they are separated from data.
 
     **Attributes:**
 
-    - `loadings`: `None` where there is no factor of data.
+    - `loadings`: `None` if there is no factor of data.
     - `worker`: `(replicas, stages, phases, 1, 1)`.
     - `residual`, `worker_step`, `rank`, `means`: variances.
     """
@@ -157,7 +158,7 @@ class _Effects:
 
 
 def _first(body: Logs) -> _Effects:
-    """As if all that the ops of a worker or a step share were for good."""
+    """A first estimate, as if all that the ops of a worker or a step share were persistent."""
     worker, step = main_effects(body)
     none, factor = Variance(None), step.reshape(-1)
     means = DataMeans(0.0, 0.0, 0 * factor)
@@ -166,7 +167,7 @@ def _first(body: Logs) -> _Effects:
 
 
 def _again(body: Logs, last: _Effects) -> _Effects:
-    """With loadings that are known, by which data are told from workers and steps."""
+    """An estimate with known loadings, by which data are separated from workers and steps."""
     whole, _ = main_effects(body)
     data = _factor(body - whole, last.loadings)
     (residual, worker_step), _ = _inner(body - whole, data)
@@ -181,7 +182,7 @@ def _again(body: Logs, last: _Effects) -> _Effects:
 
 
 def data_of(logs: Logs) -> DataFactor:
-    """A first look at the data of microbatches, before stalls are told from them."""
+    """A first estimate of the data of microbatches, before stalls are separated from them."""
     worker, step = main_effects(logs)
     return _factor(logs - worker, find_loadings(logs - worker - step))
 
@@ -191,14 +192,14 @@ def _factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"] | None) -> 
 
 
 def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
-    """The variances of the residual and of a worker's step, and what is left without the data."""
+    """The variances of the residual and of a worker's step, and the rest without the data."""
     left = rest - np.log(data.relative)
     left = left - mean(left, (3, 4)) - mean(left, (0, 1, 2, 3))
     return within(left, data.slopes(~np.isnan(rest))), left
 
 
 def _rank(body: Logs, worker, loadings, noise: float, data: float) -> Variance:
-    """How much workers differ for good, from their effects by phase."""
+    """The variance of persistent differences between workers, from their effects by phase."""
     number = count(body, (3, 4))
     cells = np.sum(number, axis=2)[:, :, 0, 0]
     of_worker = np.sum(worker * number, axis=2)[:, :, 0, 0] / np.maximum(cells, 1)
@@ -211,8 +212,8 @@ def _rank(body: Logs, worker, loadings, noise: float, data: float) -> Variance:
 def _of_data(
     data: DataFactor, there: np.ndarray, noises: tuple[float, float], by_step: np.ndarray
 ) -> tuple[Variance, DataFactor]:
-    """The variance of the logarithm of the factor of a microbatch, and the factor with its spread:
-    without what the noises of ops and of a worker's step add to it.
+    """The variance of the logarithm of the factor of a microbatch, and the factor with this spread,
+    both without the noise of ops and of a worker's step.
     """
     seen = there.any(axis=(1, 2), keepdims=True)
     values = data.factor[seen]
@@ -241,8 +242,8 @@ def _of_mean_one(loadings: np.ndarray, factor: np.ndarray, middle: float) -> Dat
 
 
 def _own(left: Logs, slopes: np.ndarray, residual: Variance, worker_step: Variance) -> Logs:
-    """What is left without the likely effects of a worker's step, all together of the residual's
-    variance. What has no variance has no effect.
+    """The rest without the likely effects of a worker's step, scaled to the residual's variance.
+    Without variance there is no effect.
     """
     # The data of a microbatch have taken from its ops as much as each goes with them.
     taken = slopes**2 / np.maximum(np.sum(slopes**2, axis=(1, 2), keepdims=True), 1e-300)

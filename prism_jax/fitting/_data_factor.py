@@ -1,11 +1,11 @@
-"""The factor of microbatches' data: what all compute for a microbatch has in common, some of it
-more than other.
+"""The factor of the data of microbatches, which all compute for a microbatch has in common, with
+different loadings.
 
     relative latency[replica, stage, phase, m, t] = 1 + loading[stage, phase] (f[replica, m, t] - 1)
 
-Long sequences stretch attention and not the matrix products, so that stages and phases differ in
-what they have of it. Loadings follow from covariances between ops, in which the noise of an op has
-no part (minimum residuals; Harman and Jones, "Factor analysis by minimizing residuals", 1966).
+Long sequences slow attention but not matrix products, so stages and phases have different loadings.
+Loadings follow from covariances between ops, which do not contain the noise of single ops (minimum
+residuals; Harman and Jones, "Factor analysis by minimizing residuals", 1966).
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _LEAST, _MOST = 0.02, 20.0
 
 @dataclasses.dataclass(frozen=True)
 class DataFactor:
-    """The factor of each microbatch, of mean one, and what ops have of it.
+    """The factor of each microbatch, of mean one, and the loadings of ops on it.
 
     **Attributes:**
 
@@ -45,25 +45,24 @@ class DataFactor:
 
     @property
     def relative(self) -> Float[np.ndarray, "replicas stages phases microbatches steps"]:
-        """What ops take for their data, over their mean."""
+        """The latencies of ops from their data alone, over their means."""
         return np.maximum(1 + self._by_group * (self.factor - 1), _LEAST)
 
     def slopes(self, there: np.ndarray) -> Float[np.ndarray, "replicas stages phases ..."]:
-        """How the logarithm of a latency goes with the factor; zero where it is not there."""
+        """The slope of the logarithm of a latency over the factor; zero for missing ops."""
         return np.where(there, self._by_group / self.relative, 0)
 
 
 def no_factor(logs: Logs) -> DataFactor:
-    """Microbatches that are alike."""
+    """The factor of equal microbatches."""
     replicas, stages, phases, microbatches, steps = logs.shape
     factor = np.ones((replicas, 1, 1, microbatches, steps))
     return DataFactor(np.ones((stages, phases)), factor)
 
 
 def find_loadings(logs: Logs) -> Float[np.ndarray, "stages phases"] | None:
-    """What ops have of the factor of their microbatch's data, one on average; `None` where there is
-    no such factor. `logs` are without the effects of workers and
-    steps.
+    """The loadings of ops on the factor of their microbatch's data, one on average; `None` if there
+    is no such factor. `logs` are without the effects of workers and steps.
     """
     relative = np.minimum(np.exp(logs), _MOST)
     relative = relative / np.where((level := mean(relative, (0, 3, 4))) > 0, level, 1)

@@ -1,4 +1,4 @@
-"""The law of the factor of microbatches' data: of each alone, or of those of a step together."""
+"""The law of the factor of microbatches' data: of each microbatch, or of a step's microbatches."""
 
 import functools as ft
 
@@ -25,11 +25,12 @@ Sets = tuple[tuple[float, ...], ...]
 def law_of_data(
     apart: Apart, steps: Int[np.ndarray, " steps"], source: str
 ) -> tuple[tuple[Variation, ...], Sets]:
-    """The law of the factor of a microbatch, or in its place sets of factors, see `Profile`.
+    """The law of the factor of a microbatch, or sets of factors instead; see `Profile`.
 
-    - Microbatches of a replica's step are drawn together, as traced, where that predicts the sum of
-      those of held-out steps better than their mixture does, by one standard error of the CRPS.
-    - Else the family that predicts factors of held-out steps best, or a table of their quantiles.
+    - Microbatches of a replica's step are drawn together, as traced, if this predicts the sum over
+        a held-out step better than independent draws do, by one standard error of the CRPS.
+    - Otherwise, the family that best predicts the factors of held-out steps is used, or a table of
+        their quantiles.
     """
     sigma = apart.value("microbatch")
     if not sigma:
@@ -50,7 +51,7 @@ def law_of_data(
 
 
 def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
-    """Whether sums over a replica's step are predicted better from such sums than from mixtures."""
+    """Whether sums over a replica's step are predicted better by such sums than by mixtures."""
     if factor.shape[2] < 2 or factor.shape[0] * factor.shape[1] < 2 * _BLOCKS:
         return False
     rng, worse = np.random.default_rng(0), []
@@ -65,8 +66,8 @@ def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
 def _stretches(
     factor: Float[np.ndarray, "replicas steps microbatches"], steps: Int[np.ndarray, " steps"]
 ) -> Sets:
-    """What was traced one after the other: of each step by itself, or of all steps of a replica,
-    where data go on from one step to the next as they do within a step.
+    """Stretches of consecutive factors: of each step separately or, if data continue from one step
+    to the next as they do within a step, of all steps of a replica.
     """
     replicas, number, microbatches = factor.shape
     length = microbatches
@@ -80,8 +81,8 @@ def _stretches(
 
 
 def _goes_on(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
-    """Whether the halves of neighbouring steps go together as those of one step do, and
-    microbatches are alike wherever they are in a step.
+    """Whether the halves of neighbouring steps are as correlated as those of one step, and the law
+    of a microbatch does not depend on its place in a step.
     """
     number = factor.shape[2]
     centred = factor - factor.mean()

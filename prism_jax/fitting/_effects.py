@@ -1,4 +1,4 @@
-"""What workers and steps have in common for good, told from the data that they happened to get."""
+"""Persistent effects of workers and steps, separated from the data that they happened to get."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ _SEEN = 3.0
 
 
 def log_mean(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """The logarithm of the mean of what is there; zero where nothing is. The axes stay."""
+    """The logarithm of the mean over present values; zero if there are none. The axes are kept."""
     means = mean(np.exp(logs), axes)
     return np.log(np.where(means > 0, means, 1))
 
@@ -31,8 +31,8 @@ def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class DataMeans:
-    """The variances that the mean data of a replica in one step, of a replica and of a step have by
-    chance: as much as replicas differ in one step.
+    """The variances by chance of the mean data of a replica in one step, of a replica, and of a
+    step, from the differences between replicas in one step.
     """
 
     cell: float
@@ -41,7 +41,7 @@ class DataMeans:
 
 
 def data_means(data: DataFactor, logs: Logs) -> DataMeans:
-    """The variances of means of the data, with what makes those of one step alike."""
+    """The variances of means of the data, including what the replicas of one step share."""
     factor = np.where(count(logs, (1, 2)) > 0, data.factor, np.nan)
     there = count(factor, (3,)) > 0
     cells = np.where(there, mean(factor, (3,)), np.nan)
@@ -63,9 +63,9 @@ def data_means(data: DataFactor, logs: Logs) -> DataMeans:
 def without_data(
     worker: np.ndarray, loadings: np.ndarray, own: float, by_chance: float
 ) -> np.ndarray:
-    """The effects of workers without what replicas differ by because of their data: of what goes
-    with the loadings, workers keep the share that their variance `own` has beside that of the data
-    (empirical Bayes; Efron and Morris, "Stein's estimation rule and its competitors", 1973).
+    """The effects of workers without differences between replicas from their data: of the part
+    along the loadings, workers keep the share of their variance `own` in the sum with that of the
+    data (empirical Bayes; Efron and Morris, "Stein's estimation rule and its competitors", 1973).
     """
     if worker.shape[0] < 2 or by_chance <= 0:
         return worker
@@ -84,13 +84,14 @@ def without_data(
 
 @dataclasses.dataclass(frozen=True)
 class StepEffects:
-    """What ops of a step have in common.
+    """The effects that the ops of a step have in common.
 
     **Attributes:**
 
-    - `factor`: `(steps,)`, the logarithm of a factor of mean one; `noise`, the variance that it has
-        by chance.
-    - `by_group`: `(1, stages, phases, 1, steps)`, what of it is no chance, in each kind of op.
+    - `factor`, `noise`: `(steps,)`, the logarithm of a factor of mean one, and its variance by
+        chance.
+    - `by_group`: `(1, stages, phases, 1, steps)`, the part of it that is not chance, for each kind
+        of op.
     """
 
     factor: Float[np.ndarray, " steps"]
@@ -101,12 +102,12 @@ class StepEffects:
 def step_effects(
     logs: Logs, loadings: np.ndarray, noise: float, worker_step: float, data: np.ndarray
 ) -> StepEffects:
-    """What all ops of a step have in common, by generalised least squares: what goes with the
-    loadings may be the data of the step, and is, as far as chance explains that much of them.
+    """The effects that all ops of a step have in common, by generalised least squares. An effect
+    along the loadings may come from the data of the step, as far as chance explains it.
 
     **Arguments:**
 
-    - `logs`: without the effects of workers.
+    - `logs`: logarithms without the effects of workers.
     - `noise`, `worker_step`: the variances of an op and of a worker in one step.
     - `data`: `(steps,)`, the variance of the mean data of a step.
     """

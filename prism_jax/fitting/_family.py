@@ -1,4 +1,4 @@
-"""The family of laws that fits what is left of a kind of op."""
+"""The family of laws that best fits the residuals of a kind of op."""
 
 import functools as ft
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str, 
 
 
 def halves_of(ratios: Float[np.ndarray, "ops steps"]) -> list[np.ndarray]:
-    """What is there of even and of odd steps."""
+    """The present values of even steps, and of odd steps."""
     halves = [ratios[:, ::2], ratios[:, 1::2]]
     return [half[np.isfinite(half) & (half > 0)] for half in halves]
 
@@ -43,8 +43,8 @@ def halves_of(ratios: Float[np.ndarray, "ops steps"]) -> list[np.ndarray]:
 def held_score(
     halves: list[np.ndarray], predict: Callable[[np.ndarray], np.ndarray | None]
 ) -> float:
-    """How well each half is predicted from the other, twice the CRPS; `predict` gives quantiles at
-    `LEVELS`, or `None` where it cannot.
+    """How well each half is predicted from the other: twice the CRPS. `predict` returns quantiles
+    at `LEVELS`, or `None` if it cannot.
     """
     total = 0.0
     for fitted, held in (halves, halves[::-1]):
@@ -63,7 +63,7 @@ def predicted(family: str, fitted: np.ndarray) -> np.ndarray | None:
 
 
 def family_quantiles(family: str, parameters: dict[str, float], levels: np.ndarray) -> np.ndarray:
-    """Of a factor of mean one. As of `latency`, without compiling anything."""
+    """The quantiles of a factor of mean one. As in `latency`, but without compiling anything."""
     from scipy import stats
 
     if family == "gamma":
@@ -80,7 +80,7 @@ def family_quantiles(family: str, parameters: dict[str, float], levels: np.ndarr
 
 
 def _moments(family: str, ratios: np.ndarray) -> dict[str, float] | None:
-    """The parameters of a family, by moments; `None` where it cannot have these."""
+    """The parameters of a family, by moments; `None` if it cannot have these moments."""
     values = ratios / ratios.mean()
     cv = float(np.std(values))
     if cv <= 0:

@@ -1,5 +1,5 @@
-"""Compute that waits for other replicas before it begins: in fully sharded training (FSDP) it
-gathers its parameters first, so that everyone waits for the last.
+"""Compute that waits for other replicas before it starts: in fully sharded training (FSDP), it
+first gathers its parameters, so all replicas wait for the last.
 """
 
 import msgspec
@@ -18,10 +18,10 @@ _EXPLAINED, _SEEN, _EARLY = 0.05, 2.0, 0.05
 
 
 def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
-    """The outline with the kinds of compute that begin with a wait for all replicas.
+    """The outline with the kinds of compute that start with a wait for all replicas.
 
-    A slow forward of one replica is a long wait in the backwards of the others. Where these are
-    drawn by themselves, steps have both.
+    A slow forward of one replica is a long wait in the backwards of the others. If these were drawn
+    independently, steps would contain both.
     """
     if trace.job.layout.dp < 2 or len(trace.steps) < 2:
         return outline
@@ -38,8 +38,8 @@ def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
 
 
 def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[Float[np.ndarray, " steps"], float]:
-    """For each step, the mean square of what ops of a kind are off their means; and the share of
-    them that end before they could start.
+    """For each step, the mean square of the deviations of a kind of op from its means, and the
+    share of these ops that end before they could start.
     """
     latencies = op_latencies(trace, step)[np.array(step.kind) == kind]
     off = latencies - latencies.mean(axis=1, keepdims=True)

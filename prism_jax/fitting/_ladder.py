@@ -1,5 +1,5 @@
-"""Which law is to blame: steps of a trace replayed with measured ops, then with one part after the
-other drawn from its law.
+"""Finds the law that is wrong: replays steps of a trace with measured ops, then with one part after
+the other drawn from its law.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ _STEPS = 300
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """The steps of a trace with some parts drawn from their laws: this and those before it.
+    """The steps of a trace with this part and all parts before it drawn from their laws.
 
     **Attributes:**
 
-    - `name`: of the part.
-    - `mean_s`, `p95_s`: of the steps, in seconds.
+    - `name`: the name of the part.
+    - `mean_s`, `p95_s`: the mean and the p95 of the steps, in seconds.
     """
 
     name: str
@@ -37,16 +37,17 @@ class Rung:
 
 
 def ladder(trace: Trace, profile: Profile) -> list[Rung]:
-    """Replays a trace from measured ops to what its profile draws, one part after the other.
+    """Replays a trace, first with measured ops, then with one part after the other drawn from its
+    profile.
 
     **Arguments:**
 
-    - `trace`: what the profile was fitted to.
-    - `profile`: by `fit_profile`.
+    - `trace`: the trace that the profile was fitted to.
+    - `profile`: from `fit_profile`.
 
     **Returns:**
 
-    Rungs; the first is of measured ops, the last of the whole profile, up to the noise of some
+    The rungs. The first has measured ops, the last the whole profile, up to the noise of some
     hundred steps.
     """
     step = step_graph(profile.job, profile.outline)
@@ -58,7 +59,7 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
 
 
 class _Parts:
-    """Latencies as a mean, what data make of it, and the rest, each `(ops, steps)`."""
+    """Latencies, split into a mean, the effect of data, and the rest, each `(ops, steps)`."""
 
     def __init__(self, trace: Trace, profile: Profile, step: StepGraph):
         self.profile, self.step = profile, step
@@ -79,7 +80,7 @@ class _Parts:
         self.relative, self.rest = (np.tile(x, times) for x in (self.relative, self.rest))
 
     def drawn_in_turn(self) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
-        """What parts are called, and latencies with these drawn from their laws."""
+        """The names of parts, and latencies with these parts drawn from their laws."""
         yield "measured ops", self.mean * self.relative * self.rest
         self._draw_residuals(~self.compute)
         yield "what is not compute", self.mean * self.relative * self.rest
@@ -114,7 +115,7 @@ class _Parts:
         return np.ones(shape) if law is None else self._drawn(law, shape)
 
     def _data(self) -> Float[np.ndarray, "ops steps"]:
-        """What ops take for data that are drawn."""
+        """The effect of drawn data on ops."""
         number = self.profile.schedule.num_microbatches
         shape = (self.profile.layout.dp * number, self._shape[1])
         factor = self._factor("microbatch", shape[0])

@@ -1,4 +1,4 @@
-"""The laws of a traced job, from the components of its compute."""
+"""The laws of a traced job's kernels, from the components of its compute."""
 
 import numpy as np
 from jaxtyping import Float
@@ -19,14 +19,14 @@ def compute_apart(
     steps: np.ndarray,
     step_times: Float[np.ndarray, " steps"],
 ) -> Apart:
-    """Takes the latencies of compute apart; `nan` where one has stalled. See `take_apart`."""
+    """Splits the latencies of compute into components; stalled ones are `nan`. See `take_apart`."""
     return take_apart(compute_logs(job, step, latencies), steps, step_times)
 
 
 def relative_latencies(
     job: Job, step: StepGraph, data: DataFactor
 ) -> Float[np.ndarray, "ops steps"]:
-    """What each op takes for its microbatch's data, over its mean: one for what is not compute."""
+    """The latency of each op from its microbatch's data, over its mean; one for other ops."""
     ops, place = places(job, step)
     relative = np.ones((len(step.kind), data.factor.shape[-1]))
     relative[ops] = data.relative[place]
@@ -34,7 +34,7 @@ def relative_latencies(
 
 
 def first_look(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> DataFactor:
-    """The data of microbatches, where stalls are still among the latencies."""
+    """The data of microbatches, from latencies that still include stalls."""
     return data_of(compute_logs(job, step, latencies))
 
 
@@ -64,13 +64,13 @@ def laws_of_components(
     apart: Apart,
     source: str,
 ) -> tuple[Variation, ...]:
-    """The laws that make the components again.
+    """The laws with these components.
 
     **Arguments:**
 
-    - `job`, `step`, `stalls`: the traced job, its graph, and what has stalled in it.
+    - `job`, `step`, `stalls`: the traced job, its graph, and its stalls.
     - `means`: the mean latency of each op, without stalls.
-    - `apart`: the latencies of compute, taken apart.
+    - `apart`: the components of the latencies of compute.
     - `source`: where the laws are from.
     """
     shared = [

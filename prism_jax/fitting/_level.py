@@ -1,4 +1,4 @@
-"""The level of a job's steps: what its kernels' latencies are multiplied by, and what is added."""
+"""The level of a job's steps: the factors on its kernels' latencies, and the added constant."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,22 +13,22 @@ from ..data import LEVEL, Kernels, Priors
 # A level further off than this factor is a mistake in the job or in the unit.
 _FURTHEST = 10.0
 _ITERATIONS = 12
-# By which derivatives are taken: of logarithms, of seconds in units of the step, of an exponent.
+# Steps of finite differences: of logarithms, of seconds in units of the step, of an exponent.
 _APART = np.array([1e-3, 1e-2, 1e-3, 1e-3])
-# What is known this much less well than before is told by the steps.
+# Steps determine a parameter if they reduce its uncertainty below this share of the prior's.
 _TOLD = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What makes the level, and how well it is known.
+    """The parameters of the level, and their uncertainty.
 
     **Attributes:**
 
     - `values`: the logarithms of the factors on compute and on communication between nodes, the
         constant of a step in seconds, and the exponent of the replicas.
-    - `covariance`: of these.
-    - `prior`: the names of those that the steps say little of.
+    - `covariance`: the covariance of these parameters.
+    - `prior`: the names of those that the steps hardly determine.
     """
 
     values: Float[np.ndarray, "4"]
@@ -42,10 +42,10 @@ class Point:
 
     **Attributes:**
 
-    - `seconds`: the step of a job if nothing varied, of its kernels.
-    - `median`: what it is to be, in seconds.
-    - `noise`: the standard error of its logarithm.
-    - `name`: of the job, for messages.
+    - `seconds`: the step of a job if nothing varied, as a function of its kernels.
+    - `median`: the value that it should have, in seconds.
+    - `noise`: the standard error of the logarithm of the median.
+    - `name`: the name of the job, for messages.
     """
 
     seconds: Callable[[Kernels], float]
@@ -55,7 +55,7 @@ class Point:
 
 
 def with_level(kernels: Kernels, values: Float[np.ndarray, "4"], num_replicas: int) -> Kernels:
-    """The kernels with these in place of their own; see `Level`."""
+    """The kernels with these values of the level; see `Level`."""
     compute, network, constant, growth = (float(x) for x in values)
     return msgspec.structs.replace(
         kernels,
@@ -70,12 +70,12 @@ def with_level(kernels: Kernels, values: Float[np.ndarray, "4"], num_replicas: i
 def fit_level(
     points: Sequence[Point], kernels: Sequence[Kernels], num_replicas: int, priors: Priors
 ) -> Level:
-    """The most likely level, by Gauss-Newton steps: nothing is known of compute, and of the rest
-    what other systems say.
+    """The most likely level, by Gauss-Newton steps. Compute has no prior; the other parameters have
+    priors from other systems.
 
     **Raises:**
 
-    `ValueError` where no factor of up to ten on compute explains a median.
+    `ValueError` if no factor on compute of up to ten explains a median.
     """
     shortest = min(point.median for point in points)
     mean, deviation = _prior(priors, priors.constant_share.value * shortest)
@@ -115,7 +115,7 @@ def fit_level(
 
 
 def slope_of_level(seconds: Callable[[Kernels], float], kernels: Kernels) -> Float[np.ndarray, "4"]:
-    """The derivatives of the logarithm of a step with respect to what makes its level."""
+    """The derivatives of the logarithm of a step with respect to the parameters of its level."""
     numbers = (np.log(kernels.compute), np.log(kernels.network))
     values = np.array([*numbers, kernels.constant_s, kernels.growth])
 

@@ -1,4 +1,4 @@
-"""Which sends and receives take far longer than others, as those between nodes do."""
+"""Finds sends and receives that take far longer than others, such as those between nodes."""
 
 import dataclasses
 
@@ -22,9 +22,9 @@ class Classes:
 
     **Attributes:**
 
-    - `threshold`: between them.
-    - `means`: of the lower and of the upper one, geometric.
-    - `explained`: the share of the variance of logarithms that is between them.
+    - `threshold`: the value between the classes.
+    - `means`: the geometric means of the lower and the upper class.
+    - `explained`: the share of the variance of logarithms that is between the classes.
     """
 
     threshold: float
@@ -34,7 +34,7 @@ class Classes:
 
 def two_classes(values: Float[np.ndarray, " values"]) -> Classes | None:
     """The threshold with the most variance between the classes, of logarithms (Otsu, "A threshold
-    selection method from gray-level histograms", 1979). `None` where all values are alike.
+    selection method from gray-level histograms", 1979). `None` if all values are equal.
     """
     logs = np.sort(np.log(values))
     total = float(np.sum((logs - logs.mean()) ** 2))
@@ -53,8 +53,8 @@ def two_classes(values: Float[np.ndarray, " values"]) -> Classes | None:
 def with_links(
     outline: Outline, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
 ) -> Outline:
-    """The outline with the pairs of workers whose sends and receives are of the slow class, if
-    there are two: of a link, both ways, the median counts.
+    """The outline with the pairs of workers whose sends and receives are in the slow class, if
+    there are two classes. The median over both directions of a link counts.
     """
     links: dict[tuple[int, ...], list[np.ndarray]] = {}
     for op in np.flatnonzero(step.graph.phase == SEND_RECV).tolist():

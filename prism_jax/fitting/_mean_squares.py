@@ -1,4 +1,4 @@
-"""Variances from mean squares: they are equated with their expectations (Searle, Casella and
+"""Variances from mean squares, which are equated with their expectations (Searle, Casella and
 McCulloch, "Variance Components", 1992, ch. 5).
 """
 
@@ -16,13 +16,14 @@ Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
 
 
 def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
-    """The variances of the residual and of a worker in one step, from what steps, each worker's
-    means of each phase and the data of microbatches leave.
+    """The variances of the residual and of a worker in one step, from the rest after steps, the
+    means of each worker and phase, and the data of microbatches.
 
     **Arguments:**
 
-    - `rest`: without the means of workers and steps.
-    - `slopes`: how it goes with the data of its microbatch; what goes with them tells nothing here.
+    - `rest`: logarithms without the means of workers and steps.
+    - `slopes`: their slopes over the data of their microbatches. The part along the slopes is not
+        used.
     """
     steps, number = rest.shape[4], count(rest, (1, 2))
     there = ~np.isnan(rest) & (number > 1)
@@ -61,8 +62,8 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
 
 
 def between_microbatches(rest: Logs, noise: float) -> Variance:
-    """The variance of microbatches that are told by means over their ops in a replica and a step.
-    They share all else, except for `noise`, the variance of an op.
+    """The variance of microbatches, from means over their ops in a replica and a step. These share
+    everything else except `noise`, the variance of an op.
     """
     ops, means = count(rest, (1, 2)), np.where(count(rest, (1, 2)) > 0, mean(rest, (1, 2)), np.nan)
     number = count(means, (3,))
@@ -81,7 +82,7 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
 
     **Arguments:**
 
-    - `there`: which ops are there; `unit`, the unit vector of the data of each microbatch.
+    - `there`, `unit`: which ops are present, and the unit vector of the data of each microbatch.
     - `cells`: `(replicas, stages, steps)`, how many ops a worker has in a step.
     """
     stages = unit.sum(axis=2)
@@ -100,7 +101,7 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
 def noise_of_means(
     body: Logs, axes: tuple[int, ...], variances: tuple[Variance, ...]
 ) -> np.ndarray:
-    """The variance of means over `axes`, from what varies within them."""
+    """The variance of means over `axes`, from the variances within them."""
     residual, worker_step, microbatch = (v.known for v in variances)
     there = ~np.isnan(body)
 
@@ -121,16 +122,17 @@ def noise_of_means(
 def between_workers(
     worker: np.ndarray, loadings: np.ndarray, noise: float, data: float
 ) -> Variance:
-    """How much the workers of a stage differ for good.
+    """The variance of persistent differences between the workers of a stage.
 
-    What replicas differ by along the loadings may be their data. So it counts by itself, and for
-    less where the data spread it.
+    Differences between replicas along the loadings may come from their data. So they are estimated
+    separately, with less weight if data spread them.
 
     **Arguments:**
 
-    - `worker`: `(replicas, stages)`, the logarithm of their means; `nan` where there is none.
-    - `loadings`: `(stages,)`, how these go with the data.
-    - `noise`: the variance of `worker` by ops; `data`, that of the data of a replica.
+    - `worker`: `(replicas, stages)`, the logarithms of the means of workers; `nan` for missing
+        ones.
+    - `loadings`: `(stages,)`, their loadings on the data.
+    - `noise`, `data`: the variance of `worker` from ops, and the variance of the data of a replica.
     """
     there = ~np.isnan(worker)
     number = np.sum(there, axis=0)

@@ -1,4 +1,4 @@
-"""What the step times of some runs say: their level, their core, what steps share, outliers."""
+"""Statistics of the step times of runs: level, core, variation that steps share, outliers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ _MOST_OUTLIERS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """What the step times of some runs of one job say.
+    """Statistics of the step times of some runs of one job.
 
     **Attributes:**
 
-    - `median`: of the runs' medians, in seconds.
-    - `steps`: those of a run between the runs: at each level the median of their quantiles,
-        relative to their own medians.
-    - `core`: `core_spread` of a run, the median of the runs'.
-    - `shared`: the share of its variance that a step has in common with the next.
-    - `excess`: of the slow outliers over the median, in seconds.
-    - `between`: the relative standard deviation of the runs' levels, less what they scatter by
-        because a run is short; `None` for one run.
-    - `num_runs`, `num_steps`.
+    - `median`: the median of the runs' medians, in seconds.
+    - `steps`: the steps of a typical run: at each level, the median over runs of their quantiles,
+        relative to the medians of the runs.
+    - `core`: the median over runs of `core_spread`.
+    - `shared`: the share of its variance that a step has in common with the next step.
+    - `excess`: the excess of the slow outliers over the median, in seconds.
+    - `between`: the relative standard deviation of the runs' levels, without their scatter from
+        short runs; `None` for one run.
+    - `num_runs`, `num_steps`: the number of runs, and of all their steps.
     """
 
     median: float
@@ -46,11 +46,12 @@ class Observed:
 
 
 def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
-    """Takes step times apart: level, core, what steps share, outliers. Runs are not pooled.
+    """Splits step times into level, core, variation that steps share, and outliers. Runs are not
+    pooled.
 
     **Arguments:**
 
-    - `runs`: the step times of each run in seconds, in their order.
+    - `runs`: the step times of each run in seconds, in the order of steps.
 
     **Raises:**
 
@@ -107,8 +108,8 @@ def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
 
 
 def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
-    """Raises a `ValueError`, which begins with `where`, for fewer than 20 steps in all, a run of
-    fewer than four, a step that is not a positive number, or a run whose steps are alike.
+    """Raises a `ValueError` that begins with `where`, for fewer than 20 steps in all runs, a run of
+    fewer than four steps, a step that is not a positive number, or a run whose steps are all equal.
     """
     if any(np.ndim(run) != 1 for run in runs):
         raise ValueError(
@@ -143,7 +144,7 @@ def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
 
 
 def _core(deviations: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
-    """Deviations from the mean of the core, with `nan` for what does not belong to it."""
+    """Deviations from the mean of the core, with `nan` for steps outside of it."""
     core = np.where(in_core(deviations), deviations, np.nan)
     return core - np.nanmean(core)
 

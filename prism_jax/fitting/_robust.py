@@ -1,4 +1,4 @@
-"""What is typical and what is far from it, told by medians."""
+"""Robust statistics: typical values and outliers, by medians."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,8 +13,8 @@ _CORE_DEVIATIONS = 5.0
 def typical(
     values: Float[np.ndarray, "..."], axes: tuple[int, ...]
 ) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """The median along some axes, which stay, and the robust standard deviation; zeros where all
-    is `nan`.
+    """The median along some axes, which are kept, and the robust standard deviation; zeros if all
+    values are `nan`.
     """
     some = ~np.isnan(values).all(axis=axes, keepdims=True)  # A median of nothing is a warning.
     centre = np.nanmedian(np.where(some, values, 0), axis=axes, keepdims=True)
@@ -25,12 +25,12 @@ def typical(
 def stalled(
     values: Float[np.ndarray, "..."], axes: tuple[int, ...], least: float
 ) -> Bool[np.ndarray, "..."]:
-    """Which values are far above the median along some axes, and by more than `least`."""
+    """Which values are far above the median along some axes, and above it by more than `least`."""
     centre, deviation = typical(values, axes)
     return values - centre > np.maximum(_STALL_DEVIATIONS * deviation, least)
 
 
 def in_core(steps: Float[np.ndarray, " steps"]) -> Bool[np.ndarray, " steps"]:
-    """Which steps are like the others: within five robust standard deviations of the median."""
+    """Which steps are in the core: within five robust standard deviations of the median."""
     centre, deviation = typical(steps, (0,))
     return np.abs(steps - centre) <= _CORE_DEVIATIONS * deviation

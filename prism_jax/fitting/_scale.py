@@ -1,4 +1,4 @@
-"""One job, the runs of it that were measured, and its steps if only kernels varied."""
+"""A job, its measured runs, and its simulated steps if only kernels varied."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ class Scale:
 
     **Attributes:**
 
-    - `job`: as it is before it is calibrated.
-    - `observed`: what its runs say.
+    - `job`: the job before calibration.
+    - `observed`: the statistics of its runs.
     - `seconds`: its step if nothing varied, as a function of its kernels.
     """
 
@@ -32,7 +32,7 @@ class Scale:
 
     @property
     def kernels(self) -> Kernels:
-        """Of the job."""
+        """The kernels of the job."""
         assert self.job.kernels is not None
         return self.job.kernels
 
@@ -54,8 +54,8 @@ class Simulation:
 
     **Attributes:**
 
-    - `key`, `num_samples`: of each job.
-    - `executor`: simulates several jobs at the same time.
+    - `key`, `num_samples`: the key and the number of steps for each job.
+    - `executor`: simulates several jobs in parallel.
     """
 
     key: PRNGKeyArray
@@ -63,7 +63,7 @@ class Simulation:
     executor: Executor | None = None
 
     def steps_of(self, jobs: Sequence[tuple[Job, Kernels]]) -> list[Float[np.ndarray, " samples"]]:
-        """As `steps_of_kernels`, of each job with kernels in place of its own."""
+        """`steps_of_kernels` of each job, with kernels that replace its own."""
         tasks = [(job, kernels, self.key, self.num_samples) for job, kernels in jobs]
         found = dict(run_tasks(steps_of_kernels, tasks, self.executor))
         return [found[number] for number in range(len(jobs))]
@@ -72,8 +72,8 @@ class Simulation:
 def steps_of_kernels(
     job: Job, kernels: Kernels, key: PRNGKeyArray, num_samples: int
 ) -> Float[np.ndarray, " samples"]:
-    """Steps of the job that differ by the noise of its kernels alone: GPUs are equal, and nothing
-    happens to a step as a whole.
+    """Steps of the job that differ only by the noise of its kernels: GPUs are equal, and there is
+    no factor of a step.
     """
     off = [Variation("", name, "constant", {}) for name in ("rank", "step", "network")]
     kept = tuple(v for v in kernels.variability if v.component != "stall")

@@ -1,4 +1,4 @@
-"""What a replay cannot show: waits that the graph lacks, which it takes for work."""
+"""Finds waits that the graph lacks, which a replay mistakes for work."""
 
 import numpy as np
 from jaxtyping import Float
@@ -15,12 +15,12 @@ _LONG = 0.01
 
 
 def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> dict[str, float]:
-    """By how much the mean of replayed steps moves, relative to it, where the latencies of a kind
-    of op are those of other steps: for each kind that is not compute.
+    """The relative change of the mean of replayed steps if the latencies of a kind of op are
+    shuffled over steps, for each kind except compute.
 
-    A replay gives back the steps of any graph, for an edge that is missing becomes latency of what
-    follows. Such a latency goes with the rest of its step, and the mean moves when it no longer
-    does.
+    A replay reproduces the steps with any graph, because a missing edge becomes latency of the next
+    op. Such a latency is correlated with the rest of its step, so the mean changes when shuffling
+    removes the correlation.
     """
     rng = np.random.default_rng(0)
     times = max(-(-_STEPS // latencies.shape[1]), 1)
@@ -43,7 +43,7 @@ def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -
 def notes_of_waits(
     step: StepGraph, latencies: Float[np.ndarray, "ops steps"], moved: dict[str, float]
 ) -> tuple[str, ...]:
-    """What a reader should know of waits that may be missing; `moved` by `shuffled_means`."""
+    """Warnings about waits that may be missing; `moved` is from `shuffled_means`."""
     notes = [
         f"`{kind}` shuffled over the steps moves their mean by {100 * by:+.2g} %: it has a wait "
         "that the outline lacks"

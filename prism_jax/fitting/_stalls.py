@@ -1,4 +1,4 @@
-"""The stalls of a traced job: taken out of its latencies, with laws of what they cost."""
+"""The stalls of a traced job: they are removed from its latencies, and get laws of their own."""
 
 import dataclasses
 
@@ -19,13 +19,13 @@ _MOST = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Stalls:
-    """Latencies without stalls, and what stalls are like.
+    """Latencies without stalls, and the laws of stalls.
 
     **Attributes:**
 
-    - `body`: the latencies, with `nan` in place of stalls. What is that long in many steps, as
-        where some microbatches have far more work than others, is no stall.
-    - `laws`: of the stalls that delay steps.
+    - `body`: the latencies, with `nan` in place of stalls. Latencies that are as long in many
+        steps, as when some microbatches have far more work than others, are not stalls.
+    - `laws`: the laws of the stalls that delay steps.
     """
 
     body: Float[np.ndarray, "ops steps"]
@@ -46,12 +46,12 @@ def take_out_stalls(
     step_times: Float[np.ndarray, " steps"],
     relative: Float[np.ndarray, "ops steps"],
 ) -> Stalls:
-    """Takes stalls out of latencies: what is far longer than its worker's ops of a kind, except for
-    the data, by which it may be `relative` times as long.
+    """Removes stalls from latencies: latencies that are far longer than those of the worker's ops
+    of the same kind, after division by `relative`, the effect of data.
 
-    What a stall costs is seen by replaying the step without it. Ops of one kind that stall in the
-    same step count as one stall: they delay it together. The rate is the posterior mean, for one
-    stall in a dozen steps does not make one in twelve.
+    The cost of a stall is found by replaying the step without it. Ops of one kind that stall in the
+    same step count as one stall, because they delay the step together. The rate is a posterior
+    mean, because a single stall in a dozen steps does not imply a rate of one in twelve.
     """
     least = _SHARE * float(np.median(step_times))
     usual = np.empty_like(latencies)

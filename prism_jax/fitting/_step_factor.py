@@ -1,4 +1,4 @@
-"""The factor of a step: its spread and its memory, by restricted maximum likelihood."""
+"""The factor of a step: its spread and autocorrelation, by restricted maximum likelihood."""
 
 import dataclasses
 import functools as ft
@@ -29,15 +29,15 @@ def of_steps(
     steps: Int[np.ndarray, " steps"],
     step_times: Float[np.ndarray, " steps"] | None = None,
 ) -> tuple[Component, Component]:
-    """Spread and autocorrelation of the step's factor.
+    """The spread and the autocorrelation of the factor of a step.
 
     **Arguments:**
 
-    - `factor`: what the compute of a step has in common, as a logarithm, and the variance of its
-        `noise`.
+    - `factor`, `noise`: the logarithm of the factor that the compute of a step has in common, and
+        the variance of its noise.
     - `steps`: the number of each step, increasing.
-    - `step_times`: where they are known, the factor is less where they contradict that it is on
-        every op. Steps that are far from the others, by a stall or because the job was in another
+    - `step_times`: if they are known, the factor is reduced where they contradict that it acts on
+        every op. Steps far from the others, because of a stall or because the job was in another
         state, are left out.
     """
     name = "step_autocorrelation"
@@ -63,12 +63,13 @@ def _in_step_times(
     noise: Float[np.ndarray, " steps"],
     logs: Float[np.ndarray, " steps"],
 ) -> Variance:
-    """The part of the factor's variance that step times have, where they do not have all of it.
+    """The part of the factor's variance that step times show, if they do not show all of it.
 
-    The noise of an op moves both: in the mean of all ops it weighs one over their number, in the
-    step time what the op has of the critical path, and either weights add up to one. So the slope
-    of the logarithms of step times over the factor is one, noise or not, where the factor is on
-    every op, and less where ops that steps wait for do not have it.
+    The noise of an op affects both the factor and the step time: with a weight of one over the
+    number of ops in the mean of all ops, and with the op's share of the critical path in the step
+    time. Both kinds of weights add up to one. So the slope of the logarithms of step times over the
+    factor is one, with or without noise, if the factor acts on every op, and lower if it does not
+    act on ops that steps wait for.
     """
     centred, times = factor - factor.mean(), logs - logs.mean()
     square = float(centred @ centred)
@@ -92,7 +93,7 @@ def _maximum_likelihood(
     steps: Int[np.ndarray, " steps"],
     scale: float,
 ) -> tuple[Variance, Component]:
-    """The variance, and the autocorrelation where it is told; `scale` is of the variance's size."""
+    """The variance, and the autocorrelation if it can be known; `scale` is near the variance."""
     from scipy.optimize import minimize
 
     name = "step_autocorrelation"
@@ -141,15 +142,16 @@ def minus_log_likelihood(
     variance: float,
     decay: float,
 ) -> float:
-    """Minus the restricted log-likelihood of an autoregressive process with a mean, seen in noise,
-    up to a constant: by a Kalman filter of the values and of ones, which have the same gains.
+    """Minus the restricted log-likelihood, up to a constant, of an autoregressive process with a
+    mean that is observed with noise, by a Kalman filter of the values and of ones, with the same
+    gains.
 
     **Arguments:**
 
-    - `rows`: of each step: its value, the variance of its noise, and the position of what it is
-        away from the step before it in `gaps`.
-    - `gaps`: the first is zero.
-    - `variance`, `decay`: of the process, and how much of it is left after one step.
+    - `rows`: for each step, its value, the variance of its noise, and the position in `gaps` of its
+        distance from the step before it.
+    - `gaps`: the distances; the first is zero.
+    - `variance`, `decay`: the variance of the process, and its autocorrelation after one step.
     """
     left = (decay**gaps).tolist()
     value = one = 0.0  # What is expected of the next step.
@@ -178,7 +180,7 @@ def _decay(x: float) -> float:
 
 def _errors(likelihood, decay: float) -> tuple[float, float]:
     """Standard errors of the logarithm of the variance, at zero, and of the decay, from the
-    curvature by differences; that of the decay is no more than that of knowing nothing.
+    curvature by differences. That of the decay is at most that of its prior range.
     """
     # The decay may pass zero, but not one.
     steps = np.diag([1e-2, min(1e-2, (1 - decay) / 10)])

@@ -1,4 +1,4 @@
-"""What happens to a step as a whole: its spread, and the slow outliers."""
+"""The law of the factor of a step: its spread, and slow outliers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ _NAMES = ("sigma", "outlier_share", "outlier_excess", "outlier_sigma")
 
 @dataclasses.dataclass(frozen=True)
 class StepLaw:
-    """The factor that all ops of a step share, relative to the median; see `Outlying`.
+    """The law of the factor that all ops of a step share, relative to the median; see `Outlying`.
 
     **Attributes:**
 
-    - `sigma`: of the body.
-    - `share`, `excess`, `outlier_sigma`: of the outliers.
+    - `sigma`: the spread of the body.
+    - `share`, `excess`, `outlier_sigma`: the parameters of outliers.
     """
 
     sigma: float
@@ -34,7 +34,7 @@ class StepLaw:
     outlier_sigma: float
 
     def factors(self, number: int) -> Float[np.ndarray, " number"]:
-        """As many factors of mean one, evenly spaced in probability, in an order of their own."""
+        """`number` factors of mean one, evenly spaced in probability, in a fixed shuffled order."""
         slow = round(self.share * number)
         parts = [np.exp(self.sigma * _scores(number - slow))]
         parts.append(1 + self.excess * np.exp(self.outlier_sigma * _scores(slow)))
@@ -42,7 +42,7 @@ class StepLaw:
         return np.random.default_rng(0).permutation(factors / factors.mean())
 
     def variation(self, source: str) -> Variation:
-        """As a file holds it."""
+        """The law as it is written to a file."""
         parameters: dict[str, float] = dict(zip(_NAMES, dataclasses.astuple(self), strict=True))
         return Variation("", "step", "lognormal-outliers", parameters, source)
 
@@ -68,10 +68,10 @@ def spread_of(observed: Observed, priors: Priors) -> float:
 
 
 def law_of_outliers(all_observed: Sequence[Observed], spread: float, priors: Priors) -> StepLaw:
-    """The outliers of all runs and those of other systems; the body has no spread yet.
+    """The law of outliers, from those of all runs and of other systems. Its body has no spread yet.
 
-    Their share and their excess, relative to the step, are those of a job, whatever its scale: in
-    MLPerf's families neither follows the number of GPUs.
+    The share of outliers, and their excess relative to the step, are the same for all scales of a
+    job: in MLPerf's families, neither depends on the number of GPUs.
     """
     number = sum(observed.num_steps for observed in all_observed)
     relative = [observed.excess / observed.median for observed in all_observed]
@@ -92,19 +92,19 @@ def solve_spread(
     wanted: Sequence[float],
     weights: Sequence[float],
 ) -> tuple[float, float]:
-    """The spread of the body with which the cores are as wide as they should be.
+    """The spread of the body with which the cores have the wanted spreads.
 
     **Arguments:**
 
-    - `law`: of which the outliers count.
-    - `deviations`: of steps that differ by the noise of kernels alone, relative to their median,
-        for each scale.
-    - `wanted`, `weights`: the spread of the core at each scale, and what it weighs.
+    - `law`: the law, of which the outliers are used.
+    - `deviations`: for each scale, the relative deviations from the median of steps that differ
+        only by the noise of kernels.
+    - `wanted`, `weights`: the wanted spread of the core at each scale, and its weight.
 
     **Returns:**
 
-    The spread, and what the noise of kernels is to be multiplied by: less than one only where it
-    is too wide by itself, and the body has no spread then.
+    The spread, and a factor for the noise of kernels. It is below one only if this noise alone is
+    too wide; the body then has no spread.
     """
     goal = float(np.average(np.square(wanted), weights=weights))
 
@@ -120,5 +120,5 @@ def solve_spread(
 
 
 def _mean_with(prior: Worth, total: float, number: int) -> float:
-    """The mean of so many observations and those that a prior counts as."""
+    """The mean of observations, combined with a prior that counts as some observations."""
     return (total + prior.observations * prior.value) / (number + prior.observations)

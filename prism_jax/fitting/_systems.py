@@ -1,4 +1,4 @@
-"""The law of a step on systems of which nothing is known."""
+"""The law of a step on systems without measurements."""
 
 import numpy as np
 from jaxtyping import Float
@@ -12,11 +12,12 @@ _MOST = 0.2
 
 
 def laws_of_systems(priors: Priors, device: str, number: int) -> list[StepLaw]:
-    """The laws of steps of so many systems, drawn with a constant key.
+    """The laws of steps of `number` systems, drawn with a constant key.
 
-    Spreads are log-normal, by the generation of the device where systems of it were seen; so are
-    shares of outliers; what an outlier takes follows the spread, and is less where there are many.
-    Of few systems the law is known by as much less well: draws are of Student's law.
+    Spreads are log-normal, with parameters for the generation of the device if systems with it were
+    measured. Shares of outliers are log-normal too. The excess of an outlier is relative to the
+    spread, and smaller if outliers are frequent. Because the parameters come from few systems,
+    draws follow Student's law.
     """
     rng = np.random.default_rng(0)
     spreads = np.exp(_drawn(spread_of_device(priors, device), rng, number))
@@ -40,7 +41,7 @@ def spread_of_device(priors: Priors, device: str) -> Sampled:
 
 
 def _drawn(law: Sampled, rng: np.random.Generator, number: int) -> Float[np.ndarray, " number"]:
-    """What another system has, of a normal law of which mean and deviation were estimated."""
+    """Values of further systems, if the mean and the deviation of a normal law were estimated."""
     return law.mean + law.deviation * np.sqrt(1 + 1 / law.number) * rng.standard_t(
         law.number - 1, number
     )

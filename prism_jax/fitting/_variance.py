@@ -1,4 +1,4 @@
-"""A variance that was estimated, and the component that it makes."""
+"""Estimated variances, and the components that they give."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ _SEEN = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Variance:
-    """A variance with its standard error; `None` where it is not told, for the reason `note`.
-    `chance` is the standard error that it would have if there were none.
+    """A variance with its standard error; `None` if it cannot be estimated, for the reason in
+    `note`. `chance` is the standard error if the true variance were zero.
     """
 
     value: float | None
@@ -25,16 +25,16 @@ class Variance:
 
     @property
     def known(self) -> float:
-        """The variance, zero where it is not told or negative."""
+        """The variance; zero if it cannot be estimated or is negative."""
         return max(self.value or 0.0, 0.0)
 
     @property
     def by_chance(self) -> bool:
-        """Whether it is within three standard errors of none."""
+        """Whether it is within three standard errors of zero."""
         return bool(self.known <= _SEEN * self.chance)
 
     def component(self, name: str) -> Component:
-        """The standard deviation under a name, with its standard error."""
+        """The component with this name: the standard deviation, with its standard error."""
         if self.value is None:
             return Component(name, None, None, self.note)
         if max(self.known, self.error) <= ALIKE**2:

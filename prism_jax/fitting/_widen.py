@@ -1,4 +1,4 @@
-"""The factor of a step where step times spread more than the components of compute explain."""
+"""Widens the factor of a step if step times spread more than the components of compute explain."""
 
 import jax
 import msgspec
@@ -20,11 +20,11 @@ _OF_VARIANCE, _OF_MEDIAN = 1.92, 1.25
 
 
 def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
-    """A profile whose steps have the spread of the body of step times, where that is told.
+    """A profile whose steps have the spread of the body of step times, if that can be estimated.
 
-    What no component explains, such as work that comes uneven to whole replicas, is put down to the
-    step as a whole: to the component and to its law, which stay one number. A median that is off by
-    more than the noise is noted.
+    Variation that no component explains, such as uneven work of whole replicas, is attributed to
+    the factor of a step: both to the component and to its law, which stay equal. If the median is
+    off by more than the noise, there is a note.
     """
     law = simulate(
         compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
