@@ -1,4 +1,4 @@
-"""Changes to groups of ops: what sensitivities are taken by, and what-ifs set."""
+"""Changes to groups of ops, which sensitivities differentiate and what-ifs set."""
 
 import equinox as eqx
 from jaxtyping import Array, Float

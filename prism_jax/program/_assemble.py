@@ -1,4 +1,4 @@
-"""From a graph of ops and the blocks they stand for to a program."""
+"""Assembles a program from a graph of ops and their blocks."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,24 +36,26 @@ def assemble(
     network_links: Sequence[str] = (),
     resolution: Literal["block", "kernel"] = "block",
 ) -> Program:
-    """Makes a program of any graph of ops.
+    """Makes a program from any graph of ops.
 
     **Arguments:**
 
-    - `graph`: the ops of one replica, and what each waits for.
-    - `blocks`: for each op, its kernels. An op that is one kernel keeps that kernel's law; the
-        kernels of any other are collapsed to one latency.
-    - `variability`: what makes latencies vary; nothing by default.
-    - `sinks`: the reductions of gradients over replicas, as of `sinks_of`; by default none.
-    - `contention`: what part of its own latency a reduction adds to the compute beside it.
-    - `tail`: what follows when all ranks of all replicas have met.
-    - `members`: of a tensor- and context-parallel group, who wait for one another at the
-        collectives of a block, where its segment does not say how many; by default `group_size`.
-    - `group_size`: GPUs of each pipeline rank.
-    - `num_replicas`: copies of the graph that meet at the end of a step only.
+    - `graph`: the ops of one replica, and the ops that each waits for.
+    - `blocks`: the kernels of each op. An op with one kernel keeps that kernel's law; several
+        kernels are collapsed to one latency.
+    - `variability`: the laws around the means; by default nothing varies.
+    - `sinks`: the gradient reductions over replicas, as from `sinks_of`; by default none.
+    - `contention`: the part of its own latency that a reduction adds to the compute that it
+        overlaps.
+    - `tail`: the block that runs after all ranks of all replicas have met.
+    - `members`: the number of members of a tensor- and context-parallel group, which wait for one
+        another at the collectives of a block, unless a segment gives another number; by default
+        `group_size`.
+    - `group_size`: the number of GPUs in each pipeline rank.
+    - `num_replicas`: how many copies of the graph there are, which meet only at the end of a step.
     - `network_links`: the links that share the network's regime.
-    - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency.
-        Slow; a check of the collapse.
+    - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency. This
+        is slow, and is used to check the collapse.
 
     **Returns:**
 
@@ -61,8 +63,8 @@ def assemble(
 
     **Raises:**
 
-    `ValueError` for counts that do not fit or are below one, a law with impossible parameters, or a
-    kind of kernel that `variability` names and no kernel has.
+    `ValueError` for counts that do not fit or are below one, for a law with invalid parameters, or
+    if `variability` names a kind that no kernel has.
     """
     variability = Variability() if variability is None else variability
     sinks = sinks or [Sink(rank, last) for rank, last in enumerate(graph.last)]
@@ -141,14 +143,14 @@ def _kernels(block: Block) -> Iterator[Kernel]:
 
 
 def _of_kinds(variability: Variability, kinds: Sequence[str]) -> Variability:
-    """The same, with a residual law for each of these kinds and stalls of no others."""
+    """The same laws, with a residual law for each of these kinds, and only stalls of these."""
     residual = {k: variability.residual.get(k, Constant(jnp.ones(()))) for k in kinds}
     stalls = {k: stall for k, stall in variability.stalls.items() if k in kinds}
     return dataclasses.replace(variability, residual=residual, stalls=stalls)
 
 
 def _rows(graph: OpGraph, class_: np.ndarray, compute: np.ndarray) -> tuple[Ops, Rows]:
-    """What the ops are; pairs of class and rank are numbered in the order of their first op."""
+    """The ops and rows. Pairs of class and rank are numbered in the order of their first ops."""
     slowed = compute[class_] & ~graph.is_send_recv
     rank = np.where(slowed, graph.rank, -1)
     pairs = class_ * (graph.rank.max(initial=0) + 2) + rank + 1

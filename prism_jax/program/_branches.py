@@ -1,13 +1,13 @@
-"""Compute and collectives side by side: the moments of when both have ended.
+"""Overlapped compute and collectives: the moments of the time when both have ended.
 
 With compute that takes `C` and collectives that take `K`, each slowed while the other runs,
 
     T = max(K + beta C, C + alpha K)
 
-(`Branches.slowdowns`), where `C` is the slowest member's: `T` grows in `C`, and the collectives are
-one draw for the group. The moments are an integral over the two laws, each a cube of a normal. The
-one that varies less is the outer variable, at equal steps of its score; over the other the integral
-is in two parts, which meet where both end together. So each part is of a smooth function.
+(`Branches.slowdowns`), where `C` is that of the slowest member, because `T` increases with `C`, and
+the collectives are one draw for the group. The moments are integrals over the two laws, each a cube
+of a normal. The one that varies less is the outer variable, at equal steps of its score. The
+integral over the other is split where both end together, so that each part has a smooth integrand.
 """
 
 import equinox as eqx
@@ -31,15 +31,15 @@ _LEAST_VARIED = 1e-10
 
 
 class Overlaps(eqx.Module):
-    """Which branches there are, as arrays, padded with zeros.
+    """The branches, as arrays padded with zeros.
 
     **Attributes:**
 
-    - `compute`: what members run in the branches: 1 for the segment with all that they run up to
-        the end of the branches, -1 for that with what they run before them; or 1 for the class of
-        a block within them.
+    - `compute`: the compute of members in the branches: 1 for the segment with all of their compute
+        up to the end of the branches, and -1 for the segment with their compute before the
+        branches; or 1 for the class of a block within the branches.
     - `communication`: how often each kernel runs in each row of collectives.
-    - `slowdowns`: as of `workload.Branches`.
+    - `slowdowns`: as in `workload.Branches`.
     - `classes`: how often a class contains the branches.
     """
 
@@ -58,22 +58,23 @@ def branch_moments(
     *,
     apart: bool = False,
 ) -> tuple[Float[Array, "4 classes regimes nodes"], Float[Array, "3 classes regimes"] | None]:
-    """What branches add to each class. Differentiable in all that is not an index.
+    """The contribution of branches to each class. Differentiable with respect to everything except
+    indices.
 
     **Arguments:**
 
     - `overlaps`: the branches.
-    - `cumulants`: of each kernel's latency.
+    - `cumulants`: the cumulants of each kernel's latency.
     - `network`: the factor on each kernel in each regime.
-    - `inner`: what `segment_maxima` gives for each segment; or the same of classes, by regimes.
+    - `inner`: the result of `segment_maxima` for each segment; or the same for classes, by regimes.
     - `part`: the part of communication in `inner`, if any.
-    - `apart`: whether to find the part of communication, too.
+    - `apart`: whether to compute the part of communication as well.
 
     **Returns:**
 
-    Cumulants and what the other GPUs share, as of `segment_maxima`; and which part of the cumulants
-    communication has at the middle node: how much they grow with a factor on all of it, over their
-    order.
+    The cumulants and the shared deviation from other GPUs, as in `segment_maxima`; and the part of
+    communication in the cumulants at the middle node, that is, their derivative with respect to a
+    factor on all communication, over their order.
     """
     powers = jnp.stack([network, network**2, network**3])
     rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
@@ -126,14 +127,14 @@ def together(
 
     **Arguments:**
 
-    - `compute`: mean, variance and third central moment of what is drawn anew, and the standard
-        deviation of what is shared with other segments.
-    - `communication`: the first three.
-    - `slowdowns`: `(alpha, beta)`, as of `workload.Branches`.
+    - `compute`: the mean, the variance and the third central moment of the part that is drawn anew,
+        and the standard deviation of the part that segments share.
+    - `communication`: the first three of these.
+    - `slowdowns`: `(alpha, beta)`, as in `workload.Branches`.
 
     **Returns:**
 
-    The same four as of `compute`. Differentiable in all three.
+    The same four figures as `compute`. Differentiable with respect to all three arguments.
     """
     shape = jnp.broadcast_shapes(compute.shape[1:], communication.shape[1:])
     mean_c, own, third, shared = jnp.broadcast_to(compute, (4, *shape))
@@ -175,8 +176,8 @@ def _longest(
 
 
 def _quadrature(one, other):
-    """Weights, and by how much each of two is above its mean, `(*shape, outer, inner)`; they end
-    together where mean and lateness times the last of each are equal.
+    """Weights, and the deviation of each of two from its mean, `(*shape, outer, inner)`. They end
+    together where the sum of mean and deviation, times the last figure of each, is equal.
     """
     mean, std, skewness, part = one
     mean_2, std_2, skewness_2, part_2 = other

@@ -21,7 +21,7 @@ def lower_chains(
     kernels: Kernels,
     schedule: AbstractSchedule,
 ) -> Workload:
-    """As `lower`, for a schedule that may have several chains, as DualPipe has.
+    """`lower`, for a schedule that may have several chains, such as DualPipe.
 
     A rank holds a copy of the parameters for each chain. The copies of a stage reduce their
     gradients together, over all replicas, and share the optimizer's states.
@@ -67,14 +67,14 @@ def lower_chains(
 
 
 def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:
-    """A reduction of one chain that waits for the copies of its stage, too."""
+    """A reduction of one chain that also waits for the copies of its stage."""
     starts = (chain_starts[chain], *chain_starts[:chain], *chain_starts[chain + 1 :])
     stages = tuple(start + stage for stage in one.stages for start in starts)
     return Reduction(one.kernels, stages)
 
 
 def number_microbatches(graph: OpGraph, chain_starts: tuple[int, ...]) -> OpGraph:
-    """The graph with numbers of microbatches that differ from chain to chain, as their data do."""
+    """The graph, in which the microbatches of different chains have different numbers."""
     chain = np.searchsorted(np.array(chain_starts), graph.stage, side="right") - 1
     each = graph.microbatch.max(initial=0) + 1
     return dataclasses.replace(graph, microbatch=graph.microbatch + chain * each)

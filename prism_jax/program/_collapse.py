@@ -1,9 +1,9 @@
-"""Collapse of the kernels of a block into one latency (mean, standard deviation, skewness).
+"""Collapses the kernels of a block into one latency (mean, standard deviation, skewness).
 
 A block is a row of segments. Within a segment every member of the tensor- and context-parallel
-group runs its kernels by itself, perhaps with collectives beside some; then a collective waits for
-the slowest. Sums add their cumulants; `_segment` has the slowest member's, `_branches` what runs
-side by side.
+group runs its kernels independently, perhaps overlapped with collectives; then a collective waits
+for the slowest. Cumulants of sums add up; `_segment` has those of the slowest member, `_branches`
+those of overlapped compute and collectives.
 """
 
 import functools as ft
@@ -21,7 +21,7 @@ from ._segment import Group, root, segment_alone, segment_maxima, shape_of
 
 
 class Sides(eqx.Module):
-    """Which branches there are, and in which classes. Static; all as of `Overlaps`."""
+    """The branches, and the classes that contain them. Static; fields as in `Overlaps`."""
 
     compute: FrozenArray = eqx.field(static=True)
     communication: FrozenArray = eqx.field(static=True)
@@ -30,7 +30,7 @@ class Sides(eqx.Module):
 
 
 class Blocks(eqx.Module):
-    """Which kernels make up the ops of each class. Static.
+    """The kernels of each class of ops. Static.
 
     After the classes of ops come those of blocks within branches.
 
@@ -42,8 +42,8 @@ class Blocks(eqx.Module):
     - `class_collectives`: `(classes, kernels)`, how often it contains a collective.
     - `direct`: `(classes,)`, the kernel of a class that is one kernel and keeps its own law, or -1.
     - `compute`: `(classes,)`, whether the factor of the rank applies to it.
-    - `branches`: beside what members run by themselves.
-    - `around`: beside blocks, which are classes.
+    - `branches`: branches that overlap with compute of members.
+    - `around`: branches that overlap with blocks, which are classes.
     """
 
     segments: FrozenArray = eqx.field(static=True)
@@ -57,16 +57,17 @@ class Blocks(eqx.Module):
 
 
 class Collapse(eqx.Module):
-    """What of `Blocks` the collapse needs, as arrays, padded with zeros.
+    """The parts of `Blocks` that the collapse needs, as arrays padded with zeros.
 
     **Attributes:**
 
-    - `segments`, `class_segments`, `class_collectives`: as of `Blocks`.
-    - `members`: `(segments,)`, how many members run each.
-    - `group`: `(segments,)`, which group of GPUs they are.
-    - `overlaps`: the branches; `None` where there are none, which takes no time.
-    - `around`: those beside classes, likewise.
-    - `loads`: `(loads, kernels)`, one where a kernel takes longer with a load; `None` for none.
+    - `segments`, `class_segments`, `class_collectives`: as in `Blocks`.
+    - `members`: `(segments,)`, how many members run each segment.
+    - `group`: `(segments,)`, the group of GPUs of these members.
+    - `overlaps`: the branches that overlap with compute; `None` if there are none, which costs
+        nothing.
+    - `around`: the branches that overlap with classes, likewise.
+    - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
     """
 
     segments: Float[Array, "segments kernels"]
@@ -82,7 +83,7 @@ class Collapse(eqx.Module):
 def segment_skewness(
     collapse: Collapse, cumulants: Float[Array, "3 kernels"]
 ) -> Float[Array, " segments"]:
-    """The skewness of what one member runs in each segment; zero where no other member waits."""
+    """The skewness of each segment on one member; zero if no other member waits."""
     unit = jnp.max(cumulants[0], initial=1e-30)
     counts = collapse.segments.T
     _, skewness = shape_of(cumulants[1] / unit**2 @ counts, cumulants[2] / unit**3 @ counts)
@@ -102,23 +103,25 @@ def class_moments(
     Float[Array, "classes regimes nodes"],
     Float[Array, "3 classes regimes"] | None,
 ]:
-    """Mean, standard deviation and skewness of each class, for each regime of the network, given
-    the factor of the slowest GPU at `NODE_SCORES`, of what each op draws anew; the standard
-    deviation of what all ops of a rank share in a sample, for its other GPUs are the same ones; and
-    the first three of the communication of each class alone, which no GPU slows.
+    """Moments of each class, for each regime of the network, given the factor of the slowest GPU at
+    `NODE_SCORES`: the mean, the standard deviation and the skewness of the part that each op draws
+    anew; the standard deviation of the part that all ops of a rank share in a sample, because its
+    other GPUs are the same; and the first three for the communication of each class alone, on which
+    factors of GPUs do not act.
 
-    Segments share their part fully, also those of unlike spreads, whose correlation is a little
-    below one. What runs beside compute is communication as far as it decides the end: exact for
-    what is first order in a factor on compute. Differentiable in all that is not an index.
+    The shared parts of segments are taken to be fully correlated, even between segments of
+    different spreads, whose correlation is slightly below one. Overlapped collectives count as
+    communication as far as they decide the end, which is exact to first order in a factor on
+    compute. Differentiable with respect to everything except indices.
 
     **Arguments:**
 
-    - `collapse`: what the classes are made of.
-    - `cumulants`: of each kernel's latency.
+    - `collapse`: the contents of the classes.
+    - `cumulants`: the cumulants of each kernel's latency.
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
-    - `load`: the laws of the loads of their members, where `collapse` has any.
-    - `apart`: whether to give the last.
+    - `load`: the laws of the loads of their members, if `collapse` has loads.
+    - `apart`: whether to return the figures of communication alone.
     """
     unit, cumulants = _in_units(cumulants)
     serial = cumulants @ collapse.segments.T
@@ -165,8 +168,8 @@ def _shared(
     shared: Float[Array, "segments nodes"],
     share: Float[Array, " segments"],
 ) -> Float[Array, "classes nodes"]:
-    """What a rank's other GPUs make all its ops of a class vary by. Where some members decide they
-    are others in each layer, so that only the squares add.
+    """The standard deviation that a rank's other GPUs give to all of its ops of a class. If only
+    some members decide, these differ from layer to layer, so that variances add up.
     """
     some = (share < 1)[:, None]
     apart = class_segments @ jnp.where(some, shared**2, 0)
@@ -174,15 +177,15 @@ def _shared(
 
 
 def _in_seconds(cumulants: Float[Array, "3 *shape"], unit) -> Float[Array, "3 *shape"]:
-    """Mean and standard deviation in seconds, and the skewness."""
+    """The mean and the standard deviation in seconds, and the skewness."""
     mean, variance, third = cumulants
     std, skewness = shape_of(variance, third)
     return jnp.stack([mean * unit, std * unit, skewness])
 
 
 def _in_units(cumulants: Float[Array, "3 kernels"]):
-    """A unit of time, and the cumulants in it: in seconds, cubes of what a kernel varies by would
-    be lost in single precision.
+    """A unit of time, and the cumulants in this unit: in seconds, third cumulants of kernels would
+    underflow in single precision.
     """
     unit = jax.lax.stop_gradient(jnp.max(cumulants[0]))
     unit = jnp.where(unit > 0, unit, 1)

@@ -1,4 +1,4 @@
-"""A job's step if nothing varied, on the host: for what is solved for, again and again."""
+"""A job's step if nothing varied, on the host, for solvers that evaluate it many times."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,9 +21,9 @@ class ConstantStep:
 
     **Attributes:**
 
-    - `seconds`: all of it.
-    - `latencies`: of each op.
-    - `reduced`: for each pipeline rank, the exposed part of the reduction of its gradients.
+    - `seconds`: the step time.
+    - `latencies`: the latency of each op.
+    - `reduced`: the exposed part of the gradient reduction of each pipeline rank.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ def run(of: Frame, workload: Workload) -> ConstantStep:
 
 
 def without_send_recv(of: Frame, workload: Workload, step: ConstantStep) -> ConstantStep:
-    """The step if what pipeline ranks send took no time."""
+    """The step if sends between pipeline ranks took no time."""
     return _replayed(of, workload, np.where(of.is_send_recv, 0.0, step.latencies))
 
 
@@ -59,11 +59,11 @@ def constant_step(job: Job) -> Callable[[Kernels], float]:
 
     **Arguments:**
 
-    - `job`: with a model and a cluster; its own kernels are not looked at.
+    - `job`: a job with a model and a cluster. Its own kernels are not used.
 
     **Raises:**
 
-    `ValueError` as `compile_job`.
+    `ValueError` wherever `compile_job` raises it.
     """
     model, cluster, training, _ = parts_of(job)
     check_parts(model, job.layout, job.schedule, training, cluster)

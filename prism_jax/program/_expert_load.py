@@ -1,4 +1,4 @@
-r"""How full the fullest member of an expert-parallel group is.
+r"""The load of the fullest member of an expert-parallel group.
 
 The popularities of the experts are $p \sim \mathrm{Dirichlet}(c\, p_0)$ with even $p_0$; a
 microbatch sends $N$ tokens, each counted once for every expert that it goes to, by a multinomial
@@ -6,11 +6,11 @@ law. A member of $n$ holds an even share of the experts, so the counts of member
 with popularities of $\mathrm{Dirichlet}(c / n, \dots, c / n)$. The load of a member is its count
 over the mean, $N / n$.
 
-Loads are replaced by $1 + \beta (n q - 1)$ with $q \sim \mathrm{Dirichlet}(c' / n, \dots)$, whose
-sum is right, and whose $c'$ and $\beta$ are those of the variance and the skewness of a count:
-exact without the noise of the multinomial law, and three moments of it where it is all there is.
-The shares $q$ are $g_i / S$ with independent gamma variates $g_i$ and their sum $S$, of which they
-are independent (Basu, 1955), so that
+Loads are replaced by $1 + \beta (n q - 1)$ with $q \sim \mathrm{Dirichlet}(c' / n, \dots)$. Their
+sum is right, and $c'$ and $\beta$ match the variance and the skewness of a count: this is exact
+without the noise of the multinomial law, and matches three moments if there is only this noise. The
+shares $q$ are $g_i / S$ with independent gamma variates $g_i$ and their sum $S$. They are
+independent of $S$ (Basu, 1955), so that
 
 $$E[\max_i g_i^k] = E[S^k]\, E[\max_i q_i^k],$$
 
@@ -34,8 +34,8 @@ class Unevenness(eqx.Module):
 
     **Attributes:**
 
-    - `concentration`: $c$, positive; infinite where all experts are equally popular.
-    - `spread`: a factor on how far loads are from one.
+    - `concentration`: $c$, positive; infinite if all experts are equally popular.
+    - `spread`: a factor on the deviation of loads from one.
     """
 
     concentration: Float[Array, " loads"]
@@ -43,18 +43,19 @@ class Unevenness(eqx.Module):
 
 
 class Loads(eqx.Module):
-    """Laws of the loads of expert-parallel groups, apart from their parameters; one entry for each.
+    """Laws of the loads of expert-parallel groups, without their parameters; one entry for each.
 
     **Attributes:**
 
     - `members`: $n$, at least 2.
-    - `counts`: $N$, of a microbatch.
-    - `experts`: of a member.
-    - `split`: ranks that share a member's experts and its load.
-    - `capacity`: the most tokens that an expert takes, over the mean, at least 1; what comes beyond
-        is dropped. `None` where none is.
-    - `shares`: of each expert in the tokens, by member, where these are known and kept, whatever
-        the concentration is; else, and for padding, `nan`. `None` where none are.
+    - `counts`: $N$, the tokens of a microbatch.
+    - `experts`: how many experts a member has.
+    - `split`: how many ranks share a member's experts and load.
+    - `capacity`: the most tokens that an expert takes, over the mean, at least 1; further tokens
+        are dropped. `None` for no limit.
+    - `shares`: the share of each expert in the tokens, by member, if these are known and constant;
+        the concentration is then not used. `nan` if unknown, and for padding. `None` if none are
+        known.
     """
 
     members: Float[Array, " loads"]
@@ -66,14 +67,16 @@ class Loads(eqx.Module):
 
 
 class Fullest(eqx.Module):
-    """The fullest member of each group, and independent ranks that stand for its ranks.
+    """The fullest member of each group, and equivalent independent ranks.
 
     **Attributes:**
 
-    - `load`: of the fullest.
-    - `member`: of one of these independent ranks, by the law of `ThreeMoment`.
-    - `correction`: `load` less the same of the fullest of these independent ranks.
-    - `share`: of the ranks that these stand for: less than one where it is known who has most.
+    - `load`: the moments of the load of the fullest member.
+    - `member`: the moments of the load of one of the independent ranks, by the law of
+        `ThreeMoment`.
+    - `correction`: `load` minus the moments of the fullest of the independent ranks.
+    - `share`: the share of the group's ranks that the independent ranks represent: below one if it
+        is known which member has most.
     """
 
     load: Moments
@@ -85,13 +88,14 @@ class Fullest(eqx.Module):
 def fullest(
     loads: Loads, unevenness: Unevenness, gpu_spread: Float[Array, ""] | float = 0.0
 ) -> Fullest:
-    """Moments of the load of the fullest member, whose mean over members is one unless some is
-    dropped. Differentiable in the concentration, the spread and the capacity. Where shares are
-    known, see `kept_loads`.
+    """Moments of the load of the fullest member. The mean load over members is one unless tokens
+    are dropped. Differentiable with respect to the concentration, the spread and the capacity. For
+    known shares, see `kept_loads`.
 
-    Without a capacity as exact as the module's docstring says. A capacity cuts the fullest, whose
-    law is taken to be that of `ThreeMoment`; where a member has several experts, each of which is
-    cut, it changes the fullest by as much as that of independent members: within 2 % of the mean.
+    Without a capacity, it is as exact as the docstring of the module says. A capacity truncates the
+    fullest load, whose law is approximated by `ThreeMoment`. If a member has several experts, which
+    are truncated separately, the fullest load changes as much as that of independent members, which
+    is accurate to 2 % of the mean.
     """
     load, member = _drawn_anew(loads, unevenness.concentration)
     factor, rivals = unevenness.spread, loads.members
@@ -111,7 +115,7 @@ def fullest(
 
 
 def _drawn_anew(loads: Loads, concentration) -> tuple[Moments, Moments]:
-    """The fullest and a member, where popularities are drawn for each microbatch."""
+    """The fullest load and that of a member, if popularities are drawn for each microbatch."""
     concentration, stretch = _matched(loads.counts, concentration)
     shape = jnp.maximum(concentration / loads.members, _LEAST_SHAPE)
     ones = jnp.ones_like(shape)
@@ -126,8 +130,8 @@ def _drawn_anew(loads: Loads, concentration) -> tuple[Moments, Moments]:
 
 
 def _matched(number, concentration) -> tuple[Float[Array, " loads"], Float[Array, " loads"]]:
-    r"""$c'$ and $\beta$. For any member the variance and the third central moment of its share are
-    those of one that has all or nothing, multiplied by numbers that do not depend on who it is.
+    r"""$c'$ and $\beta$. The variance and the third central moment of the share of any member are
+    those of a share that is zero or one, multiplied by numbers that do not depend on the member.
     """
     spread = 1 / concentration
     variance = (number * spread + 1) / (number * (spread + 1))
@@ -148,7 +152,7 @@ def _fullest_uncut(concentration, stretch, members) -> Moments:
 
 
 def _member(shape, stretch, experts, capacity) -> Moments:
-    """The mean over independent experts, each of whose loads is cut."""
+    """The mean over independent experts, whose loads are truncated separately."""
     law = Gamma(1.0, 1 / jnp.sqrt(shape))
     mean, variance, third = _moments(
         lambda z: jnp.minimum(stretch * (law.from_normal(z) - 1), capacity - 1), shape
@@ -165,7 +169,7 @@ def _independent(member: Moments, members) -> Moments:
 
 
 def _cut(load: Moments, most) -> Moments:
-    """Of what is cut at `most`."""
+    """The moments of a load that is truncated at `most`."""
     std = jnp.sqrt(load[1])
     skewness, room = load[2] / std**3, most - load[0]
     mean, *rest = _moments(lambda z: jnp.minimum(std * cube_normal(z, skewness), room), std)
@@ -173,7 +177,7 @@ def _cut(load: Moments, most) -> Moments:
 
 
 def _moments(at_score, like) -> list[Float[Array, " loads"]]:
-    """Mean, variance and third central moment of a function of a standard normal score."""
+    """The mean, the variance and the third central moment of a function of a normal score."""
 
     def powers(z):
         x = at_score(jnp.broadcast_to(z, like.shape))

@@ -1,4 +1,4 @@
-"""Whether a job fits its devices, and what would make it fit."""
+"""Checks whether a job fits into the memory of its devices, and which changes would make it fit."""
 
 import itertools as it
 from collections.abc import Iterator
@@ -16,8 +16,9 @@ _MOST_CHANGES = 3
 
 
 def check_memory(job: Job) -> None:
-    """Raises a `ValueError` of one sentence where a job needs more memory than a device has: where,
-    by how much, and the nearest changes with which it fits. A job without a model passes.
+    """Raises a `ValueError` of one sentence if a job needs more memory than a device has. The
+    message says where, by how much, and which small changes make it fit. A job without a model
+    passes.
     """
     if job.model is None or job.cluster is None or job.training is None:
         return
@@ -36,7 +37,7 @@ def check_memory(job: Job) -> None:
 
 
 def fixes(job: Job) -> list[Change]:
-    """The nearest changes with which a job fits, at most three: single ones, or else pairs."""
+    """At most three small changes with which a job fits: single changes, or else pairs."""
     single = [*_changes(job)]
     found = list(it.islice(filter(lambda change: _fits(job, change), single), _MOST_CHANGES))
     if found:
@@ -50,7 +51,7 @@ def fixes(job: Job) -> list[Change]:
 
 
 def _changes(job: Job) -> Iterator[Change]:
-    """What costs least comes first. All keep the GPUs and the tokens of a step."""
+    """Possible changes, the cheapest first. All keep the GPUs and the tokens of a step."""
     layout, training, schedule = job.layout, job.training, job.schedule
     assert training is not None
     if training.zero == 0 and layout.dp * layout.cp > 1:

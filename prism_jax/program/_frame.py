@@ -1,4 +1,4 @@
-"""The graph of a schedule's ops, and which of them are alike."""
+"""The graph of a schedule's ops, and their kinds."""
 
 import dataclasses
 import functools as ft
@@ -13,7 +13,7 @@ from ..workload import Block, Segment, Workload, pair
 
 
 class OpKind(NamedTuple):
-    """All that decides the kernels of an op; see `OpGraph`."""
+    """Everything that decides the kernels of an op; see `OpGraph`."""
 
     phase: str
     stage: int
@@ -24,12 +24,12 @@ class OpKind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Frame:
-    """What of a step its latencies do not change.
+    """The parts of a step that do not depend on latencies.
 
     **Attributes:**
 
     - `graph`: the ops.
-    - `kinds`: of ops, each once.
+    - `kinds`: the kinds of ops, each once.
     - `kind_of`: for each op, the position of its kind.
     """
 
@@ -39,7 +39,7 @@ class Frame:
 
     @property
     def is_send_recv(self) -> Bool[np.ndarray, "ops"]:
-        """Whether an op is a send_recv."""
+        """Whether each op is a send_recv."""
         return np.array([kind.phase == SEND_RECV for kind in self.kinds], bool)[self.kind_of]
 
 
@@ -55,7 +55,7 @@ def frame_of(graph: OpGraph) -> Frame:
 
 
 def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
-    """The block of each kind of ops. Those of pairs of stages that are alike are the same."""
+    """The block of each kind of op. Equal pairs of stages share a block."""
     pairs: dict[tuple[int, int], Block] = {}
 
     def of_kind(kind: OpKind) -> Block:
@@ -72,7 +72,7 @@ def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
 
 
 def _block_of_kind(workload: Workload, kind: OpKind) -> Block:
-    """The kernels of the ops of a kind, one after the other."""
+    """The kernels of a kind of op, in order."""
     if kind.phase == SEND_RECV:
         return ((Segment((), workload.send_recv[kind.rank, kind.peer]), 1),)
     if kind.phase == OVERLAPPED:

@@ -1,4 +1,4 @@
-"""Keys that a job sets and that change nothing of it."""
+"""Finds keys that a job sets but that have no effect on it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -20,14 +20,14 @@ _NO_SWITCHES = ("software",)
 def idle_keys(job: Job) -> tuple[str, ...]:
     """A sentence for each key of `training` and `layout` that has no effect on a job.
 
-    A key has none if all kernels of the step and the memory stay what they are with its default
-    value, or with each other choice of a few: so none is named that matters, and no list says which
-    key belongs to what. Looked at are keys that are neither off, nor at their default, nor what the
-    stack of software says.
+    A key has no effect if all kernels of the step and the memory are the same with its default
+    value, or with each other of a few choices. So no key that matters is named, and no list of
+    dependencies between keys is needed. Keys that are off, have their default value or come from
+    the software stack are not considered.
 
     **Arguments:**
 
-    - `job`: from `load_job`; one without a model, or whose layout does not fit it, has no such key.
+    - `job`: from `load_job`. A job without a model, or whose layout does not fit, has no such keys.
     """
     if job.model is None or job.training is None:
         return ()
@@ -50,8 +50,8 @@ def _with(others: Mapping[Any, Job]) -> str:
 
 
 def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
-    """Keys, what they are, and the job with what they could be: the default, or, of a few choices,
-    each other one.
+    """Keys, their values, and the job with other values: the default or, for a few choices, each of
+    the others.
     """
     training, layout = job.training, job.layout
     assert training is not None

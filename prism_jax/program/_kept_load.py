@@ -1,8 +1,8 @@
-r"""How full the fullest member of an expert-parallel group is where popularities are known.
+r"""The load of the fullest member of an expert-parallel group if popularities are known.
 
-A microbatch sends $N$ tokens by a multinomial law of known popularities. Counts of experts are
-taken as independent Poisson variates, whose sum has the relative variance $1 / N$ and is nearly
-independent of their shares: what the fullest has of it is taken away, as in `_expert_load`.
+A microbatch sends $N$ tokens by a multinomial law with known popularities. Counts of experts are
+approximated by independent Poisson variates. Their sum has the relative variance $1 / N$ and is
+nearly independent of their shares, so its effect on the fullest is removed as in `_expert_load`.
 """
 
 import math
@@ -35,9 +35,9 @@ class Kept(NamedTuple):
 
     **Attributes:**
 
-    - `load`: of the fullest member in each microbatch.
-    - `member`: of the one that is the fullest on average.
-    - `rivals`: how many members as full as that one stand for all, on GPUs that differ.
+    - `load`: the moments of the load of the fullest member in each microbatch.
+    - `member`: the moments of the load of the member that is the fullest on average.
+    - `rivals`: how many such members are equivalent to all members, on GPUs that differ.
     """
 
     load: Moments
@@ -56,11 +56,12 @@ def kept_loads(
 
     **Arguments:**
 
-    - `shares`: of each expert in the tokens, by member, in sum one; `nan` for padding.
-    - `counts`: tokens of a microbatch, once for each expert that a token goes to.
-    - `capacity`: the most that an expert takes over the mean; `None` for any number. What is cut is
-        taken to be normal.
-    - `factor`: on how far loads are from one: of the `rivals` only.
+    - `shares`: the share of each expert in the tokens, by member, which add up to one; `nan` for
+        padding.
+    - `counts`: the tokens of a microbatch, once for each expert that a token goes to.
+    - `capacity`: the most tokens that an expert takes, over the mean; `None` for no limit. A
+        truncated load is approximated by a normal law.
+    - `factor`: the factor on the deviation of loads from one; for `rivals` only.
     - `gpu_spread`: the standard deviation of a GPU's factor over its mean.
     """
     there = ~jnp.isnan(shares)
@@ -84,7 +85,7 @@ def kept_loads(
 
 
 def _rivals(members: Float[Array, "3 loads members"], real, factor, gpu_spread):
-    """The member that is the fullest on average, and how many such stand for all."""
+    """The member that is the fullest on average, and how many such are equivalent to all."""
     means = jnp.where(real, members[0], -jnp.inf)
     first = jnp.argmax(means, axis=1)
     member = jnp.take_along_axis(members, first[None, :, None], axis=2)[:, :, 0]
@@ -95,9 +96,9 @@ def _rivals(members: Float[Array, "3 loads members"], real, factor, gpu_spread):
 
 
 def of_fixed_sum(moments: Moments, spread: Float[Array, "*loads"]) -> Moments:
-    """Moments of a member's part of a sum that is one, from those of the member where the sum is
-    independent of the parts and has the mean one, the variance `spread`, and the third central
-    moment of a gamma law.
+    """Moments of a member's part of a sum that is fixed at one, from those of the member if the sum
+    varies: independently of the parts, with the mean one, the variance `spread`, and the third
+    central moment of a gamma law.
     """
     middle, variance, third = moments
     # Divided by the moments of the sum: 1 + spread, and (1 + spread) (1 + 2 spread).
@@ -138,7 +139,7 @@ def _fullest(members: Float[Array, "3 loads members"], real) -> Moments:
 
 
 def _cut(experts: Float[Array, "3 *shape"], most) -> Float[Array, "3 *shape"]:
-    """Of the least of `most` and a normal variate, in closed form."""
+    """The moments of the minimum of `most` and a normal variate, in closed form."""
     mean, variance, _ = experts
     std = jnp.sqrt(jnp.maximum(variance, 1e-12))
     # Beyond this all is cut, or nothing.

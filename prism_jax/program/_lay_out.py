@@ -52,7 +52,7 @@ def lay_out(
 
 
 class _Contained(NamedTuple):
-    """How often a class contains which segments, collectives and branches, by their numbers."""
+    """How often a class contains each segment, collective and branch, by their numbers."""
 
     segments: Any
     collectives: Any
@@ -69,11 +69,11 @@ _Known = dict[tuple[int, int, Branches], int]
 
 
 class _Numbers(NamedTuple):
-    """The different kernels, rows that members run, branches, classes, and branches around classes,
-    numbered as they are added.
+    """Different kernels, rows of members, branches, classes, and branches around classes, numbered
+    as they are added.
 
-    Branches are known by the row of what precedes them, that of all up to their end (-1 for
-    nothing), and what runs in them; those around a class, by -1 and the class.
+    Branches are identified by the row before them, the row up to their end (-1 for none), and their
+    contents; branches around a class, by -1 and the class.
     """
 
     kernels: Mapping[Kernel, int]
@@ -83,7 +83,7 @@ class _Numbers(NamedTuple):
     around: _Known
 
     def parts(self, segment: Segment, members: int) -> tuple[list[int], ...]:
-        """What a class with this segment contains, as of `_Contained`."""
+        """The contents of a class with this segment, as in `_Contained`."""
         members = segment.members or members
         alone, branches = self.rows(segment, members)
         closing = segment.collective
@@ -92,7 +92,7 @@ class _Numbers(NamedTuple):
         return alone, collectives, [] if around else branches, around
 
     def rows(self, segment: Segment, members: int) -> tuple[list[int], list[int]]:
-        """The number of the row of what members run alone, if any, and of the branches."""
+        """The number of the row that members run alone, if any, and the numbers of the branches."""
         members = segment.members or members
         row, branches = segment.kernels, []
         before = alone = self._row(row, members)
@@ -116,7 +116,7 @@ class _Numbers(NamedTuple):
 def _sides(
     known: _Known, contained: Sequence[dict[int, int]], inner: int, kernels: Mapping[Kernel, int]
 ) -> Sides:
-    """Branches as arrays, of which so many segments or classes are the compute."""
+    """Branches as arrays, with `inner` segments or classes as their compute."""
     compute = np.zeros((len(known), inner), np.int64)
     most = max((len(one.communication) for _, _, one in known), default=0)
     communication = np.zeros((len(known), most, len(kernels)), np.int64)
@@ -137,7 +137,7 @@ def _sides(
 
 
 def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
-    """How often each class contains each of so many things."""
+    """How often each class contains each of `number` items."""
     counts = np.zeros((len(contained), number), np.int64)
     for c, contains in enumerate(contained):
         for which, count in contains.items():
@@ -146,13 +146,13 @@ def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
 
 
 def _steps(segment: Segment, members: int, number: _Numbers) -> Iterator[tuple[int, int]]:
-    """A segment kernel by kernel: which, or -1, and what it does.
+    """A segment as a list of kernels (or -1), each with an action.
 
-    `ALONE`: each member runs it by itself. `STARTS`: branches start. `BESIDE`: a collective beside
-    compute, `ROW_ENDS` after the last of a row. `MEETS`: the branches, whose number it is, end.
-    `CLOSES`: the members wait for one another, and run the collective. A block within branches is
-    between `OPENS` and `STARTS`; then come the rows beside it, and `JOINS`, whose number is -1 less
-    that of the branches.
+    `ALONE`: each member runs it independently. `STARTS`: branches start. `BESIDE`: a collective
+    that overlaps with compute, `ROW_ENDS` after the last of a row. `MEETS`: the branches with this
+    number end. `CLOSES`: the members wait for one another, and run the collective. A block within
+    branches is between `OPENS` and `STARTS`; it is followed by the rows that overlap with it, and
+    by `JOINS`, whose number is -1 minus that of the branches.
     """
     kernels = number.kernels
     compute = [(kernels[k], ALONE) for k, count in segment.kernels for _ in range(count)]

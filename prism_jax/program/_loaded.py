@@ -1,13 +1,13 @@
-"""Where the loads of expert-parallel groups enter the collapse.
+"""The effect of the loads of expert-parallel groups on the collapse.
 
-What a member runs in a segment is `X + l Y` with its load `l`; the segment waits for the slowest of
-members of that law times their GPUs' factors. The members are those of `Fullest`, independent and
-of three moments, as all that `segment_maxima` takes; what that leaves out of the fullest of members
-who share a fixed number of tokens is added at the pace of the mean GPU: it is large where one
-member has most tokens, and that one may be on any GPU.
+In a segment, a member with the load `l` takes `X + l Y`, times the factor of its GPU; the segment
+waits for the slowest member. The members are the independent ones of `Fullest`, with three moments,
+as `segment_maxima` requires. The difference to the fullest of members that share a fixed number of
+tokens is added at the speed of the mean GPU: it is large if one member has most tokens, and this
+member may be on any GPU.
 
-A member's load is drawn anew for each microbatch, layer and step. Where the popularities of experts
-are known they stay, in all replicas too, and only the counts of tokens are drawn.
+A member's load is drawn anew for each microbatch, layer and step. If the popularities of experts
+are known, they are constant, also over replicas, and only the counts of tokens are drawn.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from ._expert_load import Fullest, Loads, Unevenness
 
 
 class ExpertLoads(eqx.Module):
-    """The loads of a program's expert-parallel groups, and what takes longer with them.
+    """The loads of a program's expert-parallel groups, and the kernels that they act on.
 
     **Attributes:**
 
-    - `unevenness`: the parameters of each.
-    - `members`, `counts`, `experts`, `split`, `capacity`: as of `Loads`. Static.
-    - `kernels`: `(loads, kernels)`, whether a kernel takes longer with a load. Static.
-    - `shares`: as of `Loads`. Static.
+    - `unevenness`: the parameters of each load.
+    - `members`, `counts`, `experts`, `split`, `capacity`: as in `Loads`. Static.
+    - `kernels`: `(loads, kernels)`, whether a load acts on a kernel. Static.
+    - `shares`: as in `Loads`. Static.
     """
 
     unevenness: Unevenness
@@ -44,7 +44,7 @@ class ExpertLoads(eqx.Module):
     shares: FrozenArray | None = eqx.field(static=True, default=None)
 
     def laws(self, dtype: DTypeLike) -> Loads:
-        """What the laws are apart from their parameters, as arrays."""
+        """The laws without their parameters, as arrays."""
         limited = bool(np.isfinite(self.capacity.value).any())
         return Loads(
             members=jnp.asarray(self.members.value, dtype),
@@ -56,13 +56,13 @@ class ExpertLoads(eqx.Module):
         )
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
-        """One where a kernel takes longer with a load, with room for so many kernels."""
+        """One where a load acts on a kernel, padded to `number` kernels."""
         kernels = self.kernels.value
         return jnp.asarray(np.pad(kernels, ((0, 0), (0, number - kernels.shape[1]))), dtype)
 
 
 def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | None:
-    """The loads of a program's kernels; `None` where all have equal loads."""
+    """The loads of a program's kernels; `None` if all loads are equal."""
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
         return None
@@ -79,7 +79,7 @@ def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | N
 
 
 def _shares(loads: Sequence[Load]) -> FrozenArray | None:
-    """The popularities of experts, by member, where some are known."""
+    """The popularities of experts, by member, if some are known."""
     if not any(one.popularity for one in loads):
         return None
     room = (max(one.members for one in loads), max(one.experts for one in loads))
@@ -97,7 +97,7 @@ def added_load(
     segments: Float[Array, "segments kernels"],
     load: Fullest,
 ) -> Float[Array, "3 segments"]:
-    """What the loads of members add to the cumulants of what each of them runs."""
+    """The contribution of loads to the cumulants of each member's part of a segment."""
     mean, variance = _loaded(loads, cumulants[:2], segments)
     middle, spread, skewed = load.member[:, :, None]
     return jnp.stack(
@@ -114,7 +114,7 @@ def deciding_share(
     segments: Float[Array, "segments kernels"],
     load: Fullest,
 ) -> Float[Array, " segments"]:
-    """The part of a segment's members who decide when it ends, as of `Fullest`."""
+    """The share of a segment's members that can decide its end, as in `Fullest`."""
     there = segments @ loads.T > 0
     return jnp.min(jnp.where(there, load.share[None, :], 1), axis=1, initial=1)
 
@@ -126,12 +126,12 @@ def fuller(
     segments: Float[Array, "segments kernels"],
     load: Fullest,
 ) -> Float[Array, "4 segments nodes"]:
-    """The slowest of independent members, with what the fullest of the true ones differs by.
+    """The slowest of independent members, corrected for the difference to the true fullest member.
 
     **Arguments:**
 
-    - `slowest`: what `segment_maxima` gives for each segment.
-    - `loads`, `cumulants`, `segments`, `load`: as of `added_load`.
+    - `slowest`: the result of `segment_maxima` for each segment.
+    - `loads`, `cumulants`, `segments`, `load`: as in `added_load`.
     """
     (mean,) = _loaded(loads, cumulants[:1], segments)
     powers = jnp.stack([mean, mean**2, mean**3])
@@ -144,7 +144,7 @@ def fuller(
 def at_fullest(
     loads: Float[Array, "loads kernels"], cumulants: Float[Array, "3 kernels"], load: Fullest
 ) -> Float[Array, "3 kernels"]:
-    """The cumulants of each kernel at the load of the fullest member: of collectives."""
+    """The cumulants of each kernel at the load of the fullest member, for collectives."""
     none = (1 - jnp.sum(loads, axis=0))[None]
     middle, spread, skewed = load.load @ loads + none * jnp.asarray([[1], [0], [0]], none.dtype)
     mean, variance, third = cumulants
@@ -158,5 +158,5 @@ def at_fullest(
 
 
 def _loaded(loads, cumulants, segments) -> Float[Array, "orders loads segments"]:
-    """The cumulants of what of each segment takes longer with each load."""
+    """The cumulants of the part of each segment that each load acts on."""
     return jnp.einsum("lk,jk,sk->jls", loads, cumulants, segments)

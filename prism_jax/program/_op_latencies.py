@@ -1,4 +1,4 @@
-"""What the ops of a trace took, and the steps that they make again."""
+"""The latencies of the ops of a trace, and replays of its steps."""
 
 import numpy as np
 from jaxtyping import Float
@@ -9,9 +9,10 @@ from ._step_graph import LAUNCH, StepGraph
 
 
 def op_latencies(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops steps"]:
-    """What each op of each step took, from the end of the last op that it waited for, in seconds.
+    """The latency of each op in each step, from the end of the last op that it waited for, in
+    seconds.
 
-    So what a worker waited for is not part of it, nor of a collective what it waited for others.
+    So it contains neither the waits of workers nor, for collectives, the waits for other members.
     """
     ends = _recorded_ends(trace, step)
     latencies = np.empty_like(ends)
@@ -44,6 +45,6 @@ def _recorded_ends(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops step
 def replay(
     step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
 ) -> Float[np.ndarray, " steps"]:
-    """Step times of given latencies: each op starts when all that it waits for has ended."""
+    """Step times with given latencies: each op starts when all ops that it waits for have ended."""
     _, ends = replay_graph(step.graph.predecessors, latencies)
     return ends[[n for nodes in step.graph.last for n in nodes]].max(axis=0)

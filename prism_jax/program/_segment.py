@@ -1,12 +1,12 @@
-"""What the members of a group run by themselves, until the slowest of them has ended.
+"""Segments: the members of a group run independently until the slowest of them has ended.
 
-The maximum is taken under the condition that the slowest GPU of the group has the factor `A`, which
-the group's blocks share: one member runs at `A`, the others at factors below it,
+The maximum is conditional on the factor `A` of the slowest GPU of the group, which the group's
+blocks share: one member runs at `A`, the others at lower factors,
 
     P(max <= x | A) = F(x / A) * (E[F(x / a) | a < A]) ** (n - 1).
 
-Taking `A` outside the maxima instead would count the slowest GPU twice. The others keep their
-factors from segment to segment too, so a group whose others are slow is late in all of them: see
+Multiplying the maxima by `A` instead would count the slowest GPU twice. The other GPUs also keep
+their factors from segment to segment, so a group with slow other GPUs is late in all of them: see
 `_kept`.
 """
 
@@ -32,7 +32,7 @@ _COARSE = 4
 
 
 class Group(eqx.Module):
-    """The factors of a group's GPUs: of the slowest, and of the others given the slowest.
+    """The factors of a group's GPUs: of the slowest GPU, and of the others given the slowest.
 
     **Attributes:**
 
@@ -92,10 +92,11 @@ def segment_maxima(
     count: Float[Array, ""],
     share: Float[Array, ""] | float = 1.0,
 ) -> Float[Array, "4 nodes"]:
-    """Mean, variance and third central moment of the slowest of `count` members' segments, given
-    the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2. The variance is of
-    what each segment draws anew; last comes the standard deviation of what the other GPUs' factors
-    make of all segments of a sample. Where only a `share` of the members decide, these may be any.
+    """The mean, the variance and the third central moment of the slowest of `count` members'
+    segments, given the factor of their slowest GPU, at `NODE_SCORES`; `count` is at least 2. The
+    variance is that of the part that each segment draws anew. The last figure is the standard
+    deviation that the factors of the other GPUs give to all segments of a sample. If only a `share`
+    of the members can decide, these may be any members.
 
     Differentiable. Source: the module's docstring.
     """
@@ -141,8 +142,8 @@ def segment_maxima(
 
 
 def _grid(group: Group, means, share) -> Float[Array, "nodes points"]:
-    """Where the end of a segment is looked at, in its standard deviations from where the slowest
-    GPU ends on average; `means` is the mean in these. If that GPU may not decide, others do.
+    """The grid of ends of a segment, in standard deviations from the mean end on the slowest GPU;
+    `means` is the mean in this unit. If that GPU may not decide, other GPUs do.
     """
     grid = jnp.asarray(_GRID, means.dtype)[None, :]
     before = (1 - jnp.min(group.others, axis=1) / group.slowest) * means
@@ -174,7 +175,7 @@ def _kept(cdf, later_each, later, others, step) -> Float[Array, " nodes"]:
 
 
 def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Array, "4 nodes"]:
-    """The same of one member, or of padding."""
+    """The same for a single member, or for padding."""
     del count, share
     slowest = group.slowest
     moments = [slowest * mean, slowest**2 * variance, slowest**3 * third]
@@ -188,7 +189,7 @@ def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def shape_of(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
-    """Standard deviation and skewness; zero, with a derivative, for a constant."""
+    """The standard deviation and the skewness; zero, with a derivative, for a constant."""
     constant, std = variance <= 0, root(variance)
     skewness = third / jnp.where(constant, 1, variance) / jnp.where(constant, 1, std)
     return std, jnp.where(constant, 0, skewness)

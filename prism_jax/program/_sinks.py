@@ -1,7 +1,7 @@
-"""Sinks: ops whose ends let all replicas reduce gradients together, and what they reduce.
+"""Sinks: ops after whose ends all replicas can reduce gradients, and these reductions.
 
-A pipeline rank runs its reductions one after the other, as their gradients become ready, beside the
-backwards that follow.
+A pipeline rank runs its reductions one after the other, as their gradients become ready, overlapped
+with the backwards that follow.
 """
 
 import dataclasses
@@ -16,15 +16,15 @@ from ..workload import Block, Reduction, Workload, block_mean
 
 
 class Sink(NamedTuple):
-    """What a pipeline rank reduces together.
+    """Gradients that a pipeline rank reduces together.
 
     **Attributes:**
 
-    - `rank`: which.
-    - `ops`: the reduction may start when all of them have ended.
-    - `reduction`: its collectives.
-    - `pieces`, `piece`: what its first op consists of, and which of these pieces must have ended;
-        no pieces where it is all of the op.
+    - `rank`: the pipeline rank.
+    - `ops`: the ops that must have ended before the reduction can start.
+    - `reduction`: the collectives of the reduction.
+    - `pieces`, `piece`: the pieces of the first op, and which of these must have ended; empty if
+        the whole op must have ended.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class Sink(NamedTuple):
 
 
 def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
-    """The sinks of a graph: those of a rank in order of time, of which the last is its end."""
+    """The sinks of a graph: those of a rank in order of time; the last is the end of the rank."""
     turns = _turns(graph) if any(map(_staged, workload.reductions)) else {}
     found: list[Sink] = []
     for rank, reductions in enumerate(workload.reductions):
@@ -65,8 +65,8 @@ def _staged(reductions: Sequence[Reduction]) -> bool:
 
 
 def _turns(graph: OpGraph) -> dict[int, list[int]]:
-    """For each stage, the ops with which its rank turns from it to the gradients of other weights,
-    in order; the last makes the last of its gradients.
+    """For each stage, the last op of each of its rows of backwards, before its rank turns to
+    another stage, in order.
     """
     turns: dict[int, list[int]] = {}
     phase, stage, other = graph.phase, graph.stage, graph.other_stage
@@ -88,7 +88,7 @@ def _together(reductions: Sequence[Reduction]) -> Block:
 def _sinks(
     graph: OpGraph, rank: int, ops: tuple[int, ...], reductions: Sequence[Reduction]
 ) -> list[Sink]:
-    """The sinks of what becomes ready in one op: several where it is a whole backward."""
+    """The sinks of gradients that become ready in one op: several if it is a whole backward."""
     pieces = tuple(one.piece for one in reductions if one.piece is not None)
     cut = len(pieces) > 1 and len(ops) == 1 and graph.phase[list(ops)].tolist() == ["B"]
     if not cut:
@@ -99,8 +99,9 @@ def _sinks(
 def cut_at_sinks(
     graph: OpGraph, blocks: Sequence[Block], sinks: Sequence[Sink]
 ) -> tuple[OpGraph, list[Block], tuple[Sink, ...]]:
-    """The graph, the blocks of its ops and its sinks, where each piece of an op is one of its own:
-    the first waits for what the op waits for, what waits for the op waits for the last.
+    """The graph, the blocks of its ops and its sinks, with each piece of an op as an op of its own.
+    The first piece waits for the ops that the op waits for; ops that wait for the op wait for the
+    last piece.
     """
     pieces = {sink.ops[0]: sink.pieces for sink in sinks if sink.pieces}
     if not pieces:
@@ -143,8 +144,8 @@ def _moved(sink: Sink, starts, to_ends) -> Sink:
 def when_reduced(
     sinks: Sequence[Sink], ends: Float[np.ndarray, "sinks"], contention: float
 ) -> Float[np.ndarray, "ranks"]:
-    """When each rank has reduced its gradients, if nothing varies, in seconds; `ends` are those of
-    the ops of sinks.
+    """When each rank has reduced its gradients, if nothing varies, in seconds; `ends` are the ends
+    of the ops of sinks.
     """
     found = np.zeros(1 + max(sink.rank for sink in sinks))
     each = [block_mean(sink.reduction) for sink in sinks]

@@ -1,4 +1,4 @@
-"""Which ops may stall, and how the samples of a replica are divided by what is rare."""
+"""The ops that may stall, and the strata of replica samples for rare events."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from ._variability import Variability
 class StallEntries(NamedTuple):
     """The kernels that may stall, op after op.
 
-    `kind` is the position of the kernel's kind in `sorted(variability.stalls)`; `calls` are those
-    of all members.
+    `kind` is the position of the kernel's kind in `sorted(variability.stalls)`; `calls` is the
+    number of calls by all members.
     """
 
     op: Int[np.ndarray, "stalls"]
@@ -32,7 +32,7 @@ def stall_entries(
     block_of_op: Int[np.ndarray, "ops"],
     group_size: int,
 ) -> StallEntries:
-    """Finds what may stall of ops whose blocks are `different[block_of_op]`."""
+    """Finds the kernels that may stall in ops whose blocks are `different[block_of_op]`."""
     position = {kind: number for number, kind in enumerate(sorted(variability.stalls))}
     stalling = [
         [
@@ -48,7 +48,7 @@ def stall_entries(
 
 
 def make_strata(variability: Variability, entries: StallEntries) -> tuple[Stratum, ...]:
-    """Half of the samples follow the law; the other half is spread over what is rare."""
+    """The strata: half of the samples follow the law, the other half is spread over rare events."""
     regimes = np.ones(1)
     if variability.network is not None:
         congested = float(variability.network.probability)

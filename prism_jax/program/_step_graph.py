@@ -1,4 +1,4 @@
-"""The graph of a whole traced job: the pipelines of all replicas, and what surrounds them."""
+"""The graph of a whole traced job: the pipelines of all replicas, and the ops around them."""
 
 import dataclasses
 import itertools as it
@@ -26,21 +26,21 @@ SLOW_LINK = " slow link"  # Of a send_recv, where a trace tells.
 
 @dataclasses.dataclass(frozen=True)
 class StepGraph:
-    """A graph whose ranks are the workers of a job, `dp_rank * pp + stage`.
+    """A graph whose ranks are the workers of a job (`dp_rank * pp + stage`).
 
     **Attributes:**
 
-    - `graph`: the ops. Microbatches are numbered through all replicas.
-    - `kind`: what each op is, in the words of traces; `forward-send_recv`, `backward-send_recv`;
-        `launch ...` for what precedes an op that runs once. Where ranks have several stages, with
-        the number of the stage on its rank, as `forward-compute 1`; of a send_recv of the slower
-        of two classes of links with `slow link`.
-    - `op`: the op of a trace whose end is that of this one, or whose start, if this is a launch; of
-        a send_recv, `forward` or `backward`.
-    - `calls`: for each member, which of its calls in a trace that is.
+    - `graph`: the ops. Microbatches are numbered consecutively over all replicas.
+    - `kind`: the kind of each op, as in traces; `forward-send_recv`, `backward-send_recv`;
+        `launch ...` for the time before an op that runs once. If ranks have several stages, with
+        the number of the stage on its rank, as `forward-compute 1`; for a send_recv over slow links
+        with `slow link`.
+    - `op`: the op of a trace that ends when this op ends or, for a launch, that starts then; for a
+        send_recv, `forward` or `backward`.
+    - `calls`: for each member, the number of its call in a trace.
     - `call`: the microbatch within its replica, 0 for ops that run once.
-    - `members`: of an op that several workers run together, these; else the worker.
-    - `twin`: whether a send_recv shares its exchange with the one before it, which takes the time.
+    - `members`: the workers that run an op together, or the single worker.
+    - `twin`: whether a send_recv shares its exchange with the one before it, which has the latency.
     """
 
     graph: OpGraph
@@ -58,7 +58,7 @@ class StepGraph:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The kinds of compute: forwards first, a stage after the other."""
+        """The kinds of compute: forwards first, stage after stage."""
         nodes = zip(self.kind, self.op, self.computes.tolist(), strict=True)
         mine = {(COMPUTE.index(op), kind) for kind, op, computes in nodes if computes}
         return tuple(kind for _, kind in sorted(mine))
@@ -69,8 +69,8 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
 
     **Arguments:**
 
-    - `job`: its layout and schedule.
-    - `outline`: what workers run before and after the pipeline.
+    - `job`: a job with its layout and schedule.
+    - `outline`: the ops of workers before and after the pipeline.
 
     **Raises:**
 
@@ -101,13 +101,13 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
 
 
 def _may_block(schedule: AbstractSchedule) -> bool:
-    """Whether sends and receives may hold up compute: with one stage a rank and whole backwards."""
+    """Whether sends and receives may block compute: with one stage per rank and whole backwards."""
     split = any("I" in token for order in schedule.orders() for token in order)
     return schedule.num_stages == schedule.num_ranks and not split
 
 
 class _Pipeline:
-    """The pipeline of one replica, and where its ops are in a trace."""
+    """The pipeline of one replica, and the places of its ops in a trace."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class _Pipeline:
         return self.local[stage] * self.num_microbatches + microbatch
 
     def number(self, d: int, op: int) -> dict:
-        """What an op is of; microbatches are numbered through all replicas."""
+        """The phase, call and microbatch of an op. Microbatches are numbered over all replicas."""
         microbatch = int(self.graph.microbatch[op])
         numbers = {"call": microbatch, "microbatch": d * self.num_microbatches + microbatch}
         return {"phase": str(self.graph.phase[op]), **numbers}
@@ -138,13 +138,13 @@ class _Pipeline:
         return frozenset(members) in self.slow_links
 
     def first(self, rank: int) -> tuple[list[int], int]:
-        """What a rank waits to receive for its first op, and this op."""
+        """The ops that a rank receives from before its first op, and this op."""
         op = self.graph.orders[rank][0]
         received = [p for p in self.graph.predecessors[op] if self.graph.peer[p] == rank]
         return received, op
 
     def recorded_launch(self, rank: int) -> dict:
-        """The op of a trace that starts when a rank comes to its pipeline."""
+        """The op of a trace that starts when a rank reaches its pipeline."""
         received, op = self.first(rank)
         stage, microbatch = int(self.graph.stage[op]), int(self.graph.microbatch[op])
         phase = str(self.graph.phase[op])
@@ -157,7 +157,7 @@ _NAMES = {letter: op for op, letter in LETTERS.items()}
 
 
 class _Nodes:
-    """Nodes as they are added, each after all that it waits for."""
+    """Nodes in the order of addition, each after all nodes that it waits for."""
 
     def __init__(self, dp: int, pp: int):
         self.shape = dp, pp

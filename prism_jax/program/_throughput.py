@@ -1,4 +1,4 @@
-"""What a job's step time means for throughput, and what its mean is made of."""
+"""The throughput of a job at a step time, and the parts of its mean."""
 
 import msgspec
 
@@ -17,17 +17,18 @@ _LEAST = 5e-4
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """A job at a mean step time.
+    """The throughput of a job at a mean step time.
 
     **Attributes:**
 
-    - `world_size`: its GPUs.
-    - `tokens_per_s_per_gpu`, `flop_per_s_per_gpu`: of the model, without what is computed again.
-    - `mfu`: the share of the devices' peak that these are; `None` where the peak is not known.
-    - `memory_bytes`: of the fullest GPU.
+    - `world_size`: the number of its GPUs.
+    - `tokens_per_s_per_gpu`, `flop_per_s_per_gpu`: tokens, and FLOPs of the model without
+        recomputation, per second and GPU.
+    - `mfu`: these FLOPs as a share of the devices' peak; `None` if the peak is not known.
+    - `memory_bytes`: the memory of the fullest GPU.
     - `breakdown`: seconds that add up to the mean: `compute`; `bubble`, waiting for other stages;
-        `exposed tp` and so on, communication that nothing hides, by degree of parallelism; and what
-        `variability` adds, where there is any.
+        `exposed tp` and so on, exposed communication by degree of parallelism; and `variability`,
+        the time that variability adds, if there is any.
     """
 
     world_size: int
@@ -38,7 +39,7 @@ class Throughput(msgspec.Struct, frozen=True):
     breakdown: dict[str, float]
 
     def lines(self) -> list[str]:
-        """Two lines for people."""
+        """Two lines of text for users."""
         mfu = "" if self.mfu is None else f" ({100 * self.mfu:.1f} % MFU)"
         parts = ", ".join(
             f"{name} {100 * seconds / sum(self.breakdown.values()):.1f} %"
@@ -55,8 +56,8 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
-    """Of a job at a mean step time in seconds, by default that without variability; `None` for a
-    profile, of which only latencies are known.
+    """The throughput of a job at a mean step time in seconds, by default that without variability;
+    `None` for a profile, of which only latencies are known.
     """
     if job is None or job.model is None or job.cluster is None or job.training is None:
         return None

@@ -10,11 +10,11 @@ from ._strata import Strata
 
 
 class Mixed(eqx.Module):
-    """Which kinds of law there are among some classes: what none has takes no time. Static.
+    """The kinds of law among some classes. Kinds that do not occur cost nothing. Static.
 
     **Attributes:**
 
-    - `collapsed`: whether some class is made of several kernels.
+    - `collapsed`: whether some class has several kernels.
     - `single`: whether some class is one kernel with a law of its own.
     """
 
@@ -23,17 +23,20 @@ class Mixed(eqx.Module):
 
 
 class Classes(eqx.Module):
-    """What the tables of a plan depend on: the classes of ops, and not the graph.
+    """The arrays that the tables of a plan depend on: those of the classes of ops, without the
+    graph.
 
     **Attributes:**
 
-    - `direct`, `compute`: of each class, its only kernel, or -1; whether GPUs slow it.
-    - `kind`, `on_network`: of each kernel; kinds are numbered as in `all_kinds`.
-    - `collapse`: what the classes are made of.
-    - `members`: how many GPUs the group of a rank has, and how many there are in all.
-    - `loads`: of members of expert-parallel groups; `None` where they are equal.
-    - `stall_kind`, `stall_calls`: of each entry of `Stalls`.
-    - `most_stalls`: of the stratum that has the most.
+    - `direct`, `compute`: for each class, its only kernel, or -1; and whether factors of GPUs act
+        on it.
+    - `kind`, `on_network`: for each kernel, its kind, numbered as in `all_kinds`; and whether the
+        network's regime acts on it.
+    - `collapse`: the contents of the classes.
+    - `members`: the number of GPUs in the group of a rank, and the number of all GPUs.
+    - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
+    - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Stalls`.
+    - `most_stalls`: the largest number of stalls of any stratum.
     - `tables`: whether some op needs the table of a law.
     - `apart`: whether kernels are drawn one by one.
     - `stall_counts`: how many stalls of a sample there is room for.
@@ -55,7 +58,7 @@ class Classes(eqx.Module):
 
 
 class Stalls(eqx.Module):
-    """Which ops may stall, one entry for each of their kinds of stall."""
+    """The ops that may stall, with one entry for each of their kinds of stall."""
 
     op: Int[Array, " stalls"]
     most: int = eqx.field(static=True)  # Of one sample.
@@ -66,16 +69,16 @@ class Graph(eqx.Module):
 
     **Attributes:**
 
-    - `lanes`: which op waits for which.
+    - `lanes`: the dependencies between ops.
     - `row`, `microbatch`, `group`: for each lane, the entry of `row_class`; the microbatch whose
-        data it depends on, or the last for none; the group of the program's adjustment.
-    - `row_class`, `row_rank`: the class, and the rank whose slowest GPU slows it, or the last for
-        none.
-    - `stalls`: `None` where nothing stalls.
+        data it depends on, or the last for none; and the group of the program's adjustment.
+    - `row_class`, `row_rank`: the class, and the rank whose slowest GPU it waits for, or the last
+        for none.
+    - `stalls`: the ops that may stall; `None` if no op may.
     - `sequences`: for `resolution="kernel"`, else `None`.
-    - `mixed`: which laws there are.
+    - `mixed`: the kinds of law that occur.
     - `num_microbatches`: how many factors of microbatches there is room for.
-    - `set_length`: how many of them are drawn together, where they are sets, else zero.
+    - `set_length`: how many of them are drawn together if they are sets, else zero.
     """
 
     lanes: Lanes
@@ -92,16 +95,16 @@ class Graph(eqx.Module):
 
 
 class Sinks(eqx.Module):
-    """What the replicas reduce together; see `program.Sinks`. What pads them is of a rank of its
-    own.
+    """What the replicas reduce together; see `program.Sinks`. Padding has a rank of its own.
 
     **Attributes:**
 
-    - `reduction`: classes, or -1.
+    - `reduction`: the classes of reductions, or -1.
     - `first`: the first sink of the same rank.
-    - `is_last`: whether it is the last of its rank.
-    - `contention`: what part of its own latency a reduction adds to the compute beside it.
-    - `number`: how many there are.
+    - `is_last`: whether a sink is the last of its rank.
+    - `contention`: the part of its own latency that a reduction adds to the compute that it
+        overlaps.
+    - `number`: the number of sinks.
     """
 
     reduction: Int[Array, " sinks"]
@@ -113,18 +116,18 @@ class Sinks(eqx.Module):
 
 class Structure(eqx.Module):
     """A program without its parameters and labels. All arrays are padded to buckets of shapes, and
-    are arguments of what is compiled: programs of one bucket share compiled code.
+    are arguments of compiled functions, so that programs of one bucket share compiled code.
 
     **Attributes:**
 
     - `graph`: the ops of one replica.
-    - `classes`: what the tables depend on.
+    - `classes`: the arrays that tables depend on.
     - `sinks`: what the replicas reduce, and when.
-    - `tail`: a class, or -1.
+    - `tail`: the class of the tail, or -1.
     - `ranks`: how many pipeline ranks there is room for.
-    - `num_ranks`, `num_replicas`: as of the program.
+    - `num_ranks`, `num_replicas`: as in the program.
     - `strata`: how replica samples are divided.
-    - `reductions`, `last`: which laws there are among reductions of gradients, and in the tail.
+    - `reductions`, `last`: the kinds of law of gradient reductions, and of the tail.
     """
 
     graph: Graph

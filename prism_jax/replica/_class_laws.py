@@ -24,17 +24,17 @@ def class_laws(
 
     **Arguments:**
 
-    - `classes`: which; what is given for -1 means nothing.
-    - `mixed`: which kinds of law there are among them.
+    - `classes`: the classes; the result for -1 has no meaning.
+    - `mixed`: the kinds of law among them.
     - `slowest`: the factor of the slowest GPU of each.
     - `nodes`: the factors at which moments are known, of the same group of GPUs.
-    - `regimes`: of the network.
-    - `worker_step`: a further factor on the compute of each, and one on communication.
-    - `others`: the score of the other GPUs of each, where several ops share them.
+    - `regimes`: the regimes of the network.
+    - `worker_step`: a further factor on the compute of each; it is one for communication.
+    - `others`: the score of the other GPUs of each, if several ops share them.
 
     **Returns:**
 
-    A law of arrays of shape `(rows, samples)`, or `(rows, 1)` where samples do not differ.
+    A law of arrays of shape `(rows, samples)`, or `(rows, 1)` if samples do not differ.
     """
     about, tables = plan.structure.classes, plan.tables
     alone = about.direct[classes] >= 0
@@ -57,7 +57,7 @@ def class_laws(
 def _moments(
     plan: Plan, classes, alone, slowest, nodes, regimes, worker_step, others
 ) -> Float[Array, "3 rows samples"]:
-    """Mean, standard deviation and skewness, between the nodes; zero for single kernels."""
+    """Mean, standard deviation and skewness, interpolated between nodes; zero if single."""
     reached = slowest[None] >= nodes[1:-1, None, None]
     position = jnp.sum(reached, axis=0, dtype=jnp.int32)
     low, high = nodes[position], nodes[position + 1]
@@ -88,7 +88,7 @@ def _root_of_squares(x, y):
 
 
 def _between(tables: Float[Array, "... nodes"], low: Int[Array, "... samples"], share):
-    """Linear between a node and the next."""
+    """Linear interpolation between a node and the next."""
     below = jnp.take_along_axis(tables, low, axis=-1)
     above = jnp.take_along_axis(tables, low + 1, axis=-1)
     return below + share * (above - below)
@@ -99,8 +99,8 @@ def _with_factor(
     communication: Float[Array, "3 rows samples"],
     factor: Float[Array, "rows samples"],
 ) -> Float[Array, "3 rows samples"]:
-    """The moments of compute and communication, where all compute takes `factor` times as long.
-    Exact: the cumulants of the two add.
+    """The moments of compute and communication together, if all compute takes `factor` times as
+    long. Exact, because the cumulants of both add up.
     """
     mean, std, skewness = moments
     mean_apart, std_apart, skewness_apart = communication
@@ -121,8 +121,8 @@ def _with_factor(
 
 
 def mean_reductions(plan: Plan) -> Float[Array, "sinks regimes"]:
-    """How long after each sink its rank has reduced its gradients, if reductions take their means,
-    in seconds.
+    """How long after each sink its rank has reduced its gradients, if reductions take their mean
+    latencies, in seconds.
     """
     classes = plan.structure.sinks.reduction
     means = plan.tables.moments[0, classes, :, 0] + plan.tables.mean[classes]
@@ -132,8 +132,9 @@ def mean_reductions(plan: Plan) -> Float[Array, "sinks regimes"]:
 def until_reduced(
     sinks: Sinks, reductions: Float[Array, "sinks samples"]
 ) -> Float[Array, "sinks samples"]:
-    """How long after each sink its rank has reduced its gradients, if the sink decides: by then it
-    runs the sink's reduction and those that follow. Those before it have slowed its compute.
+    """How long after each sink its rank has reduced its gradients, if the sink decides: the rank
+    then runs the reduction of the sink and those after it. Earlier reductions have slowed its
+    compute.
 
     **Arguments:**
 

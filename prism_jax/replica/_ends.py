@@ -33,11 +33,11 @@ class Axes(eqx.Module):
 
     **Attributes:**
 
-    - `ops`: `(levels, width)`.
-    - `ranks`: `(ranks,)`, of the factor of each pipeline rank's slowest GPU.
-    - `microbatches`: `(microbatches,)`.
-    - `worker_steps`: `(ranks,)`, of the factor of each pipeline rank in its step; `None` where
-        there are none.
+    - `ops`: `(levels, width)`, the rows for ops.
+    - `ranks`: `(ranks,)`, the rows for the factor of each pipeline rank's slowest GPU.
+    - `microbatches`: `(microbatches,)`, the rows for microbatches.
+    - `worker_steps`: `(ranks,)`, the rows for the factor of each pipeline rank in its step; `None`
+        if there are none.
     """
 
     ops: Int[Array, "levels width"]
@@ -51,11 +51,11 @@ class Sampled(eqx.Module):
 
     **Attributes:**
 
-    - `ids`: of the samples.
+    - `ids`: the ids of the samples.
     - `regimes`, `stalls`: the regime of the network, and the number of stalls.
-    - `given`: scores of some draws, and which; `None` for none.
-    - `gpu_ids`: samples of one id run on the same GPUs; by default each on its own.
-    - `slowest`: the factors of the slowest GPU of each rank, where they are known.
+    - `given`: the scores of some draws, and which draws; `None` for none.
+    - `gpu_ids`: samples with the same id run on the same GPUs; by default, each has its own.
+    - `slowest`: the factors of the slowest GPU of each rank, if they are known.
     """
 
     ids: UInt32[Array, " samples"]
@@ -67,7 +67,7 @@ class Sampled(eqx.Module):
 
 
 def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = None) -> Sampled:
-    """Samples in the strata that their ids fall into."""
+    """Samples in the strata of their ids."""
     return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), given)
 
 
@@ -149,7 +149,7 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
 
 
 def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
-    """The laws of all rows in each sample, or in one where samples do not differ."""
+    """The laws of all rows in each sample, or in a single one if samples do not differ."""
     graph, nodes = plan.structure.graph, plan.tables.nodes
     # Laws are the same for all samples where neither compute nor the network makes a difference.
     if plan.tables.moments.shape[2] == 1:
@@ -175,7 +175,7 @@ def _noise(dtype, arguments, counter):
 
 def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
     """The factor of the slowest GPU of each rank, `(ranks, samples)` or `(ranks, 1)`; and those of
-    all GPUs, where kernels are drawn one by one.
+    all GPUs if kernels are drawn one by one.
     """
     structure = plan.structure
     gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
@@ -219,7 +219,7 @@ def _worker_steps(
 
 
 def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
-    """The factor of each microbatch's data, and at last one, for what does not depend on it."""
+    """The factor of each microbatch's data, and a final one for ops without a microbatch."""
     number = plan.structure.graph.num_microbatches
     if plan.structure.graph.set_length:
         return _sets(plan, sampled, key)
@@ -232,7 +232,7 @@ def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "r
 
 
 def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
-    """As `_microbatches`, where those of one replica in one step are drawn together."""
+    """As `_microbatches`, but those of one replica in one step are drawn together."""
     factors, length = plan.tables.microbatch, plan.structure.graph.set_length
     assert factors is not None
     microbatch = np.arange(plan.structure.graph.num_microbatches)
@@ -249,7 +249,7 @@ def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samp
 
 
 def _replaced(z, axis: Int[Array, " draws"], scores):
-    """The rows of `z`, or of the scores that take their place."""
+    """The rows of `z`, or of the scores that replace them."""
     taken = (axis < len(scores))[:, None]
     return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
 

@@ -1,4 +1,4 @@
-"""From derivatives with respect to tables to those with respect to a program's parameters."""
+"""Converts derivatives with respect to tables to derivatives with respect to parameters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ._structure import structure_of
 
 def gradient_of(program: Program, of_tables: Tables) -> Program:
     """The derivative with respect to a program's parameters, from that with respect to its tables:
-    a program with `None` in place of what is not a float.
+    a program with `None` for everything that is not a float.
     """
     (gradient,) = gradients_of(program, [of_tables])
     return gradient
@@ -32,7 +32,7 @@ def gradients_of(program: Program, of_tables: Sequence[Tables]) -> list[Program]
 
 
 def _of_program(program: Program, of_parameters: Parameters) -> Program:
-    """Without the padding of parameters."""
+    """The derivative without the padding of parameters."""
     whole, found = eqx.filter(program, eqx.is_inexact_array), of_parameters.variability
     residual = {kind: found.residual[kind] for kind in whole.variability.residual}
     adjustment, loading = whole.adjustment, of_parameters.loading

@@ -1,4 +1,4 @@
-"""Ctrl-C, which is taken notice of between batches of work and never within one."""
+"""Handles Ctrl-C between batches of work, never within one."""
 
 import contextlib
 import signal
@@ -11,8 +11,8 @@ class Interrupt:
 
     **Attributes:**
 
-    - `came`: and is still to be answered.
-    - `late`: when all work was done, so that there was nothing to end.
+    - `came`: whether Ctrl-C came and has not been handled.
+    - `late`: whether it came after all work was done, so that there was nothing to end.
     """
 
     came = False
@@ -31,8 +31,8 @@ _holding: list[Interrupt] = []
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Holds Ctrl-C back until it is checked for, or to the end, so that nothing is lost. A second
-    one is not held back. Blocks inside share what came.
+    """Delays Ctrl-C until it is checked for, or to the end, so that no work is lost. A second
+    Ctrl-C is not delayed. Nested blocks share the same state.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interrupt()  # Signals come to the main thread alone.

@@ -1,4 +1,4 @@
-"""`resolution="kernel"`: every kernel of every member, drawn by itself. A check of the collapse."""
+"""`resolution="kernel"`: draws every kernel of every member, to check the collapse."""
 
 from typing import Any
 
@@ -32,15 +32,16 @@ def member_factors(
 
 
 class MemberCommon(eqx.Module):
-    """What the laws of all ops share.
+    """Data that the laws of all ops share.
 
     **Attributes:**
 
-    - `common`: as of a block.
-    - `sequences`: what the members run.
-    - `mean`, `kind`, `on_network`: of each kernel.
+    - `common`: as for a block.
+    - `sequences`: the kernels of the members.
+    - `mean`, `kind`, `on_network`: of each kernel, its mean, its kind, and whether the network's
+        regime acts on it.
     - `regimes`: the factor on kernels on the network, in the regime of each sample.
-    - `ids`, `key`: of the samples, to draw their kernels by.
+    - `ids`, `key`: the ids of the samples and the key, by which their kernels are drawn.
     """
 
     common: Common
@@ -58,7 +59,7 @@ class MemberLaw(AbstractOpLaw):
 
     **Attributes:**
 
-    - `op_law`: of the op, where it is a single kernel, and what applies to all of it.
+    - `op_law`: the law of the op if it is a single kernel, and the factors on the whole op.
     - `members`: the factor of each member's GPU.
     - `row`: the entry of `Sequences`.
     """
@@ -74,7 +75,7 @@ class MemberLaw(AbstractOpLaw):
         return self.op_law.finished(op, seconds, common.common)
 
     def _together(self, op, common: MemberCommon) -> Any:
-        """The latency of the row of kernels: members run by themselves up to where they wait."""
+        """The latency of the row of kernels: members run independently until they wait."""
         steps, count = common.sequences.steps, len(self.members)
         slowdowns = common.sequences.slowdowns
         longest, dtype = steps.shape[1], common.mean.dtype
@@ -112,8 +113,8 @@ class MemberLaw(AbstractOpLaw):
 
 
 def _beside(slowdowns: Float[Array, "branches 2"], alone, beside, slot, drawn):
-    """One kernel further in branches: what each member has run by then, and of the branches their
-    start, the longest row of collectives, and how long this row is so far.
+    """The next kernel in branches: how long each member has computed, and for the branches, their
+    start, the longest row of collectives, and the length of the current row.
     """
     _, which, does = slot
     start, longest, row = beside
@@ -130,7 +131,7 @@ def _beside(slowdowns: Float[Array, "branches 2"], alone, beside, slot, drawn):
 
 
 def _around(slowdowns: Float[Array, "branches 2"], together, opened, longest, slot):
-    """By when a block and the collectives beside it have ended, and when they started."""
+    """When a block and the collectives that overlap with it have ended, and when they started."""
     _, which, does = slot
     alpha, beta = jnp.moveaxis(slowdowns[which], -1, 0)
     taken = together - opened

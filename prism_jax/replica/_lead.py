@@ -1,5 +1,5 @@
-"""The axes that matter most, whose scores come from elsewhere than the stream of each op:
-importance sampling and quasi-random points.
+"""The leading axes, whose scores do not come from the stream of each op but from importance
+sampling or quasi-random points.
 
 A replica sample is a function of independent standard normals: one for each op, each pipeline
 rank's slowest GPU, each microbatch and each rank in its step. Those along which its end rises
@@ -45,9 +45,9 @@ class Lead(eqx.Module):
 
     **Attributes:**
 
-    - `axes`: which axis leads where.
+    - `axes`: which draws are leading axes.
     - `direction`: the mean gradient of a replica's end along them, of unit length.
-    - `shift`: how far half of the samples are moved along it; zero for none.
+    - `shift`: how far half of the samples are shifted along it; zero for no shift.
     """
 
     axes: Axes
@@ -82,18 +82,18 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
 
 
 def num_axes(program: Program) -> int:
-    """How many axes lead."""
+    """The number of leading axes."""
     return min(sum(_counts(program)), _MOST_AXES)
 
 
 def _counts(program: Program) -> tuple[int, int, int, int]:
-    """Ops, ranks, microbatches, and ranks that have a factor in each step."""
+    """The numbers of ops, ranks, microbatches, and ranks with a factor in each step."""
     worker_steps = 0 if program.variability.worker_step is None else program.num_ranks
     return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps
 
 
 def _room(program: Program, plan: Plan) -> tuple[int, int, int, int]:
-    """How many of these there is room for."""
+    """For how many of these there is room."""
     ranks, microbatches = plan.structure.ranks, plan.structure.graph.num_microbatches
     worker_steps = 0 if program.variability.worker_step is None else ranks
     return bucket(program.num_ops, 4096, 4), ranks, microbatches, worker_steps
@@ -114,7 +114,7 @@ def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int, int]) -> Axe
 
 @eqx.filter_jit
 def _mean_gradient(plan: Plan, axes: Axes, number: int, key: KeyData) -> Float[Array, " axes"]:
-    """Of the end of a replica without stalls, along all axes."""
+    """The mean gradient of the end of a replica without stalls, along all axes."""
     samples = int(np.clip(_PILOT_NUMBERS // number, 16, _PILOT_SAMPLES))
     ids = jnp.arange(samples, dtype=jnp.uint32)
     sampled = by_strata(plan, ids)
@@ -132,9 +132,9 @@ def _mean_gradient(plan: Plan, axes: Axes, number: int, key: KeyData) -> Float[A
 def shifted_scores(
     lead: Lead, sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> tuple[Float[Array, "axes samples"], Float[Array, " samples"]]:
-    """Scores of the leading axes, of which every other sample is shifted, and how much likelier
-    each sample is by its law than by this mixture (Hesterberg, "Weighted average importance
-    sampling and defensive mixture distributions", 1995).
+    """Scores of the leading axes, where every other sample is shifted, and the likelihood ratio of
+    the law to this mixture (Hesterberg, "Weighted average importance sampling and defensive mixture
+    distributions", 1995).
     """
     number = lead.direction.shape[0]
     z = normals(fold(key, Stream.LEAD), sample_ids, counters(number), lead.direction.dtype)
@@ -148,8 +148,8 @@ def shifted_scores(
 def given_scores(
     lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points: Any
 ) -> tuple[tuple[Axes, Float[Array, "axes samples"]] | None, Float[Array, " samples"]]:
-    """The scores that are given for some samples, as of `Sampled`, and the samples' likelihoods.
-    Quasi-random `points`, of shape `(samples, axes)`, take the place of those that would be drawn.
+    """The given scores of some samples, as in `Sampled`, and the samples' likelihoods. Quasi-random
+    `points`, of shape `(samples, axes)`, replace drawn ones.
     """
     likelihood = jnp.ones(sample_ids.shape, jnp.float32)
     if lead is None:
@@ -163,8 +163,8 @@ def given_scores(
 def sobol_scores(
     number: int, room: int, count: int, seed: tuple[int, ...], dtype: Any
 ) -> Float[np.ndarray, "count room"]:
-    """Scores of `count` points of a scrambled Sobol sequence of `number` axes, and zeros for as
-    many more as there is room for.
+    """Scores of `count` points of a scrambled Sobol sequence of `number` axes, and zeros for
+    further axes for which there is room.
 
     Source: `scipy.stats.qmc.Sobol`, with linear matrix scrambling and a digital shift.
     """

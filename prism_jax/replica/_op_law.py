@@ -1,4 +1,4 @@
-"""The law of an op's latency, given all that it shares with others."""
+"""The law of an op's latency, given everything that it shares with other ops."""
 
 from typing import Any
 
@@ -32,9 +32,9 @@ class Single(eqx.Module):
 
     **Attributes:**
 
-    - `mean`: in seconds.
-    - `sigma`: of a law that is log-normal, or constant, else `None`.
-    - `kind`: the number of the table of a law that is neither, else `None`.
+    - `mean`: the mean latency, in seconds.
+    - `sigma`: `sigma` of a log-normal or constant law, else `None`.
+    - `kind`: the number of the table of any other law, else `None`.
     """
 
     mean: Shaped[Array, "..."]
@@ -43,14 +43,14 @@ class Single(eqx.Module):
 
 
 class ClassLaw(eqx.Module):
-    """The law of the latency of a class of ops in a sample. What no class needs is `None`, and
-    takes no time.
+    """The law of the latency of a class of ops in a sample. Fields that no class needs are `None`,
+    and cost nothing.
 
     **Attributes:**
 
-    - `collapsed`: zero for single kernels.
-    - `single`: of mean zero for others.
-    - `spread`: a factor on how far the op's own draw takes it from its mean.
+    - `collapsed`: the law of several kernels; zero for single kernels.
+    - `single`: the law of a single kernel; its mean is zero for others.
+    - `spread`: a factor on the deviation of the op from its mean by its own draw.
     """
 
     collapsed: Collapsed | None
@@ -60,8 +60,8 @@ class ClassLaw(eqx.Module):
     def latency(
         self, z: Float[Array, "*shape"], residuals: Float[Array, "kinds scores"] | None
     ) -> Float[Array, "*shape"]:
-        """Latencies at scores `z`, in seconds: the Wilson-Hilferty cube of `ThreeMoment` for what
-        is collapsed; for what is one kernel a log-normal, or a table.
+        """Latencies at scores `z`, in seconds: the Wilson-Hilferty cube of `ThreeMoment` for
+        collapsed kernels; a log-normal or a table for single kernels.
         """
         seconds = jnp.zeros((), z.dtype)
         if self.collapsed is not None:
@@ -106,7 +106,7 @@ class Pause(eqx.Module):
 
 
 class Common(eqx.Module):
-    """What the laws of all ops share.
+    """Data that the laws of all ops share.
 
     **Attributes:**
 
@@ -123,11 +123,11 @@ class OpLaw(AbstractOpLaw):
 
     **Attributes:**
 
-    - `class_law`: of its class, given the slowest GPU and the regime of the network.
+    - `class_law`: the law of its class, given the slowest GPU and the regime of the network.
     - `microbatch`: the factor of its microbatch's data.
-    - `loading`: what it has of that factor; `None`: all of it.
-    - `factor`: of the program's adjustment.
-    - `given`: its score, where that is given from outside, or `nan`.
+    - `loading`: its loading on that factor; `None` if the factor acts in full.
+    - `factor`: the factor of the program's adjustment.
+    - `given`: its score if this is given, or `nan`.
     """
 
     class_law: ClassLaw
