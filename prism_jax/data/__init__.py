@@ -62,6 +62,7 @@ from ._profile import (
     Component as Component,
     Fitted as Fitted,
     Outline as Outline,
+    PositionFactor as PositionFactor,
     Profile as Profile,
     WorkerMean as WorkerMean,
     is_profile as is_profile,

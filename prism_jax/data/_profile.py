@@ -19,6 +19,7 @@ from ._variations import read_variations, write_variations
 
 
 _SETS = "microbatches.csv"
+_POSITIONS = "positions.csv"
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,6 +67,17 @@ class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loading: NonNegative = 1.0
 
 
+class PositionFactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a kind of op of a stage takes for one microbatch of the step, over its mean for all
+    microbatches.
+    """
+
+    kind: Name
+    stage: Annotated[int, msgspec.Meta(ge=0)]
+    microbatch: Annotated[int, msgspec.Meta(ge=0)]
+    factor: NonNegative
+
+
 class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A component of the variability of compute.
 
@@ -107,6 +119,8 @@ class Profile(msgspec.Struct, frozen=True):
         `variability`. Each row has factors that were measured one after the other; in a step, a
         replica takes as many consecutive ones as it has microbatches. Rows of length one make
         microbatches independent.
+    - `positions`: factors on `means` for the position of a microbatch in the step, where positions
+        differ; one for all others.
     """
 
     name: str
@@ -117,6 +131,7 @@ class Profile(msgspec.Struct, frozen=True):
     variability: tuple[Variation, ...]
     fitted: Fitted
     sets: tuple[tuple[float, ...], ...] = ()
+    positions: tuple[PositionFactor, ...] = ()
 
     @property
     def job(self) -> Job:
@@ -144,7 +159,7 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
     """Writes a profile to a folder: `profile.toml`, `means.csv`, `variability.csv` and, if it has
-    sets, `microbatches.csv`.
+    them, the sets as `microbatches.csv` and the positions as `positions.csv`.
 
     **Raises:**
 
@@ -173,6 +188,11 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
         write_csv(folder / _SETS, ("stretch", "factor"), rows)
     else:
         (folder / _SETS).unlink(missing_ok=True)
+    if profile.positions:
+        rows = [msgspec.structs.astuple(position) for position in profile.positions]
+        write_csv(folder / _POSITIONS, ("kind", "stage", "microbatch", "factor"), rows)
+    else:
+        (folder / _POSITIONS).unlink(missing_ok=True)
     write_variations(folder / "variability.csv", profile.variability)
     # Last, for without it the folder is no profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
@@ -210,6 +230,7 @@ def load_profile(
         read_variations(path / "variability.csv", check_law),
         about.fitted,
         _read_sets(path / _SETS, about.schedule.num_microbatches),
+        _read_positions(path / _POSITIONS),
     )
 
 
@@ -224,6 +245,20 @@ def _read_means(file: pathlib.Path) -> tuple[WorkerMean, ...]:
             )
         means[key] = mean
     return tuple(means.values())
+
+
+def _read_positions(file: pathlib.Path) -> tuple[PositionFactor, ...]:
+    """The factors of positions; none if there is no file."""
+    positions: dict[tuple[str, int, int], PositionFactor] = {}
+    for where, position in read_rows(file, PositionFactor) if file.exists() else ():
+        key = position.kind, position.stage, position.microbatch
+        if key in positions:
+            raise ValueError(
+                f"{where}: `{quoted(position.kind)}` of stage {position.stage}, microbatch "
+                f"{position.microbatch} is there twice; keep one of its rows."
+            )
+        positions[key] = position
+    return tuple(positions.values())
 
 
 def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, ...], ...]:

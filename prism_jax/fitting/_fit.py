@@ -1,13 +1,16 @@
 """Fits a profile to a trace: the mean latencies of its ops, and the laws around them."""
 
+import dataclasses
+
 import numpy as np
 
 from .._misc import counted
 from ..data import Fitted, Profile, WorkerMean
-from ..program import op_latencies, replay, step_graph
+from ..program import op_latencies, position_factors, replay, step_graph
 from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
 from ._data_law import law_of_data
+from ._find_positions import find_positions
 from ._inner_waits import with_inner_waits
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
 from ._links import with_links
@@ -29,6 +32,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 
     - Stalls are removed from the latencies first. Their laws have a rate and a size.
     - The mean latency of each kind of op on each worker excludes the time spent waiting for others.
+      If it depends on the position of the microbatch in the step by more than chance, each position
+      has a factor.
     - The variability of compute is split into components, among them the factors of a step, of a
       worker in one step and of a microbatch's data. The laws have the components in `fitted`.
     - For the residual of each kind of op, several families are fitted, and the one that predicts
@@ -75,8 +80,11 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
             f"replay is off by {100 * off:.3g} %, where {100 * _REPLAY_MOST:.0f} % are allowed; "
             "give the job that was traced and starts on one clock."
         )
-    relative = relative_latencies(job, step, first_look(job, step, latencies))
-    stalls = take_out_stalls(step, latencies, step_times, relative)
+    positions = find_positions(step, latencies, job.layout.pp)
+    factors = position_factors(step, positions, job.layout.pp)[:, None]
+    relative = relative_latencies(job, step, first_look(job, step, latencies / factors))
+    stalls = take_out_stalls(step, latencies, step_times, relative * factors)
+    stalls = dataclasses.replace(stalls, body=stalls.body / factors)
     apart = compute_apart(job, step, stalls.body, trace.steps, step_times)
     relative = relative_latencies(job, step, apart.data)
     mean = np.empty(len(latencies))
@@ -97,7 +105,15 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     notes = (*notes_of_waits(step, latencies, moved), *_notes(trace, off))
     fitted = Fitted(len(trace.steps), trace.dropped, notes, (*apart.components, rate))
     profile = Profile(
-        name or job.name, job.layout, job.schedule, shape, means, (*law, *laws), fitted, sets
+        name or job.name,
+        job.layout,
+        job.schedule,
+        shape,
+        means,
+        (*law, *laws),
+        fitted,
+        sets,
+        positions,
     )
     return widen_step(profile, step_times)
 

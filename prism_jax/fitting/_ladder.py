@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Profile, WorkerMean
-from ..program import StepGraph, op_latencies, replay, step_graph
+from ..program import StepGraph, op_latencies, position_factors, replay, step_graph
 from ..trace import Trace
 from ._data_factor import find_factor
 from ._family import family_quantiles
@@ -150,6 +150,7 @@ def _means(
     mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
     for (kind, worker), ops in groups(step).items():
         mean[ops] = means[kind, worker].mean_s
+    mean *= position_factors(step, profile.positions, pp)[:, None]
     none = WorkerMean("", 0, 0, 0.0)  # Of a kind of op that a stage does not have.
     loadings = np.array(
         [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]

@@ -44,6 +44,7 @@ from ._loaded import (
 )
 from ._memory import Memory as Memory, RankMemory as RankMemory, memory as memory
 from ._op_latencies import op_latencies as op_latencies, replay as replay
+from ._positions import position_factors as position_factors
 from ._predict import Prediction as Prediction, predict as predict
 from ._program import (
     Program as Program,

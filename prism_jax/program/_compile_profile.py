@@ -4,13 +4,18 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from .._misc import quoted
 from ..data import Profile
 from ..workload import Block, Kernel, Segment
 from ._assemble import assemble
+from ._positions import position_factors
 from ._program import Program
 from ._sets import Sets
 from ._step_graph import StepGraph, step_graph
 from ._variability import variability_of
+
+
+_TIMES = " x "  # Before the factor of a position, in the size of a kernel.
 
 
 def compile_profile(profile: Profile) -> Program:
@@ -34,6 +39,7 @@ def compile_profile(profile: Profile) -> Program:
     """
     _check(profile)
     step = step_graph(profile.job, profile.outline)
+    _check_positions(profile, step)
     try:
         variability = variability_of(profile.variability)
     except ValueError as error:
@@ -54,10 +60,15 @@ def _with_loadings(profile: Profile, program: Program) -> Program:
         return program
     table = program.latencies
     names = (
-        (table.kinds[kind], size) for kind, size in zip(table.kind.value, table.sizes, strict=True)
+        (table.kinds[kind], size.partition(_TIMES)[0])
+        for kind, size in zip(table.kind.value, table.sizes, strict=True)
     )
     loading = jnp.asarray([loadings.get(name, 1.0) for name in names], table.mean.dtype)
     return dataclasses.replace(program, latencies=dataclasses.replace(table, loading=loading))
+
+
+def _times(factor: float) -> str:
+    return "" if factor == 1 else f"{_TIMES}{factor!r}"
 
 
 def _size(d: int, s: int) -> str:
@@ -69,9 +80,10 @@ def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
     pp = profile.layout.pp
     blocks: dict[tuple, Block] = {}
     chosen = []
-    nodes = zip(step.kind, step.members, step.twin, step.computes.tolist(), strict=True)
-    for kind, members, twin, alone in nodes:
-        key = (kind, members[0], twin)
+    factors = position_factors(step, profile.positions, pp).tolist()
+    nodes = zip(step.kind, step.members, step.twin, step.computes.tolist(), factors, strict=True)
+    for kind, members, twin, alone, factor in nodes:
+        key = (kind, members[0], twin, factor)
         if key not in blocks:
             d, s = divmod(members[0], pp)
             if (kind, d, s) not in means:
@@ -79,13 +91,25 @@ def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
                     f"Profile `{profile.name}` has no mean of `{kind}` on dp_rank {d}, stage {s}; "
                     "add it to `means.csv`."
                 )
-            mean = 0.0 if twin else means[kind, d, s]
-            kernel = Kernel(kind, f"{_size(d, s)}{' twin' * twin}", mean)
+            mean = 0.0 if twin else means[kind, d, s] * factor
+            kernel = Kernel(kind, f"{_size(d, s)}{' twin' * twin}{_times(factor)}", mean)
             # What several workers do has no rank of its own, and no microbatch's data.
             segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
             blocks[key] = ((segment, 1),)
         chosen.append(blocks[key])
     return chosen
+
+
+def _check_positions(profile: Profile, step: StepGraph) -> None:
+    pp = profile.layout.pp
+    nodes = zip(step.kind, step.members, step.call, strict=True)
+    ops = {(kind, members[0] % pp, call) for kind, members, call in nodes}
+    for one in profile.positions:
+        if (one.kind, one.stage, one.microbatch) not in ops:
+            raise ValueError(
+                f"Profile `{profile.name}`: a row of `positions.csv` is of `{quoted(one.kind)}` of "
+                f"stage {one.stage} for microbatch {one.microbatch}, which no step has; remove it."
+            )
 
 
 def _check(profile: Profile) -> None:
