@@ -79,6 +79,21 @@ def test_what_is_dropped_is_cut(capacity):
         assert mean == pytest.approx(np.mean(drawn), rel=0.002), case
 
 
+def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
+    """Of a law that is nearly a point, in single precision: what is skewer than a cube can be is
+    taken for less, and a point has no skewness.
+    """
+    tops, members, capacity = np.linspace(1.2, 1.5, 61), 8, 1.25
+    each = [np.array([[top, *[(members - top) / (members - 1)] * (members - 1)]]) for top in tops]
+    loads, uneven = _loads([one.T / members for one in each], [65536] * len(tops), capacity)
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), (loads, uneven))
+    for found in (fullest(*single, 0.02), fullest(loads, uneven, 0.02)):
+        assert np.all(np.isfinite(np.concatenate(jax.tree.leaves(found), axis=None)))
+        np.testing.assert_allclose(found.load[0], np.minimum(tops, capacity), atol=0.006)
+        # One member is the fullest, whether it stands alone or among the others.
+        np.testing.assert_allclose(found.correction[0], 0, atol=1e-4)
+
+
 def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
     """And those whose experts are equally popular have the same law, whichever way it is made."""
     rng, runs, concentrations = np.random.default_rng(2), 300, (20.0, 200.0, np.inf)

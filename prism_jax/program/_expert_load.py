@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from ..latency import Gamma, cube_normal, expectation, score_of_maximum
 from ._kept_load import Moments, kept_loads, of_fixed_sum
+from ._segment import shape_of
 
 
 # The cube of a normal variate is no good stand-in for a gamma law of a smaller shape.
@@ -162,16 +163,14 @@ def _member(shape, stretch, experts, capacity) -> Moments:
 
 def _independent(member: Moments, members) -> Moments:
     """The fullest of independent members."""
-    std = jnp.sqrt(member[1])
-    skewness = member[2] / std**3
+    std, skewness = shape_of(member[1], member[2])
     mean, *rest = _moments(lambda z: std * cube_normal(score_of_maximum(z, members), skewness), std)
     return jnp.stack([member[0] + mean, *rest])
 
 
 def _cut(load: Moments, most) -> Moments:
     """The moments of a load that is truncated at `most`."""
-    std = jnp.sqrt(load[1])
-    skewness, room = load[2] / std**3, most - load[0]
+    (std, skewness), room = shape_of(load[1], load[2]), most - load[0]
     mean, *rest = _moments(lambda z: jnp.minimum(std * cube_normal(z, skewness), room), std)
     return jnp.stack([load[0] + mean, *rest])
 

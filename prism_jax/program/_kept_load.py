@@ -151,5 +151,8 @@ def _cut(experts: Float[Array, "3 *shape"], most) -> Float[Array, "3 *shape"]:
     third = room**3 * rest - (room**2 + 2) * density
     spread = jnp.where(room > -8, jnp.maximum(second - first**2, 0), 0)
     skewed = jnp.where(room > -8, third - 3 * first * second + 2 * first**3, 0)
+    # Where nearly all is cut, what is left is skewer than a cube can be, or rounding.
+    most_skewed = _MOST_SKEWNESS * spread**1.5
+    skewed = jnp.clip(skewed, -most_skewed, most_skewed)
     middle = jnp.where(room > -8, mean + std * first, most)
     return jnp.stack([middle, std**2 * spread, std**3 * skewed])
