@@ -17,6 +17,7 @@ from prism_jax.program import (
     gpu_factors,
     segment_maxima,
 )
+from prism_jax.replica._plan import _gpu_spread
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
 
@@ -107,6 +108,31 @@ def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
         assert np.mean(kept[0]) == pytest.approx(anew[0], abs=4 * np.sqrt(anew[1] / runs))
         both = np.var(kept[0]) + np.mean(kept[1])
         assert both == pytest.approx(anew[1], rel=0.3 if np.isfinite(one) else 0.02)
+
+
+@pytest.mark.parametrize("capacity", [None, 1.25])
+def test_the_derivative_where_only_some_layers_have_popularities_that_stay(capacity):
+    """With respect to the spread of loads, which sensitivities to `expert_load` are, and to that of
+    GPUs, if there is none.
+    """
+    shares = [np.array([[3.0], *[[1.0]] * 7]) / 10, np.full((8, 1), np.nan)]
+    loads, uneven = _loads(shares, [65536] * 2, capacity)
+    concentration = jnp.asarray([jnp.inf, 50.0])
+
+    @jax.jit
+    def sums(spread, sigma):
+        gpus = _gpu_spread(lognormal(sigma), spread.dtype)
+        found = fullest(loads, Unevenness(concentration, spread), gpus)
+        return sum(jnp.sum(x) for x in jax.tree.leaves(found))
+
+    for sigma in (0.0, 0.02):
+        slopes, of_gpus = jax.grad(sums, argnums=(0, 1))(uneven.spread, sigma)
+        assert np.isfinite(of_gpus)
+        for number, slope in enumerate(slopes):
+            up, down = (uneven.spread.at[number].add(by) for by in (1e-5, -1e-5))
+            assert float(slope) == pytest.approx(
+                float(sums(up, sigma) - sums(down, sigma)) / 2e-5, rel=1e-4, abs=1e-6
+            )
 
 
 def test_members_wait_for_the_slowest_of_load_times_gpu():

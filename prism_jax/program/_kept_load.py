@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..latency import cube_normal_score
+from ._segment import root
 
 
 Moments = Float[Array, "3 *loads"]  # Mean, variance and third central moment.
@@ -86,11 +87,11 @@ def kept_loads(
 
 def _rivals(members: Float[Array, "3 loads members"], real, factor, gpu_spread):
     """The member that is the fullest on average, and how many such are equivalent to all."""
-    means = jnp.where(real, members[0], -jnp.inf)
-    first = jnp.argmax(means, axis=1)
+    first = jnp.argmax(jnp.where(real, members[0], -jnp.inf), axis=1)
     member = jnp.take_along_axis(members, first[None, :, None], axis=2)[:, :, 0]
-    spread = jnp.hypot(gpu_spread * (1 + factor * (member[0] - 1)), factor * jnp.sqrt(member[1]))
-    gap = factor[:, None] * (member[0][:, None] - means)
+    of_gpu = gpu_spread * (1 + factor * (member[0] - 1))
+    spread = root(of_gpu**2 + factor**2 * member[1])
+    gap = factor[:, None] * jnp.where(real, member[0][:, None] - members[0], 0)
     rivals = jnp.exp(-_PER_GAP * jnp.where(gap > 0, gap / jnp.maximum(spread, 1e-9)[:, None], 0))
     return member, jnp.sum(jnp.where(real, rivals, 0), axis=1)
 

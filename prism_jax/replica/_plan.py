@@ -263,7 +263,10 @@ def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
     """The standard deviation of a GPU's factor over its mean."""
     if law is None:
         return jnp.zeros((), dtype)
-    return (jnp.sqrt(law.variance()) / law.mean()).astype(dtype)
+    variance = law.variance()
+    varies = variance > 0  # The square root of zero has no derivative.
+    std = jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 0)
+    return (std / law.mean()).astype(dtype)
 
 
 def _optional(law: AbstractLatency | None, dtype) -> Table | None:
