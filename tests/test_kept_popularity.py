@@ -11,12 +11,14 @@ from prism_jax.program import (
     Loads,
     Unevenness,
     added_load,
-    deciding_share,
+    class_moments,
+    deciding,
     fuller,
     fullest,
     gpu_factors,
     segment_maxima,
 )
+from prism_jax.program._collapse import Collapse
 from prism_jax.replica._plan import _gpu_spread
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
@@ -87,8 +89,10 @@ def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
     tops, members, capacity = np.linspace(1.2, 1.5, 61), 8, 1.25
     each = [np.array([[top, *[(members - top) / (members - 1)] * (members - 1)]]) for top in tops]
     loads, uneven = _loads([one.T / members for one in each], [65536] * len(tops), capacity)
-    single = jax.tree.map(lambda x: x.astype(jnp.float32), (loads, uneven))
-    for found in (fullest(*single, 0.02), fullest(loads, uneven, 0.02)):
+    laws = loads, uneven
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), laws)
+    for some, parameters in (single, laws):
+        found = fullest(some, parameters, 0.02)
         assert np.all(np.isfinite(np.concatenate(jax.tree.leaves(found), axis=None)))
         np.testing.assert_allclose(found.load[0], np.minimum(tops, capacity), atol=0.006)
         # One member is the fullest, whether it stands alone or among the others.
@@ -148,7 +152,7 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     @jax.jit
     def slowest(load):
         serial = (cumulants @ counts.T + added_load(loaded, cumulants, counts, load))[:, 0]
-        share = deciding_share(loaded, counts, load)[0]
+        share = deciding(loaded, counts, load).share[0]
         moments = segment_maxima(serial[0], serial[1], serial[2], group, count, share)[:, None]
         return fuller(moments, loaded, cumulants, counts, load)[:, 0]
 
@@ -167,6 +171,47 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
         # Closest where it is clear who is the fullest, or where all are.
         clear = concentrations[number] != 1000.0
         assert std == pytest.approx(np.std(ends), rel=0.02 if clear else 0.2)
+
+
+_LAYERS = 30
+
+
+@pytest.mark.parametrize(
+    ("concentration", "kinds", "within"),
+    [(10.0, 1, 0.02), (1000.0, 1, 0.15), (10.0, _LAYERS, 0.12), (1000.0, _LAYERS, 0.12)],
+)
+def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, kinds, within):
+    """Of one popularity for all layers, and of one for each, where members of eight come again."""
+    rng, samples, sigma, members = np.random.default_rng(5), 10_000, 0.02, 8
+    shares = [_shares(rng, concentration, members, 1) for _ in range(kinds)]
+    each = _LAYERS // kinds
+    loads, uneven = _loads(shares, [65536] * kinds)
+    collapse = Collapse(
+        segments=jnp.eye(kinds),
+        class_segments=jnp.full((1, kinds), float(each)),
+        class_collectives=jnp.zeros((1, kinds)),
+        members=jnp.full(kinds, float(members)),
+        group=jnp.zeros(kinds, int),
+        overlaps=None,
+        around=None,
+        loads=jnp.eye(kinds),
+    )
+    cumulants = jnp.asarray([[1.0], [1e-4], [0.0]]) * jnp.ones((1, kinds))
+    groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
+    load = _fullest(loads, uneven, sigma)
+    moments, shared, _ = class_moments(collapse, cumulants, jnp.ones((kinds, 1)), groups, load)
+    gpus = np.exp(sigma * rng.standard_normal((samples, members)) - sigma**2 / 2)
+    drawn = np.zeros(samples)
+    for one in [one for one in shares for _ in range(each)]:
+        runs = 1 + 0.01 * rng.standard_normal((samples, members))
+        drawn += (gpus * _counted(rng, samples, one, 65536) * runs).max(axis=1)
+    mean, std, others = (
+        np.interp(gpus.max(axis=1), groups.slowest[0], row[0, 0])
+        for row in (*np.asarray(moments[:2]), np.asarray(shared))
+    )
+    assert np.mean(mean) == pytest.approx(np.mean(drawn), rel=0.005)
+    found = np.sqrt(np.mean(std**2 + others**2) + np.var(mean))
+    assert found == pytest.approx(np.std(drawn), rel=within)
 
 
 def _job(tmp_path, *overrides):

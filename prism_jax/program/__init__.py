@@ -39,7 +39,7 @@ from ._loaded import (
     ExpertLoads as ExpertLoads,
     added_load as added_load,
     at_fullest as at_fullest,
-    deciding_share as deciding_share,
+    deciding as deciding,
     fuller as fuller,
 )
 from ._memory import Memory as Memory, RankMemory as RankMemory, memory as memory

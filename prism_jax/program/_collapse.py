@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray
 from ._branches import Overlaps, branch_moments
 from ._expert_load import Fullest
-from ._loaded import added_load, at_fullest, deciding_share, fuller
+from ._loaded import Deciding, added_load, at_fullest, deciding, fuller
 from ._segment import Group, root, segment_alone, segment_maxima, shape_of
 
 
@@ -127,9 +127,9 @@ def class_moments(
     serial = cumulants @ collapse.segments.T
     if load is not None and collapse.loads is not None:
         serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
-    share = jnp.ones_like(collapse.members)
+    decide = Deciding(jnp.ones_like(collapse.members), None)
     if load is not None and collapse.loads is not None:
-        share = deciding_share(collapse.loads, collapse.segments, load)
+        decide = deciding(collapse.loads, collapse.segments, load)
     mine = jax.tree.map(lambda x: x[collapse.group], groups)
 
     def one(segment):
@@ -140,12 +140,12 @@ def class_moments(
 
     # Computed again for the derivative: kept for all rows, it would take longer to write.
     one = jax.checkpoint(one)
-    slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members, share)), 0, 1)
+    slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members, decide.share)), 0, 1)
     if load is not None and collapse.loads is not None:
         slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
         cumulants = at_fullest(collapse.loads, cumulants, load)
     compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest[:3])
-    shared = _shared(collapse.class_segments, slowest[3], share)
+    shared = _shared(collapse.class_segments, slowest[3], decide)
     powers = jnp.stack([network, network**2, network**3])
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = compute[:, :, None, :] + part[:, :, :, None]
@@ -166,14 +166,18 @@ def class_moments(
 def _shared(
     class_segments: Float[Array, "classes segments"],
     shared: Float[Array, "segments nodes"],
-    share: Float[Array, " segments"],
+    decide: Deciding,
 ) -> Float[Array, "classes nodes"]:
-    """The standard deviation that a rank's other GPUs give to all of its ops of a class. If only
-    some members decide, these differ from layer to layer, so that variances add up.
+    """The standard deviation that a rank's other GPUs give to all of its ops of a class. Where it
+    is known which member is the fullest, segments share its GPU if it is the same member, and the
+    variances of others add up.
     """
-    some = (share < 1)[:, None]
-    apart = class_segments @ jnp.where(some, shared**2, 0)
-    return class_segments @ jnp.where(some, 0, shared) + root(apart)
+    if decide.first is None:
+        return class_segments @ shared
+    some = (decide.share < 1)[:, None]
+    alone = jnp.where(some, shared, 0)
+    of_each = jnp.einsum("cs,sn,sm->mcn", class_segments, alone, decide.first)
+    return class_segments @ jnp.where(some, 0, shared) + root(jnp.sum(of_each**2, axis=0))
 
 
 def _in_seconds(cumulants: Float[Array, "3 *shape"], unit) -> Float[Array, "3 *shape"]:

@@ -78,12 +78,14 @@ class Fullest(eqx.Module):
     - `correction`: `load` minus the moments of the fullest of the independent ranks.
     - `share`: the share of the group's ranks that the independent ranks represent: below one if it
         is known which member has most.
+    - `first`: `(loads, members)`, one for the member that has most; `None` if it is never known.
     """
 
     load: Moments
     member: Moments
     correction: Moments
     share: Float[Array, " loads"]
+    first: Float[Array, "loads most_members"] | None
 
 
 def fullest(
@@ -99,20 +101,20 @@ def fullest(
     is accurate to 2 % of the mean.
     """
     load, member = _drawn_anew(loads, unevenness.concentration)
-    factor, rivals = unevenness.spread, loads.members
+    factor, rivals, first = unevenness.spread, loads.members, None
     if loads.shares is not None:
         kept = kept_loads(loads.shares, loads.counts, loads.capacity, factor, gpu_spread)
         known = ~jnp.isnan(loads.shares[:, 0, 0])
         load = jnp.where(known[None, :], kept.load, load)
         member = jnp.where(known[None, :], kept.member, member)
-        rivals = jnp.where(known, kept.rivals, rivals)
+        rivals, first = jnp.where(known, kept.rivals, rivals), kept.first
     powers = jnp.stack([factor, factor**2, factor**3])
 
     def spread(moments: Moments) -> Moments:
         return (moments.at[0].add(-1) * powers).at[0].add(1)
 
     correction = (load - _independent(member, rivals * loads.split)) * powers
-    return Fullest(spread(load), spread(member), correction, rivals / loads.members)
+    return Fullest(spread(load), spread(member), correction, rivals / loads.members, first)
 
 
 def _drawn_anew(loads: Loads, concentration) -> tuple[Moments, Moments]:

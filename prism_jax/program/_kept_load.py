@@ -39,11 +39,13 @@ class Kept(NamedTuple):
     - `load`: the moments of the load of the fullest member in each microbatch.
     - `member`: the moments of the load of the member that is the fullest on average.
     - `rivals`: how many such members are equivalent to all members, on GPUs that differ.
+    - `first`: `(loads, members)`, one for the member that is the fullest on average.
     """
 
     load: Moments
     member: Moments
     rivals: Float[Array, " loads"]
+    first: Float[Array, "loads members"]
 
 
 def kept_loads(
@@ -86,14 +88,18 @@ def kept_loads(
 
 
 def _rivals(members: Float[Array, "3 loads members"], real, factor, gpu_spread):
-    """The member that is the fullest on average, and how many such are equivalent to all."""
-    first = jnp.argmax(jnp.where(real, members[0], -jnp.inf), axis=1)
+    """The member that is the fullest on average, how many such are equivalent to all, and which
+    member it is.
+    """
+    means = members[0]
+    first = jnp.argmax(jnp.where(real, means, -jnp.inf), axis=1)
     member = jnp.take_along_axis(members, first[None, :, None], axis=2)[:, :, 0]
     of_gpu = gpu_spread * (1 + factor * (member[0] - 1))
     spread = root(of_gpu**2 + factor**2 * member[1])
-    gap = factor[:, None] * jnp.where(real, member[0][:, None] - members[0], 0)
+    gap = factor[:, None] * jnp.where(real, member[0][:, None] - means, 0)
     rivals = jnp.exp(-_PER_GAP * jnp.where(gap > 0, gap / jnp.maximum(spread, 1e-9)[:, None], 0))
-    return member, jnp.sum(jnp.where(real, rivals, 0), axis=1)
+    number = jnp.sum(jnp.where(real, rivals, 0), axis=1)
+    return member, number, jax.nn.one_hot(first, means.shape[1], dtype=means.dtype)
 
 
 def of_fixed_sum(moments: Moments, spread: Float[Array, "*loads"]) -> Moments:

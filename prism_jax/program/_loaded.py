@@ -11,6 +11,7 @@ are known, they are constant, also over replicas, and only the counts of tokens 
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -109,14 +110,29 @@ def added_load(
     )
 
 
-def deciding_share(
+class Deciding(NamedTuple):
+    """Which members of segments decide when these end, as of `Fullest`.
+
+    **Attributes:**
+
+    - `share`: the part of the members.
+    - `first`: `(segments, members)`, one for the fullest; `None` where it is never known.
+    """
+
+    share: Float[Array, " segments"]
+    first: Float[Array, "segments members"] | None
+
+
+def deciding(
     loads: Float[Array, "loads kernels"],
     segments: Float[Array, "segments kernels"],
     load: Fullest,
-) -> Float[Array, " segments"]:
-    """The share of a segment's members that can decide its end, as in `Fullest`."""
+) -> Deciding:
+    """Which members of segments decide when these end."""
     there = segments @ loads.T > 0
-    return jnp.min(jnp.where(there, load.share[None, :], 1), axis=1, initial=1)
+    shares = jnp.where(there, load.share[None, :], 1)
+    share = jnp.min(shares, axis=1, initial=1)
+    return Deciding(share, None if load.first is None else load.first[jnp.argmin(shares, axis=1)])
 
 
 def fuller(

@@ -130,7 +130,7 @@ def segment_maxima(
     second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
     skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
     scale = slowest * std
-    kept = _kept(cdf, later_each, later, deciding - share, step)
+    kept = _kept(cdf, at_slowest, later_each, later, deciding, share, step)
     return jnp.stack(
         [
             slowest * mean + scale * first,
@@ -151,27 +151,37 @@ def _grid(group: Group, means, share) -> Float[Array, "nodes points"]:
     return grid - before * (grid[:, -1:] - grid) / (grid[:, -1:] - grid[:, :1])
 
 
-def _kept(cdf, later_each, later, others, step) -> Float[Array, " nodes"]:
+def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Array, " nodes"]:
     """The variance that the factors `b` of the others give to a segment's mean, in units of the
     square of its standard deviation: the covariance of two segments that the same GPUs run,
 
         integral over x, y of E_b[P(max <= x | b) P(max <= y | b)] - P(max <= x) P(max <= y),
 
-    with `P(max <= x | b) = F(x / A) * product of F(x / b_i)`, and the `b_i` independent.
+    with `P(max <= x | b) = F(x / A) * product of F(x / b_i)`, and the `b_i` independent. Where only
+    a share decides, one of these is the slowest GPU or another in both segments alike.
     """
     dtype = cdf.dtype
-    cdf, later_each, later = (x[..., ::_COARSE] for x in (cdf, later_each, later))
+    cdf, at_slowest, later_each, later = (
+        x[..., ::_COARSE] for x in (cdf, at_slowest, later_each, later)
+    )
     apart = later_each - later[:, None]
     weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[None, :, None]
     covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
     below = 1 - jnp.minimum(later, 1 - jnp.finfo(dtype).eps)  # As in `cdf`.
     weight = cdf[:, :, None] * cdf[:, None, :]
-    matters = weight > 1e-20
-    product = jnp.where(matters, below[:, :, None] * below[:, None, :], 1)
-    relative = jnp.maximum(jnp.where(matters, covariance / product, 0), -0.5)
+    matters = weight > 1e-16  # Of less, derivatives have squares that single precision lacks.
+
+    def relative(covariance, mean):
+        product = jnp.where(matters, mean[:, :, None] * mean[:, None, :], 1)
+        return jnp.maximum(jnp.where(matters, covariance / product, 0), -0.5)
+
+    gap = at_slowest - below
+    of_first = (1 - share) * (covariance + share * gap[:, :, None] * gap[:, None, :])
     # Without differences of what is nearly equal, for spreads of GPUs far below a segment's.
-    excess = weight * jnp.expm1(others * jnp.log1p(relative))
-    return jnp.maximum((_COARSE * step) ** 2 * jnp.sum(excess, axis=(1, 2)), 0)
+    excess = (deciding - 1) * jnp.log1p(relative(covariance, below))
+    excess += jnp.log1p(relative(of_first, share * at_slowest + (1 - share) * below))
+    total = jnp.sum(weight * jnp.expm1(excess), axis=(1, 2))
+    return jnp.maximum((_COARSE * step) ** 2 * total, 0)
 
 
 def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Array, "4 nodes"]:
