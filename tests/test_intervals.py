@@ -129,6 +129,12 @@ def test_the_interval_of_a_quantile_ends_where_the_distribution_function_s_does(
         error, _ = errors.of_level(p)
         reach = Estimate(0.0, error, 40.0).interval()[1]
         assert np.isclose(p + sign * reach, 0.95)
+    # An interval of nearly no confidence lies beside a skewed estimate.
+    for skewness, sign in ((0.2, -1), (-0.2, 1)):
+        skewed = dataclasses.replace(errors, level_skewness=errors.level_skewness + skewness)
+        ends = skewed.around(0.95, 0.001)
+        assert ends[0] < ends[1]
+        assert min(sign * (end - 0.95) for end in ends) > 0
     from prism_jax.law import LEVELS
 
     knee = dataclasses.replace(errors, levels=np.where(LEVELS > 0.96, 0.0, errors.levels))

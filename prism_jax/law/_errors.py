@@ -77,8 +77,12 @@ class Errors(AbstractCompared):
             error, skewness = self.of_level(p)
             return p + (-1, 1)[side] * reaches(level, degrees, skewness)[side] * error - q
 
-        low = root_scalar(reached, (1,), bracket=(0.0, q)).root
-        return float(low), float(root_scalar(reached, (0,), bracket=(q, 1.0)).root)
+        def end(side: int) -> float:
+            # An interval of a small confidence level may lie on one side of a skewed estimate.
+            bracket = (0.0, q) if reached(q, side) >= 0 else (q, 1.0)
+            return float(root_scalar(reached, (side,), bracket=bracket).root)
+
+        return end(1), end(0)
 
     def support_beyond(self, q: float) -> float:
         """How many independent replica samples lie beyond the quantile at `q`."""
