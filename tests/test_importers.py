@@ -218,8 +218,10 @@ def test_defaults_of_megatron():
     assert from_megatron(_SMALL | blockwise, 8, "here")["training"]["dtype"] == "fp8"
     micro = blockwise | {"fp8-recipe": "mxfp8", "main-grads-dtype": "fp32"}
     assert from_megatron(_SMALL | micro, 8, "here")["training"]["dtype"] == "mxfp8"
-    waits = from_megatron(_SMALL | {"no-overlap-p2p-communication": True}, 8, "here")
-    assert waits["schedule"]["blocking"]
+    both = {"fp8-format": "hybrid", "fp8": "hybrid"}
+    assert from_megatron(_SMALL | both, 8, "here")["training"]["dtype"] == "fp8"
+    pipeline = {"no-overlap-p2p-communication": True, "pipeline-model-parallel-size": 4}
+    assert from_megatron(_SMALL | pipeline, 8, "here")["schedule"]["blocking"]
     assert "blocking" not in grouped["schedule"]
     padded = from_megatron(_SMALL | {"padded-vocab-size": 50_260}, 8, "here")
     assert padded["model"]["vocab_size"] == 50_260
@@ -331,6 +333,14 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ({"fp8-format": "hybrid", "fp8-recipe": "custom"}, ["`fp8-recipe` custom"]),
         ({"main-grads-dtype": "bf16"}, ["`main-grads-dtype` bf16"]),
         (
+            {
+                "no-overlap-p2p-communication": True,
+                "pipeline-model-parallel-size": 4,
+                "num-virtual-stages-per-pipeline-rank": 3,
+            },
+            ["`no-overlap-p2p-communication` with several stages on a rank"],
+        ),
+        (
             _OVERLAPPED | {"pipeline-model-parallel-size": 4},
             ["`overlap-moe-expert-parallel-comm`", "one stage each"],
         ),
@@ -377,6 +387,7 @@ def test_exchanges_beside_another_microbatch_are_imported(pp, stages):
     [
         ({"no-fp8-wgrad": True, "fp8-param-gather": True, "fp8-recipe": "tensorwise"}, {}),
         ({"overlap-moe-expert-parallel-comm": True}, _EXPERTS | {"expert-model-parallel-size": 1}),
+        ({"no-overlap-p2p-communication": True}, _OVERLAPPED),
         ({"no-gradient-accumulation-fusion": True, "exp-avg-dtype": "fp32"}, {}),
     ],
 )

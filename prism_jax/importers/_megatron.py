@@ -256,7 +256,8 @@ def _dtype(read: Reader) -> str | None:
     """The dtype of matrix multiplications, if it has fewer than 16 bits."""
     recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
     recipe = read.choice("fp8-recipe", recipes[0], recipes)
-    if not (read.get("fp8-format") or read.get("fp8")):
+    # A flag and its older name, both of which are read.
+    if not any([read.get("fp8-format"), read.get("fp8")]):
         return None
     return "mxfp8" if recipe == "mxfp8" else "fp8"
 

@@ -25,7 +25,9 @@ def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> T
         "num_microbatches": max(1, batch // replicas),
         "virtual_stages": virtual,
     }
-    if read.flag("no-overlap-p2p-communication"):
+    if read.flag("no-overlap-p2p-communication") and layout["pp"] > 1:
+        if virtual > 1:
+            read.problems.append("`no-overlap-p2p-communication` with several stages on a rank")
         schedule["blocking"] = True
     group = read.count("microbatch-group-size-per-virtual-pipeline-stage", 0, least=0)
     if group and virtual > 1:
