@@ -246,6 +246,7 @@ def test_each_layer_of_a_run_has_experts_of_its_own(tmp_path):
         ("load_popularity=[0,0,0,0,0,0,0,0]", ["zero for all"]),
         ("load_popularity=[1,1,1,1,1,1,1,-1]", ["load_popularity", ">= 0"]),
         ("load_popularity=[1,1,1,1,1,1,1,1] load_concentration=9", ["leave one of them out"]),
+        ("load_popularity=[1,1,1,1,1,1,1,1] load_seed=1", ["`load_seed` draws", "leave one"]),
     ],
 )
 def test_popularities_that_cannot_be(override, parts, tmp_path, capsys):

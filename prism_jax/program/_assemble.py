@@ -85,7 +85,7 @@ def assemble(
     if loads is not None and resolution == "kernel":
         raise ValueError(
             'The loads of experts vary, which `resolution="kernel"` does not draw; leave '
-            "`load_concentration` out, or compile blocks."
+            "`load_concentration` and `load_popularity` out, or compile blocks."
         )
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:

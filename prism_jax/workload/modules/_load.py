@@ -18,10 +18,9 @@ def check_load(
     capacity_factor: float | None,
 ) -> None:
     """Raises a `ValueError` of one sentence if the keys of a `MoE` do not fit one another."""
-    if popularity is not None and concentration is not None:
-        raise ValueError(
-            "`load_popularity` gives what `load_concentration` draws; leave one of them out."
-        )
+    for name, value in (("load_concentration", concentration), ("load_seed", seed)):
+        if popularity is not None and value is not None:
+            raise ValueError(f"`load_popularity` gives what `{name}` draws; leave one of them out.")
     if popularity is not None and len(popularity) != num_experts:
         raise ValueError(
             f"`load_popularity` has {len(popularity)} entries for `num_experts` = {num_experts}; "
