@@ -136,6 +136,8 @@ def test_groups_of_experts_are_imported(tmp_path):
     for topk, kept in ((None, 8), (3, 3)):
         raw = from_megatron(_SMALL | experts | {"moe-router-group-topk": topk}, 8, "here")
         assert raw["model"]["modules"]["moe"]["top_k_groups"] == kept
+    one_group = _SMALL | {"num-experts": 64, "moe-router-topk": 6, "moe-router-group-topk": 1}
+    assert "top_k_groups" not in from_megatron(one_group, 8, "here")["model"]["modules"]["moe"]
 
 
 def test_an_imported_job_is_a_file_that_can_be_read(tmp_path, capsys):

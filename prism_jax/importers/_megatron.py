@@ -143,8 +143,9 @@ def _moe(read: Reader, model: Table) -> Table:
         "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
     }
     groups = read.count("moe-router-num-groups", 1)
+    chosen = read.count("moe-router-group-topk", groups)  # Without effect in a single group.
     if groups > 1:
-        table |= {"num_groups": groups, "top_k_groups": read.count("moe-router-group-topk", groups)}
+        table |= {"num_groups": groups, "top_k_groups": chosen}
     shared = read.count("moe-shared-expert-intermediate-size", 0, least=0)
     return {**table, "shared_ffn_size": shared} if shared else table
 
