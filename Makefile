@@ -12,11 +12,11 @@ demo: .venv/demo
 # All but what takes longest; `make test-all` leaves out nothing.
 test: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
-	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
+	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider -o addopts= notebooks
 
 test-all: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal
-	$(BIN)/pytest --nbmake -p no:cacheprovider -o addopts= notebooks
+	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider -o addopts= notebooks
 
 # Chromium for the tests that open a page in it, which are skipped where it is not there: from
 # Debian's packages where that can be done, and left out otherwise.
