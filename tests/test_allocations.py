@@ -80,6 +80,7 @@ def test_the_mean_of_a_run_whose_steps_resemble_those_before(between, remembered
     assert law.run_mean_std(2, autocorrelation_time=1e6) == law.run_mean_std(1)
 
 
+@pytest.mark.slow
 def test_both_laws_of_one_step_are_the_same():
     program = _program(OneFOneB(4, 8), num_replicas=8)
     anew = simulate(program, num_samples=40_000, key=jax.random.key(1), replicas="explicit")

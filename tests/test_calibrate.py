@@ -94,6 +94,7 @@ def calibrated():
     return calibrate(job, runs, source="a test", priors=_nothing_else(), **options)
 
 
+@pytest.mark.slow
 def test_level_and_spread_are_found(calibrated):
     assert calibrated.calibrated.compute == pytest.approx(1.07, rel=0.005)
     sigma = calibrated.kernels.find_variation("step").parameters["sigma"]
@@ -106,6 +107,7 @@ def test_level_and_spread_are_found(calibrated):
     assert calibrated.measured.num_samples == 3000
 
 
+@pytest.mark.slow
 def test_another_scale_follows(calibrated):
     """Four times the replicas: the law of the true job, which was never seen there."""
     job = _with(load_job(_NAME, _THIRTY_TWO), calibrated.calibrated)
@@ -116,6 +118,7 @@ def test_another_scale_follows(calibrated):
     assert law.std == pytest.approx(np.std(steps), rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_calibrated_job_is_read_as_it_was_written(calibrated, tmp_path):
     save_job(calibrated, tmp_path / "job.toml")
     again = load_job(tmp_path / "job.toml")
@@ -334,6 +337,7 @@ def test_noise_of_collectives_is_told_by_scales_or_by_priors():
     assert each[1] == pytest.approx(usual, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_printed_agreement_is_that_of_the_job(calibrated):
     """Though the factor of a step is put to it on the host."""
     figures = agreement(calibrated, _runs(_true(_EIGHT)), num_samples=16384)

@@ -193,6 +193,7 @@ def test_progress_is_told_where_somebody_looks(job, capsys, monkeypatch):
         assert ("compiling" in error) == ("simulating 1,000 steps" in error) == told
 
 
+@pytest.mark.slow
 def test_what_was_compiled_is_kept_for_the_next_time(tmp_path):
     """The second run compiles nothing; none is kept where the user says so."""
     words = ["simulate", "megatron-22b-a100-8", "--samples", "100", "--json"]

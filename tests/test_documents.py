@@ -32,8 +32,8 @@ _README = ROOT / "README.md"
 # Commands that take longest, and pages that do not.
 # fmt: off
 _SLOW = (
-    "calibrate", "improve", "layouts", "place", "report", "run", "sensitivity", "sweep", "target",
-    "whatif",
+    "calibrate", "compare", "criticality", "improve", "layouts", "place", "report", "run",
+    "sensitivity", "sweep", "target", "whatif",
 )
 # fmt: on
 _QUICK_PAGES = ("docs/concepts/max_plus.md", "docs/data_format.md", "docs/plots.md")

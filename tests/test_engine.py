@@ -121,6 +121,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_any_number_of_devices_gives_the_same_bits(pytestconfig):
     found = {
         subprocess.run(

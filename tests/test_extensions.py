@@ -260,6 +260,7 @@ def test_a_placement_of_stages_that_are_not_dealt_in_turns():
     assert program.num_ops == 8 + 4  # The middle of the V sends nothing.
 
 
+@pytest.mark.slow
 def test_an_objective():
     objective = EntropicRisk(1.5)
     uniform = np.random.default_rng(0).random((3, 400_000))

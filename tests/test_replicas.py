@@ -1,3 +1,5 @@
+import itertools as it
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,14 +33,17 @@ def _program(num_replicas, case):
     return rich_program(num_replicas, schedule=OneFOneB(4, 6), residual=residual, **_CASES[case])
 
 
-# What is within "everything" is slow but for the plainest and for stalls, which have strata.
-_FAST = ("independent", "stalls", "everything")
+# What is within "everything" is slow but for the plainest.
+_FAST = {(1, "independent"), (64, "independent"), (64, "everything")}
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c in _FAST else pytest.mark.slow) for c in _CASES]
+    ("num_replicas", "case"),
+    [
+        pytest.param(*pair, marks=() if pair in _FAST else pytest.mark.slow)
+        for pair in it.product((1, 64), _CASES)
+    ],
 )
-@pytest.mark.parametrize("num_replicas", [1, 64])
 def test_the_vector_rule_equals_explicit_replicas(case, num_replicas):
     program = _program(num_replicas, case)
     steps = 40_000 if num_replicas == 1 else 8_000
@@ -72,6 +77,7 @@ def test_the_intervals_cover_explicit_replicas():
     assert covered >= scipy.stats.binom.ppf(0.001, seeds, 0.95)
 
 
+@pytest.mark.slow
 def test_intervals_are_as_wide_as_repetitions_scatter():
     program = _program(16, "everything")
     laws = [simulate(program, num_samples=8_000, key=jax.random.key(s)) for s in range(40)]

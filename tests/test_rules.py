@@ -72,7 +72,7 @@ def test_where_ranks_tie_the_exact_rule_is_taken():
     "program",
     [
         pipeline_program(OneFOneB(4, 6), num_replicas=64),
-        rich_program(64),
+        pytest.param(rich_program(64), marks=pytest.mark.slow),
         dataclasses.replace(_tied(), num_replicas=1),
     ],
     ids=["pipeline", "rich", "one replica"],
@@ -91,7 +91,11 @@ def test_the_rule_is_the_program_s_whatever_the_key():
     assert merge_laws([*laws, other]).replicas == "mixed"
 
 
-@pytest.mark.parametrize("program", [_tied(), rich_program(64)], ids=["tied", "rich"])
+@pytest.mark.parametrize(
+    "program",
+    [_tied(), pytest.param(rich_program(64), marks=pytest.mark.slow)],
+    ids=["tied", "rich"],
+)
 def test_both_rules_decide_the_same_replicas(program):
     """The slowest of those that the exact rule draws is decisive by the vector rule: its law is the
     vector rule's, and none of its ranks ends after the slowest of that rank."""

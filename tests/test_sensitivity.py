@@ -189,6 +189,7 @@ def test_intervals_of_batches_cover():
     assert np.all(np.mean(inside, axis=0) >= 0.85)
 
 
+@pytest.mark.slow
 def test_the_conditional_probability_is_that_of_the_steps():
     """With the step factor left open, and with the tail, and with neither."""
     varied = Variability(residual={"optimizer": lognormal(0.3), "gemm": lognormal(0.02)})
@@ -207,7 +208,7 @@ def test_the_conditional_probability_is_that_of_the_steps():
         assert (composed.over and composed.over.last) == last
 
 
-@pytest.mark.parametrize("varying", ["step", "tail"])
+@pytest.mark.parametrize("varying", ["step", pytest.param("tail", marks=pytest.mark.slow)])
 def test_conditional_probabilities_have_derivatives(varying):
     """With a number of steps that leaves a tile unfilled, against differences."""
     if varying == "step":

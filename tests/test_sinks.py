@@ -82,7 +82,7 @@ def _simulated(number, seed=0):
     return _steps(drawn(0.2, 8, _REPLICAS, number), reductions)
 
 
-@pytest.mark.parametrize("replicas", ["explicit", "auto"])
+@pytest.mark.parametrize("replicas", [pytest.param("explicit", marks=pytest.mark.slow), "auto"])
 def test_the_law_is_that_of_all_replicas_and_sinks(replicas):
     truth = _simulated(200_000)
     number = 2**15
@@ -182,9 +182,9 @@ def test_one_bucket_of_one_stage_is_no_overlap():
     ("kind", "changes"),
     [
         ("1f1b", ("schedule.blocking=true",)),
-        ("interleaved-1f1b", ("schedule.virtual_stages=2",)),
+        pytest.param("interleaved-1f1b", ("schedule.virtual_stages=2",), marks=pytest.mark.slow),
         ("interleaved-1f1b", _SUMMED[1:]),
-        ("zb-h1", ()),
+        pytest.param("zb-h1", (), marks=pytest.mark.slow),
         ("dual-pipe", ()),
     ],
 )

@@ -89,7 +89,8 @@ def test_a_law_says_why_its_moments_have_no_interval():
     assert "interval unknown: only 10" in repr(law)
 
 
-def test_comparisons_carry_gpus_and_throughput_and_say_where_sizes_differ(capsys):
+@pytest.mark.slow
+def test_comparisons_carry_gpus_and_throughput(capsys):
     job, small = "megatron-22b-a100-8", ["--samples", "400"]
     change = ["--set", "num_nodes=2", "--allow-oom", "--set", "layout.dp=2"]
     words = ["sweep", job, *small, "--over", "layout.dp=1,2", "--set", "num_nodes=2"]
@@ -99,7 +100,6 @@ def test_comparisons_carry_gpus_and_throughput_and_say_where_sizes_differ(capsys
     for row in found:
         each = float(row["tokens_per_s_per_gpu"])
         assert each == pytest.approx(tokens / 8 / float(row["mean_s"]), rel=1e-9)
-    assert "(row 1: 16)" in other_sizes({"row 0": 8, "row 1": 16}, 8)[0]
     words = ["whatif", job, *small, *change, "--kernel", "gemm:0.9", "--change", "layout.dp=1"]
     assert main([*words, "--json"]) == 0
     speed = json.loads(capsys.readouterr().out)["throughput"]
@@ -109,6 +109,10 @@ def test_comparisons_carry_gpus_and_throughput_and_say_where_sizes_differ(capsys
         "layout.dp=1": 8,
     }
     assert speed["kernel gemm:0.9"]["mfu"] > speed["as it is"]["mfu"]
+
+
+def test_comparisons_of_other_sizes_say_so():
+    assert "(row 1: 16)" in other_sizes({"row 0": 8, "row 1": 16}, 8)[0]
     assert other_sizes({"a": 4, "b": 4}, 4) == []
 
 

@@ -110,6 +110,7 @@ def test_a_slow_rank_costs_by_its_stage():
         np.testing.assert_allclose(np.array(found), rises, atol=0.12)
 
 
+@pytest.mark.slow
 def test_a_hot_node_costs_up_to_all_of_its_slowness():
     """A stage 1.35 times slower costs the less, the earlier it is and the fewer microbatches there
     are to wait behind it; never more than its slowness. (PRISM reports 9 to 35 % for a hot node.)

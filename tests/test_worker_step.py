@@ -41,7 +41,9 @@ def _ends(program, number, seed=0):
     return np.asarray(sample_replica_ends(program, ids, jax.random.key(seed)))
 
 
-@pytest.mark.parametrize("law", [lognormal(0.1), Gamma(1.0, 0.1)])
+@pytest.mark.parametrize(
+    "law", [lognormal(0.1), pytest.param(Gamma(1.0, 0.1), marks=pytest.mark.slow)]
+)
 def test_a_chain_is_its_sum_times_the_factor(law):
     program = pipeline_program(GPipe(1, 4), variability=Variability(worker_step=law))
     found = simulate(program, num_samples=40_000, key=jax.random.key(0))
@@ -93,10 +95,8 @@ def test_kept_gpus_draw_it_anew_in_each_step():
     assert kept.run_mean_std(10**6) > 10 * anew.run_mean_std(10**6)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    ["importance", *(pytest.param(s, marks=pytest.mark.slow) for s in ("plain", "sobol"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["importance", "plain", "sobol"])
 def test_the_vector_rule_equals_explicit_replicas(sampling):
     variability = Variability(
         residual={"gemm": lognormal(0.03), "send_recv": lognormal(0.3)},
@@ -209,7 +209,8 @@ def test_members_drawn_one_by_one_share_it(rank):
     assert block.std() > 1.5 * narrow.std()
 
 
-@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [1, 16])
 def test_derivatives_are_those_of_differences(num_replicas):
     program = rich_program(num_replicas, worker_step=lognormal(0.05))
 
