@@ -133,8 +133,7 @@ def test_bad_allocations_are_refused():
 
 
 def test_allocations_from_the_command_line(capsys):
-    words = ["simulate", "gpt3-175b-h100-4096", "--set", "layout.dp=2"]
-    words += ["--set", "num_nodes=8", "--samples", "400", "--allow-oom"]
+    words = ["simulate", "megatron-22b-a100-8", "--samples", "400"]
     assert main([*words, "--allocations", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["allocations"]
     assert len(found["means_s"]) == 4

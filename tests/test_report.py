@@ -22,13 +22,14 @@ from prism_jax.report import _accuracy
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
+_JOB = ("megatron-22b-a100-8", ["schedule.num_microbatches=3"])
 _EVIL = '<script>alert("1")</script>&'
 
 
 @pytest.fixture(scope="module")
 def report():
     """Of a small job whose texts are hostile."""
-    job = prism.load_job("megatron-22b-a100-8", ["schedule.num_microbatches=3"])
+    job = prism.load_job(*_JOB)
     assert job.measured is not None
     measured = msgspec.structs.replace(job.measured, source=_EVIL)
     job = msgspec.structs.replace(job, name=_EVIL, source=_EVIL, measured=measured)
@@ -156,7 +157,7 @@ def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("prism_jax.report._gather.sensitivity", interrupted)
-    job = prism.load_job("megatron-22b-a100-8")
+    job = prism.load_job(*_JOB)
     found = reports.gather(job, num_samples=320, key=jax.random.key(5))
     assert found.law.num_samples == 320
     assert found.missing.keys() == {"sensitivities", "criticality", "timeline"}
@@ -172,7 +173,7 @@ def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
         return errors_of(*arguments)
 
     monkeypatch.setattr(_simulate, "errors_of", interrupt)
-    job = prism.load_job("megatron-22b-a100-8")
+    job = prism.load_job(*_JOB)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         found = reports.gather(job, num_samples=320, key=jax.random.key(5))
