@@ -274,6 +274,7 @@ def test_a_level_out_of_reach_is_refused(factor):
         )
 
 
+@pytest.mark.slow
 def test_an_executor_changes_nothing():
     run = np.random.default_rng(7).normal(1.1, 0.01, 100)
     others = [(load_job(_ONE_NODE, ["schedule.num_microbatches=2"]), [1.9 * run])]

@@ -123,6 +123,7 @@ def test_json_has_what_other_tools_read(job, capsys):
     assert "measured" not in found
 
 
+@pytest.mark.slow
 def test_uneven_stages_with_an_empty_one(job, capsys):
     options = ["layout.tp=2", "layout.pp=4", "schedule.layers_per_stage=[20, 0, 20, 8]"]
     arguments = [word for option in options for word in ("--set", option)]
@@ -139,7 +140,10 @@ def test_overrides_change_the_prediction(job, capsys):
     assert 1.8 < means[1] / means[0] < 2.1
 
 
-@pytest.mark.parametrize("name", ["megatron-22b-a100-8", "megatron-175b-a100-64"])
+@pytest.mark.parametrize(
+    "name",
+    ["megatron-22b-a100-8", pytest.param("megatron-175b-a100-64", marks=pytest.mark.slow)],
+)
 def test_shipped_jobs_are_within_ten_per_cent_of_measured(name, capsys):
     assert main(["simulate", name, "--samples", "2000", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

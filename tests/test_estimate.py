@@ -28,7 +28,8 @@ _OBJECTIVES = [Mean(), Std(), Quantile(0.9), CVaR(0.8), Exceedance(20.5)]
 _OBJECTIVES.append(CRPS(np.linspace(18.0, 24.0, 40)))
 
 
-@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [1, 16])
 def test_gradients_equal_differences(num_replicas):
     """Every parameter and objective, against central differences with common random numbers."""
     program = rich_program(num_replicas)

@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +103,7 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     counts = jnp.asarray([[1.0, 1.0]])
     cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
     loaded = jnp.asarray([[0.0, 1.0]])
-    groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([8.0]), jnp.zeros(1))
+    groups, _ = eqx.filter_jit(gpu_factors)(lognormal(sigma), jnp.asarray([8.0]), jnp.zeros(1))
     group = jax.tree.map(lambda x: x[0], groups)
 
     @jax.jit

@@ -1,5 +1,6 @@
 """Experts whose popularity stays: given by a file, or drawn once for a run."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +147,9 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     shares = [_shares(rng, c, members, 1) for c in concentrations]
     counts, loaded = jnp.asarray([[1.0, 1.0]]), jnp.asarray([[0.0, 1.0]])
     cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
-    groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
+    groups, _ = eqx.filter_jit(gpu_factors)(
+        lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1)
+    )
     group, count = jax.tree.map(lambda x: x[0], groups), jnp.asarray(float(members))
 
     @jax.jit

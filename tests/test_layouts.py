@@ -168,6 +168,7 @@ def test_ranks_differences_and_losses_belong_together(exhaustive):
     assert np.median([one.behind.standard_error for one in layouts[1:]] / np.array(apart)) < 1
 
 
+@pytest.mark.slow
 def test_a_chunk_goes_to_another_process(jobs):
     words = tuple(int(word) for word in key_data(jax.random.key(0)))
     chunk = Chunk((3,), jobs[:2], prism.Mean(), 1024, words)
@@ -234,6 +235,7 @@ def test_jobs_that_cannot_run_are_told(jobs):
 _CHOOSE = [f"--choose={one}" for one in ("tp=8", "pp=2", "cp=1", "zero=1", "microbatch_size=1")]
 
 
+@pytest.mark.slow
 def test_the_commands_print_rankings(capsys):
     common = ["--samples", "2048", "--json"]
     assert main(["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, *common]) == 0

@@ -42,6 +42,7 @@ def test_more_replicas_are_slower_steadier_and_skewed():
     assert 0.05 < _skew(laws[2]) < 0.3
 
 
+@pytest.mark.slow
 def test_rare_stalls_widen_large_jobs():
     """A pause that one replica hardly ever has, some replica of many has in most steps."""
     variability = Variability(
