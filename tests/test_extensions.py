@@ -281,7 +281,10 @@ def test_an_objective():
     assert table.unit == "s"
 
 
-@pytest.mark.parametrize("name", families())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "gamma" else n for n in families()],
+)
 def test_every_family(name):
     """The two directions agree, moments are those of the draws, and a graph can hold it."""
     of = families()[name]

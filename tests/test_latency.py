@@ -74,6 +74,11 @@ ALL = {name: latency for name, (latency, _) in TWINS.items()} | OTHERS
 every = pytest.mark.parametrize("name", ALL)
 
 
+def _slow_of(names, *slow):
+    """As parameters, of which some are slow."""
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
+
+
 @eqx.filter_jit
 def _summary(latency, z, others):
     """Everything that a law says, compiled at once."""
@@ -140,7 +145,7 @@ def test_moments_of_the_law(name):
     np.testing.assert_allclose(third, expected, rtol=1e-5, atol=1e-6 * float(variance.max()) ** 1.5)
 
 
-@every
+@pytest.mark.parametrize("name", _slow_of(ALL, "gamma"))
 def test_samples_follow_the_law(name):
     latency = ALL[name]
     cases = latency.batch_shape[0]
@@ -164,7 +169,7 @@ def test_samples_follow_the_law(name):
         np.testing.assert_allclose(row[-2:], q, rtol=1e-9)
 
 
-@every
+@pytest.mark.parametrize("name", _slow_of(ALL, "gamma", "mixture"))
 def test_gradients_match_differences(name):
     """Of the quantile and of the distribution function, for every parameter and the argument."""
     latency = ALL[name]
@@ -211,7 +216,7 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", CONSTANTS)
+@pytest.mark.parametrize("name", _slow_of(CONSTANTS, "gamma"))
 def test_zero_variance(name):
     latency, expected = CONSTANTS[name]
     value = 0.0 if name == "scaled" else 2.0

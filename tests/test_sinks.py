@@ -134,6 +134,7 @@ def test_derivatives_by_reductions_agree_with_differences():
         assert float(gradient[kernel]) == pytest.approx(difference, rel=0.01, abs=0.003)
 
 
+@pytest.mark.slow
 def test_a_step_is_the_sum_of_what_it_owes_to_each_mean():
     """Steps grow with all means in proportion, also with replicas of which one decides."""
     program = _program()
