@@ -130,15 +130,8 @@ def test_stalls_occur_at_their_rate_and_add_their_size():
     )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rate"),
-    [
-        (np.float32, 0.0),
-        pytest.param(np.float32, 19.0, marks=pytest.mark.slow),
-        (np.float64, 0.0),
-        (np.float64, 19.0),
-    ],
-)
+@pytest.mark.parametrize("rate", [0.0, 19.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_number_of_stalls_is_poisson(rate, dtype):
     """With dozens of strata too, whose powers and factorials alone overflow."""
     import equinox as eqx
@@ -147,18 +140,21 @@ def test_the_number_of_stalls_is_poisson(rate, dtype):
     program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
     narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
     program = jax.tree.unflatten(jax.tree.structure(program), narrow)
-    found = np.asarray(make_plan(program).tables.stall_counts)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad(has_aux=True)
+    def mean(rate):
+        changed = eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, rate)
+        counts = make_plan(changed).tables.stall_counts
+        return jnp.sum(counts * jnp.arange(len(counts), dtype=counts.dtype)), counts
+
+    (_, counts), slope = mean(program.variability.stalls["gemm"].rate)
+    found = np.asarray(counts)
     most = max(stratum.stalls for stratum in program.strata)
     assert not found[most + 1 :].any()
     expected = scipy.stats.poisson.pmf(np.arange(most), rate)
     np.testing.assert_allclose(found[:most], expected, rtol=1e-4, atol=1e-30)
     assert rate < 5 or most > 15
-
-    def mean(changed):
-        body = make_plan(changed).tables.stall_counts
-        return jnp.sum(body * jnp.arange(len(body), dtype=body.dtype))
-
-    slope = eqx.filter_grad(mean)(program).variability.stalls["gemm"].rate
     np.testing.assert_allclose(slope, 20, rtol=1e-3)
 
 
