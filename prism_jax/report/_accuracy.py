@@ -53,10 +53,10 @@ CALIBRATED = (
 )
 # Profiles of traces, fitted to some steps and scored on others: trace, split, mean, p95, std ratio.
 TRACES = (
-    ("slow_worker", "even to odd", "+0.01 % (0.14)", "+0.43 % (0.09)", "1.11 (0.50)"),
-    ("slow_worker", "odd to even", "-0.33 % (0.14)", "-0.16 % (0.16)", "1.17 (0.27)"),
-    ("stage_imbalance", "even to odd", "-0.14 % (0.55)", "-1.10 % (2.60)", "1.14 (1.88)"),
-    ("stage_imbalance", "odd to even", "+0.03 % (0.59)", "-1.59 % (2.70)", "1.16 (0.90)"),
+    ("slow_worker", "even to odd", "+0.02 % (0.14)", "+0.45 % (0.09)", "1.11 (0.49)"),
+    ("slow_worker", "odd to even", "-0.31 % (0.14)", "-0.14 % (0.16)", "1.16 (0.27)"),
+    ("stage_imbalance", "even to odd", "-0.26 % (0.55)", "-1.17 % (2.60)", "1.14 (1.88)"),
+    ("stage_imbalance", "odd to even", "-0.02 % (0.59)", "-1.58 % (2.70)", "1.16 (0.90)"),
 )
 
 

@@ -70,12 +70,12 @@ def throughput(report: Report) -> Markup:
         ("GPUs", Number(f"{found.world_size:,}", found.world_size), ""),
         ("tokens per GPU", _plain(found.tokens_per_s_per_gpu, ",.0f"), "tokens/s"),
         ("tokens", _plain(found.tokens_per_s_per_gpu * found.world_size, ",.0f"), "tokens/s"),
-        ("model products per GPU", _plain(found.flop_per_s_per_gpu / 1e12, ",.1f"), "TFLOP/s"),
+        ("model TFLOP/s per GPU", _plain(found.flop_per_s_per_gpu / 1e12, ",.1f"), "TFLOP/s"),
         ("model FLOP/s utilisation (MFU)", _plain(found.mfu and 100 * found.mfu, ".1f"), "%"),
     ]
     about = (
-        "At the mean step time. Products are those of one forward and one backward, without what "
-        "is computed again; fused causal attention counts half."
+        "At the mean step time. The FLOP of the model are those of one forward and one backward, "
+        "without recomputation; fused causal attention counts half."
     )
     listed = table("Throughput", ("figure", "value", "unit"), rows)
     return join([listed, tag("p", about, class_="faint")])
