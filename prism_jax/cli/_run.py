@@ -132,7 +132,7 @@ def _text(result: dict[str, Any], law) -> str:
     lines += [
         f"goodput       {100 * law.goodput:.4g} % of the time in steps that count",
         f"days by part  {rest}",
-        f"interrupted   {number:.4g} times: "
+        f"interrupted   {number:.4g} times{': ' if number else ''}"
         + ", ".join(f"{name} {n:.3g}" for name, n in law.interruptions.items() if n),
         f"checkpoints   after each {law.interval_s:.4g} s of work; {best}",
     ]
