@@ -5,6 +5,7 @@ import itertools as it
 import json
 import pickle
 import re
+import time
 
 import jax
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.layouts import Chunk, simulate_chunk
+from prism_jax.program import least_bytes
 from prism_jax.random import key_data
 
 
@@ -123,6 +125,31 @@ def test_a_model_that_is_too_large_says_what_would_hold_it():
     with pytest.raises(ValueError, match=r"`.*` needs least, .* GB; use 128 GPUs, or"):
         _enumerate(64, **asked)
     assert _enumerate(128, **asked)
+
+
+def test_a_batch_of_very_many_microbatches_that_cannot_fit_is_refused_at_once():
+    """Neither the ops of its schedules nor numbers of GPUs that are too few are gone through."""
+    job = prism.load_job("llama-3.1-405b-h100-65536")
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=r"without activations, .* GB; use 128 GPUs, or"):
+        _enumerate(8, job=job, space=None, batch_size=32_768)
+    assert time.perf_counter() - start < 60
+
+
+@pytest.mark.parametrize("model", ["megatron-22b", "deepseek-v2"])
+def test_no_layout_needs_less_than_its_parameters_do(model):
+    job = prism.load_job("megatron-22b-a100-8", ["num_nodes=8", f"model={model}"])
+    space = prism.LayoutSpace(
+        tp=(1, 4), cp=(1,), microbatch_size=(1,), zero=(0, 1, 3), recompute=("full",)
+    )
+    asked = {"job": job, "space": space, "batch_size": 64}
+    every = _enumerate(32, any_memory=True, **asked)
+    needed = [prism.memory(one) for one in every]
+    for one, found in zip(every, needed, strict=True):
+        assert 0 < least_bytes(one) < found.fullest.bytes
+    fitting = [one.name for one, found in zip(every, needed, strict=True) if found.fits]
+    if fitting:
+        assert fitting == [one.name for one in _enumerate(32, **asked)]
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import msgspec
 
 from .._misc import unknown_name
 from .._progress import progress_bar
-from ..data import Cluster, Job, Kernels, Model, Training, load_kernels
-from ..program import memory
+from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
+from ..program import least_bytes, memory
 from ..schedule import schedules
 from ._space import LayoutSpace, Question, layouts_of
 
@@ -67,16 +67,22 @@ def enumerate_layouts(
         raise ValueError(_nothing_divides(asked, world_size))
     if any_memory:
         return tuple(found)
+    floors = [_least_bytes(job) for job in found]
+    most = cluster.device.memory_bytes
+    small = [i for i, floor in enumerate(floors) if floor <= most]
+    if not small:
+        least = min(range(len(found)), key=lambda i: floors[i])
+        raise ValueError(_too_large(asked, world_size, found[least], floors[least], "without"))
     needed: dict[int, float] = {}
     # Those of one schedule follow each other, for its ops are read once.
-    with progress_bar(len(found), progress, "memory", "layout") as advance:
-        for number in sorted(range(len(found)), key=lambda i: schedule_of(found[i])):
+    with progress_bar(len(small), progress, "memory", "layout") as advance:
+        for number in sorted(small, key=lambda i: schedule_of(found[i])):
             needed[number] = _bytes(found[number])
             advance(1)
-    fitting = tuple(job for i, job in enumerate(found) if needed[i] <= cluster.device.memory_bytes)
+    fitting = tuple(found[i] for i in small if needed[i] <= most)
     if not fitting:
         least = min(needed, key=lambda i: needed[i])
-        raise ValueError(_too_large(asked, world_size, found[least], needed[least]))
+        raise ValueError(_too_large(asked, world_size, found[least], needed[least], "with"))
     return fitting
 
 
@@ -90,6 +96,14 @@ def _bytes(job: Job) -> float:
     """What the fullest GPU needs; infinite where a schedule cannot run so many microbatches."""
     try:
         return memory(job).fullest.bytes
+    except ValueError:
+        return float("inf")
+
+
+def _least_bytes(job: Job) -> float:
+    """What the fullest GPU needs without activations; infinite as in `_bytes`."""
+    try:
+        return least_bytes(job)
     except ValueError:
         return float("inf")
 
@@ -131,19 +145,44 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
     )
 
 
-def _too_large(asked: Question, world_size: int, least: Job, needed: float) -> str:
-    """What to say where nothing fits: what fits nearest, and on how many GPUs something would."""
+def _too_large(
+    asked: Question, world_size: int, least: Job, needed: float, activations: str
+) -> str:
+    """What to say where nothing fits: what fits nearest, with or without its activations, and on
+    how many GPUs something would.
+    """
     device = asked.cluster.device
-    more = next((n for n in _TIMES if _any_fits(layouts_of(asked, n * world_size))), None)
-    fix = f"use {more * world_size:,} GPUs, or " if more else "use "
+    # Not even all of the GPUs together hold the model if there are fewer.
+    fewest = _least_bytes(_undivided(least)) / device.memory_bytes
+    numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
+    more = next((n for n in numbers if _any_fits(layouts_of(asked, n))), None)
+    fix = f"use {more:,} GPUs, or " if more else "use "
+    even, much = (
+        ("even without activations, ", "more") if activations == "without" else ("", "as much")
+    )
     return (
         f"No layout of {asked.model.name or 'the model'} on {world_size:,} GPUs fits a "
-        f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB: `{least.name}` needs "
-        f"least, {needed / 1e9:.1f} GB; {fix}devices with as much."
+        f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB: {even}`{least.name}` "
+        f"needs least, {needed / 1e9:.1f} GB; {fix}devices with {much}."
+    )
+
+
+def _undivided(job: Job) -> Job:
+    """The job on a single GPU, whatever its memory."""
+    assert job.training is not None
+    return msgspec.structs.replace(
+        job,
+        layout=Layout(),
+        schedule=ScheduleConfig(kind="1f1b", num_microbatches=1),
+        training=msgspec.structs.replace(job.training, zero=0, optimizer_instances=1),
     )
 
 
 def _any_fits(jobs: Iterable[Job]) -> bool:
+    """Whether a layout fits; those whose schedule has the fewest ops, which takes least, first."""
+    few_first = sorted(jobs, key=lambda job: job.layout.pp * job.schedule.num_microbatches)
     return any(
-        _bytes(job) <= job.cluster.device.memory_bytes for job in jobs if job.cluster is not None
+        _bytes(job) <= job.cluster.device.memory_bytes
+        for job in few_first
+        if job.cluster is not None and _least_bytes(job) <= job.cluster.device.memory_bytes
     )

@@ -42,7 +42,12 @@ from ._loaded import (
     deciding as deciding,
     fuller as fuller,
 )
-from ._memory import Memory as Memory, RankMemory as RankMemory, memory as memory
+from ._memory import (
+    Memory as Memory,
+    RankMemory as RankMemory,
+    least_bytes as least_bytes,
+    memory as memory,
+)
 from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._positions import position_factors as position_factors
 from ._predict import Prediction as Prediction, predict as predict

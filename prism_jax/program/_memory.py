@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of, schedule_parts
-from ..workload import Sizes, StageMemory, add_sizes, memory_of_stages
+from ..workload import Held, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
 
 
 # What libraries allocate for themselves: workspaces of cuBLAS and fused kernels. In Megatron-LM's
@@ -116,7 +116,22 @@ def memory(job: Job) -> Memory:
     return Memory(tuple(ranks), job.cluster.device.memory_bytes)
 
 
-def _static(job: Job, stage: StageMemory) -> Sizes:
+def least_bytes(job: Job) -> float:
+    """What the fullest rank needs at least: its parameters, gradients and optimizer states, without
+    activations. Unlike [`memory`][], it does not read the ops of the schedule.
+    """
+    assert job.model is not None
+    order = order_of(job.schedule, job.layout)
+    needed = np.full(order.num_ranks, float(_RUNTIME))
+    ends = it.pairwise((*order.chain_starts, order.num_stages))
+    for chain in (order.stage_to_rank[a:b] for a, b in ends):
+        held = held_by_stages(job.model, job.layout, job.schedule, chain)
+        for rank, one in zip(chain, held, strict=True):
+            needed[rank] += sum(_static(job, one).values())
+    return float(needed.max())
+
+
+def _static(job: Job, stage: StageMemory | Held) -> Sizes:
     """The parameters, gradients and optimizer states of a stage."""
     layout, training = job.layout, job.training
     assert training is not None
@@ -185,13 +200,12 @@ def _whole(
     """The unsharded gradients during each op: those of the stage that is accumulating its
     gradients, and those of the stage before it, which are being reduce-scattered meanwhile.
     """
-    found = np.zeros(len(stage))
     ops = np.flatnonzero(makes)
     turns = ops[np.append(True, np.diff(stage[ops]) != 0)[: len(ops)]]
     own = summed[stage[turns]]
-    for op, whole in zip(turns, own + np.append(0.0, own)[: len(own)], strict=True):
-        found[op:] = whole
-    return found
+    # Each turn lasts up to the next; before the first there are none.
+    both = np.append(0.0, own + np.append(0.0, own)[: len(own)])
+    return np.repeat(both, np.diff(np.concatenate(([0], turns, [len(stage)]))))
 
 
 def _peak(

@@ -129,6 +129,14 @@ def held_of(total: Parameters, layout: Layout) -> Held:
     return Held(total.split / layout.tp + total.copied, experts)
 
 
+def held_by_stages(
+    model: Model, layout: Layout, schedule: ScheduleConfig, stage_to_rank: Sequence[int]
+) -> tuple[Held, ...]:
+    """The parameters that one GPU holds of each stage. The arguments are those of `deal`."""
+    stages = deal(model, layout, schedule, stage_to_rank)
+    return tuple(held_of(one, layout) for one in stages.parameters)
+
+
 def sum_held(held: Iterable[Held]) -> Held:
     """The sum of parameters on one GPU."""
     return Held(*(sum(column) for column in zip(*held, strict=True)))
