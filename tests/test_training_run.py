@@ -262,7 +262,8 @@ def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
         (["--interval", "20"], "longer interval"),
         (["--interval", "1e9", "--restart", "1e9"], "save checkpoints more often"),
         (["--failures", "llama-33"], "llama-3"),
-        (["--spares", "-1"], "at least 1"),
+        (["--spares", "-1"], "at least 0"),
+        (["--spares", "some"], "at least 0"),
         (["--blocking", "0"], "give `--interval`"),
         (["--autocorrelation", "0.5"], "steps from 1"),
     ],
@@ -273,6 +274,23 @@ def test_bad_input_of_a_run_is_one_sentence(words, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("words", [("--interval", "10", "--blocking", "600"), ("--interval", "0")])
+def test_checkpoints_that_take_too_long_are_refused_before_steps_are_simulated(
+    words, capsys, monkeypatch
+):
+    job = ["run", "megatron-22b-a100-8", "--steps", "100000", *words]
+    assert main(job) == 2
+    error = capsys.readouterr().err
+    assert "longer interval" in error
+    assert "compiling" not in error
+    # Nor does the function simulate.
+    monkeypatch.setattr("prism_jax.runs._training_run.simulate", None)
+    program = prism.compile_graph([prism.Op(1.0, kind="gemm")])
+    options = {"num_steps": 100, "key": jax.random.key(0), "costs": RunCosts(10, 600, 300)}
+    with pytest.raises(ValueError, match="longer interval"):
+        prism.training_run(program, **options)
 
 
 def test_the_command_prints_the_law_of_a_run(capsys):

@@ -11,19 +11,19 @@ from .._misc import quoted
 _MOST = 2**32
 
 
-def count(text: str) -> int:
-    """A whole number of at least one; `1e6` and `1_000_000` are fine too."""
+def count(text: str, least: int = 1) -> int:
+    """A whole number of at least `least`; `1e6` and `1_000_000` are fine too."""
     try:
         value = int(text)
     except ValueError:
         try:
             number = float(text)
-            value = int(number) if number == int(number) else 0
+            value = int(number) if number == int(number) else -1
         except (ValueError, OverflowError):
-            value = 0
-    if not 1 <= value < _MOST:
+            value = -1
+    if not least <= value < _MOST:
         raise argparse.ArgumentTypeError(
-            f"`{quoted(text)}` must be a whole number of at least 1 and below 2^32"
+            f"`{quoted(text)}` must be a whole number of at least {least} and below 2^32"
         )
     return value
 

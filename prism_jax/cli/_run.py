@@ -71,12 +71,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..runs import training_run
 
+    costs = _costs(arguments, failures, job.layout.world_size)
     program, options = compiled(arguments, job)
     law = training_run(
         program,
         num_steps=arguments.steps,
         failures=failures,
-        costs=_costs(arguments, failures, program.world_size),
+        costs=costs,
         num_spares=arguments.spares,
         autocorrelation_time=arguments.autocorrelation,
         num_runs=arguments.runs,
@@ -145,7 +146,7 @@ def _text(result: dict[str, Any], law) -> str:
 
 def _costs(arguments: argparse.Namespace, failures, world_size: int):
     """The given costs, completed by those of the failures; `None` if none were given."""
-    from ..runs import RunCosts, best_interval
+    from ..runs import RunCosts, best_interval, check_costs
 
     names = ("interval", "blocking", "background", "restart", "repair", "evaluation")
     given = {f"{n}_s": v for n in names if (v := getattr(arguments, n)) is not None}
@@ -161,7 +162,9 @@ def _costs(arguments: argparse.Namespace, failures, world_size: int):
                 "interrupts the run; give `--interval`."
             )
         costs["interval_s"] = best_interval(rate, costs["blocking_s"])
-    return RunCosts(**costs)
+    found = RunCosts(**costs)
+    check_costs(found)
+    return found
 
 
 def _number(text: str, least: float, what: str) -> float:
@@ -187,4 +190,4 @@ def _correlated(text: str) -> float:
 
 
 def _spares(text: str) -> int:
-    return 0 if text.strip() == "0" else count(text)
+    return count(text, 0)

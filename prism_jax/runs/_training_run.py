@@ -84,6 +84,8 @@ def training_run(
     failures = load_failures(failures) if isinstance(failures, str) else failures
     check_numbers(num_steps, num_runs, num_spares)
     check_failures(failures, costs)
+    if costs is not None:
+        check_costs(costs)
     devices = program.world_size
     counts = np.array([cause.count for cause in failures.causes])
     per_second = devices / (failures.device_hours * 3600)
@@ -104,9 +106,9 @@ def training_run(
     if costs is None:
         interval = min(best, work)
         costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
+        check_costs(costs)
     else:
         best = _best(rates, costs.blocking_s)
-    check_costs(costs)
     check_ends(work, costs, failures, rates)
     steps = _Steps(law, num_steps, autocorrelation_time)
     simulated = _Simulation(work, law.mean, steps, failures, per_second, num_spares, known_rates)
