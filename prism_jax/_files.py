@@ -1,6 +1,7 @@
 """Reads files by their literal names, and writes files whole or not at all."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import secrets
@@ -76,6 +77,8 @@ def written_whole(path: str | os.PathLike[str], *, first: bool = False) -> Itera
     - `first`: whether the first writer wins, and later files are dropped.
     """
     path = pathlib.Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such folder", shown(path.parent))
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.partial")
     try:
         yield partial

@@ -52,6 +52,18 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
 _MOST_NAMES = 12
 
 
+def check_type(given: object, wanted: type, what: str, fix: str) -> None:
+    """Raises a `ValueError` unless a value is of a type.
+
+    **Arguments:**
+
+    - `what`: what is wanted, such as `"law"`.
+    - `fix`: what to do, such as "use `simulate` to get one".
+    """
+    if not isinstance(given, wanted):
+        raise ValueError(f"A {type(given).__name__} was given in place of a {what}; {fix}.")
+
+
 def counted(number: int, what: str, plural: str = "s") -> str:
     """`1 row`, `2 rows`."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{plural}"

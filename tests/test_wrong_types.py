@@ -24,6 +24,13 @@ for call in (
     lambda: prism.calibrate(job, np.ones(40), source="x", key=key),
     lambda: prism.save_law("law.npz", law),
     lambda: prism.rank_layouts(["megatron-22b-a100-8"], key=key),
+    lambda: prism.training_run(law, num_steps=100, key=key),
+    lambda: prism.plot.cdf(job),
+    lambda: prism.plot.tornado(job),
+    lambda: prism.plot.gantt(job),
+    lambda: law.quantile("p95"),
+    lambda: prism.load_job(5),
+    lambda: prism.save_program("program.npz", program),
 ):
     try:
         call()
@@ -47,11 +54,24 @@ def test_wrong_types_are_refused_in_a_sentence():
         "give `[steps]` where there is one run",
         "write `save_law(law, path)`",
         "A str was given in place of a job to rank",
+        "A Law was given in place of a program; use `compile_job`",
+        "A Job was given in place of a law; use `simulate`",
+        "A Job was given in place of a sensitivity; use `sensitivity`",
+        "A Job was given in place of a simulated step; use `sample_step`",
+        "`q=p95` must be a number, such as 0.95 for p95",
+        "A value of type int was given in place of a job; give the name of a shipped one",
+        "write `save_program(program, path)`",
     ]
     said = run.stdout.splitlines()
     assert len(said) == len(wanted)
     for sentence, part in zip(said, wanted, strict=True):
         assert part in sentence
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    program = prism.compile_graph([prism.Op(1.0, kind="gemm")])
+    with pytest.raises(FileNotFoundError, match=r"No such folder: '[^']*missing'"):
+        prism.save_program(program, tmp_path / "missing" / "program.npz")
 
 
 def test_dtypes_are_known_by_other_names_and_choices_are_told():

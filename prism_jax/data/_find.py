@@ -53,6 +53,11 @@ def find_file(
     A `ValueError` if there is no such file.
     """
     what = _WHAT[kind]
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(
+            f"A value of type {type(name).__name__} was given in place of a {what}; give the name "
+            "of a shipped one, or the path of a `.toml` file."
+        )
     if not is_path(name):
         names = list_names(kind)
         if name not in names:

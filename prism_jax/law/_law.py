@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .._estimate import Estimate
+from .._misc import quoted
 from .._summary import Summary
 from ._allocations import Allocations
 from ._compared import AbstractCompared
@@ -137,7 +138,12 @@ class Law(AbstractCompared):
         accurate to one bin of a fine grid or, if it is beyond the grid, to the gap between the grid
         and these steps.
         """
-        levels = np.asarray(q, float)
+        try:
+            levels = np.asarray(q, float)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"The quantile `q={quoted(q)}` must be a number, such as 0.95 for p95."
+            ) from None
         if np.any(~((levels >= 0) & (levels <= 1))):
             raise ValueError(f"The quantile `q={q}` must lie in [0, 1].")
         result = self.histogram.quantile(levels)

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 
+from .._misc import check_type
 from ..law import QUANTILES, Law
 from ._axes import ACCENT, DARK, LIGHT, axes, finished, measured_steps, plain_numbers
 
@@ -25,8 +26,10 @@ def cdf(law: Law, measured: Any = None, *, ax: Any = None) -> Any:
 
     **Raises:**
 
-    `ValueError` for measured steps that are not positive numbers; `ImportError` without matplotlib.
+    `ValueError` for what is not a law, and for measured steps that are not positive numbers;
+    `ImportError` without matplotlib.
     """
+    check_type(law, Law, "law", "use `simulate` to get one")
     ax = axes(ax)
     ax.plot(np.asarray(law.quantile(_LEVELS)), _LEVELS, color=DARK, label="predicted")
     labelled = False

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from .._misc import unit_of_seconds
+from .._misc import check_type, unit_of_seconds
 from ..analysis import SampledStep
 from ..schedule import SEND_RECV
 from ._axes import (
@@ -44,8 +44,9 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
 
     **Raises:**
 
-    `ImportError` without matplotlib.
+    `ValueError` for what is not a step; `ImportError` without matplotlib.
     """
+    check_type(step, SampledStep, "simulated step", "use `sample_step` to get one")
     ax = axes(ax, (9.0, 1.4 + 0.28 * min(step.num_ranks, 32)))
     from matplotlib.patheffects import withStroke
 

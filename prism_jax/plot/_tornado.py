@@ -2,7 +2,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._misc import unit_of_seconds
+from .._misc import check_type, unit_of_seconds
 from ..analysis import Part, Sensitivity
 from ._axes import ACCENT, DARK, MEDIUM, axes, finished, legend_above, plain_numbers, short
 
@@ -32,8 +32,10 @@ def tornado(
 
     **Raises:**
 
-    `ValueError` for another `of`; `ImportError` without matplotlib.
+    `ValueError` for what is not a sensitivity, and for another `of`; `ImportError` without
+    matplotlib.
     """
+    check_type(sensitivity, Sensitivity, "sensitivity", "use `sensitivity` to get one")
     if of not in ("spread", "mean"):
         raise ValueError(f"`of={of!r}` must be 'spread' or 'mean'.")
     parts = [part for part in sensitivity.parts if getattr(part, of) is not None]

@@ -19,7 +19,7 @@ import numpy as np
 
 from .._archive import damaged, read_archive, write_archive
 from .._files import shown
-from .._misc import FrozenArray, quoted
+from .._misc import FrozenArray, check_type, quoted
 from ._digest import digest
 from ._program import Program
 
@@ -33,9 +33,11 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    `ValueError` if the program holds a value that is not an array, a number, a string, or a
-    container of these.
+    `OSError` if the file cannot be written, such as to a folder that does not exist; `ValueError`
+    for what is not a program, and if the program holds a value that is not an array, a number, a
+    string, or a container of these.
     """
+    check_type(program, Program, "program", "write `save_program(program, path)`")
     writer = _Writer(dict(_known_classes()), {})
     about = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
     arrays = {name: frozen.value for frozen, name in writer.names.items()}

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from .._estimate import Estimate
+from .._misc import check_type
 from .._progress import progress_bar
 from ..data import Failures, load_failures
 from ..engine import simulate
@@ -81,6 +82,7 @@ def training_run(
     `ValueError` for numbers that are not positive, for checkpoints that take longer than the work
     between them, and for interruptions so frequent that a run would not end.
     """
+    check_type(program, Program, "program", "use `compile_job` to get one")
     failures = load_failures(failures) if isinstance(failures, str) else failures
     check_numbers(num_steps, num_runs, num_spares)
     check_failures(failures, costs)
