@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
+from prism_jax.cli._calibrate import _text
 from prism_jax.data import (
     Calibrated,
     Prior,
@@ -198,12 +199,29 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
     assert result["num_steps"] == 120
     assert set(result["standard_errors"]) == {"compute", "network", "constant_s", "growth"}
     assert "constant_s" in result["prior"]
+    (other,) = result["agreement_of_others"]
+    assert (other["job"], other["to"]) == (str(large), times[1])
+    assert other["p50_s"] == pytest.approx([1.06, 1.06], rel=0.01)
     assert main(["simulate", out, "--samples", "2000", "--json", "--epistemic"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert known["step_time_s"]["p50"] == pytest.approx(1.05, rel=5e-3)
     assert known["epistemic"]["p95"] > known["step_time_s"]["p95"]
     assert main(["calibrate", _NAME, *words, "--out", out]) == 2
     assert "3 jobs for 2 files" in capsys.readouterr().err
+
+
+def test_every_run_is_beside_what_is_calibrated():
+    figures = {"p50_s": (1.0, 1.1), "p95 / p50": (1.0, 1.2), "core_spread": (0.1, 0.3)}
+    result = {"prior": [], "variability": [], "num_steps": 8, "num_runs": 2}
+    level = {"compute": 1.0, "network": 1.0, "constant_s": 0.0, "growth": 0.0}
+    result |= {"job": "x.toml", "standard_errors": level, "agreement": figures, **level}
+    alone = _text(result | {"agreement_of_others": []}, "a.csv").splitlines()
+    assert "a.csv:" not in alone
+    other = {"job": "b.toml", "to": "b.csv", **figures, "p50_s": (7.5, 8.5)}
+    both = _text(result | {"agreement_of_others": [other]}, "a.csv").splitlines()
+    assert [both[-8], both[-4]] == ["a.csv:", "b.csv:"]
+    assert both[-3].split() == ["p50_s", "7.5", "8.5"]
+    assert both[-7:-4] == alone[-3:]
 
 
 def test_priors_say_where_they_are_from():

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import jax
     import numpy as np
 
-    from ..fitting import agreement, calibrate, check_runs
+    from ..fitting import agreement, calibrate, calibrated_as, check_runs
     from ..program import predict
     from ._load import tell_notes, tell_unit, wants_progress
 
@@ -101,8 +101,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "num_runs": sum(map(len, all_runs)),
         **_calibrated(job),
         "agreement": agreement(job, all_runs[0]),
+        "agreement_of_others": [
+            {"job": name, "to": path, **agreement(calibrated_as(one, job), runs)}
+            for name, path, one, runs in list(
+                zip(names, arguments.to, jobs, all_runs, strict=True)
+            )[1:]
+        ],
     }
-    return result, _text(result)
+    return result, _text(result, arguments.to[0])
 
 
 def _jobs(arguments: argparse.Namespace) -> list[str]:
@@ -137,7 +143,7 @@ def _calibrated(job: Any) -> dict[str, Any]:
     }
 
 
-def _text(result: dict[str, Any]) -> str:
+def _text(result: dict[str, Any], first: str) -> str:
     out, number, runs = result["job"], result["num_steps"], result["num_runs"]
     lines = [f"{out}: calibrated to {number:,} steps of {runs} run(s)", ""]
     for name, what in _LEVEL.items():
@@ -155,8 +161,11 @@ def _text(result: dict[str, Any]) -> str:
         line = f"{v['kernel'] or 'all':<15} {v['component']:<11} {v['family']:<18} {parameters}"
         lines.append(line.rstrip())
     lines += ["", f"{'of the steps of one run':<27}{'calibrated':>12}{'measured':>12}"]
-    figures = result["agreement"].items()
-    lines += [f"{name:<27}{ours:>12.5g}{theirs:>12.5g}" for name, (ours, theirs) in figures]
+    others = result["agreement_of_others"]
+    for figures in ({"to": first, **result["agreement"]}, *others):
+        lines += [f"{figures['to']}:"] if others else []
+        pairs = [(name, pair) for name, pair in figures.items() if name not in ("job", "to")]
+        lines += [f"{name:<27}{ours:>12.5g}{theirs:>12.5g}" for name, (ours, theirs) in pairs]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 from ._agreement import agreement as agreement
 from ._calibrate import calibrate as calibrate
+from ._calibrated_job import calibrated_as as calibrated_as
 from ._components import components as components
 from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
 from ._fit import fit_profile as fit_profile

@@ -58,6 +58,12 @@ def with_uncertainty(job: Job, uncertainty: Uncertainty) -> Job:
     return _calibrated(job, msgspec.structs.replace(job.calibrated, uncertainty=uncertainty))
 
 
+def calibrated_as(job: Job, other: Job) -> Job:
+    """The job with the calibration of another, in place of its own."""
+    assert other.calibrated is not None
+    return _calibrated(job, other.calibrated)
+
+
 def _calibrated(job: Job, calibrated: Calibrated) -> Job:
     assert job.cluster is not None
     kernels = apply_calibrated(load_kernels(job.cluster), calibrated, "calibrated")
