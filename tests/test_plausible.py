@@ -1,5 +1,6 @@
 """What is allowed and probably wrong is said in one line; what is shipped is plausible."""
 
+import pathlib
 import re
 
 import msgspec
@@ -15,6 +16,7 @@ from prism_jax.program import idle_keys, throughput
 
 
 _JOB = "megatron-175b-a100-64"
+_EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 
 @pytest.mark.parametrize("name", list_jobs())
@@ -128,8 +130,23 @@ def test_steps_in_milliseconds_are_noticed(tmp_path, capsys):
     words = ["score", "megatron-22b-a100-8", "--samples", "200", "--against", str(path)]
     assert main(words) == 0
     assert "is in seconds, not in milliseconds" in capsys.readouterr().err
+    tell_unit("steps.csv", 0.0011, 1.1)
+    said = capsys.readouterr().err
+    assert "is in seconds, not in a longer unit such as hours" in said
+    assert "milliseconds" not in said
     tell_unit("steps.csv", 1.1, 2.0)
     assert capsys.readouterr().err == ""
+
+
+def test_ops_in_milliseconds_are_noticed(tmp_path, capsys):
+    path = tmp_path / "ops.csv"
+    pl.read_csv(_EXAMPLES / "trace.csv").with_columns(
+        pl.col("start_ts", "duration") * 1000
+    ).write_csv(path)
+    words = ["--job", str(_EXAMPLES / "trace_job.toml"), "--out", str(tmp_path / "profile")]
+    assert main(["fit", str(path), *words]) == 0
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if "read as seconds" in line)
+    assert re.match(r"note: a step takes 15\d\d s on average", note)
 
 
 def test_an_mfu_that_nobody_reaches_is_doubted():

@@ -116,9 +116,10 @@ def all_notes(job: Job) -> tuple[str, ...]:
 def tell_unit(path: str, measured: float, predicted: float) -> None:
     """Warns on stderr if, judging by their median, measured steps are not in seconds."""
     if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
+        other = "milliseconds" if measured > predicted else "a longer unit such as hours"
         print(
             f"prism-jax: note: {shown(path)}: the median step takes {measured:.4g} s, but "
-            f"{predicted:.4g} s is predicted; `step_time_s` is in seconds, not in milliseconds.",
+            f"{predicted:.4g} s is predicted; `step_time_s` is in seconds, not in {other}.",
             file=sys.stderr,
             flush=True,
         )

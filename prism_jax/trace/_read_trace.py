@@ -49,7 +49,7 @@ COLUMNS = {
 _MOST_SPARSE = 4
 _MOST_STAGES = 10**5
 # Steps whose mean is beyond these, in seconds, are likely in another unit.
-_SHORTEST, _LONGEST = 1e-3, 3600.0
+_SHORTEST, _LONGEST = 1e-3, 600.0
 
 
 def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
@@ -144,7 +144,10 @@ def _notes_of_unit(trace: Trace) -> tuple[str, ...]:
     mean = float(np.mean(trace.step_times()))
     if _SHORTEST < mean < _LONGEST:
         return ()
-    return (f"a step takes {mean:.3g} s: check that `start_ts` and `duration` are in seconds",)
+    return (
+        f"a step takes {mean:.4g} s on average: `start_ts` and `duration` are read as seconds, so "
+        "check that they are in seconds",
+    )
 
 
 def _in_order(
