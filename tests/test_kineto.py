@@ -172,6 +172,27 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path, made):
     )
 
 
+def test_files_cut_in_the_first_step_are_said_to_end_early(tmp_path, made):
+    folder = _write(tmp_path / "k", made)
+    kept = {path: path.read_bytes() for path in sorted(folder.iterdir())}
+
+    def refused(*shares):
+        for (path, data), share in zip(kept.items(), shares, strict=True):
+            path.write_bytes(data[: int(share * len(data))])
+        with pytest.raises(ValueError, match="; the file") as error:
+            read_profile_traces(folder, made.job)
+        return str(error.value)
+
+    one = refused(1, 0.07, *[1] * (len(kept) - 2))
+    assert "ops are missing in each of" in one
+    assert one.endswith("; the file of rank 1 ends early, so copy or record it again.")
+    assert "the files of 2 ranks end early, the first rank 0" in refused(
+        0.07, 0.07, *[1] * (len(kept) - 2)
+    )
+    none = refused(0.0035, *[1] * (len(kept) - 1))
+    assert "no op that its ranges or their pattern tell; the file of rank 0 ends early" in none
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "ns"])
 @pytest.mark.parametrize("given", [False, True])
 def test_other_units_of_time(tmp_path, made, unit, given):

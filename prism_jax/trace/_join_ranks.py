@@ -33,12 +33,14 @@ class JoinedOps:
     - `job`: the job, with as many replicas as are complete.
     - `clocks`: the offsets between the clocks of ranks.
     - `notes`: warnings for readers.
+    - `cut`: the ranks whose file ends early.
     """
 
     rows: list[tuple[int, int, int, int, str, int, float, float]]
     job: Job
     clocks: Clocks
     notes: tuple[str, ...]
+    cut: tuple[int, ...] = ()
 
 
 def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str) -> JoinedOps:

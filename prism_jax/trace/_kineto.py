@@ -101,6 +101,7 @@ def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -
         dict(reader.events),
         found.size,
         tuple(notes),
+        found.cut,
     )
 
 

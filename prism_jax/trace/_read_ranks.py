@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .._files import shown, written_whole
@@ -50,7 +50,8 @@ def read_profile_traces(
     As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
     joined = joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
-    trace = trace_of_rows(table_of(joined).lazy(), path, joined.job)
+    hint = _ends_early(joined.cut) if joined.cut else None
+    trace = trace_of_rows(table_of(joined).lazy(), path, joined.job, hint)
     return dataclasses.replace(trace, notes=joined.notes)
 
 
@@ -79,17 +80,22 @@ def joined_ops(
 ) -> JoinedOps:
     """The joined ops of all ranks. The spans of each rank are freed as soon as they are read."""
     reader = Reader(names)
-    found, notes = [], []
+    found, notes, cut = [], [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
     for trace in ranks:
         found.append(rank_ops(trace, trace.rank or 0, reader, number))
+        cut += [trace.rank or 0] if trace.cut else []
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
         if not ops.ops:
+            hint = (
+                "say with --names what they stand for, or record them with `record_function`"
+                if ops.rank not in cut
+                else _ends_early([ops.rank])
+            )
             raise ValueError(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')} and no op "
-                "that its ranges or their pattern tell; say with --names what they stand for, or "
-                "record them with `record_function`."
+                f"that its ranges or their pattern tell; {hint}."
             )
     if told := [ops.rank for ops in found if ops.by_pattern]:
         notes.append(
@@ -97,7 +103,18 @@ def joined_ops(
             "microbatches are told by the pattern of the host's operators"
         )
     joined = join_ranks(found, job, reader.order, shown(path))
-    return JoinedOps(joined.rows, joined.job, joined.clocks, (*notes, *joined.notes))
+    notes += joined.notes
+    return dataclasses.replace(joined, notes=tuple(notes), cut=tuple(sorted(cut)))
+
+
+def _ends_early(ranks: Sequence[int]) -> str:
+    """Says that files end early, as what to see to."""
+    if len(ranks) == 1:
+        return f"the file of rank {ranks[0]} ends early, so copy or record it again"
+    return (
+        f"the files of {len(ranks)} ranks end early, the first rank {ranks[0]}, so copy or record "
+        "them again"
+    )
 
 
 def table_of(joined: JoinedOps) -> "pl.DataFrame":

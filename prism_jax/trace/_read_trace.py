@@ -79,8 +79,13 @@ def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
     return trace_of_rows(scan(path), path, job)
 
 
-def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job) -> Trace:
-    """`read_trace`, from rows that are already read. `path` is for messages."""
+def trace_of_rows(
+    frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job, hint: str | None = None
+) -> Trace:
+    """`read_trace`, from rows that are already read. `path` is for messages, and so is `hint`: why
+    ops may be missing, if it is not that the job is another one.
+    """
+    hint = hint or "check that the job is the traced one"
     import polars as pl
 
     schedule = stated_schedule(job)
@@ -101,7 +106,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job)
         raise ValueError(
             f"{shown(path)}: it has {counted(number, 'row')}, but dp * pp * num_microbatches = "
             f"{dp} * {pp} * {microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; "
-            "check that the job is the traced one."
+            f"{hint}."
         )
     again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}
@@ -131,8 +136,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job)
     if not whole.any():
         raise ValueError(
             f"{shown(path)}: ops are missing in each of {counted(len(steps), 'step')}, for dp = "
-            f"{dp}, pp = {pp} and num_microbatches = {microbatches}; check that the job is the "
-            "traced one."
+            f"{dp}, pp = {pp} and num_microbatches = {microbatches}; {hint}."
         )
     trace = Trace(job, steps, start, end, dropped)
     trace = trace if whole.all() else trace[np.flatnonzero(whole)]

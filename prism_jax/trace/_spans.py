@@ -153,6 +153,7 @@ class RankTrace:
     - `events`: how many events of each category the file has, including those that are not used.
     - `size`: the bytes of the file's text, or of the file.
     - `notes`: warnings for readers.
+    - `cut`: whether the file ends early.
     """
 
     path: str
@@ -163,3 +164,4 @@ class RankTrace:
     events: dict[str, int]
     size: int
     notes: tuple[str, ...]
+    cut: bool = False
