@@ -5,6 +5,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from scipy.stats import norm
 
 from prism_jax.analysis import crps, ks_distance, score
 from prism_jax.cli import main
@@ -220,6 +221,23 @@ def test_a_spread_that_compute_does_not_have_is_the_steps():
     laws, found = _laws_and_components(wide)
     assert laws["", "step"]["sigma"] == found["step"][0]
     assert abs(found["step"][0] - 0.03) < 2 * found["step"][1]
+
+
+def test_a_median_that_is_off_is_noted():
+    """By more than 1 %, and by more than that of the same steps can be off by chance."""
+    trace = _made_trace(_job(), 20, _alike, seed=6)
+    profile, times = fit_profile(trace), trace.step_times()
+
+    def noted(steps):
+        return any("median" in note for note in widen_step(profile, steps).fitted.notes)
+
+    assert not noted(times)
+    assert not noted(1.006 * times)
+    assert noted(1.03 * times)
+    # Standard errors of 0.756 * 10 % / 20^0.5 = 1.7 %, where those of a median alone are 2.8 %.
+    wide = np.median(times) * np.exp(0.1 * norm.ppf((np.arange(20) + 0.5) / 20))
+    assert not noted(wide * 1.04)
+    assert noted(wide * 1.07)
 
 
 def _alike(kind, worker, call, rng):

@@ -15,8 +15,11 @@ _NUM_SAMPLES = 20_000
 # be a reader's to know.
 _SEEN = 3.0
 # The standard errors of the square of half the distance of the outer quantiles, relative to it, and
-# of the median, in standard deviations: of normal steps, times the root of their number.
-_OF_VARIANCE, _OF_MEDIAN = 1.92, 1.25
+# of the median from a law whose mean is that of the same steps, (pi / 2 - 1)^0.5 in standard
+# deviations: of normal steps, times the root of their number. Of a median alone it is 1.25.
+_OF_VARIANCE, _OF_MEDIAN = 1.92, 0.756
+# A median that is off by less is not noted, however well it is known.
+_MEDIAN_NOTED = 0.01
 
 
 def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
@@ -24,7 +27,7 @@ def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pro
 
     Variation that no component explains, such as uneven work of whole replicas, is attributed to
     the factor of a step: both to the component and to its law, which stay equal. If the median is
-    off by more than the noise, there is a note.
+    off by more than the noise and more than 1 %, there is a note.
     """
     law = simulate(
         compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
@@ -34,7 +37,8 @@ def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pro
     predicted = np.asarray(law.quantile(levels))
     off = float(predicted[1] / quantiles[1]) - 1
     measured, known = _variance(quantiles), _variance(predicted)
-    if abs(off) > _SEEN * _OF_MEDIAN * np.sqrt(max(measured, known)) / root:
+    noise = _SEEN * _OF_MEDIAN * np.sqrt(max(measured, known)) / root
+    if abs(off) > max(noise, _MEDIAN_NOTED):
         note = f"the median of the fitted law is {100 * off:+.2g} % off that of the steps"
         fitted = profile.fitted
         fitted = msgspec.structs.replace(fitted, notes=(*fitted.notes, note))
