@@ -148,12 +148,14 @@ def test_a_replica_with_a_missing_rank_is_left_out(tmp_path, made):
     trace = read_profile_traces(folder, made.job)
     assert trace.job.layout.dp == 1
     assert "replica 1, stage 1, rank 3: 1 of 2 replicas are fitted" in trace.notes[0]
+    assert trace.notes[0].startswith("1 worker of 4 has no trace")
     np.testing.assert_allclose(
         trace.end["forward-compute"][:, 0] - 1e-4, made.end["forward-compute"][:, 0], atol=2e-8
     )
     (folder / "rank2.json").unlink()
     with pytest.raises(
-        ValueError, match="no replica is whole; the first is replica 0, stage 1, rank 2"
+        ValueError,
+        match="workers of 4 have no trace, and no replica is whole; the first is replica 0, stage 1, rank 2",
     ):
         read_profile_traces(folder, made.job)
 

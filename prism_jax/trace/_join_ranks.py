@@ -66,17 +66,18 @@ def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: s
     dp, pp = job.layout.dp, job.layout.pp
     whole = [d for d in range(dp) if all((d, s) in workers for s in range(pp))]
     absent = [(d, s) for d in range(dp) for s in range(pp) if (d, s) not in workers]
+    has = "has" if len(absent) == 1 else "have"
     if not whole:
         d, s = absent[0]
         raise ValueError(
-            f"{path}: {counted(len(absent), 'worker')} of {dp * pp} have no trace, and no replica "
+            f"{path}: {counted(len(absent), 'worker')} of {dp * pp} {has} no trace, and no replica "
             f"is whole; the first is replica {d}, stage {s}, {_ranks_of(d, s, job.layout, order)}; "
             "add its trace, or give the layout that was traced."
         )
     if absent:
         d, s = absent[0]
         notes.append(
-            f"{counted(len(absent), 'worker')} of {dp * pp} have no trace, the first replica {d}, "
+            f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace, the first replica {d}, "
             f"stage {s}, {_ranks_of(d, s, job.layout, order)}: {len(whole)} of {dp} replicas are "
             "fitted"
         )
