@@ -386,3 +386,20 @@ def test_no_kernel_is_shorter_than_its_launch():
     kernels = {k for k in kernels_of(lower_job(job).forward[0]) if k.link is None}
     assert min(kernel.mean for kernel in kernels) == 1e-3
     assert max(kernel.mean for kernel in kernels) > 1e-3
+
+
+@pytest.mark.parametrize("num_nodes", [1, 4])
+def test_a_saved_network_joins_all_nodes(tmp_path, num_nodes):
+    given = pathlib.Path(__file__).parent.parent / "examples/job.toml"
+    smaller = (f"num_nodes={num_nodes}", f"layout.dp={num_nodes}")
+    job = load_job(given, smaller)
+    save_job(job, tmp_path / "job.toml")
+    assert load_job(tmp_path / "job.toml") == job
+    assert job.cluster is not None
+    if num_nodes > 1:
+        larger = ("num_nodes=16", "layout.dp=16")
+        again = load_job(tmp_path / "job.toml", larger)
+        assert again.cluster == load_job(given, larger).cluster
+    else:  # Its network is left out, and the link within a node stays that.
+        text = (tmp_path / "job.toml").read_text()
+        assert "group = 8" in text

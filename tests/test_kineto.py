@@ -155,7 +155,8 @@ def test_a_replica_with_a_missing_rank_is_left_out(tmp_path, made):
     (folder / "rank2.json").unlink()
     with pytest.raises(
         ValueError,
-        match="workers of 4 have no trace, and no replica is whole; the first is replica 0, stage 1, rank 2",
+        match="workers of 4 have no trace, and no replica is whole; "
+        "the first is replica 0, stage 1, rank 2",
     ):
         read_profile_traces(folder, made.job)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from .._files import check_writable, shown, written_whole
 from ._find import list_names
+from ._hardware import Cluster
 from ._job import Job
 from ._load import load_cluster, load_model
 from ._read import without_none
@@ -37,8 +38,8 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     replaced.
 
     A shipped model is written by its name, a shipped cluster by its family and number of nodes;
-    other models and clusters are written in full. Of the kernels, only the changes in `calibrated`
-    are written.
+    other models and clusters are written in full, without the `group` of a network that joins all
+    devices. Of the kernels, only the changes in `calibrated` are written.
 
     **Raises:**
 
@@ -56,9 +57,16 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
         "hardware/clusters", cluster, lambda name: load_cluster(name, cluster.num_nodes)
     ):
         table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
+    elif cluster is not None and len(cluster.links) > 1 and _joins_all(cluster):
+        # So that it joins all devices of any number of nodes; a link alone may be that of a node.
+        del table["cluster"]["links"][-1]["group"]
     with written_whole(path) as partial:
         text = tomli_w.dumps({"kind": "job", **without_none(table)})
         partial.write_text(text, encoding="utf-8")
+
+
+def _joins_all(cluster: Cluster) -> bool:
+    return cluster.links[-1].group == cluster.num_devices
 
 
 def _is_shipped(kind: str, part: Any, load: Any) -> bool:

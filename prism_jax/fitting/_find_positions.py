@@ -2,7 +2,7 @@
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy.special import fdtri
 
 from ..data import PositionFactor
 from ..program import StepGraph
@@ -70,7 +70,7 @@ def _factors(
     seen = float(np.sum(effect**2)) / (positions - 1)
     degrees = (positions - 1) * (steps - 1)
     chance = float(np.sum((relative - effect[:, None]) ** 2)) / degrees / steps
-    threshold = stats.f.isf(_BY_CHANCE, positions - 1, degrees)
+    threshold = fdtri(positions - 1, degrees, 1 - _BY_CHANCE)
     if not seen > threshold * chance:
         return np.ones(positions)
     return 1 + effect * (1 - chance / seen)
