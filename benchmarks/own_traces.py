@@ -7,7 +7,9 @@ Four processes on CPUs: `ddp`, `pp` (1F1B of torch.distributed.pipelining) and `
 without a rank that sleeps in every forward and with and without sequences of uneven documents.
 Needs the extra `torch`. What is measured is a step from the first rank's start to the last one's
 end; what is predicted comes from the traces alone. An error is predicted over measured, less one;
-behind each figure stands what it scatters by, for so few steps were measured.
+behind each figure stands what it scatters by, for so few steps were measured. After a slash stands
+the same figure for the measured steps that the fit is from, in place of a prediction: no law of
+these steps can be expected to be closer to the others.
 """
 
 import argparse
@@ -103,15 +105,29 @@ def score_folder(folder: pathlib.Path) -> dict[str, Any]:
     row["traced"] = float(trace.step_times().mean() / measured.mean() - 1)
     row["replay"] = float(np.max(np.abs(again / trace.step_times() - 1)))
     row["notes"] = list(profile.fitted.notes)
-    return row | {k: [v, found.noise[k]] for k, v in found.values.items()}
+    row |= {k: [v, found.noise[k]] for k, v in found.values.items()}
+    row["of_fitted_steps"] = _halves(measured[::2], measured[1::2])
+    return row
+
+
+def _halves(fitted: np.ndarray, scored: np.ndarray) -> dict[str, float]:
+    """How far the fitted steps themselves, as measured, are off those that are scored."""
+    return {
+        "mean_error": float(fitted.mean() / scored.mean() - 1),
+        "p95_error": float(np.quantile(fitted, 0.95) / np.quantile(scored, 0.95) - 1),
+        "std_ratio": float(np.std(fitted, ddof=1) / np.std(scored, ddof=1)),
+    }
 
 
 def line(row: dict[str, Any]) -> str:
     """Of a table in Markdown."""
+    halves = row["of_fitted_steps"]
     percent = [
-        f"{100 * row[k][0]:+.2f} % ({100 * row[k][1]:.2f})" for k in ("mean_error", "p95_error")
+        f"{100 * row[k][0]:+.2f} % ({100 * row[k][1]:.2f}) / {100 * halves[k]:+.2f} %"
+        for k in ("mean_error", "p95_error")
     ]
     ratio, ks = (f"{row[k][0]:.2f} ({row[k][1]:.2f})" for k in ("std_ratio", "ks_aligned"))
+    ratio += f" / {halves['std_ratio']:.2f}"
     traced, again = f"{100 * row['traced']:+.2f} %", f"{100 * row['replay']:.2g} %"
     cells = (row["job"], f"{1e3 * row['mean_s']:.1f} ms", traced, again, *percent, ratio, ks)
     return "| " + " | ".join(cells) + " |"

@@ -203,6 +203,7 @@ def _csv(path, rows):
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_job(tmp_path, capsys):
     rng = np.random.default_rng(5)
     times = _csv(tmp_path / "steps.csv", [(i % 2, 1.2 + 0.01 * rng.random()) for i in range(60)])

@@ -103,6 +103,7 @@ def test_the_network_is_what_is_between_nodes():
         assert (changed > seconds(_kernels(job)) * (1 + 1e-9)) == slower
 
 
+@pytest.mark.slow
 def test_several_scales_tell_the_level():
     jobs = [_job(*scale) for scale in _SCALES]
     level = fit_level(_points(jobs, 1e-4), [_kernels(job) for job in jobs], 8, _vague())

@@ -165,6 +165,7 @@ def test_parameter_values_and_keys_do_not_compile_again():
     assert np.all(second > first)
 
 
+@pytest.mark.slow
 def test_a_second_program_of_a_bucket_compiles_nothing():
     """Other schedules, microbatches, replicas and costs; values and derivatives."""
     from prism_jax.analysis import Quantile, estimate
@@ -447,6 +448,7 @@ print(hashlib.sha256(steps.largest.tobytes() + steps.counts.tobytes()).hexdigest
 """
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits_as_one(pytestconfig):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

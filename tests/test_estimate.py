@@ -82,6 +82,7 @@ def test_the_value_is_that_of_the_law():
     assert found == pytest.approx(counted, abs=3 * noise)
 
 
+@pytest.mark.slow
 def test_the_derivative_with_respect_to_all_means_is_the_step_itself():
     """Euler's identity for a program without stalls, whose sizes are in seconds of their own."""
     program = rich_program(8)
@@ -93,6 +94,7 @@ def test_the_derivative_with_respect_to_all_means_is_the_step_itself():
     assert total == pytest.approx(float(value), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_single_precision_gives_the_same_derivatives():
     """With kernels of microseconds, whose cubes single precision cannot hold in seconds."""
     program = rich_program(4)

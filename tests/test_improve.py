@@ -44,6 +44,7 @@ def test_a_budget_is_spent_where_variances_balance():
     )
 
 
+@pytest.mark.slow
 def test_a_budget_for_everything_takes_all_away():
     found = improve(
         _program(),

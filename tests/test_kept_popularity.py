@@ -83,6 +83,7 @@ def test_what_is_dropped_is_cut(capacity):
         assert mean == pytest.approx(np.mean(drawn), rel=0.002), case
 
 
+@pytest.mark.slow
 def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
     """Of a law that is nearly a point, in single precision: what is skewer than a cube can be is
     taken for less, and a point has no skewness.
@@ -115,7 +116,7 @@ def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
         assert both == pytest.approx(anew[1], rel=0.3 if np.isfinite(one) else 0.02)
 
 
-@pytest.mark.parametrize("capacity", [None, 1.25])
+@pytest.mark.parametrize("capacity", [None, pytest.param(1.25, marks=pytest.mark.slow)])
 def test_the_derivative_where_only_some_layers_have_popularities_that_stay(capacity):
     """With respect to the spread of loads, which sensitivities to `expert_load` are, and to that of
     GPUs, if there is none.
@@ -181,7 +182,12 @@ _LAYERS = 30
 
 @pytest.mark.parametrize(
     ("concentration", "kinds", "within"),
-    [(10.0, 1, 0.02), (1000.0, 1, 0.15), (10.0, _LAYERS, 0.12), (1000.0, _LAYERS, 0.12)],
+    [
+        pytest.param(10.0, 1, 0.02, marks=pytest.mark.slow),
+        (1000.0, 1, 0.15),
+        pytest.param(10.0, _LAYERS, 0.12, marks=pytest.mark.slow),
+        (1000.0, _LAYERS, 0.12),
+    ],
 )
 def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, kinds, within):
     """Of one popularity for all layers, and of one for each, where members of eight come again."""

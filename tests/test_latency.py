@@ -310,6 +310,7 @@ def _moments_of_maximum(law, count):
     return mean, variance, expectation(lambda z: (latency(z) - mean) ** 3, law.dtype)
 
 
+@pytest.mark.slow
 def test_score_of_maximum_against_closed_forms():
     """Of exponential copies (harmonic numbers), of normal copies, and of drawn copies."""
     k = np.arange(1, 65)

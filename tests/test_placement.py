@@ -226,6 +226,7 @@ def test_nodes_of_equal_gpus_stay_equal():
 _JOB = "megatron-175b-a100-64"
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     path, out = tmp_path / "factors.csv", tmp_path / "placement.csv"
     lines = [f"{node},{1.2 if node == 2 else 1.0}" for node in reversed(range(8))]

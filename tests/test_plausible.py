@@ -55,6 +55,7 @@ def test_a_key_without_effect_is_told(change, more):
     assert others == []
 
 
+@pytest.mark.slow
 def test_keys_that_are_off_or_of_the_stack_are_not_told(capsys):
     stack = "training.software=megatron-bridge-2025"
     training = prism.load_job(_JOB, [stack]).training

@@ -110,6 +110,7 @@ def test_one_replica_is_the_replica_itself():
         assert law.quantile(q) == pytest.approx(np.quantile(direct, q), abs=0.01 * law.std)
 
 
+@pytest.mark.slow
 def test_stalls_occur_at_their_rate_and_add_their_size():
     stalls = {"gemm": Stall(jnp.asarray(1e-3), lognormal(0.0))}
     program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))

@@ -175,6 +175,7 @@ def test_what_does_not_go_together_is_refused():
         simulate(_program(4096), num_samples=2**21, key=key, replicas="explicit")
 
 
+@pytest.mark.slow
 def test_the_core_is_differentiable_under_jit_and_vmap():
     """The hand-written rule, mapped over keys and parameters, equals a loop."""
     from prism_jax import sample_replica_ends

@@ -255,6 +255,7 @@ def test_batches_share_tiles_but_not_steps():
     assert np.any(in_four.whole != in_four.steps)
 
 
+@pytest.mark.slow
 def test_batches_agree_on_a_derivative_that_all_steps_share():
     """What is added to each step is added to every figure, whatever steps a batch happens to have.
     How many of them lie near a quantile is no uncertainty of that.

@@ -115,6 +115,7 @@ def test_without_variance_steps_are_exact(seconds, contention):
     )
 
 
+@pytest.mark.slow
 def test_derivatives_by_reductions_agree_with_differences():
     program = _program(num_replicas=1)
 

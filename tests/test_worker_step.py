@@ -72,6 +72,7 @@ def test_ops_of_a_rank_share_a_draw_and_ranks_and_steps_have_their_own():
         assert abs(np.corrcoef(mine[1:], mine[:-1])[0, 1]) < 4 / np.sqrt(samples)
 
 
+@pytest.mark.slow
 def test_kept_gpus_draw_it_anew_in_each_step():
     allocations, steps = 100, 400
 

@@ -313,6 +313,7 @@ _HEADER += "micro_batch,global_batch,recompute,seq_parallel,dtype,zero,step_time
 _LLAMA_8B = "Megatron-Bridge,LLAMA3_8B,32,4096,32,8,14336,128256,8192,8,DGX-B200,1,1,,8,1,1,"
 
 
+@pytest.mark.slow
 def test_means_are_printed_by_table(tmp_path):
     (tmp_path / "published").mkdir()
     rows = [_HEADER, _LLAMA_8B + "2,128,,,FP8,1,4.37,", _LLAMA_8B + "2,128,,,INT4,1,3,"]

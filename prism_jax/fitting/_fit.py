@@ -6,9 +6,10 @@ import numpy as np
 
 from .._misc import counted
 from ..data import Fitted, Profile, WorkerMean
-from ..program import op_latencies, position_factors, replay, step_graph
+from ..program import CONSTANT, StepGraph, op_latencies, position_factors, replay, step_graph
 from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
+from ._constant_parts import constant_parts
 from ._data_law import law_of_data
 from ._find_positions import find_positions
 from ._inner_waits import with_inner_waits
@@ -31,6 +32,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     """Fits a profile to a trace: the mean latencies of its ops, and the laws around them.
 
     - Stalls are removed from the latencies first. Their laws have a rate and a size.
+    - A worker of the slower half whose compute spreads relatively less than that of the others by
+      more than chance has a constant part in it, such as a sleep, on which no factor acts.
     - The mean latency of each kind of op on each worker excludes the time spent waiting for others.
       If it depends on the position of the microbatch in the step by more than chance, each position
       has a factor.
@@ -80,10 +83,13 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
             f"replay is off by {100 * off:.3g} %, where {100 * _REPLAY_MOST:.0f} % are allowed; "
             "give the job that was traced and starts on one clock."
         )
-    positions = find_positions(step, latencies, job.layout.pp)
+    constant = constant_parts(job, step, latencies)
+    positions = find_positions(step, latencies - constant, job.layout.pp)
     factors = position_factors(step, positions, job.layout.pp)[:, None]
-    relative = relative_latencies(job, step, first_look(job, step, latencies / factors))
-    stalls = take_out_stalls(step, latencies, step_times, relative * factors)
+    relative = relative_latencies(
+        job, step, first_look(job, step, (latencies - constant) / factors)
+    )
+    stalls = take_out_stalls(step, latencies, step_times, relative * factors, constant)
     stalls = dataclasses.replace(stalls, body=stalls.body / factors)
     apart = compute_apart(job, step, stalls.body, trace.steps, step_times)
     relative = relative_latencies(job, step, apart.data)
@@ -96,20 +102,29 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     number = int(np.count_nonzero(np.isnan(stalls.body[compute])))
     rate = stall_rate(number, int(np.count_nonzero(latencies[compute] > 0)))
     law, sets = law_of_data(apart, trace.steps, source)
-    means = tuple(
+    means = [
         WorkerMean(kind, *divmod(worker, job.layout.pp), float(mean[ops[0]]), loading)
         for (kind, worker), ops in groups(step).items()
         for loading in (_loading(apart, step.phases, kind, worker % job.layout.pp),)
-    )
+    ]
+    means += [
+        WorkerMean(CONSTANT + kind, *divmod(worker, job.layout.pp), seconds)
+        for (kind, worker), ops in groups(step).items()
+        if (seconds := float(constant[ops[0], 0]))
+    ]
     moved = shuffled_means(step, latencies)
-    notes = (*notes_of_waits(step, latencies, moved), *_notes(trace, off))
+    notes = (
+        *notes_of_waits(step, latencies, moved),
+        *_notes_of_constants(step, constant, job.layout.pp),
+        *_notes(trace, off),
+    )
     fitted = Fitted(len(trace.steps), trace.dropped, notes, (*apart.components, rate))
     profile = Profile(
         name or job.name,
         job.layout,
         job.schedule,
         shape,
-        means,
+        tuple(means),
         (*law, *laws),
         fitted,
         sets,
@@ -121,6 +136,20 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 def _loading(apart: Apart, phases: tuple[str, ...], kind: str, stage: int) -> float:
     """How strongly the factor of a microbatch's data acts on a kind of op of a stage."""
     return float(apart.data.loadings[stage, phases.index(kind)]) if kind in phases else 1.0
+
+
+def _notes_of_constants(step: StepGraph, constant: np.ndarray, pp: int) -> list[str]:
+    """For each kind of op with a constant part, on which worker it is largest."""
+    found: dict[str, tuple[float, int]] = {}
+    for (kind, worker), ops in groups(step).items():
+        if constant[ops[0]] > 0:
+            largest = float(constant[ops[0], 0]), worker
+            found[kind] = max(found.get(kind, largest), largest)
+    return [
+        f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} has a part of {seconds:.3g} s "
+        "that does not vary, such as a sleep or a wait of the host"
+        for kind, (seconds, worker) in found.items()
+    ]
 
 
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Profile, WorkerMean
-from ..program import StepGraph, op_latencies, position_factors, replay, step_graph
+from ..program import CONSTANT, StepGraph, op_latencies, position_factors, replay, step_graph
 from ..trace import Trace
 from ._data_factor import find_factor
 from ._family import family_quantiles
@@ -59,7 +59,9 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
 
 
 class _Parts:
-    """Latencies, split into a mean, the effect of data, and the rest, each `(ops, steps)`."""
+    """Latencies, split into a constant part, a mean, the effect of data, and the rest, each
+    `(ops, steps)`.
+    """
 
     def __init__(self, trace: Trace, profile: Profile, step: StepGraph):
         self.profile, self.step = profile, step
@@ -67,8 +69,8 @@ class _Parts:
         self.kinds = np.array(step.kind)
         self.compute = step.computes
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
-        latencies = op_latencies(trace, step)
-        self.mean, loadings = _means(profile, step)
+        self.mean, self.constant, loadings = _means(profile, step)
+        latencies = op_latencies(trace, step) - self.constant
         logs = compute_logs(profile.job, step, latencies / np.where(self.mean > 0, self.mean, 1))
         self.relative = relative_latencies(profile.job, step, find_factor(logs, loadings))
         whole = self.mean * self.relative
@@ -81,20 +83,24 @@ class _Parts:
 
     def drawn_in_turn(self) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
         """The names of parts, and latencies with these parts drawn from their laws."""
-        yield "measured ops", self.mean * self.relative * self.rest
+        yield "measured ops", self._latencies
         self._draw_residuals(~self.compute)
-        yield "what is not compute", self.mean * self.relative * self.rest
+        yield "what is not compute", self._latencies
         self.relative = np.where(self.compute[:, None], self._data(), 1)
-        yield "data of microbatches", self.mean * self.relative * self.rest
+        yield "data of microbatches", self._latencies
         self._draw_residuals(self.compute)
-        yield "residuals of compute", self.mean * self.relative * self.rest
+        yield "residuals of compute", self._latencies
         worker = np.array([members[0] for members in self.step.members])
         factor = self._factor("worker_step", int(worker.max()) + 1)
         self.rest = np.where(self.compute[:, None], self.rest * factor[worker], self.rest)
-        yield "a worker's step", self.mean * self.relative * self.rest
+        yield "a worker's step", self._latencies
         self.rest = self.rest * self._factor("step", 1)
-        yield "steps", self.mean * self.relative * self.rest
-        yield "stalls", self.mean * self.relative * self.rest + self._stalls()
+        yield "steps", self._latencies
+        yield "stalls", self._latencies + self._stalls()
+
+    @property
+    def _latencies(self) -> Float[np.ndarray, "ops steps"]:
+        return self.constant + self.mean * self.relative * self.rest
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -143,16 +149,20 @@ class _Parts:
 
 def _means(
     profile: Profile, step: StepGraph
-) -> tuple[Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]]:
-    """The mean of each op, and the loadings."""
+) -> tuple[
+    Float[np.ndarray, "ops 1"], Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]
+]:
+    """The mean of what varies of each op, its constant part, and the loadings."""
     pp = profile.layout.pp
     means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
     mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
+    constant = np.zeros_like(mean)
+    none = WorkerMean("", 0, 0, 0.0)  # Of a kind of op that a stage does not have.
     for (kind, worker), ops in groups(step).items():
         mean[ops] = means[kind, worker].mean_s
+        constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s
     mean *= position_factors(step, profile.positions, pp)[:, None]
-    none = WorkerMean("", 0, 0, 0.0)  # Of a kind of op that a stage does not have.
     loadings = np.array(
         [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]
     )
-    return mean, loadings
+    return mean, constant, loadings

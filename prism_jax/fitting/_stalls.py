@@ -23,8 +23,9 @@ class Stalls:
 
     **Attributes:**
 
-    - `body`: the latencies, with `nan` in place of stalls. Latencies that are as long in many
-        steps, as when some microbatches have far more work than others, are not stalls.
+    - `body`: the latencies without constant parts, with `nan` in place of stalls. Latencies that
+        are as long in many steps, as when some microbatches have far more work than others, are not
+        stalls.
     - `laws`: the laws of the stalls that delay steps.
     """
 
@@ -45,9 +46,10 @@ def take_out_stalls(
     latencies: Float[np.ndarray, "ops steps"],
     step_times: Float[np.ndarray, " steps"],
     relative: Float[np.ndarray, "ops steps"],
+    constant: Float[np.ndarray, "ops 1"],
 ) -> Stalls:
     """Removes stalls from latencies: latencies that are far longer than those of the worker's ops
-    of the same kind, after division by `relative`, the effect of data.
+    of the same kind, after division of what is not `constant` by `relative`, the effect of data.
 
     The cost of a stall is found by replaying the step without it. Ops of one kind that stall in the
     same step count as one stall, because they delay the step together. The rate is a posterior
@@ -57,10 +59,10 @@ def take_out_stalls(
     usual = np.empty_like(latencies)
     seen = np.empty(latencies.shape, bool)
     for ops in groups(step).values():
-        alike = latencies[ops] / relative[ops]
-        usual[ops] = typical(alike, (0, 1))[0] * relative[ops]
+        alike = (latencies[ops] - constant[ops]) / relative[ops]
+        usual[ops] = constant[ops] + typical(alike, (0, 1))[0] * relative[ops]
         seen[ops] = stalled(alike, (0, 1), least)
-    body = latencies.copy()
+    body = latencies - constant
     laws = []
     for kind in dict.fromkeys(step.kind):
         mine = (np.array(step.kind) == kind)[:, None] & seen

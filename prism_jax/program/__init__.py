@@ -15,6 +15,7 @@ from ._compile import (
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._compile_profile import compile_profile as compile_profile
 from ._constant_step import constant_step as constant_step
+from ._constants import CONSTANT as CONSTANT, with_constants as with_constants
 from ._digest import digest as digest
 from ._expert_load import (
     Fullest as Fullest,

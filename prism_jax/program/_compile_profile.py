@@ -8,6 +8,7 @@ from .._misc import quoted
 from ..data import Profile
 from ..workload import Block, Kernel, Segment
 from ._assemble import assemble
+from ._constants import CONSTANT, with_constants
 from ._positions import position_factors
 from ._program import Program
 from ._sets import Sets
@@ -40,6 +41,7 @@ def compile_profile(profile: Profile) -> Program:
     _check(profile)
     step = step_graph(profile.job, profile.outline)
     _check_positions(profile, step)
+    step = _with_constants(profile, step)
     try:
         variability = variability_of(profile.variability)
     except ValueError as error:
@@ -51,6 +53,23 @@ def compile_profile(profile: Profile) -> Program:
     return _with_loadings(
         profile, assemble(step.graph, _blocks(profile, step), variability=variability)
     )
+
+
+def _with_constants(profile: Profile, step: StepGraph) -> StepGraph:
+    """The graph with an op before each op that has a constant part."""
+    pp = profile.layout.pp
+    rows = [m for m in profile.means if m.kind.startswith(CONSTANT)]
+    kinds = {(m.kind.removeprefix(CONSTANT), m.dp_rank * pp + m.stage): m for m in rows}
+    nodes = zip(step.kind, step.members, step.computes.tolist(), strict=True)
+    ops = {(kind, members[0]) for kind, members, computes in nodes if computes}
+    for key, row in kinds.items():
+        if key not in ops:
+            raise ValueError(
+                f"Profile `{profile.name}`: a row of `means.csv` is of `{quoted(row.kind)}` on "
+                f"dp_rank {row.dp_rank}, stage {row.stage}, where no compute is of this kind; "
+                "remove it."
+            )
+    return with_constants(step, kinds)
 
 
 def _with_loadings(profile: Profile, program: Program) -> Program:
