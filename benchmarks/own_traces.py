@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", choices=KINDS, help="one of them")
     parser.add_argument("--ranks", type=int, default=4, help="processes of a job (4)")
-    parser.add_argument("--steps", type=int, default=80, help="recorded steps (80)")
+    parser.add_argument("--steps", type=int, default=300, help="recorded steps (300)")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for the traces")
     arguments = parser.parse_args()
     rows = []
