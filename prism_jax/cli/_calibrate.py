@@ -103,9 +103,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
             {"job": name, "to": path, **agreement(calibrated_as(one, job), runs)}
-            for name, path, one, runs in list(
-                zip(names, arguments.to, jobs, all_runs, strict=True)
-            )[1:]
+            for name, path, one, runs in zip(
+                names[1:], arguments.to[1:], jobs[1:], all_runs[1:], strict=True
+            )
         ],
     }
     return result, _text(result, arguments.to[0])

@@ -57,7 +57,10 @@ def _text(name: str, found, top: int) -> str:
             return f"{'-':>11}" + f"{'-':>9}" * with_error
         return f"{figure.value:>11.4g}" + f"{figure.standard_error:>9.1g}" * with_error
 
-    for part in found.parts[:top]:
+    shown, others = found.parts[:top], found.parts[top:]
+    longest = max((part.mean.value for part in shown if part.mean), default=0.0)
+    long = [part for part in others if part.mean and part.mean.value > longest]
+    for part in (*shown, *long):
         row = cells(part.mean, False) + cells(part.spread) + cells(part.gain)
         lines.append(f"{part.name:<24}{row}")
     lines += [

@@ -26,19 +26,22 @@ def constant_parts(
 
     Noise is relative: the slower the GPU, the more its latencies spread in seconds. A worker of the
     slower half whose latencies spread relatively less than those of the faster half, by four
-    standard errors, has a constant part. Without it, its relative spread is theirs.
+    standard errors, has a constant part: so much that the rest spreads relatively as theirs do, but
+    no more than 95 % of its shortest latency.
 
-    Workers are compared with those of their stage in other replicas, or with one replica with those
-    of all stages, although these may have other work.
+    Workers are compared with those of their stage in other replicas, and the constant part is no
+    more than what they are slower by. With one replica, they are compared with those of all stages,
+    although these may have other work.
     """
     constant = np.zeros((len(latencies), 1))
-    stages = job.layout.pp if job.layout.dp > 1 else 1
+    same_work = job.layout.dp > 1
+    stages = job.layout.pp if same_work else 1
     peers: dict[tuple[str, int], list[np.ndarray]] = {}
     for (kind, worker), ops in groups(step).items():
         if step.computes[ops[0]]:
             peers.setdefault((kind, worker % stages), []).append(ops)
     for workers in peers.values():
-        _find(workers, latencies, constant)
+        _find(workers, latencies, constant, same_work)
     return constant
 
 
@@ -46,19 +49,25 @@ def _find(
     workers: list[np.ndarray],
     latencies: Float[np.ndarray, "ops steps"],
     constant: Float[np.ndarray, "ops 1"],
+    same_work: bool,
 ) -> None:
-    """Writes the constant part of ops of one kind, of workers with the same work."""
+    """Writes the constant part of the ops of one kind."""
     level, spread = np.array([_level_and_spread(latencies[ops]) for ops in workers]).T
-    fast = level <= np.median(level)
-    if not np.all(level > 0) or not np.any(spread[fast] > 0):
+    slow = level > np.median(level)
+    fast = ~slow & (spread > 0)
+    if not np.all(level > 0) or not fast.any():
         return
-    relative = float(np.median(spread[fast] / level[fast]))
-    error = _OF_SPREAD * np.sqrt((1 + 1 / np.sum(fast)) / latencies.shape[1])
-    for worker in np.flatnonzero(~fast):
+    logs = np.log(spread[fast] / level[fast])
+    relative = float(np.exp(np.median(logs)))
+    # Where the noise of the fast workers differs by more than chance, so may that of the slow.
+    scatter = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
+    error = max(_OF_SPREAD / np.sqrt(latencies.shape[1]), scatter) * np.sqrt(1 + 1 / len(logs))
+    least = float(np.median(level[fast])) if same_work else 0.0
+    for worker in np.flatnonzero(slow):
         if spread[worker] < relative * level[worker] * np.exp(-_SEEN * error):
             ops = workers[worker]
-            most = (1 - _LEAST) * float(np.min(latencies[ops]))
-            constant[ops] = min(level[worker] - spread[worker] / relative, most)
+            longest = min(level[worker] - least, (1 - _LEAST) * float(np.min(latencies[ops])))
+            constant[ops] = min(level[worker] - spread[worker] / relative, longest)
 
 
 def _level_and_spread(latencies: Float[np.ndarray, "ops steps"]) -> tuple[float, float]:

@@ -32,8 +32,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     """Fits a profile to a trace: the mean latencies of its ops, and the laws around them.
 
     - Stalls are removed from the latencies first. Their laws have a rate and a size.
-    - A worker of the slower half whose compute spreads relatively less than that of the others by
-      more than chance has a constant part in it, such as a sleep, on which no factor acts.
+    - A worker of the slower half whose compute spreads relatively less than that of the faster
+      half, by more than chance, has a constant part in it, such as a sleep, on which no factor
+      acts.
     - The mean latency of each kind of op on each worker excludes the time spent waiting for others.
       If it depends on the position of the microbatch in the step by more than chance, each position
       has a factor.
@@ -140,16 +141,20 @@ def _loading(apart: Apart, phases: tuple[str, ...], kind: str, stage: int) -> fl
 
 def _notes_of_constants(step: StepGraph, constant: np.ndarray, pp: int) -> list[str]:
     """For each kind of op with a constant part, on which worker it is largest."""
-    found: dict[str, tuple[float, int]] = {}
+    found: dict[str, list[tuple[float, int]]] = {}
     for (kind, worker), ops in groups(step).items():
         if constant[ops[0]] > 0:
-            largest = float(constant[ops[0], 0]), worker
-            found[kind] = max(found.get(kind, largest), largest)
-    return [
-        f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} has a part of {seconds:.3g} s "
-        "that does not vary, such as a sleep or a wait of the host"
-        for kind, (seconds, worker) in found.items()
-    ]
+            found.setdefault(kind, []).append((float(constant[ops[0], 0]), worker))
+    notes = []
+    for kind, workers in found.items():
+        seconds, worker = max(workers)
+        others = f", and so does that of {counted(len(workers) - 1, 'other worker')}"
+        notes.append(
+            f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} spreads less than that of "
+            f"faster workers, as if {seconds:.3g} s of it did not vary, such as a sleep or a wait "
+            f"of the host{others * (len(workers) > 1)}"
+        )
+    return notes
 
 
 def _notes(trace: Trace, off: float) -> tuple[str, ...]:

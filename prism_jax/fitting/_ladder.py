@@ -157,7 +157,7 @@ def _means(
     means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
     mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
     constant = np.zeros_like(mean)
-    none = WorkerMean("", 0, 0, 0.0)  # Of a kind of op that a stage does not have.
+    none = WorkerMean("", 0, 0, 0.0)  # No constant part, or no op of this kind on the stage.
     for (kind, worker), ops in groups(step).items():
         mean[ops] = means[kind, worker].mean_s
         constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s

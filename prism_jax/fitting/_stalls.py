@@ -15,6 +15,8 @@ from ._stall_prior import size_spread, stall_share
 _SHARE = 1e-3
 # What happens in more than this share of steps is no stall.
 _MOST = 0.2
+# So many ops of a kind are tried, at most, for how much of a stall on them delays the step.
+_REPLAYED = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,9 @@ def take_out_stalls(
     of the same kind, after division of what is not `constant` by `relative`, the effect of data.
 
     The cost of a stall is found by replaying the step without it. Ops of one kind that stall in the
-    same step count as one stall, because they delay the step together. The rate is a posterior
-    mean, because a single stall in a dozen steps does not imply a rate of one in twelve.
+    same step count as one stall, because they delay the step together. All ops of the kind stall at
+    one rate, on whichever worker stalls were seen. It is a posterior mean, because a single stall
+    in a dozen steps does not imply a rate of one in twelve.
     """
     least = _SHARE * float(np.median(step_times))
     usual = np.empty_like(latencies)
@@ -72,19 +75,28 @@ def take_out_stalls(
         cost = step_times - replay(step, np.where(mine, usual, latencies))
         delayed = cost > least
         if delayed.any():
-            # How many ops the workers that were seen to delay a step have of this kind.
-            workers = {step.members[op] for op in np.flatnonzero(mine[:, delayed].any(axis=1))}
-            pairs = zip(step.kind, step.members, strict=True)
-            number = sum(k == kind and members in workers for k, members in pairs)
-            laws.append(_law(kind, cost[delayed], len(step_times), number))
+            calm, costs = np.where(seen, usual, latencies), cost[delayed]
+            size = float(np.exp(np.log(costs).mean()))
+            parameters = {
+                "sigma": size_spread(costs),
+                "rate": stall_share(len(costs), len(cost)) / _delaying(step, kind, calm, size),
+                "median_s": size,
+            }
+            source = f"{len(costs)} of {len(cost)} traced steps"
+            laws.append(Variation(kind, "stall", "lognormal", parameters, source))
     return Stalls(body, tuple(laws))
 
 
-def _law(kind: str, costs: Float[np.ndarray, " stalls"], num_steps: int, num_ops: int) -> Variation:
-    parameters = {
-        "sigma": size_spread(costs),
-        "rate": stall_share(len(costs), num_steps) / num_ops,
-        "median_s": float(np.exp(np.log(costs).mean())),
-    }
-    source = f"{len(costs)} of {num_steps} traced steps"
-    return Variation(kind, "stall", "lognormal", parameters, source)
+def _delaying(
+    step: StepGraph, kind: str, latencies: Float[np.ndarray, "ops steps"], size: float
+) -> float:
+    """The number of ops of a kind, each counted by the share of a stall on it that delays the step:
+    the rest of it passes while others are waited for. Found by replaying steps with one stall each.
+    """
+    ops, rng = np.flatnonzero(np.array(step.kind) == kind), np.random.default_rng(0)
+    stalled = rng.permutation(ops)[:_REPLAYED]
+    some = latencies[:, rng.integers(latencies.shape[1], size=len(stalled))]
+    before = replay(step, some)
+    some[stalled, np.arange(len(stalled))] += size
+    shares = (replay(step, some) - before) / size
+    return max(float(np.mean(shares)) * len(ops), 1.0)

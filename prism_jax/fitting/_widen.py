@@ -18,16 +18,16 @@ _SEEN = 3.0
 # of the median from a law whose mean is that of the same steps, (pi / 2 - 1)^0.5 in standard
 # deviations: of normal steps, times the root of their number. Of a median alone it is 1.25.
 _OF_VARIANCE, _OF_MEDIAN = 1.92, 0.756
-# A median that is off by less is not noted, however well it is known.
-_MEDIAN_NOTED = 0.01
+# A mean or median that is off by less is not noted, however well it is known.
+_NOTED = 0.01
 
 
 def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
     """A profile whose steps have the spread of the body of step times, if that can be estimated.
 
     Variation that no component explains, such as uneven work of whole replicas, is attributed to
-    the factor of a step: both to the component and to its law, which stay equal. If the median is
-    off by more than the noise and more than 1 %, there is a note.
+    the factor of a step: both to the component and to its law, which stay equal. If the mean or the
+    median is off by more than the noise and more than 1 %, there is a note.
     """
     law = simulate(
         compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
@@ -35,14 +35,11 @@ def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pro
     levels = np.array([0.1587, 0.5, 0.8413])
     quantiles, root = np.quantile(step_times, levels), float(np.sqrt(len(step_times)))
     predicted = np.asarray(law.quantile(levels))
-    off = float(predicted[1] / quantiles[1]) - 1
     measured, known = _variance(quantiles), _variance(predicted)
-    noise = _SEEN * _OF_MEDIAN * np.sqrt(max(measured, known)) / root
-    if abs(off) > max(noise, _MEDIAN_NOTED):
-        note = f"the median of the fitted law is {100 * off:+.2g} % off that of the steps"
-        fitted = profile.fitted
-        fitted = msgspec.structs.replace(fitted, notes=(*fitted.notes, note))
-        profile = msgspec.structs.replace(profile, fitted=fitted)
+    of_median = _OF_MEDIAN * np.sqrt(max(measured, known)) / root
+    of_mean = max(float(np.std(step_times)), law.std) / float(step_times.mean()) / root
+    profile = _noted(profile, "median", float(predicted[1] / quantiles[1]) - 1, of_median)
+    profile = _noted(profile, "mean", law.mean / float(step_times.mean()) - 1, of_mean)
     missing, error = measured - known, measured * _OF_VARIANCE / root
     if missing <= _SEEN * known * _OF_VARIANCE / root:
         return profile
@@ -57,6 +54,17 @@ def widen_step(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pro
         profile,
         variability=replace_variations(profile.variability, [shared]),
         fitted=msgspec.structs.replace(profile.fitted, components=components),
+    )
+
+
+def _noted(profile: Profile, what: str, off: float, error: float) -> Profile:
+    """The profile, with a note if this figure of its law is off the steps'."""
+    if abs(off) <= max(_SEEN * error, _NOTED):
+        return profile
+    note = f"the {what} of the fitted law is {100 * off:+.2g} % off that of the steps"
+    notes = (*profile.fitted.notes, note)
+    return msgspec.structs.replace(
+        profile, fitted=msgspec.structs.replace(profile.fitted, notes=notes)
     )
 
 

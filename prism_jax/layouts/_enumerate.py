@@ -1,6 +1,7 @@
 """Enumerates the layouts of a model on a number of GPUs."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -67,22 +68,22 @@ def enumerate_layouts(
         raise ValueError(_nothing_divides(asked, world_size))
     if any_memory:
         return tuple(found)
-    floors = [_least_bytes(job) for job in found]
+    floors = [_bytes(job, least_bytes) for job in found]
     most = cluster.device.memory_bytes
     small = [i for i, floor in enumerate(floors) if floor <= most]
     if not small:
         least = min(range(len(found)), key=lambda i: floors[i])
-        raise ValueError(_too_large(asked, world_size, found[least], floors[least], "without"))
+        raise ValueError(_too_large(asked, world_size, found[least], floors[least], False))
     needed: dict[int, float] = {}
     # Those of one schedule follow each other, for its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
         for number in sorted(small, key=lambda i: schedule_of(found[i])):
-            needed[number] = _bytes(found[number])
+            needed[number] = _bytes(found[number], _all_bytes)
             advance(1)
     fitting = tuple(found[i] for i in small if needed[i] <= most)
     if not fitting:
         least = min(needed, key=lambda i: needed[i])
-        raise ValueError(_too_large(asked, world_size, found[least], needed[least], "with"))
+        raise ValueError(_too_large(asked, world_size, found[least], needed[least], True))
     return fitting
 
 
@@ -92,20 +93,16 @@ def schedule_of(job: Job) -> tuple:
     return job.layout.pp, schedule.kind, schedule.virtual_stages, schedule.num_microbatches
 
 
-def _bytes(job: Job) -> float:
+def _bytes(job: Job, needed: Callable[[Job], float]) -> float:
     """What the fullest GPU needs; infinite where a schedule cannot run so many microbatches."""
     try:
-        return memory(job).fullest.bytes
+        return needed(job)
     except ValueError:
-        return float("inf")
+        return math.inf
 
 
-def _least_bytes(job: Job) -> float:
-    """What the fullest GPU needs without activations; infinite as in `_bytes`."""
-    try:
-        return least_bytes(job)
-    except ValueError:
-        return float("inf")
+def _all_bytes(job: Job) -> float:
+    return memory(job).fullest.bytes
 
 
 def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: int) -> None:
@@ -146,20 +143,20 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
 
 
 def _too_large(
-    asked: Question, world_size: int, least: Job, needed: float, activations: str
+    asked: Question, world_size: int, least: Job, needed: float, activations: bool
 ) -> str:
     """What to say where nothing fits: what fits nearest, with or without its activations, and on
     how many GPUs something would.
     """
     device = asked.cluster.device
+    if needed == math.inf:
+        memory(least)  # Raises the error of a schedule that cannot run so many microbatches.
     # Not even all of the GPUs together hold the model if there are fewer.
-    fewest = _least_bytes(_undivided(least)) / device.memory_bytes
+    fewest = _bytes(_undivided(least), least_bytes) / device.memory_bytes
     numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
     more = next((n for n in numbers if _any_fits(layouts_of(asked, n))), None)
     fix = f"use {more:,} GPUs, or " if more else "use "
-    even, much = (
-        ("even without activations, ", "more") if activations == "without" else ("", "as much")
-    )
+    even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (
         f"No layout of {asked.model.name or 'the model'} on {world_size:,} GPUs fits a "
         f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB: {even}`{least.name}` "
@@ -182,7 +179,7 @@ def _any_fits(jobs: Iterable[Job]) -> bool:
     """Whether a layout fits; those whose schedule has the fewest ops, which takes least, first."""
     few_first = sorted(jobs, key=lambda job: job.layout.pp * job.schedule.num_microbatches)
     return any(
-        _bytes(job) <= job.cluster.device.memory_bytes
+        _bytes(job, _all_bytes) <= job.cluster.device.memory_bytes
         for job in few_first
-        if job.cluster is not None and _least_bytes(job) <= job.cluster.device.memory_bytes
+        if job.cluster is not None and _bytes(job, least_bytes) <= job.cluster.device.memory_bytes
     )

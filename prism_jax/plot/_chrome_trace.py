@@ -14,7 +14,7 @@ import numpy as np
 
 from .._files import written_whole
 from ..analysis import SampledStep
-from ..schedule import SEND_RECV
+from ..schedule import OVERLAPPED, PHASES, SEND_RECV
 
 
 # Processes: one for each rank, then the critical path.
@@ -91,9 +91,13 @@ def chrome_trace(step: SampledStep) -> dict[str, Any]:
 
 
 def op_name(step: SampledStep, op: int) -> str:
-    """The name that PyTorch gives to an op: `PP:2F7` is the forward of microbatch 7 on stage 2."""
+    """The name that PyTorch gives to an op: `PP:2F7` is the forward of microbatch 7 on stage 2.
+    What is not of a pipeline has the name of its phase, such as `optimizer`.
+    """
     ops = step.ops
     phase, stage, microbatch = (ops[name][op] for name in ("phase", "stage", "microbatch"))
+    if phase not in (*PHASES, OVERLAPPED, SEND_RECV):
+        return str(phase)
     if phase == SEND_RECV:
         receiver = step.receivers[op]
         backward = receiver >= 0 and ops["stage"][receiver] < stage

@@ -27,8 +27,9 @@ def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = No
     """
     ops = criticality.ops
     chosen = ops["phase"] != SEND_RECV if phase is None else ops["phase"] == phase
+    chosen &= ops["microbatch"] >= 0  # Not what runs once in a step.
     if not chosen.any():
-        known = ", ".join(sorted({*ops["phase"].tolist()} - {SEND_RECV}))
+        known = ", ".join(sorted({*ops["phase"][ops["microbatch"] >= 0].tolist()} - {SEND_RECV}))
         raise ValueError(f"No op has the phase {phase!r}; known are {known}.")
     ax = axes(ax, (7.0, 3.0))
     stage, microbatch = ops["stage"][chosen], ops["microbatch"][chosen]

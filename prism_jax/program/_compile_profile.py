@@ -41,7 +41,7 @@ def compile_profile(profile: Profile) -> Program:
     _check(profile)
     step = step_graph(profile.job, profile.outline)
     _check_positions(profile, step)
-    step = _with_constants(profile, step)
+    step = with_constants(step, _check_means(profile, step))
     try:
         variability = variability_of(profile.variability)
     except ValueError as error:
@@ -55,21 +55,29 @@ def compile_profile(profile: Profile) -> Program:
     )
 
 
-def _with_constants(profile: Profile, step: StepGraph) -> StepGraph:
-    """The graph with an op before each op that has a constant part."""
-    pp = profile.layout.pp
-    rows = [m for m in profile.means if m.kind.startswith(CONSTANT)]
-    kinds = {(m.kind.removeprefix(CONSTANT), m.dp_rank * pp + m.stage): m for m in rows}
+def _check_means(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
+    """Refuses rows that no op uses. Returns which ops have a constant part: kind and worker."""
     nodes = zip(step.kind, step.members, step.computes.tolist(), strict=True)
-    ops = {(kind, members[0]) for kind, members, computes in nodes if computes}
-    for key, row in kinds.items():
-        if key not in ops:
+    ops = {(kind, members[0]): computes for kind, members, computes in nodes}
+    constants = set()
+    for row in profile.means:
+        kind = row.kind.removeprefix(CONSTANT)
+        constant, key = kind != row.kind, (kind, row.dp_rank * profile.layout.pp + row.stage)
+        where = f"`{quoted(row.kind)}` on dp_rank {row.dp_rank}, stage {row.stage}"
+        if key not in ops or (constant and not ops[key]):
+            which = "compute" if constant else "op"
             raise ValueError(
-                f"Profile `{profile.name}`: a row of `means.csv` is of `{quoted(row.kind)}` on "
-                f"dp_rank {row.dp_rank}, stage {row.stage}, where no compute is of this kind; "
-                "remove it."
+                f"Profile `{profile.name}`: a row of `means.csv` is of {where}, where no {which} "
+                "is of this kind; correct or remove it."
             )
-    return with_constants(step, kinds)
+        if constant:
+            constants.add(key)
+            if row.loading != 1:
+                raise ValueError(
+                    f"Profile `{profile.name}`: in `means.csv`, {where} has the loading "
+                    f"{row.loading:g}, but data do not act on what is constant; leave it out."
+                )
+    return constants
 
 
 def _with_loadings(profile: Profile, program: Program) -> Program:

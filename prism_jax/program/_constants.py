@@ -38,7 +38,10 @@ def with_constants(step: StepGraph, kinds: Collection[tuple[str, int]]) -> StepG
         for field in dataclasses.fields(graph)
         if isinstance(getattr(graph, field.name), np.ndarray)
     }
-    columns["phase"] = np.where(first, "X", columns["phase"])
+    kind = [
+        CONSTANT * begins + step.kind[op] for op, begins in zip(of, first.tolist(), strict=True)
+    ]
+    columns["phase"] = np.where(first, kind, columns["phase"])
     graph = dataclasses.replace(
         graph,
         **columns,
@@ -48,7 +51,4 @@ def with_constants(step: StepGraph, kinds: Collection[tuple[str, int]]) -> StepG
     )
     names = ("op", "calls", "call", "members", "twin")
     repeated = {name: tuple(getattr(step, name)[op] for op in of) for name in names}
-    kind = (
-        CONSTANT * begins + step.kind[op] for op, begins in zip(of, first.tolist(), strict=True)
-    )
     return StepGraph(graph, tuple(kind), **repeated)

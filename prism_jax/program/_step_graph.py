@@ -30,7 +30,8 @@ class StepGraph:
 
     **Attributes:**
 
-    - `graph`: the ops. Microbatches are numbered consecutively over all replicas.
+    - `graph`: the ops. Microbatches are numbered consecutively over all replicas. The phase of an
+        op that is not of the pipeline is its kind.
     - `kind`: the kind of each op, as in traces; `forward-send_recv`, `backward-send_recv`;
         `launch ...` for the time before an op that runs once. If ranks have several stages, with
         the number of the stage on its rank, as `forward-compute 1`; for a send_recv over slow links
@@ -54,7 +55,7 @@ class StepGraph:
     @property
     def computes(self) -> Bool[np.ndarray, " ops"]:
         """Which ops compute."""
-        return np.isin(self.op, COMPUTE) & (self.graph.phase != "X")
+        return np.isin(self.op, COMPUTE) & np.isin(self.graph.phase, list(_NAMES))
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -184,7 +185,7 @@ class _Nodes:
         op: str = "",
         calls: tuple[int, ...] = (),
         members: tuple[int, ...] = (),
-        phase: str = "X",
+        phase: str = "",
         microbatch: int = -1,
         call: int = 0,
         peer: int = -1,
@@ -193,14 +194,15 @@ class _Nodes:
         node = len(self.worker)
         members = members or (worker,)
         op, calls = op or kind.removeprefix(LAUNCH), calls or (0,) * len(members)
-        row = (kind, op, calls, call, members, twin, phase, worker % self.shape[1], microbatch)
+        row = (kind, op, calls, call, members, twin, phase or kind)
+        row = (*row, worker % self.shape[1], microbatch)
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
         self.worker.append(worker)
         self.peer.append(peer)
         self.backward.append(kind.startswith("backward"))
         self.predecessors.append(tuple(sorted(set(predecessors))))
-        if phase == "X":
+        if not phase:
             for member in members:
                 self.done[member] = (node,)
         return node

@@ -23,6 +23,7 @@ from ._repeated import Repeated as Repeated
 from ._replay import replay as replay
 from ._token import (
     OVERLAPPED as OVERLAPPED,
+    PHASES as PHASES,
     SEND_RECV as SEND_RECV,
     parse_token as parse_token,
 )

@@ -14,8 +14,9 @@ from ._trace import Trace
 # a few of them clocks and pauses may say otherwise.
 _EARLY, _TOLERANCE = 0.05, 1e-4
 # A group explains a wait where, without it, the gap before an op is longer by more than this share
-# of a step. Waits that are there in some steps only show in a high quantile.
-_LATE, _WAIT = 0.95, 1e-3
+# of a step. A worker that is nearly always the last waits in few steps, so that the longest gaps
+# are compared: the mean of this share of them.
+_LATE, _WAIT = 0.05, 1e-3
 
 
 def outline(trace: Trace) -> Outline:
@@ -23,8 +24,8 @@ def outline(trace: Trace) -> Outline:
 
     Some waits are not traced, such as the reduction of the loss over replicas: a worker then has a
     long gap before its next op, in all or some steps. It is assumed to wait for the group for which
-    the gap after the end of the group's last member is shortest, by a high quantile over the steps;
-    of several such groups, for the smallest.
+    the gap after the end of the group's last member is shortest, by the mean of the longest gaps of
+    all steps; of several such groups, for the smallest.
     """
     starts = [trace.start[op] for op in (COMPUTE[0], "forward-recv") if op in trace.start]
     first = ft.reduce(np.fmin, (np.fmin.reduce(x, axis=-1) for x in starts))
@@ -64,7 +65,7 @@ def _scope(gaps: dict[str, np.ndarray]) -> str:
     """
     chosen, shortest = "self", np.inf
     for scope, gap in gaps.items():
-        early, late = np.quantile(gap, [_EARLY, _LATE])
+        early, late = np.quantile(gap, _EARLY), gap[gap >= np.quantile(gap, 1 - _LATE)].mean()
         if (scope == "self" or early > -_TOLERANCE) and late < shortest - _WAIT:
             chosen, shortest = scope, late
     return chosen
