@@ -20,8 +20,8 @@ from prism_jax.data import (
     save_profile,
 )
 from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile
-from prism_jax.fitting._widen import widen_step
+from prism_jax.fitting import fit_profile, ladder
+from prism_jax.fitting._match_steps import match_steps
 from prism_jax.program import compile_profile, op_latencies, replay, step_graph
 from prism_jax.schedule import order_of
 from prism_jax.trace import (
@@ -215,9 +215,9 @@ def test_a_spread_that_compute_does_not_have_is_the_steps():
     trace = _made_trace(_job(), 60, _alike, seed=6)
     profile = fit_profile(trace)
     times = trace.step_times()
-    assert widen_step(profile, times) == profile
+    assert match_steps(profile, times) == profile
     rng = np.random.default_rng(6)
-    wide = widen_step(profile, times * np.exp(0.03 * rng.standard_normal(len(times))))
+    wide = match_steps(profile, times * np.exp(0.03 * rng.standard_normal(len(times))))
     laws, found = _laws_and_components(wide)
     assert laws["", "step"]["sigma"] == found["step"][0]
     assert abs(found["step"][0] - 0.03) < 2 * found["step"][1]
@@ -229,15 +229,53 @@ def test_a_median_that_is_off_is_noted():
     profile, times = fit_profile(trace), trace.step_times()
 
     def noted(steps):
-        return any("median" in note for note in widen_step(profile, steps).fitted.notes)
+        return any("median" in note for note in match_steps(profile, steps).fitted.notes)
+
+    def skewed(number, low):
+        """Steps of the same mean of which four in five are shorter than it."""
+        return times.mean() * np.repeat([1 - low, 1 + 4 * low], [4 * number // 5, number // 5])
 
     assert not noted(times)
-    assert not noted(1.006 * times)
-    assert noted(1.03 * times)
-    # Standard errors of 0.756 * 10 % / 20^0.5 = 1.7 %, where those of a median alone are 2.8 %.
-    wide = np.median(times) * np.exp(0.1 * norm.ppf((np.arange(20) + 0.5) / 20))
-    assert not noted(wide * 1.04)
-    assert noted(wide * 1.07)
+    # Standard errors of 0.756 * 2.5 low / number^0.5, of which three count.
+    assert noted(skewed(200, 0.03))
+    assert not noted(skewed(20, 0.03))
+    assert not noted(skewed(5_000, 0.006))
+
+
+def test_a_law_of_another_mean_is_scaled_by_what_chance_does_not_explain():
+    """Where processes share cores, the law of what each of them takes has another mean than steps.
+    Then all means are scaled; not where chance explains it, as with one step ten times as long.
+    """
+    trace = _made_trace(_job(), 20, _alike, seed=6)
+    profile, times = fit_profile(trace), trace.step_times()
+    assert profile.fitted.level == 1
+    law = _law_of(profile)
+    for factor in (0.9, 0.98, 1.05):
+        steps = factor * times / times.mean() * law.mean
+        scaled = match_steps(profile, steps)
+        off = 1 / factor - 1
+        chance = max(steps.std(ddof=1), law.std) ** 2 / len(steps) / steps.mean() ** 2
+        level = 1 / (1 + off * (1 - chance / off**2))
+        assert scaled.fitted.level == pytest.approx(level, rel=1e-3)
+        assert _law_of(scaled).mean == pytest.approx(level * law.mean, rel=1e-4)
+        assert "scaled by" in scaled.fitted.notes[-1]
+    late = np.where(np.arange(20) == 7, 10 * times, times)
+    assert match_steps(profile, late).fitted.level == 1
+    noisy = times * np.exp(0.1 * norm.ppf((np.arange(20) + 0.5) / 20))
+    assert match_steps(profile, noisy * 1.01).fitted.level == 1
+
+
+def test_the_ladder_ends_at_the_level():
+    trace = _made_trace(_job(), 20, _alike, seed=6)
+    profile = match_steps(fit_profile(trace), 0.9 * trace.step_times())
+    *_, stalls, level = ladder(trace, profile)
+    assert (stalls.name, level.name) == ("stalls", "level")
+    assert level.mean_s == pytest.approx(profile.fitted.level * stalls.mean_s)
+    assert ladder(trace, fit_profile(trace))[-1].mean_s == pytest.approx(stalls.mean_s)
+
+
+def _law_of(profile):
+    return simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
 
 
 def _alike(kind, worker, call, rng):

@@ -14,7 +14,7 @@ from ._check import MAX_BLOCKS, check_job
 from ._job import Job, Layout, ScheduleConfig
 from ._kernels import Variation
 from ._read import convert, read_csv, read_rows, read_toml, without_none, write_csv
-from ._types import Count, Label, Name, NonNegative
+from ._types import Count, Label, Name, NonNegative, Positive
 from ._variations import read_variations, write_variations
 
 
@@ -96,12 +96,17 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a profile was fitted to, and what could not be estimated from the trace."""
+    """What a profile was fitted to, and what could not be estimated from the trace.
+
+    `level` is the factor that `means` were scaled by, because together the laws had another mean
+    than the steps.
+    """
 
     num_steps: Count
     dropped: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     components: tuple[Component, ...] = ()
+    level: Positive = 1.0
 
 
 class Profile(msgspec.Struct, frozen=True):

@@ -15,10 +15,10 @@ from ._find_positions import find_positions
 from ._inner_waits import with_inner_waits
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
 from ._links import with_links
+from ._match_steps import match_steps
 from ._robust import in_core
 from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
-from ._widen import widen_step
 
 
 # A replay that is off by more than the first is a reader's to know, by more than the second no fit.
@@ -44,8 +44,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
       held-out steps best (by CRPS) is taken. For compute it gets the spread of its component.
     - The factor of the data of microbatches has a law of its own, and each kind of op of a stage
       has a loading on it.
-    - If step times spread more than all of these explain, by three standard errors, the law of the
-      factor of a step is widened accordingly.
+    - If the mean of step times is off the mean of this law by more than chance explains, all mean
+      latencies are scaled; if they spread more, by three standard errors, the law of the factor of
+      a step is widened.
 
     **Arguments:**
 
@@ -131,7 +132,7 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         sets,
         positions,
     )
-    return widen_step(profile, step_times)
+    return match_steps(profile, step_times)
 
 
 def _loading(apart: Apart, phases: tuple[str, ...], kind: str, stage: int) -> float:

@@ -96,7 +96,10 @@ class _Parts:
         yield "a worker's step", self._latencies
         self.rest = self.rest * self._factor("step", 1)
         yield "steps", self._latencies
-        yield "stalls", self._latencies + self._stalls()
+        stalls = self._stalls()
+        yield "stalls", self._latencies + stalls
+        if self.profile.fitted.level != 1:
+            yield "level", self.profile.fitted.level * self._latencies + stalls
 
     @property
     def _latencies(self) -> Float[np.ndarray, "ops steps"]:
@@ -152,15 +155,17 @@ def _means(
 ) -> tuple[
     Float[np.ndarray, "ops 1"], Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]
 ]:
-    """The mean of what varies of each op, its constant part, and the loadings."""
-    pp = profile.layout.pp
+    """The mean of what varies of each op and its constant part, both without the level, and the
+    loadings.
+    """
+    pp, level = profile.layout.pp, profile.fitted.level
     means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
     mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
     constant = np.zeros_like(mean)
     none = WorkerMean("", 0, 0, 0.0)  # No constant part, or no op of this kind on the stage.
     for (kind, worker), ops in groups(step).items():
-        mean[ops] = means[kind, worker].mean_s
-        constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s
+        mean[ops] = means[kind, worker].mean_s / level
+        constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s / level
     mean *= position_factors(step, profile.positions, pp)[:, None]
     loadings = np.array(
         [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]

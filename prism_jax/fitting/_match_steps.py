@@ -1,0 +1,101 @@
+"""Matches the level and the spread of the steps of a fitted profile to those that were traced."""
+
+import jax
+import msgspec
+import numpy as np
+from jaxtyping import Float
+
+from ..data import Component, Profile, Variation, replace_variations
+from ..engine import simulate
+from ..law import Law
+from ..program import compile_profile
+
+
+_NUM_SAMPLES = 20_000
+# So many standard errors of the variance of step times must be unexplained, and of their median to
+# be a reader's to know.
+_SEEN = 3.0
+# The standard errors of the square of half the distance of the outer quantiles, relative to it, and
+# of the median from a law whose mean is that of the same steps, (pi / 2 - 1)^0.5 in standard
+# deviations: of normal steps, times the root of their number. Of a median alone it is 1.25.
+_OF_VARIANCE, _OF_MEDIAN = 1.92, 0.756
+# A level or median that is off by less is not noted, however well it is known.
+_NOTED = 0.01
+
+
+def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
+    """A profile whose steps have the mean and the spread of step times, where chance does not
+    explain the difference.
+
+    - The mean is off if latencies depend on each other in a way that no component has, such as
+      processes that share cores. All mean latencies are then scaled by a level. A difference that
+      chance makes as large or larger does not count, and of a larger one, the share
+      `1 - chance / seen` of their squares does. If this is more than 1 %, there is a note.
+    - Variation that no component explains, such as uneven work of whole replicas, is attributed to
+      the factor of a step: both to the component and to its law, which stay equal.
+    - If the median is off by more than the noise and more than 1 %, there is a note.
+    """
+    law = simulate(
+        compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
+    )
+    levels = np.array([0.1587, 0.5, 0.8413])
+    quantiles, root = np.quantile(step_times, levels), float(np.sqrt(len(step_times)))
+    predicted = np.asarray(law.quantile(levels))
+    measured, known = _variance(quantiles), _variance(predicted)
+    off, level = _off_and_level(step_times, law)
+    of_median = _OF_MEDIAN * np.sqrt(max(measured, known)) / root
+    profile = _scaled(profile, off, level)
+    profile = _with_median(profile, float(level * predicted[1] / quantiles[1]) - 1, of_median)
+    missing, error = measured - known, measured * _OF_VARIANCE / root
+    if missing <= _SEEN * known * _OF_VARIANCE / root:
+        return profile
+    (step,) = (c for c in profile.fitted.components if c.name == "step")
+    sigma = float(np.sqrt((step.value or 0.0) ** 2 + missing))
+    note = f"of compute alone {step.value or 0.0:.3g}; step times spread more than it explains"
+    wider = Component("step", sigma, error / (2 * sigma), note)
+    components = tuple(wider if c is step else c for c in profile.fitted.components)
+    source = f"{profile.fitted.num_steps} traced steps"
+    shared = Variation("", "step", "lognormal", {"sigma": sigma}, source)
+    return msgspec.structs.replace(
+        profile,
+        variability=replace_variations(profile.variability, [shared]),
+        fitted=msgspec.structs.replace(profile.fitted, components=components),
+    )
+
+
+def _off_and_level(step_times: Float[np.ndarray, " steps"], law: Law) -> tuple[float, float]:
+    """How far the mean of a law is off that of steps, and the factor on its latencies."""
+    measured = float(step_times.mean())
+    off = law.mean / measured - 1
+    chance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / measured**2
+    return off, 1 / (1 + off * (1 - chance / off**2)) if off**2 > chance else 1.0
+
+
+def _scaled(profile: Profile, off: float, level: float) -> Profile:
+    """The profile with all mean latencies times a level."""
+    means = tuple(msgspec.structs.replace(m, mean_s=m.mean_s * level) for m in profile.means)
+    note = (
+        f"the mean of the fitted law was {100 * off:+.2g} % off that of the steps, by more than "
+        f"chance explains, so that all latencies are scaled by {level:.4g}"
+    )
+    fitted = msgspec.structs.replace(profile.fitted, level=level * profile.fitted.level)
+    profile = msgspec.structs.replace(profile, means=means, fitted=fitted)
+    return _noted(profile, note) if abs(level - 1) > _NOTED else profile
+
+
+def _with_median(profile: Profile, off: float, error: float) -> Profile:
+    """The profile, with a note if the median of its law is off the steps'."""
+    note = f"the median of the fitted law is {100 * off:+.2g} % off that of the steps"
+    return _noted(profile, note) if abs(off) > max(_SEEN * error, _NOTED) else profile
+
+
+def _noted(profile: Profile, note: str) -> Profile:
+    notes = (*profile.fitted.notes, note)
+    return msgspec.structs.replace(
+        profile, fitted=msgspec.structs.replace(profile.fitted, notes=notes)
+    )
+
+
+def _variance(quantiles: Float[np.ndarray, "3"]) -> float:
+    """The square of half the distance of the two outer quantiles, relative to the middle."""
+    return float((quantiles[2] - quantiles[0]) / (2 * quantiles[1])) ** 2
