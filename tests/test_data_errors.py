@@ -30,6 +30,7 @@ def _sentence(raised) -> str:
     ("text", "parts"),
     [
         ("kind = 'job'\n[layout", ["not valid TOML"]),
+        ('{"hidden_size": 4096}', ["this is JSON", "`prism-jax import`"]),
         ("", ["`kind` is missing"]),
         ("kind = 'cluster'", ["`kind` is 'cluster'", '"job"']),
         ("kind = 3", ["`kind` is 3"]),

@@ -92,7 +92,12 @@ def read_toml(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     try:
         table = parse_toml(text)
     except ValueError as error:
-        raise ValueError(f"{shown(path)}: this is not valid TOML: {_one_line(error)}.") from None
+        problem = f"this is not valid TOML: {_one_line(error)}"
+        if text.lstrip().startswith("{"):
+            problem = f"this is JSON, and a {kind} is a TOML file"
+            if kind == "job":
+                problem += "; make a job of a configuration with `prism-jax import`"
+        raise ValueError(f"{shown(path)}: {problem}.") from None
     given = table.pop("kind", None)
     if given is None:
         raise ValueError(f'{shown(path)}: the key `kind` is missing; write `kind = "{kind}"`.')
