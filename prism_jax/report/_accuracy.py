@@ -53,9 +53,9 @@ CALIBRATED = (
 )
 # Profiles of traces, fitted to some steps and scored on others: trace, split, mean, p95, std ratio.
 TRACES = (
-    ("slow_worker", "even to odd", "+0.02 % (0.14)", "+0.45 % (0.09)", "1.11 (0.49)"),
-    ("slow_worker", "odd to even", "-0.31 % (0.14)", "-0.14 % (0.16)", "1.16 (0.27)"),
-    ("stage_imbalance", "even to odd", "-0.26 % (0.55)", "-1.17 % (2.60)", "1.14 (1.88)"),
+    ("slow_worker", "even to odd", "+0.05 % (0.14)", "+0.52 % (0.09)", "1.16 (0.52)"),
+    ("slow_worker", "odd to even", "-0.29 % (0.14)", "-0.06 % (0.16)", "1.22 (0.28)"),
+    ("stage_imbalance", "even to odd", "-0.32 % (0.55)", "-1.45 % (2.59)", "1.14 (1.88)"),
     ("stage_imbalance", "odd to even", "-0.02 % (0.59)", "-1.58 % (2.70)", "1.16 (0.90)"),
 )
 
