@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth, which is of a long run."""
+"""How often 95 % intervals contain the truth, which is estimated from a long run."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
 """The reference step, which the engine and every baseline simulate.
 
-1F1B, forwards and backwards only. A forward waits for the forward of the stage before, a backward
-for the backward of the stage after, at the last stage for its own forward, and each op for the op
-before it on its stage. Durations are independent and log-normal.
+It is 1F1B with forwards and backwards only. A forward waits for the forward of the stage before. A
+backward waits for the backward of the stage after, or at the last stage for its own forward. Each
+op also waits for the op before it on its stage. Durations are independent and log-normal.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How long it takes to see other layouts of a job: what has to be compiled again, and what not."""
+"""How long other layouts of a job take: set-up, compilation and simulation."""
 
 import random
 import time

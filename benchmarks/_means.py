@@ -1,7 +1,7 @@
 """Means of published steps, predicted from configuration alone, and their errors by table.
 
-A fault in a table of kernels is an error that all rows of its machine share; so the tables name
-machines. Rows that no job can say are counted with the reason.
+A fault in a kernel table causes an error in all rows of its machine, so the tables name machines.
+Rows that cannot be written as a job are counted with the reason.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Peaks of memory that Megatron-LM's functional tests recorded, against predicted ones."""
+"""Peaks of memory that Megatron-LM's functional tests recorded, beside predicted peaks."""
 
 import csv
 import json

@@ -1,7 +1,7 @@
 """One rank of a small training job under the PyTorch profiler, on CPUs with gloo.
 
 Documents of uneven length are packed into sequences of one length, and attention stays within a
-document: so compute is uneven, shapes are not. Needs the extra `torch`.
+document. So the compute is uneven, but the shapes are the same. Needs the extra `torch`.
 """
 
 import contextlib

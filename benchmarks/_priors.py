@@ -1,5 +1,7 @@
-"""What families tell of a step at other scales: one `network`, `constant_s` and `growth` for all
-of them, a factor on compute for each; and the noise of collectives, each family's and in all.
+"""The level and the noise that families imply for steps at other scales.
+
+All families share one `network`, `constant_s` and `growth`; each family has a factor on compute.
+The noise of collectives is estimated for each family and for all families together.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Programs whose derivatives are compared with differences."""
+"""Programs whose derivatives are compared with central differences."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Published steps: the rows of `published/`, and the systems of `scaling_families.csv`, as jobs.
+"""Published steps as jobs: the rows of `published/` and the systems of `scaling_families.csv`.
 
-A row that a job cannot say is kept, with the reason.
+A row that cannot be written as a job is kept, with the reason.
 """
 
 import csv

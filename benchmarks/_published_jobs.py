@@ -1,8 +1,8 @@
 """Jobs of published rows.
 
-A row becomes a job by what its columns and its source say. What a source does not print is what its
-software does by default, said once in `_SOFTWARE` for all its rows, or what the recipe of its model
-says; no row has a choice of its own.
+A row becomes a job by its columns and its source. What a source does not print has the default of
+its software, which `_SOFTWARE` gives once for all its rows, or the value of the recipe of its
+model. No row has a choice of its own.
 """
 
 import functools as ft

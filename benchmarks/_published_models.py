@@ -1,4 +1,4 @@
-"""Models of published rows: what their columns say, and what their names say besides."""
+"""Models of published rows, from the columns and the names of the models."""
 
 import functools as ft
 import re

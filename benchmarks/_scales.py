@@ -2,9 +2,9 @@
 system and predicts the others.
 
 A family is one layout and schedule at several numbers of replicas and microbatches. Its job is read
-from the columns and from the name of the family, which says model, device and degrees; nothing is
-known of any family but that. Runs are kept apart: what is measured of a system is the median of its
-runs' figures.
+from the columns and from the name of the family, which gives model, device and degrees. Nothing
+else is known of a family. Runs are kept separate: a measured figure of a system is the median over
+its runs.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""The tail at another scale, from few steps of a run: the calibrated law beside the run's own."""
+"""The tail at another scale from few steps of a run: the calibrated law and the run's own."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""The tail of a system of which nothing is known: the law over the others, leaving it out."""
+"""The tail of a new system, predicted from the laws of all other systems."""
 
 import pathlib
 import re

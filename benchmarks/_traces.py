@@ -1,9 +1,10 @@
-"""Traces of two jobs: replayed, fitted to some of their steps and scored on others.
+"""Traces of two jobs: replayed, fitted to some of their steps and scored on other steps.
 
 `independent` is the score of the same ops sampled one by one from the pool of all workers, as if
-nothing were shared or known of a worker. Halves in time order are reported too: where a job changes
-while it runs, they differ more than any model could tell. An error is predicted over measured, less
-one; behind each figure stands what it scatters by, for so few steps were measured.
+they shared nothing and workers were alike. Halves in time order are reported, too. Where a job
+changes while it runs, its halves differ more than any model could predict. An error is predicted
+over measured, minus one. The brackets hold the scatter of each figure, because few steps were
+measured.
 """
 
 import pathlib

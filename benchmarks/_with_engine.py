@@ -1,4 +1,4 @@
-"""The reference step with this engine, and what it is measured against: its own draws alone."""
+"""The reference step with this engine, and the rate of its random draws alone."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
 """The reference step with `mc_dagprop`, a Monte Carlo propagator over event graphs written in C++.
 
-An event is the end of an op, one more is the start of the step, and an activity is an op. An op
-that waits for several others names its one activity for each of them, so that it is drawn once.
+An activity is an op. An event is the end of an op, or the start of the step. An op that waits for
+several others has the same activity for each of them, so that it is drawn once.
 
-The library has exponential, gamma and tabulated delays. The nearest to a log-normal is a table: the
-normal variate below it takes values half a unit apart, weighted by its density there, which keeps
+The library has exponential, gamma and tabulated delays. The nearest to a log-normal is a table:
+the underlying normal variate takes values half a unit apart, weighted by its density. This keeps
 the mean and the variance to six digits. A finer table would be slower.
 
 Version 0.9.1 needs Python 3.12 and NumPy 2.4, and ships compiled:
@@ -12,9 +12,10 @@ Version 0.9.1 needs Python 3.12 and NumPy 2.4, and ships compiled:
     python3.12 -m venv mc_dagprop_venv
     mc_dagprop_venv/bin/pip install mc_dagprop==0.9.1
 
-If the interpreter that runs the benchmark is another one, name that one with the environment
-variable `MC_DAGPROP_PYTHON=mc_dagprop_venv/bin/python`. It is then sent the graph, and answers with
-the makespans and its own clock's time, so neither its start nor the transfer counts.
+If another interpreter runs the benchmark, set the environment variable
+`MC_DAGPROP_PYTHON=mc_dagprop_venv/bin/python`. The benchmark sends the graph to that interpreter,
+which returns the makespans and the time on its own clock. So neither its start nor the transfer
+counts.
 """
 
 import dataclasses

@@ -1,12 +1,11 @@
 """The reference step with NumPy in single precision, on one thread or in processes.
 
-Samples are simulated in chunks. In a chunk each op is a row, contiguous over samples: durations are
-drawn for a few ops at a time, and the row of an op's end is used again when nobody waits for the op
-any more, so that all of it fits in the cache of a core. Every operation writes into an array that
-exists already.
+Samples are simulated in chunks, in which each op is a row, contiguous over samples. Durations are
+drawn for a few ops at a time. The row of an op's end is reused when no other op waits for it, so
+that a chunk fits in the cache of a core. Every operation writes into an existing array.
 
-Normal variates take most of the time. NumPy's own are drawn one by one, by a ziggurat, whereas its
-uniforms are cheap and its logarithms, sines and cosines use vector instructions. So the Box-Muller
+Normal variates take most of the time. NumPy draws its own one by one, by a ziggurat. Its uniforms
+are cheap, and its logarithms, sines and cosines use vector instructions. So the Box-Muller
 transform is about three times as fast, and it is the default. Of NumPy's generators, SFC64 is the
 fastest. `python -m benchmarks._with_numpy` prints the speed of both, for several sizes of a chunk.
 """

@@ -1,11 +1,11 @@
 """The reference step with SimPy, a simulator of discrete events.
 
-A process per stage runs the ops of that stage in turn: it waits for the events of other stages that
-the op needs, then for the op's duration, then triggers the op's own event if another stage needs
-it. A step is an environment of its own, and its durations are drawn together with NumPy. For speed,
-a process does not wait for an event that has been triggered already.
+One process for each stage runs the ops of the stage in turn. It waits for the events of other
+stages that the op needs, then for the op's duration. Then it triggers the op's own event if another
+stage needs it. A step is an environment of its own, and its durations are drawn together with
+NumPy. For speed, a process does not wait for an event that has been triggered already.
 
-`pip install simpy` provides the library; here with version 4.1.
+`pip install simpy` installs the library; the benchmark was run with version 4.1.
 """
 
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""How right the predictions are, on measured data.
+"""How accurate the predictions are, on measured data.
 
     python benchmarks/accuracy.py            # tables in Markdown; --json for one JSON object
     python benchmarks/accuracy.py --only scales
@@ -11,9 +11,9 @@
 - `means`: `../shared/data/published` and the systems of `../shared/data/mlperf`; see `_means.py`.
 - `memory`: `../shared/data/megatron_golden/memory.csv`; see `_memory.py`.
 - `collectives`: `../shared/data/collectives`; see `_collectives.py`.
-- `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks what is further off than
-  1.5 % of the median, 0.01 of p95/p50, a factor of 1.5 of the spread of the core, or, where that is
-  more, what two runs of that system differ by.
+- `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks figures that are further
+  off than 1.5 % of the median, 0.01 of p95/p50, or a factor of 1.5 of the spread of the core. If
+  two runs of a system differ by more, that difference is the limit.
 """
 
 import argparse

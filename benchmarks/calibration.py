@@ -1,14 +1,14 @@
-"""How well runs at some scales of a job predict another, on MLPerf Training logs.
+"""How well runs at some scales of a job predict another scale, on MLPerf Training logs.
 
     python benchmarks/calibration.py            # tables in Markdown; --json for one JSON object
-    python benchmarks/calibration.py --priors   # what the families say of `kernels/priors.toml`
+    python benchmarks/calibration.py --priors   # the priors that the families imply
     python benchmarks/calibration.py --short    # the tail after few steps
-    python benchmarks/calibration.py --systems  # the tail of a system of which nothing is known
+    python benchmarks/calibration.py --systems  # the tail of a system that was not measured
 
-Each family of `scaling_families.csv`, and two that the logs have besides, is calibrated on its
-smallest system, or on all systems but one, with priors of which the families of the same machine
-are left out. Beside it stands a line through two scales (seconds by microbatches), and the law of
-the small run, relative to its median, carried over.
+The families are those of `scaling_families.csv` and two more of the logs. Each is calibrated on its
+smallest system, or on all systems but one. The priors are fitted without the families of the same
+machine. Two simple predictions are printed beside the result: a line through two scales (seconds by
+microbatches), and the law of the small run relative to its median, carried over.
 """
 
 import argparse

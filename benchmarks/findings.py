@@ -1,10 +1,10 @@
-"""What PRISM (arXiv:2510.15596) reports of variability, looked for on shipped jobs.
+"""The effects of variability that PRISM (arXiv:2510.15596) reports, measured on shipped jobs.
 
     python benchmarks/findings.py         # tables in Markdown (some ten minutes)
     python benchmarks/findings.py --json  # one JSON object
 
-The share of a group of parts in the spread of the step is its Shapley value among two groups, it
-and all else: the mean of what taking it away gains first, and last.
+The share of a group of parts in the spread of the step time is its Shapley value among two groups,
+this group and all other parts: the mean of the gain of removing it first and of removing it last.
 """
 
 import argparse

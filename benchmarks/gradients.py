@@ -1,14 +1,14 @@
-"""Whether derivatives are right, and what they cost: against central differences.
+"""How accurate derivatives are, compared with central differences, and what they cost.
 
     python benchmarks/gradients.py                  # tables in Markdown; --json for one JSON object
     python benchmarks/gradients.py --coverage 200   # how often 95 % intervals hold (slow)
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
 objective. Its derivative is taken in 16 batches, and so is the central difference, with the same
-random numbers. Their difference over its standard error is Student's t with 15 degrees of freedom;
-`z` is the normal deviate that is as improbable. `relative error` is the
-standard error of a derivative, relative to the largest of the program, that nine in ten do not
-exceed. `cost` is the CPU time of value and derivatives of all parameters over that of the value.
+random numbers. The difference of the two over its standard error is Student's t with 15 degrees of
+freedom; `z` is the normal deviate that is as improbable. `relative error` is a standard error of a
+derivative relative to the largest derivative of the program: nine in ten do not exceed it. `cost`
+is the CPU time of value and derivatives of all parameters over that of the value.
 """
 
 import argparse

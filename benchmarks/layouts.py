@@ -1,11 +1,11 @@
-"""Where the layouts that others chose and published stand in a search for layouts of the same model
-on the same machine: `python benchmarks/layouts.py`.
+"""Where published layouts stand in a search for layouts: `python benchmarks/layouts.py`.
 
-Each search has the batch, precision and switches of the published job. All layouts that divide and
-fit the memory are ranked by what is predicted if nothing varies, and with `--samples` by the mean
-and p95 of so many steps, too: of the published one and of those that may be as fast, for no layout
-whose predicted step is longer than the p95 of the published one is before it. Where the published
-one does not fit, memory is left out, and that is said.
+Each search has the model, machine, batch, precision and switches of a published job. All layouts
+that divide evenly and fit the memory are ranked by the prediction without variability. With
+`--samples`, the published layout and its possible rivals are also ranked by the mean and p95 of so
+many steps. A layout whose predicted step is longer than the p95 of the published layout cannot rank
+before it, so it is not simulated. If the published layout does not fit, the search ignores memory
+and says so.
 """
 
 import argparse

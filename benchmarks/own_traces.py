@@ -3,13 +3,13 @@
     python benchmarks/own_traces.py                  # a table in Markdown; --json for one object
     python benchmarks/own_traces.py --only pp --keep FOLDER
 
-Four processes on CPUs: `ddp`, `pp` (1F1B of torch.distributed.pipelining) and `fsdp`, each with and
-without a rank that sleeps in every forward and with and without sequences of uneven documents.
-Needs the extra `torch`. What is measured is a step from the first rank's start to the last one's
-end; what is predicted comes from the traces alone. An error is predicted over measured, less one;
-behind each figure stands what it scatters by, for so few steps were measured. After a slash stands
-the same figure for the measured steps that the fit is from, in place of a prediction: no law of
-these steps can be expected to be closer to the others.
+Four processes run on CPUs: `ddp`, `pp` (1F1B of torch.distributed.pipelining) and `fsdp`. Each runs
+with and without a rank that sleeps in every forward, and with and without sequences of uneven
+documents. Needs the extra `torch`. A measured step lasts from the first rank's start to the last
+rank's end; the prediction comes from the traces alone. An error is predicted over measured, minus
+one. The brackets hold the scatter of a figure, because few steps were measured. After a slash is
+the same figure of the fitted steps, as measured. No law that is fitted to these steps can be
+expected to be closer to the other steps.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Whether placements are good, and how long they take.
+"""How good placements are, and how long they take.
 
     python benchmarks/placement.py         # tables in Markdown (some ten minutes)
     python benchmarks/placement.py --json  # one JSON object
 
-Twenty jobs of random schedules, sizes, nodes and factors: the p95 of the placement found and of the
-best of 1,000 random ones (chosen by 512 steps of each), by the same 16,384 steps that neither saw.
-Small jobs: the figure searched with, against that of every placement there is. Large jobs: seconds
-for all of `place`.
+Twenty jobs have random schedules, sizes, nodes and factors: the p95 of the placement found and of
+the best of 1,000 random placements (chosen by 512 steps of each), on 16,384 steps that neither
+search saw. Small jobs: the figure that the search minimises, and its minimum over all placements.
+Large jobs: seconds for all of `place`.
 """
 
 import argparse

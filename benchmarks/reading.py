@@ -3,8 +3,8 @@
     python benchmarks/reading.py             # 10^8 rows, 1.5 GB on disk; --json for one JSON object
     python benchmarks/reading.py --kineto 1  # 1 GB of JSON of the PyTorch profiler
 
-A trace is made in a temporary folder and read by a process of its own: a table of 64 workers, or
-what the profiler wrote of one.
+A trace is made in a temporary folder and read by a separate process. It is a table of 64 workers,
+or the PyTorch profiler's JSON of one worker.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The baselines simulate the same law: `pytest benchmarks` checks it, `make test` does not run it.
 
-What is not installed is skipped. The docstrings of the baselines say how to install it.
+Baselines that are not installed are skipped. Their docstrings say how to install them.
 """
 
 import itertools

@@ -3,33 +3,35 @@
     python benchmarks/throughput.py          # a report; --json for one JSON object
     python benchmarks/throughput.py --quick  # without the long runs (memory, table)
 
-Everything is measured in one run, side by side: after a warm-up, repeats of all contestants take
-turns, and a figure is the median of its repeats (nine by default), a ratio that of two in the same
-repeat. Ratios are what to read; the machine and what else it does decide the rest. The reference
-step is in `_graph.py`: 1F1B, 8 stages x 32 microbatches, 512 log-normal ops, sampling included.
+Everything is measured side by side in one run: after a warm-up, all programs take turns. A figure
+is the median of its repeats (nine by default). A ratio is the median of the ratios of two programs
+in the same repeat. Read the ratios: the other figures depend on the machine and its load. The
+reference step is in `_graph.py`: 1F1B, 8 stages x 32 microbatches, 512 log-normal ops, sampling
+included.
 
 Keys of the JSON object:
 
-- `samples_per_s`: of `simulate`, everything counted but compilation. `core_samples_per_s`: of
+- `samples_per_s`: the rate of `simulate`, without compilation. `core_samples_per_s`: the rate of
   samples of one replica on the devices, as the gradient is measured.
-- `over_numpy`, `over_numpy_2`: against NumPy with `Generator.standard_normal`, on one thread and in
-  two processes; `..._box_muller`: against NumPy that makes its own normals, faster than its
-  library does.
-- `over_simpy`, `over_mc_dagprop`: against these (one thread each, against all our cores), `null`
-  where they are not installed. See `_with_mc_dagprop.py`.
-- `draws_per_s`: the engine's draws, mapped to latencies and summed without a graph;
-  `of_draw_limit`: of that, what the core reaches; `simulate_of_draw_limit`: what `simulate` does.
-- `gradient_over_forward`: time of the core's value with all derivatives over the value's.
+- `over_numpy`, `over_numpy_2`: speedup over NumPy with `Generator.standard_normal`, on one thread
+  and in two processes. `..._box_muller`: speedup over NumPy with normals by the Box-Muller
+  transform, which is faster.
+- `over_simpy`, `over_mc_dagprop`: speedup over these libraries (one thread each, against all our
+  cores), `null` where they are not installed. See `_with_mc_dagprop.py`.
+- `draws_per_s`: the rate of the engine's draws, mapped to latencies and summed without a graph.
+  `of_draw_limit`: the share of this rate that the core reaches. `simulate_of_draw_limit`: the share
+  that `simulate` reaches.
+- `gradient_over_forward`: time of the core's value with all derivatives over that of the value.
 - `compile_s`: graph and XLA, for interleaved 1F1B of 16 ranks x 8 virtual stages x 256
-  microbatches; `compile_s_by_microbatches` for fewer.
-- `compiled_s`, `recompiled_s`: set-up (graph and all that is compiled) of the main job in a new
-  process, and of a second job whose arrays have the same bucket of shapes. `layouts_per_minute`:
-  100 random 1F1B and interleaved layouts of the main job's GPUs, 65,536 samples each, graph and
-  set-up included; see `_layouts.py`.
+  microbatches. `compile_s_by_microbatches`: the same for fewer microbatches.
+- `compiled_s`, `recompiled_s`: set-up (graph and compilation) of the main job,
+  `gpt3-175b-h100-4096`, in a new process, and of a second job in the same bucket of shapes.
+  `layouts_per_minute`: 100 random 1F1B and interleaved layouts of the main job's GPUs, 65,536
+  samples each, graph and set-up included; see `_layouts.py`.
 - `replicas_ratio`: time of R = 8192 over R = 1 at 10^6 samples.
-- `peak_rss_mib`: of a process, after 10^6 and after 10^8 samples of R = 1024.
-- `cold_s`, `warm_s`: the whole process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`,
-  without what an earlier one compiled, and with it; `warm_set_up_s`: of the second, the set-up.
+- `peak_rss_mib`: peak memory of a process after 10^6 and after 10^8 samples of R = 1024.
+- `cold_s`, `warm_s`: time of the process `prism-jax simulate gpt3-175b-h100-4096 --samples 100000`,
+  without and with compiled code in the cache; `warm_set_up_s`: the set-up of the second.
 - `table`: samples per second against stages, microbatches, replicas and devices.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/training_runs.py         # a line; --json for one JSON object
 
-Llama 3.1 405B on the 16,384 H100 and with the interruptions of Llama 3's 54 days.
+The job is Llama 3.1 405B on 16,384 H100, with the interruptions of Llama 3's 54 days.
 """
 
 import argparse

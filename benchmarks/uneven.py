@@ -1,14 +1,14 @@
-"""How right the predictions are for jobs of uneven sequences, whose laws are known.
+"""How accurate predictions are for jobs of uneven sequences, whose laws are known.
 
     python benchmarks/uneven.py                       # a table in Markdown; --json for one object
     python benchmarks/uneven.py --seeds 5 6 --steps 100 --make "--dp 8 --microbatches 24"
 
-`../shared/data/straggler_traces/make_uneven_trace.py` makes traces: documents of heavy-tailed
-length packed into sequences, quadratic attention, a reduction of the loss that no row shows. A
-profile is fitted to 300 steps and scored on 10,000 others of the same job, and fitted to 48 and
-scored on these. In brackets stands what a figure scatters by, for so few steps were fitted: the
-standard error of the same figure of the steps themselves; and behind a component its distance from
-the truth, in its standard errors.
+`../shared/data/straggler_traces/make_uneven_trace.py` makes the traces: documents of heavy-tailed
+length packed into sequences, quadratic attention, and a reduction of the loss that no row shows. A
+profile is fitted to 300 steps and scored on 10,000 other steps of the same job; it is also fitted
+to 48 steps and scored on these 48. The brackets of a figure hold its scatter, because few steps
+were fitted: the standard error of the same figure of the steps themselves. The brackets of a
+component hold its distance from the truth, in standard errors.
 """
 
 import argparse

@@ -3,12 +3,14 @@
     python benchmarks/workers.py                       # a table; --json for one JSON object
     python benchmarks/workers.py --rows 12 --samples 1000
 
-A sweep of one job in a process of its own, and by the workers of a new cluster of this machine, in
-this order and with nothing compiled before; then by the workers once more. CPU seconds are of all
-processes below this one. "Then" is from the first row to the last. What other programs did is said
-beside them. Where they took cores, what the sweep's threads got does not tell what they would have
-kept busy; "wanted" counts seconds in which they waited for a core, too, up to all cores at a time.
-It is too high where others take much, for what lies between waits then takes longer.
+One sweep runs three times: in a process of its own, by the workers of a new cluster on this
+machine, and by the workers again. The first two start with nothing compiled. CPU seconds are of all
+processes below this one. Figures with "then" are from the first row to the last.
+
+The CPU use of other programs is printed, too. If they took cores, the CPU time of the sweep does
+not show how many cores it would have kept busy. So "wanted" also counts seconds in which threads of
+the sweep waited for a core, up to all cores at a time. It is too high where other programs take
+much, because the work between waits then takes longer.
 """
 
 import argparse
