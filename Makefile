@@ -12,11 +12,11 @@ demo: .venv/demo
 # All but what takes longest; `make test-all` leaves out nothing.
 test: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
-	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider -o addopts= notebooks
+	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
 
 test-all: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal
-	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider -o addopts= notebooks
+	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
 
 # Chromium for the tests that open a page in it, which are skipped where it is not there: from
 # Debian's packages where that can be done, and left out otherwise.
@@ -28,7 +28,7 @@ browser:
 # What depends on the machine; see benchmarks/throughput.py for what the figures mean.
 bench: .venv/dev
 	$(BIN)/python benchmarks/throughput.py
-	$(BIN)/pytest -o addopts= -q benchmarks
+	$(BIN)/pytest -q benchmarks
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

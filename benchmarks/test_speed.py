@@ -1,4 +1,4 @@
-"""The engine's parts, by pytest-benchmark: `pytest -o addopts= benchmarks/test_speed.py`."""
+"""The engine's parts, by pytest-benchmark: `pytest benchmarks/test_speed.py`."""
 
 import jax
 import pytest

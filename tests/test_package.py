@@ -9,9 +9,13 @@ import sys
 import zipfile
 
 import equinox as eqx
+import numpy as np
+import pytest
+from jaxtyping import TypeCheckError
 
 import prism_jax
 from prism_jax import _public
+from prism_jax.fitting._robust import in_core
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -44,6 +48,11 @@ def test_a_package_shows_names_of_its_private_files_and_holds_nothing_else():
             assert node.level == 1, package
             assert str(node.module).startswith("_"), package
             assert all(alias.asname == alias.name for alias in node.names), package
+
+
+def test_shapes_are_checked_in_tests():
+    with pytest.raises(TypeCheckError, match="steps"):
+        in_core(np.ones((3, 4)))
 
 
 def _modules_of_equinox(base=eqx.Module):

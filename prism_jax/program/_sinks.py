@@ -149,12 +149,21 @@ def when_reduced(
     """
     found = np.zeros(1 + max(sink.rank for sink in sinks))
     each = [block_mean(sink.reduction) for sink in sinks]
+    # The sinks of one op share its pieces, of which there may be one for each layer.
+    shared = {id(sink.pieces): sink.pieces for sink in sinks}
+    left = {key: _from_each(pieces) for key, pieces in shared.items()}
     for rank in range(len(found)):
         mine = [i for i, sink in enumerate(sinks) if sink.rank == rank]
         before, whole = 0.0, sum(each[i] for i in mine)
         for i in mine:
             sink = sinks[i]
-            end = ends[i] - sum(map(block_mean, sink.pieces[sink.piece + 1 :]))
+            end = ends[i] - left[id(sink.pieces)][sink.piece + 1]
             found[rank] = max(found[rank], end + contention * before + (whole - before))
             before += each[i]
     return found
+
+
+def _from_each(pieces: Sequence[Block]) -> list[float]:
+    """The latency of each piece together with all later ones; then two zeros, for no piece."""
+    means = [*map(block_mean, pieces), 0.0, 0.0]
+    return np.cumsum(means[::-1])[::-1].tolist()
