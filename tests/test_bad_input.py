@@ -386,7 +386,7 @@ def test_places_that_take_no_files_before_anything_is_computed(words, capsys, mo
 def test_what_can_be_swept_is_said_of_lists(capsys):
     sweep = ["sweep", _JOB, "--over"]
     for value in ("schedule.orders=[1,2],[2,1]", "model.layers={attention=1}"):
-        assert "keys of one number or word" in _refused([*sweep, value], capsys)
+        assert "keys that have one number or word" in _refused([*sweep, value], capsys)
 
 
 def test_an_empty_address_starts_no_ray(capsys):

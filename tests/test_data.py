@@ -103,7 +103,7 @@ def test_a_family_needs_a_number_of_nodes(tmp_path):
     with pytest.raises(ValueError, match=r"768.*only 8 devices; use smaller .* larger `num_nodes`"):
         load_job(tmp_path / "same.toml", "num_nodes=1")
     (tmp_path / "alone.toml").write_text(re.sub(r"(?m)^(model|cluster) = .*$", "", text))
-    with pytest.raises(ValueError, match="`num_nodes` is of a cluster, which is missing"):
+    with pytest.raises(ValueError, match="`num_nodes` belongs to a cluster, but there is none"):
         load_job(tmp_path / "alone.toml")
 
 
