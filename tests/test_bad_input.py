@@ -330,7 +330,7 @@ def test_a_mean_that_is_there_twice(tmp_path):
     path = _profile(tmp_path / "p") / "means.csv"
     rows = path.read_text()
     path.write_text(rows + rows.splitlines()[1].replace("0.1", "0.2") + "\n")
-    with pytest.raises(ValueError, match=r"line 4: .*stage 0 is there twice; keep one"):
+    with pytest.raises(ValueError, match=r"line 4: .*stage 0 has two rows; keep one"):
         prism.load_profile(path.parent)
 
 

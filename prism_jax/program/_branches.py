@@ -106,7 +106,7 @@ def branch_moments(
         none = jnp.zeros_like(communication)
         if not apart:
             return ends(none, communication), None
-        # Cumulants are homogeneous in both latencies, so the part of communication is the derivative
+        # Cumulants are homogeneous in both latencies: the part of communication is the derivative
         # with respect to a factor on it, over the order.
         orders = jnp.arange(1, 4, dtype=compute.dtype)[:, None, None]
         grows = orders * inside[:, :, None], orders * communication

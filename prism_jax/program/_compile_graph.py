@@ -91,7 +91,8 @@ def compile_graph(
             )
     if sinks is not None and not (sinks and set(sinks) <= set(range(len(ops)))):
         raise ValueError(
-            f"`sinks={list(sinks)}` must hold positions of ops, 0 to {len(ops) - 1}, and at least one."
+            f"`sinks={list(sinks)}` must hold positions of ops, 0 to {len(ops) - 1}; give at "
+            "least one."
         )
     variability = Variability() if variability is None else variability
     kinds, laws = _kinds(ops, variability)
