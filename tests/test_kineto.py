@@ -193,7 +193,10 @@ def test_files_cut_in_the_first_step_are_said_to_end_early(tmp_path, made):
         0.07, 0.07, *[1] * (len(kept) - 2)
     )
     none = refused(0.0035, *[1] * (len(kept) - 1))
-    assert "no op that its ranges or their pattern tell; the file of rank 0 ends early" in none
+    assert (
+        "no op was found by names of ranges or by its pattern; the file of rank 0 ends early"
+        in none
+    )
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "ns"])
