@@ -16,14 +16,14 @@ from prism_jax.data import Cluster, load_cluster, load_kernels
 _MIB = 2**20
 _TABLES = {"all_gather": "nccl_all_gather", "all_reduce": "nccl_all_reduce"}
 _TABLES["all_to_all"] = "nccl_alltoall"
-# Below it, a collective of tens of microseconds is one of launches.
+# A smaller collective takes tens of microseconds, mostly for its launch.
 _LEAST = 16 * _MIB
 # Alps: four GH200 with NVLink in a node, one Slingshot adapter of 200 Gb/s each.
 _NODE, _NVLINK, _SLINGSHOT = 4, 450e9, 25e9
 
 
 class Row(NamedTuple):
-    """One collective: of which table, among how many GPUs, of how many bytes; in seconds."""
+    """One collective: its table, kind, GPUs and bytes, and its latencies in seconds."""
 
     table: str
     kind: str
@@ -56,7 +56,7 @@ def collective_rows(folder: pathlib.Path) -> Iterator[Row]:
 
 
 def _nccl(path: pathlib.Path) -> Iterator[tuple[int, float, float]]:
-    """GPUs, bytes and seconds: an algorithm's bandwidth is bytes over seconds."""
+    """GPUs, bytes and seconds, from the bandwidth of the algorithm, which is bytes over seconds."""
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             size = float(row["size(MB)"]) * _MIB
@@ -84,7 +84,7 @@ def _latency(kind: str, size: float, gpus: int, cluster: Cluster) -> float:
 
 
 def collective_table(rows: list[Row]) -> str:
-    """Medians of predicted over measured, less one, by collective, GPUs and size, in Markdown."""
+    """Medians of predicted over measured, minus one, by collective, GPUs and size, in Markdown."""
     bands = ((_LEAST, 2**27), (2**27, 2**30), (2**30, 2**40))
     names = ("16 to 64 MiB", "128 to 512 MiB", "1 GiB and more")
     header = ("measured on", "collective", "GPUs", *names)
@@ -93,13 +93,13 @@ def collective_table(rows: list[Row]) -> str:
         mine = [row for row in rows if (row.table, row.kind, row.gpus) == key]
         cells = [_median([r for r in mine if low <= r.num_bytes < high]) for low, high in bands]
         lines.append("| " + " | ".join([*map(str, key), *cells]) + " |")
-    lines.append("")
+    lines += ["", "Over all sizes:", ""]
     for key in dict.fromkeys((row.table, row.kind) for row in rows):
         errors = [row.error for row in rows if (row.table, row.kind) == key]
         each = statistics.mean(map(abs, errors))
         middle = math.expm1(statistics.median(errors))
         text = f"{len(errors)} rows, median {100 * middle:+.0f} %"
-        lines.append(f"{', '.join(key)}: {text}, a factor of {math.exp(each):.2f} off on average")
+        lines.append(f"- {', '.join(key)}: {text}, a factor of {math.exp(each):.2f} off on average")
     return "\n".join(lines)
 
 

@@ -18,10 +18,21 @@ def measure(repetitions: int, of: str | None = None) -> list[dict[str, Any]]:
     return rows if of == "estimators" else [*rows, *_of_analyses(repetitions)]
 
 
-def table(rows: list[dict[str, Any]], repetitions: int) -> str:
-    """In Markdown."""
-    lines = [f"| 95 % intervals of, {repetitions:,} times | coverage |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {r['what']} | {r['coverage']:.3f} |" for r in rows)])
+def table(rows: list[dict[str, Any]]) -> str:
+    """Tables in Markdown: the estimators with their derivatives, and the analyses."""
+    coverage = {row["what"]: row["coverage"] for row in rows}
+    lines = []
+    estimators = [what.removesuffix(": value") for what in coverage if what.endswith(": value")]
+    if estimators:
+        lines += ["| estimator | coverage of values | coverage of derivatives |", "|---|---|---|"]
+    for name in estimators:
+        value, derivative = coverage.pop(f"{name}: value"), coverage.pop(f"{name}: derivative")
+        lines.append(f"| {name} | {value:.3f} | {derivative:.3f} |")
+    if estimators and coverage:
+        lines.append("")
+    if coverage:
+        lines += ["| figure of an analysis | coverage |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {value:.3f} |" for name, value in coverage.items())])
 
 
 def _of_estimators(repetitions: int) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ _SAMPLES = 1024  # The mean of so many steps is within 0.1 % of that of all.
 
 
 def mean_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A row for each published step of a folder `published` and of `mlperf` beside it; those that
-    no job can say have a `reason`."""
+    """A row for each published step of a folder `published` and of `mlperf` beside it. A row that
+    cannot be written as a job has a `reason`."""
     for one in published(folder.parent):
         row: dict[str, Any] = {"table": one.table, "name": one.name, "measured_s": one.seconds}
         if one.job is None:
@@ -49,7 +49,7 @@ def _predicted(one: Published) -> float:
 
 def mean_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    header = ("table", "rows", "mean error", "mean absolute error", "worst")
+    header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     expressed = [row for row in rows if "error" in row]
     for table in sorted({row["table"] for row in expressed}):
@@ -62,14 +62,16 @@ def mean_table(rows: list[dict[str, Any]]) -> str:
 
 
 def count_table(rows: list[dict[str, Any]]) -> str:
-    """In Markdown: how many rows of each table are jobs, and why the others are none."""
+    """In Markdown: how many rows of each table can be written as jobs, and why others cannot."""
     tables = Counter(row["table"] for row in rows if "reason" not in row)
     lines = [f"| {table} | {count} |" for table, count in sorted(tables.items())]
-    return "\n".join(["| table | rows |", "|---|---|", *lines, "", *_count_lines(rows)])
+    return "\n".join(["| published runs | rows |", "|---|---|", *lines, "", *_count_lines(rows)])
 
 
 def _count_lines(rows: list[dict[str, Any]]) -> list[str]:
     reasons = Counter(row["reason"] for row in rows if "reason" in row)
     jobs = len(rows) - reasons.total()
-    lines = [f"{jobs:,} of {len(rows):,} rows are jobs. The others:", ""]
+    lines = [f"{jobs:,} of {len(rows):,} rows can be written as jobs."]
+    if reasons:
+        lines = [f"{lines[0]} The others cannot, for these reasons:", ""]
     return [*lines, *(f"- {count}: {reason}" for reason, count in reasons.most_common())]

@@ -116,8 +116,8 @@ def priors_without(
 ) -> Priors:
     """The shipped priors, with the means that all families say but those that share a machine."""
     level, found = near
-    apart = {name: mine for name, mine in splits.items() if _machine(name) != _machine(family)}
-    left = [one for one in found if _machine(one.family) != _machine(family)]
+    apart = {name: mine for name, mine in splits.items() if machine_of(name) != machine_of(family)}
+    left = [one for one in found if machine_of(one.family) != machine_of(family)]
     network, constant, growth = solved(left, level)[0]
     shipped = load_priors()
 
@@ -133,6 +133,6 @@ def priors_without(
     )
 
 
-def _machine(family: str) -> str:
-    """Of the name of a family: machine and round, in brackets."""
+def machine_of(family: str) -> str:
+    """The machine and round in brackets at the end of a family's name, or else the whole name."""
     return family.rpartition("(")[2].replace("Eos-DFW", "Eos")

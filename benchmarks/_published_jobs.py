@@ -18,7 +18,8 @@ from ._published_models import GPT, has_experts, is_shipped, model_of
 # The paper interleaves wherever there is a pipeline and prints neither of these.
 _ASSUMED = "assumed: micro-batch 1, fewest virtual stages"
 _PLAIN = "assumed: micro-batch 1, not interleaved"
-# Of each source: part of its text, its table, its stack, and what it says of its switches.
+_OTHER_RECOMPUTATION = "a kind of recomputation that jobs do not have"
+# For each source: part of its text, its table, its stack, and the switches that it states.
 _NOT_BESIDE: dict[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
 _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("cases_april2021", f"Megatron-LM 2021, A100, {_ASSUMED}", "megatron-2021", {}),
@@ -162,7 +163,7 @@ _switches = ft.cache(lambda stack: data.load_software(stack).training)
 def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
     virtual = _degree(row, "vpp")
     stages, layers = layout.pp * virtual, model.num_layers
-    # Megatron's way to deal out a number of layers that is two short; otherwise the recipes of
+    # Megatron's way to distribute a number of layers that is two short; otherwise the recipes of
     # Megatron-Bridge fill the stages one by one.
     counted = stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
     each = -(-layers // stages)
@@ -179,9 +180,9 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
 
 
 def _check(row: dict[str, str], stack: str) -> None:
-    """Raises a `ValueError` for what a job cannot say."""
+    """Raises a `ValueError` for a row that cannot be written as a job."""
     if row["zero"] not in _ZERO and row["zero"]:
-        raise ValueError(f"shards {row['zero']}")
+        raise ValueError(f"sharding that jobs do not have: {row['zero']}")
     name = row["model"].partition(" (")[0]
     if has_experts(row) and not is_shipped(row):
         raise ValueError(f"the layers of {name} are not known")
@@ -190,19 +191,19 @@ def _check(row: dict[str, str], stack: str) -> None:
     if _dtype(row) not in _DTYPES:
         raise ValueError(f"no dtype {row['dtype']}")
     if _degree(row, "pp") > 1 and not row["vpp"]:
-        raise ValueError("`vpp` is not told")
+        raise ValueError("`vpp` is not given")
     if "SFT" in row["note"] or "LoRA" in row["note"]:
         raise ValueError("packed sequences of unknown lengths")
     columns = () if is_shipped(row) else ("layers",)
     for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
         if not row[key]:
-            raise ValueError(f"`{key}` is not told")
+            raise ValueError(f"`{key}` is not given")
     if not stack:
-        raise ValueError("what its software does is not known here")
+        raise ValueError("the software is not known here")
     if row["recompute"] not in ("", "none", "selective", "full"):
-        raise ValueError("recomputes something else")
+        raise ValueError(_OTHER_RECOMPUTATION)
     if stack == "torchtitan" and row["recompute"] == "selective":
-        raise ValueError("recomputes something else")  # Every other matrix multiplication.
+        raise ValueError(_OTHER_RECOMPUTATION)  # Every other matrix multiplication.
     ranks = _degree(row, "tp") * _degree(row, "pp") * _degree(row, "cp")
     if _degree(row, "gpus") % ranks or _degree(row, "global_batch") % (
         _degree(row, "gpus") // ranks * _degree(row, "micro_batch")

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 
-# By what the name of a family says. Fixed by the models and machines, not chosen.
+# By words in the name of a family. Models and machines fix these values; none is chosen.
 _MODELS = {"gpt3": "gpt3-175b", "405b": "llama-3.1-405b", "70b": "llama-3.1-70b"}
 _MODELS |= {"8b": "llama-3.1-8b"}
 _SEQUENCE = {"gpt3-175b": 2048}
@@ -27,13 +27,13 @@ _CLUSTERS = {
     "H200": "dgx-h200",
     "H100": "dgx-h100",
 }
-# The public configuration of GPT-3 defaults to it, and the logs of v3.0 and v3.1 do not say.
+# The default of the public configuration of GPT-3; the logs of v3.0 and v3.1 do not state it.
 _VIRTUAL_STAGES = 12
 _QUANTILES = (np.arange(4000) + 0.5) / 4000
 
 
 def scale_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A row for each system that is predicted, and for each that is calibrated on."""
+    """A row for each predicted system, and for each system that is calibrated to."""
     import polars as pl
 
     table = pl.read_csv(folder / "scaling_families.csv")
@@ -85,7 +85,7 @@ def _family_rows(systems, steps, noise) -> Iterator[dict[str, Any]]:
 
 
 def _judged(predicted, measured, of_runs) -> dict[str, Any]:
-    """Errors beside what is allowed: a bound, or how much runs of that system differ."""
+    """Errors beside their limits: a bound, or how much runs of the system differ."""
     cv = predicted["core_cv"] / measured["core_cv"]
     errors = {
         "p50_error": predicted["p50_s"] / measured["p50_s"] - 1,
@@ -107,7 +107,7 @@ def _judged(predicted, measured, of_runs) -> dict[str, Any]:
 
 
 def figures(steps: np.ndarray) -> dict[str, float]:
-    """Of the steps of one run, or of evenly spaced quantiles of a law."""
+    """Figures of the steps of one run, or of evenly spaced quantiles of a law."""
     from prism_jax.fitting import core_spread
 
     median = np.median(steps)
@@ -120,7 +120,7 @@ def figures(steps: np.ndarray) -> dict[str, float]:
 
 
 def overrides(system: dict[str, Any]) -> list[str]:
-    """The changes that make any job that of a system."""
+    """The changes that turn any job into that of a system."""
     family = system["family"]
     model = next(name for part, name in _MODELS.items() if part in family.lower())
     device = next(name for name in _CLUSTERS if name in family)
@@ -146,7 +146,7 @@ def overrides(system: dict[str, Any]) -> list[str]:
         "training.microbatch_size": system["gbs"] // (dp * system["microbatches"]),
         "training.sequence_length": _SEQUENCE.get(model, 8192),
     }
-    if model == "llama-3.1-405b":  # 126 layers, dealt out as 128.
+    if model == "llama-3.1-405b":  # 126 layers, distributed as if they were 128.
         changes["schedule.embedding_counts_as_layer"] = "true"
         changes["schedule.head_counts_as_layer"] = "true"
     return [f"{key}={value}" for key, value in changes.items()]
@@ -175,8 +175,8 @@ def _without_rank(kernels):
 
 def scale_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    header = ("family", "GPUs", "p50", "error", "p95/p50", "measured", "core CV", "measured")
-    header += ("of each run",)
+    header = ("family", "GPUs", "p50", "error of p50", "p95/p50", "p95/p50, measured", "core CV")
+    header += ("core CV, measured", "core CV of each run")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in rows:
         predicted, measured = row["predicted"], row["measured"]
@@ -199,5 +199,5 @@ def scale_table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
-    lines.append(f"longest calibration: {max(row['calibrate_s'] for row in rows):.0f} s")
+    lines.append(f"The longest calibration takes {max(row['calibrate_s'] for row in rows):.0f} s.")
     return "\n".join(lines)

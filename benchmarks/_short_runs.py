@@ -19,10 +19,10 @@ _SAMPLES = 8192
 
 
 def short_table(folder: pathlib.Path) -> str:
-    """Mean absolute errors of p95/p50, in Markdown: each pair of the smallest system of a family
-    and another counts alike, at each number of consecutive steps of one run. Variances of steps and
-    of kernels add up, as they nearly do. Stretches that `calibrate` refuses are left out, and the
-    noise of collectives leans on families of other machines.
+    """Mean absolute errors of p95/p50 by number of consecutive steps of one run, in Markdown. Each
+    pair of the smallest system of a family with another system has equal weight. Variances of steps
+    and of kernels are added, which is nearly right. Stretches that `calibrate` refuses are left
+    out. The prior of the noise of collectives is from families of other machines.
     """
     every = families(folder)
     splits, near = splits_of(every), linearised(every)
@@ -34,7 +34,7 @@ def short_table(folder: pathlib.Path) -> str:
             for number, mine in errors.items():
                 scales = (splits[family][0], other)
                 mine.append(_pair(systems[0].runs, scales, priors, number, measured))
-    lines = ["| steps | p95/p50 off by | carried over |", "|---|---|---|"]
+    lines = ["| steps | calibrated p95/p50 off by | carried over p95/p50 off by |", "|---|---|---|"]
     for number, mine in errors.items():
         ours, carried = np.mean(mine, axis=0)
         name = "all of a run" if number == _NUMBERS[-1] else f"{number}"
@@ -51,9 +51,7 @@ def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, fl
         steps = run[first : first + number]
         try:
             observed = observe([steps])
-        except (
-            ValueError
-        ):  # Most of a run's slow steps come together, and such stretches are refused.
+        except ValueError:  # Refused, because slow steps come together and fill such a stretch.
             continue
         spread = spread_of(observed, priors)
         law = law_of_outliers([observed], spread, priors)
@@ -72,7 +70,7 @@ def _elsewhere(observed, spread: float, scales: tuple[Split, Split], priors) -> 
     noise = most_likely_noise([here], priors)
     assert noise is not None
     now, then = (one.kernels + one.collectives * noise**2 for one in scales)
-    less = min(1.0, spread**2 / now)  # As where kernels are made less noisy.
+    less = min(1.0, spread**2 / now)  # As in `calibrate`, which makes kernels less noisy.
     return float(np.sqrt(spread**2 - less * now + less * then))
 
 

@@ -22,7 +22,7 @@ _SOURCE = "the systems"
 
 
 class System(NamedTuple):
-    """What the runs of a system say of its steps."""
+    """Figures of the steps of a system's runs."""
 
     name: str
     device: str
@@ -33,7 +33,7 @@ class System(NamedTuple):
 
     @property
     def machine(self) -> str:
-        """By the beginning of its name; the two Eos are one."""
+        """The first word of the name, so that `eos` and `eos-dfw` are one machine."""
         return re.split("[_.-]", self.name)[0]
 
 
@@ -48,11 +48,12 @@ def systems(folder: pathlib.Path) -> list[System]:
 
 
 def systems_table(folder: pathlib.Path) -> str:
-    """For each system where its p95/p50 lies with 90 %, by the spreads, shares and sizes of
-    outliers of the others, and of those of other machines, and what was measured; and the laws.
+    """The predicted 90 % interval for each system's p95/p50, from all other systems and from those
+    of other machines, beside the measured p95/p50; and the laws of all systems.
     """
     every = systems(folder)
-    header = ("system", "p95/p50 with 90 %", "without its machine", "measured")
+    header = ("system", "p95/p50, without the system", "p95/p50, without its machine")
+    header += ("p95/p50, measured",)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     held = np.zeros(2, int)
     for one in every:
@@ -66,23 +67,25 @@ def systems_table(folder: pathlib.Path) -> str:
             for (low, high), is_in in zip(bands, inside, strict=True)
         ]
         lines.append("| " + " | ".join([one.name, *cells, f"{one.tail:.4f}"]) + " |")
-    lines += ["", f"held: {held[0]} and {held[1]} of {len(every)}", ""]
+    held_in = f"{held[0]} and {held[1]} of {len(every)} systems"
+    lines += ["", f"The intervals contain the measured value for {held_in}.", ""]
     return "\n".join([*lines, *_laws(fitted(every))])
 
 
 def _laws(priors: Priors) -> list[str]:
-    """As `kernels/priors.toml` has them."""
+    """A table of the laws, as in `kernels/priors.toml`."""
     named: dict[str, Sampled] = {
-        ", ".join(one.devices) or "any device": one for one in priors.system_spreads
+        f"spread, {', '.join(one.devices) or 'any device'}": one for one in priors.system_spreads
     }
-    named["outliers"] = priors.system_shares
-    lines = [
-        f"{name}: mean {one.mean:.2f}, deviation {one.deviation:.2f}, number {one.number}"
+    named["share of outliers"] = priors.system_shares
+    rows = [
+        f"| {name} | {one.mean:.2f} | | {one.deviation:.2f} | {one.number} |"
         for name, one in named.items()
     ]
     line = priors.system_excess
-    text = f"mean {line.mean:.2f}, slope {line.slope:.2f}, deviation {line.deviation:.2f}"
-    return [*lines, f"excess: {text}"]
+    numbers = f"{line.mean:.2f} | {line.slope:.2f} | {line.deviation:.2f}"
+    header = ["| law | mean | slope | standard deviation | systems |", "|" + "---|" * 5]
+    return [*header, *rows, f"| excess of outliers | {numbers} | |"]
 
 
 def _system(part) -> System:

@@ -82,7 +82,8 @@ def independent(trace, profile):
 
 def trace_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    header = ("trace", "split", "mean", "p95", "std ratio", "KS", "CRPS", "CRPS, independent")
+    header = ("trace", "fitted to, scored on", "mean", "p95", "std ratio", "KS", "CRPS")
+    header += ("CRPS, independent ops",)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in rows:
         percent = [
@@ -93,6 +94,10 @@ def trace_table(rows: list[dict[str, Any]]) -> str:
         cells = (row["trace"], row["split"], *percent, ratio, ks, *scores)
         lines.append("| " + " | ".join(cells) + " |")
     replays = {row["trace"]: row["replay_error"] for row in rows}
-    lines += ["", *(f"replay of {t}: within {100 * e:.2g} %" for t, e in replays.items())]
-    lines.append(f"longest fit: {max(row['fit_s'] for row in rows):.1f} s")
+    lines.append("")
+    for trace, error in replays.items():
+        lines.append(
+            f"The replay of `{trace}` is within {100 * error:.2g} % of the measured steps."
+        )
+    lines.append(f"The longest fit takes {max(row['fit_s'] for row in rows):.0f} s.")
     return "\n".join(lines)

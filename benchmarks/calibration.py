@@ -33,7 +33,7 @@ _LEVELS = (np.arange(4000) + 0.5) / 4000
 
 
 def rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A row for each system that is predicted, and what from."""
+    """A row for each predicted system and the systems that it is predicted from."""
     from benchmarks._families import families
     from benchmarks._priors import linearised, priors_without, splits_of
 
@@ -97,7 +97,7 @@ def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
 
 
 def _line(known, system) -> float:
-    """Seconds by microbatches, through the two scales that are nearest."""
+    """Seconds by microbatches: a line through the two nearest scales."""
     at = system.job.schedule.num_microbatches
     nearest = sorted(known, key=lambda one: abs(np.log(one.job.schedule.num_microbatches / at)))
     numbers = [one.job.schedule.num_microbatches for one in nearest[:2]]
@@ -112,8 +112,9 @@ def _within(runs, low: float, high: float) -> float:
 
 def table(found: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    header = ("family", "from", "GPUs", "p50", "line", "p95/p50", "measured", "carried over")
-    header += ("core", "90 % hold", "aligned", "with --epistemic", "level +-")
+    header = ("family", "calibrated to (GPUs)", "predicted (GPUs)", "p50", "p50 of the line")
+    header += ("p95/p50", "p95/p50 measured", "p95/p50 carried over", "core", "steps in 90 %")
+    header += ("with equal medians", "with --epistemic", "level +-")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in found:
         line = row["line_error"]
@@ -131,6 +132,7 @@ def table(found: list[dict[str, Any]]) -> str:
             f"{100 * row['level_std']:.2f} %",
         )
         lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "Mean absolute errors over the rows above:"]
     for name, some in (("one scale", 1), ("several", 2)):
         mine = [row for row in found if min(len(row["from"]), 2) == some]
         if mine:
@@ -156,34 +158,42 @@ def _means(found: list[dict[str, Any]]) -> str:
 
 
 def priors_text(folder: pathlib.Path) -> str:
-    """What the families say of the level at other scales, all of them and without one machine."""
+    """The priors that all families imply, and those without the families of one machine."""
     from benchmarks._families import families
-    from benchmarks._priors import linearised, noises, priors_without, splits_of
+    from benchmarks._priors import linearised, machine_of, noises, priors_without, splits_of
 
     every = families(folder)
     near, splits = linearised(every), splits_of(every)
     means, noise, scale = noises(splits)
-    header = ("left out", "network", "constant_s", "growth", "collective_noise")
+    header = ("families left out", "`network`", "`constant_s`", "`growth`", "`collective_noise`")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     network, constant, growth = near[0]
     lines.append(f"| none | {network:.3f} | {constant:.4f} | {growth:.5f} | {noise.mean:.2f} |")
+    machines: dict[str, list[str]] = {}
     for family in every:
-        one = priors_without(near, splits, family)
+        machines.setdefault(machine_of(family), []).append(family)
+    for mine in machines.values():
+        one = priors_without(near, splits, mine[0])
         cells = f"{one.network.mean:.3f} | {one.constant_s.mean:.4f} | {one.growth.mean:.5f}"
-        lines.append(f"| {family} | {cells} | {one.collective_noise.mean:.2f} |")
-    lines += ["", f"collective_noise differs by {noise.deviation:.2f}, of one family by"]
-    lines[-1] += (
-        f" {scale.deviation:.2f}; of {', '.join(f'{f}: {m:.2f}' for f, m in means.items())}"
+        letters = ", ".join(family[0] for family in mine)
+        lines.append(f"| {letters} | {cells} | {one.collective_noise.mean:.2f} |")
+    by_family = ", ".join(f"{family[0]} {mean:.2f}" for family, mean in means.items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"`collective_noise` by family: {by_family}. Families differ by "
+            f"{noise.deviation:.2f}, systems of one family by {scale.deviation:.2f}.",
+        ]
     )
-    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From some scales to another.")
+    parser = argparse.ArgumentParser(description="Predictions of other scales, on MLPerf logs.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--priors", action="store_true", help="what the families say of the priors")
+    parser.add_argument("--priors", action="store_true", help="the priors that the families imply")
     parser.add_argument("--short", action="store_true", help="the tail after few steps")
-    parser.add_argument("--systems", action="store_true", help="the tail without any calibration")
+    parser.add_argument("--systems", action="store_true", help="the tail of unmeasured systems")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():

@@ -63,7 +63,7 @@ def communication(job: str, wider: float) -> dict[str, Any]:
 
 
 def ranks(job: str) -> dict[str, Any]:
-    """Kernels by their coefficient of variation, and by what their variability costs at p95."""
+    """Kernels by their coefficient of variation, and by the cost of their variability at p95."""
     import jax
     from scipy.stats import spearmanr
 
@@ -125,7 +125,7 @@ def slow_stages() -> list[dict[str, Any]]:
 
 
 def placements() -> list[dict[str, Any]]:
-    """What placement gains, by how nodes differ."""
+    """The gain of placement for several kinds of nodes."""
     import jax
 
     from benchmarks.placement import program_of
@@ -135,7 +135,9 @@ def placements() -> list[dict[str, Any]]:
 
     programs = {name: compile_job(load_job(name)) for name in _PLACED}
     cases = [(name, f"normal, CV {cv:.0%}", cv, 1.0) for name in _PLACED for cv in _SPREADS]
-    cases += [(name, f"one node x {f}", 0.0, f) for name in _PLACED for f in (1.2, 1.35, 2.0)]
+    cases += [
+        (name, f"one node {f} times slower", 0.0, f) for name in _PLACED for f in (1.2, 1.35, 2.0)
+    ]
     # A pipeline whose last stage takes longer, so that it matters who runs it.
     for last in (1.1, 1.26, 1.5):
         name = f"1f1b 8 x 64, 4 replicas, last stage x {last}"
@@ -164,9 +166,7 @@ def placements() -> list[dict[str, Any]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [
-        "| job | noise of communication | p95 | spread | its share of p95 - none | of spread |"
-    ]
+    lines = ["| job | noise of communication | p95 | spread | share of p95 | share of spread |"]
     lines.append("|" + "---|" * 6)
     lines += [
         f"| {r['job']} | x {r['wider']:g} | {r['p95']:.4f} s | {1e3 * r['std']:.2f} ms | "
@@ -180,7 +180,7 @@ def table(result: dict[str, Any]) -> str:
         f"{', '.join(r['by_cv'])} | {', '.join(r['by_cost'])} |"
         for r in result["ranks"]
     ]
-    lines += ["", "| last stage | | " + " | ".join(f"stage {i}" for i in range(8)) + " |"]
+    lines += ["", "| last stage | source | " + " | ".join(f"stage {i}" for i in range(8)) + " |"]
     lines.append("|" + "---|" * 10)
     for r in result["slow_stages"]:
         for label, row in (("reported", r["reported"]), ("found", r["found"])):

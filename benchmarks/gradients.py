@@ -113,8 +113,8 @@ def pairs_of(name: str, program: Any, seed: int) -> list[dict[str, Any]]:
 def derivatives(
     program, parameters: Parameters, objective, options: dict[str, Any]
 ) -> tuple[np.ndarray, str, tuple[float, float]]:
-    """Of each batch for itself and of each parameter; what the figure is conditional on; and the
-    seconds of CPU time of the value, and of value and derivatives.
+    """Derivatives by batch and parameter; what the figure is conditional on; and the seconds of CPU
+    time of the value, and of value and derivatives.
     """
     import jax
 
@@ -137,7 +137,7 @@ def derivatives(
 def central_differences(
     program, parameters: Parameters, by, objectives, options: dict[str, Any]
 ) -> np.ndarray:
-    """Of each batch, objective and parameter, with the same random numbers."""
+    """Central differences by batch, objective and parameter, with common random numbers."""
     from prism_jax.analysis._batches import beside
     from prism_jax.analysis._estimate import figure_batches, figure_of
     from prism_jax.engine import composed_steps
@@ -158,7 +158,7 @@ def central_differences(
 def compared(
     parameters: Parameters, ours: np.ndarray, theirs: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    """What was found of each parameter, derivatives beside differences, by batch."""
+    """A row for each parameter: its derivative beside its central difference."""
     from scipy.special import ndtri, stdtr
 
     largest = np.abs(ours.mean(axis=0)).max()
@@ -166,7 +166,7 @@ def compared(
         gap = ours[:, p] - theirs[:, p]
         derivative, difference = (float(x[:, p].mean()) for x in (ours, theirs))
         scatter, error = (float(x.std(ddof=1)) / np.sqrt(NUM_BATCHES) for x in (gap, ours[:, p]))
-        # What single precision and the third derivative leave.
+        # The error of single precision and of the third derivative.
         scatter = np.hypot(scatter, 2e-4 * max(abs(difference), 1e-3 * largest))
         t = float(gap.mean() / scatter) if scatter > 0 else 0.0
         yield {
@@ -180,9 +180,10 @@ def compared(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """By estimator, in Markdown; then the pairs that differ most."""
-    lines = ["| estimator | pairs | largest z | z above 2 | mean z | relative error | cost |"]
-    lines.append("|" + "---|" * 7)
+    """Tables in Markdown: by estimator, and of the pairs that differ most."""
+    header = ("estimator", "pairs", "largest z", "share of z above 2", "mean z", "relative error")
+    header += ("cost",)
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for key, label in NAMES.items():
         mine = [row for row in rows if row["objective"] + row["conditional_on"] == key]
         if not mine:
@@ -195,8 +196,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{z.mean():+.2f} | {100 * error:.2f} % | {cost:.1f} |"
         )
     worst = sorted(rows, key=lambda row: -abs(row["z"]))[:5]
-    lines += ["", "| largest differences | parameter | objective | derivative | difference | z |"]
-    lines.append("|" + "---|" * 6)
+    header = ("program", "parameter", "objective", "derivative", "central difference", "z")
+    lines += ["", "The largest differences are:", "", "| " + " | ".join(header) + " |"]
+    lines.append("|" + "---|" * len(header))
     lines += [
         f"| {r['program']} | `{r['parameter']}` | {r['objective']} | {r['derivative']:.5g} +- "
         f"{r['standard_error']:.1g} | {r['difference']:.5g} | {r['z']:+.1f} |"
@@ -209,12 +211,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Derivatives against central differences.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--coverage", type=int, default=0, metavar="N", help="only how often intervals hold, of N"
+        "--coverage",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print only the coverage of 95 %% intervals, in N repetitions",
     )
     parser.add_argument(
         "--of",
         choices=("estimators", "analyses"),
-        help="of these alone; analyses are the quick ones",
+        help="with --coverage: only these; analyses are quick",
     )
     parser.add_argument("--only", metavar="PROGRAM", help="one of the programs, by name")
     parser.add_argument("--seed", type=int, default=3)
@@ -226,10 +232,9 @@ def main() -> None:
     if arguments.coverage:
         from benchmarks import _coverage
 
-        rows = _coverage.measure(
-            arguments.coverage, arguments.of
-        )  # So short that one device is quicker.
-        text = _coverage.table(rows, arguments.coverage)
+        # On one device, which is faster for runs so short.
+        rows = _coverage.measure(arguments.coverage, arguments.of)
+        text = _coverage.table(rows)
     else:
         from benchmarks._programs import programs
 

@@ -24,8 +24,8 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 _SHARED = ROOT.parent / "shared" / "data"
 # Llama team 2024 (arXiv:2407.21783), table 4: 16,384 GPUs, 16 sequences a replica and step. Their
-# FSDP shares gradients and optimizer (section 3.3.2); the virtual stages are not told, and are
-# those with which it fits.
+# FSDP shards gradients and optimizer (section 3.3.2). The paper does not give the virtual stages;
+# these are the ones with which the layout fits.
 _LLAMA = ["layout.cp=1", "layout.dp=128", "cluster.num_nodes=2048", "schedule.num_microbatches=16"]
 _LLAMA += ["training.zero=2", "training.accumulate_gradients=true"]
 _JOBS: dict[str, tuple[str, list[str]]] = {
@@ -36,7 +36,7 @@ _JOBS: dict[str, tuple[str, list[str]]] = {
 
 
 def published() -> dict[str, prism.Job]:
-    """The jobs that ship, and those of other submissions where the shared data are there."""
+    """The shipped jobs and, if the shared data are there, those of other submissions."""
     jobs = {name: prism.load_job(job, changes) for name, (job, changes) in _JOBS.items()}
     families = _SHARED / "mlperf" / "scaling_families.csv"
     if families.is_file():
@@ -49,8 +49,8 @@ def published() -> dict[str, prism.Job]:
 
 
 def stand(job: prism.Job, num_samples: int = 0) -> dict[str, Any]:
-    """How many layouts of a job's model are faster than its own, as predicted and, with a number of
-    samples, by the law of their steps.
+    """The rank of a job's layout among all layouts of its model: by prediction and, with a number
+    of samples, by the mean and p95 of simulated steps.
     """
     assert job.model is not None
     assert job.cluster is not None
@@ -123,28 +123,33 @@ def main() -> None:
     parser.add_argument("--only", default="", help="those with this in their names")
     arguments = parser.parse_args()
     found = {}
+    if not arguments.json:
+        header = ["published run", "GPUs", "layouts that fit", "rank by prediction"]
+        if arguments.samples:
+            header += ["rank by mean", "rank by p95", "p95, published layout", "p95, best layout"]
+        print("| " + " | ".join(header) + " |\n|" + "---|" * len(header), flush=True)
     for name, job in published().items():
         if arguments.only not in name:
             continue
         found[name] = stand(job, arguments.samples)
         if not arguments.json:
-            one = found[name]
-            print(
-                f"{name:<60} rank {one['rank']:>4} of {one['layouts']:>5,} "
-                f"({100 * one['share']:4.1f} %), {one['predicted_s']:.4g} s, best "
-                f"{one['best_s']:.4g} s; {one['memory_gb']:.1f} of {one['device_gb']:.1f} GB"
-                f"{'' if one['fits'] else ': does not fit, so memory is left out'}",
-                flush=True,
-            )
-            if arguments.samples:
-                print(
-                    f"    of {one['simulated']} simulated rank {one['rank_p95']} by p95 and "
-                    f"{one['rank_mean']} by mean; p95 {one['p95_s']:.4g} s, the best "
-                    f"{one['best_p95_s']:.4g} s",
-                    flush=True,
-                )
+            print(_row(name, job.layout.world_size, found[name]), flush=True)
     if arguments.json:
         print(json.dumps(found))
+
+
+def _row(name: str, gpus: int, one: dict[str, Any]) -> str:
+    """A row of a table in Markdown; ranks with their share of the layouts."""
+
+    def rank(number: int) -> str:
+        return f"{number} ({100 * number / one['layouts']:.1f} %)"
+
+    fits = "" if one["fits"] else " (with any memory, as the published layout does not fit)"
+    cells = [name, f"{gpus:,}", f"{one['layouts']:,}{fits}", rank(one["rank"])]
+    if "rank_p95" in one:
+        cells += [str(one["rank_mean"]), rank(one["rank_p95"])]
+        cells += [f"{one['p95_s']:.4g} s", f"{one['best_p95_s']:.4g} s"]
+    return "| " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":

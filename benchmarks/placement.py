@@ -52,7 +52,7 @@ def program_of(schedule, num_replicas: int, group_size: int = 1, **options) -> A
 
 
 def instance(seed: int) -> tuple[dict[str, Any], Any, np.ndarray, int]:
-    """A random job: what it is, its program, the factors of its GPUs, and GPUs of a node."""
+    """A random job: its description, its program, the factors of its GPUs, and GPUs per node."""
     from prism_jax.schedule import GPipe, InterleavedOneFOneB, OneFOneB
 
     rng = np.random.default_rng(seed)

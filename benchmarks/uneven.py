@@ -29,13 +29,13 @@ MAKER = ROOT.parent / "shared/data/straggler_traces/make_uneven_trace.py"
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 _SAMPLES = 50_000
-# Of the maker's defaults; what it is told otherwise is taken from there.
+# The true components with the maker's default options; the options below change them.
 _COMPONENTS = {"rank": 0.004, "residual": 0.008, "step": 0.0, "worker_step": 0.0, "stall_rate": 0.0}
 _GIVEN = {"rank": "--worker", "residual": "--noise"}
 
 
 def uneven_row(seed: int, steps: int, of_law: int, make: list[str]) -> dict[str, Any]:
-    """The scores of one trace: against `of_law` steps of its law, or against its own for zero."""
+    """The scores of one trace: against `of_law` steps of its law or, for 0, against its own."""
     import jax
 
     import prism_jax as prism
@@ -94,7 +94,7 @@ def uneven_table(rows: list[dict[str, Any]]) -> str:
         against = f"{row['law']:,} others" if row["law"] else "themselves"
         cells = (str(row["seed"]), str(row["steps"]), against, *percent, ratio, *parts)
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", f"longest fit: {max(row['fit_s'] for row in rows):.0f} s"]
+    lines += ["", f"The longest fit takes {max(row['fit_s'] for row in rows):.0f} s."]
     return "\n".join(lines)
 
 

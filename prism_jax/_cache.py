@@ -32,7 +32,7 @@ def keep_compiled() -> None:
         return
     try:
         mine.mkdir(parents=True, exist_ok=True)
-    except OSError:  # A cache that cannot be written is none.
+    except OSError:  # Without a folder that can be written to, there is no cache.
         return
 
     import jax

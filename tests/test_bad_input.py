@@ -330,7 +330,7 @@ def test_a_mean_that_is_there_twice(tmp_path):
     path = _profile(tmp_path / "p") / "means.csv"
     rows = path.read_text()
     path.write_text(rows + rows.splitlines()[1].replace("0.1", "0.2") + "\n")
-    with pytest.raises(ValueError, match=r"line 4: .*stage 0 is there twice; keep one"):
+    with pytest.raises(ValueError, match=r"line 4: .*stage 0 has two rows; keep one"):
         prism.load_profile(path.parent)
 
 
@@ -386,7 +386,7 @@ def test_places_that_take_no_files_before_anything_is_computed(words, capsys, mo
 def test_what_can_be_swept_is_said_of_lists(capsys):
     sweep = ["sweep", _JOB, "--over"]
     for value in ("schedule.orders=[1,2],[2,1]", "model.layers={attention=1}"):
-        assert "keys of one number or word" in _refused([*sweep, value], capsys)
+        assert "keys that have one number or word" in _refused([*sweep, value], capsys)
 
 
 def test_an_empty_address_starts_no_ray(capsys):

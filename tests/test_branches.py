@@ -243,7 +243,7 @@ def test_impossible_contention_is_refused(contention):
 
 
 def test_branches_have_collectives():
-    with pytest.raises(ValueError, match="Branches without a collective"):
+    with pytest.raises(ValueError, match="Branches need at least one collective"):
         Branches(((Kernel("gemm", "", 1.0), 1),), ((),))
 
 

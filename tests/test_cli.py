@@ -236,7 +236,7 @@ def test_a_device_without_a_table_says_so(job, tmp_path, capsys):
     captured = capsys.readouterr()
     (line,) = [line for line in captured.err.splitlines() if "note" in line]
     assert line.startswith("prism-jax: note: the device `gpu` has no table of kernels of its own")
-    assert "`h100-sxm` stands in" in line
+    assert "the table of `h100-sxm` is used" in line
     found = json.loads(captured.out)
     assert found["notes"] == [line.removeprefix("prism-jax: note: ")]
     assert [k["stands_in_for"] for k in found["kernels"]] == ["device `gpu`", ""]

@@ -177,7 +177,7 @@ def test_step_times_contradict_a_factor_that_not_every_op_has():
     assert step.standard_error is not None
     assert step.value == pytest.approx(0.01 / 3, abs=3 * step.standard_error)
     assert step.standard_error < 0.001
-    assert "of compute alone 0.0" in step.note
+    assert step.note.startswith("0.0")
     # What step times do not contradict stays as it is.
     step, _ = of_steps(factor + noise, *given, np.exp(factor + noise + others))
     assert step == of_steps(factor + noise, *given)[0]
@@ -246,6 +246,6 @@ def test_what_has_no_latency_is_left_out():
     assert found["worker_step"].value is None
     both = np.hypot(0.03, 0.01)
     assert found["microbatch"].value == pytest.approx(both, rel=0.15)
-    assert "with what its op has" in found["microbatch"].note
+    assert "with the residual of its op" in found["microbatch"].note
     logs[..., 7] = np.nan  # A step of which nothing is left.
     assert _by_name(logs)["microbatch"].value == pytest.approx(both, rel=0.15)

@@ -201,7 +201,7 @@ def test_a_sleep_beside_positions_and_stalls():
     [
         (WorkerMean("constant optimizer", 0, 0, 0.1), "stage 0, where no compute is of this kind"),
         (WorkerMean("optimiser", 0, 1, 0.1), "`optimiser` on dp_rank 0, stage 1, where no op"),
-        (WorkerMean("constant forward-compute", 0, 0, 0.1, 2.0), "data do not act on what is"),
+        (WorkerMean("constant forward-compute", 0, 0, 0.1, 2.0), "data do not act on a constant"),
     ],
 )
 def test_a_row_that_no_op_uses_is_refused(row, says):

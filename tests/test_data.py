@@ -103,7 +103,7 @@ def test_a_family_needs_a_number_of_nodes(tmp_path):
     with pytest.raises(ValueError, match=r"768.*only 8 devices; use smaller .* larger `num_nodes`"):
         load_job(tmp_path / "same.toml", "num_nodes=1")
     (tmp_path / "alone.toml").write_text(re.sub(r"(?m)^(model|cluster) = .*$", "", text))
-    with pytest.raises(ValueError, match="`num_nodes` is of a cluster, which is missing"):
+    with pytest.raises(ValueError, match="`num_nodes` belongs to a cluster, but there is none"):
         load_job(tmp_path / "alone.toml")
 
 
@@ -113,7 +113,7 @@ def test_what_stands_in_for_a_table_is_said():
 
     assert notes() == ()
     (of_device,) = notes("cluster.device=b300", "training.dtype=fp8")
-    assert "`b300` has no table of kernels of its own, so that of `b200`" in of_device
+    assert "`b300` has no table of kernels of its own, so the table of `b200`" in of_device
     _, of_dtype = notes("cluster.device=b300", "training.dtype=fp4")
     assert "in fp4 is known here, so that of fp8" in of_dtype
     # Links that the tables do not know by name take the efficiencies of their place.
@@ -337,7 +337,7 @@ def test_a_file_of_ones_own(tmp_path):
     # What stands in for tables that a machine lacks is said.
     assert [s.stands_in_for for s in job.kernels.sources] == ["device `gpu`", "cluster `machine`"]
     assert "device `gpu` has no table" in job.kernels.notes[0]
-    assert "`dgx-h100` stands in" in job.kernels.notes[1]
+    assert "the table of `dgx-h100` is used" in job.kernels.notes[1]
     for name in list_clusters():
         cluster = load_cluster(name, 1)
         machines = [m for m in (cluster.device.name, name) if m not in list_kernels()]

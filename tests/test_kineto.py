@@ -193,7 +193,10 @@ def test_files_cut_in_the_first_step_are_said_to_end_early(tmp_path, made):
         0.07, 0.07, *[1] * (len(kept) - 2)
     )
     none = refused(0.0035, *[1] * (len(kept) - 1))
-    assert "no op that its ranges or their pattern tell; the file of rank 0 ends early" in none
+    assert (
+        "no op was found by names of ranges or by its pattern; the file of rank 0 ends early"
+        in none
+    )
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "ns"])
@@ -212,8 +215,8 @@ def test_other_units_of_time(tmp_path, made, unit, given):
     ("content", "message"),
     [
         (b"", "it is empty"),
-        (b"\x00\x01", "no JSON trace"),
-        (b'{"a": 1}', "no JSON trace"),
+        (b"\x00\x01", "not a JSON trace"),
+        (b'{"a": 1}', "not a JSON trace"),
         (b'{"traceEvents": []}', "it has no events"),
         (b'{"traceEvents": [1]}', "event 0 is not part of a trace"),
         (b'{"traceEvents": [{"ts": "x"}]}', "`ts` of event 0"),
@@ -242,7 +245,7 @@ def test_bad_folders_and_names_are_refused(tmp_path, capsys):
     assert "of rank 0, and so is" in capsys.readouterr().err
     names = tmp_path / "names.toml"
     for text, message in (
-        ('kind = "ranges"\n[[ops]]\nrange = "("\nop = "optimizer"', "no regular expression"),
+        ('kind = "ranges"\n[[ops]]\nrange = "("\nop = "optimizer"', "not a regular expression"),
         ('kind = "ranges"\n[[ops]]\nrange = "a"\nop = "optimiser"', "did you mean"),
         ('kind = "ranges"\nstep = "a"', "has the groups none"),
         ('kind = "ranges"\norder = ["tp"]', "`order` is"),

@@ -55,7 +55,7 @@ def test_a_report_of_nsight_systems_has_the_same_ops(tmp_path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: path.write_bytes(b"NSYS"), "this is no SQLite file"),
+        (lambda path: path.write_bytes(b"NSYS"), "this is not an SQLite file"),
         (lambda path: path.write_bytes(b"SQLite format 3\0" + 999 * b"x"), "cannot be read"),
         (lambda path: sqlite3.connect(path).execute("CREATE TABLE a (b)").close(), "no kernels"),
         (lambda path: None, "there is no such file"),

@@ -320,7 +320,7 @@ def test_parts_and_memory_are_plotted_as_they_are():
 def test_given_axes_are_used_and_bad_input_is_one_sentence(monkeypatch):
     ax = matplotlib.figure.Figure().subplots()
     assert plot.cdf(_LAW, ax=ax) is ax
-    with pytest.raises(ValueError, match="give axes of matplotlib"):
+    with pytest.raises(ValueError, match="give matplotlib's axes"):
         plot.cdf(_LAW, ax=3)
     with pytest.raises(ValueError, match="positive number of seconds"):
         plot.qq(_LAW, [1.0, -1.0])

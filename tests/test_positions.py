@@ -120,7 +120,7 @@ def test_rows_that_are_of_no_op_or_twice_are_refused(tmp_path):
     with pytest.raises(ValueError, match="for microbatch 4, which no step has"):
         compile_profile(msgspec.structs.replace(profile, positions=(row,)))
     save_profile(msgspec.structs.replace(profile, positions=(row, row)), tmp_path)
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="has two rows"):
         load_profile(tmp_path)
     text = (tmp_path / "positions.csv").read_text().replace("1.1", "-1")
     (tmp_path / "positions.csv").write_text(text)

@@ -149,7 +149,7 @@ def test_what_is_missing_is_told(report):
     )
     page = reports.html_page(some)
     assert _read(page).tags.count("svg") == 3
-    assert page.count("Not there: ") == 3
+    assert page.count("Missing: ") == 3
 
 
 def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):

@@ -291,7 +291,7 @@ def test_a_stage_deals_its_gradients_whenever_its_rank_turns_to_another(microbat
     ("changes", "message"),
     [
         (("training.overlap_grad_reduce=false",), "leave `training.overlap_grad_reduce` true"),
-        (('schedule.kind="dual-pipe"', "schedule.virtual_stages=1"), "the model is there twice"),
+        (('schedule.kind="dual-pipe"', "schedule.virtual_stages=1"), "two copies of the model"),
     ],
 )
 def test_gradients_that_cannot_be_summed_are_refused(changes, message):

@@ -154,7 +154,7 @@ def test_the_first_op_that_is_not_as_stated_is_named(tmp_path, kind, stated, mes
         (lambda f: f.with_columns(virtual_stage=0), "is on the ranks .* 0 and 1"),
         (lambda f: f.with_columns(virtual_stage=-1), "not below 100000"),
         (lambda f: f.filter(pl.col("virtual_stage") < 3), "ranks have 1 to 2 stages"),
-        (lambda f: f.filter(pl.col("optype") == "optimizer"), "no op of a pipeline"),
+        (lambda f: f.filter(pl.col("optype") == "optimizer"), "no pipeline ops"),
         (
             lambda f: f.filter((pl.col("optype") != "backward-compute") | (pl.col("seq_id") < 3)),
             "`.F3` has no backward in most steps",

@@ -123,7 +123,7 @@ def test_executors_that_cannot_do_the_work_are_refused():
     ("words", "message"),
     [
         (["--ray", "127.0.0.1:1"], "No Ray cluster answers at `127.0.0.1:1`"),
-        (["--ray", "somewhere"], "this is no `host:port`"),
+        (["--ray", "somewhere"], "this is not `host:port`"),
         (["--shard", "4/3", "--out", "x"], "from 1/16 to 16/16"),
         (["--shard", "1/3"], "give the `--out`"),
         (["--worker-gpus", "1"], "give both"),

@@ -324,5 +324,5 @@ def test_means_are_printed_by_table(tmp_path):
     assert bad["reason"] == "no dtype INT4"
     printed = mean_table(found)
     assert "| Megatron-Bridge, B200, dense | 1 |" in printed
-    assert "1 of 2 rows are jobs" in printed
+    assert "1 of 2 rows can be written as jobs" in printed
     assert "- 1: no dtype INT4" in printed

@@ -51,7 +51,7 @@ def test_wrong_types_are_refused_in_a_sentence():
         "is '20%'; give a number, such as 1.2",
         "is '20%'; give a number, such as 1.2",
         "such as 0.95 for p95",
-        "give `[steps]` where there is one run",
+        "give `[steps]` for one run",
         "write `save_law(law, path)`",
         "A str was given in place of a job to rank",
         "A Law was given in place of a program; use `compile_job`",

@@ -14,7 +14,7 @@ from ..program import Program
 from ._exposed import communication_shares, exposed_of
 
 
-# The critical paths of at most so many steps are followed.
+# At most this many critical paths are followed.
 _MOST_STEPS = 10_000
 
 
@@ -76,7 +76,7 @@ class Criticality:
             f"{counted(round(self.num_replicas_seen), 'replica')}; exposed communication "
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
-        header = ("rank", "probability to be critical", "share of the step")
+        header = ("rank", "probability of being critical", "share of the step")
         return Summary(title, [*zip(*columns, strict=True)], header)
 
 
@@ -192,7 +192,7 @@ def _rows(
 
 
 def _with_error(found: dict[str, np.ndarray], seen: float) -> dict[str, np.ndarray]:
-    """With the standard error of a probability, as if one more of each outcome had been seen."""
+    """Adds the standard error of the probability, as if one more of each outcome had been seen."""
     probability = found["probability"]
     smoothed = (probability * seen + 1) / (seen + 2)
     error = np.sqrt(smoothed * (1 - smoothed) / seen)

@@ -39,13 +39,13 @@ def regression_at(steps: Steps, at: float, width: float) -> Steps:
     distance = np.abs(steps - at)
     distance = distance / width if width > 0 else np.where(distance > 0, np.inf, 0)
     nearest = np.min(distance)
-    if not np.isfinite(nearest):  # All steps are equal, and elsewhere.
+    if not np.isfinite(nearest):  # All steps are equal, and far from `at`.
         return np.zeros(len(steps))
     weights = np.exp(-0.5 * (distance**2 - nearest**2))
     weights /= np.sum(weights)
     away = steps - at
     first, second = np.sum(weights * away), np.sum(weights * away**2)
     spread = second - first**2
-    if spread <= 1e-3 * second:  # All that is near lies on one side.
+    if spread <= 1e-3 * second:  # All nearby steps lie on one side.
         return weights
     return weights * (second - first * away) / spread

@@ -10,7 +10,7 @@ from ..engine import Composed, composed_steps, exposed_reductions
 from ..program import Program, Sides
 
 
-# At most so many steps are simulated: a share of a step needs no more.
+# The most steps that are simulated, which is enough for a share of a step.
 _MOST_STEPS = 2**13
 
 
@@ -45,7 +45,7 @@ def exposed_of(composed: Composed) -> Float[np.ndarray, " steps"]:
 
 
 def communication_shares(program: Program) -> dict[str, Any]:
-    """What share of the mean latency of each op, and of the tail, is communication."""
+    """The share of communication in the mean latency of each op, and in the tail."""
     table, blocks = program.latencies, program.blocks
     mean = np.asarray(table.mean, np.float64)
     collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]

@@ -21,7 +21,7 @@ from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
 
-# The search simulates one step for every so many of the result.
+# The search simulates one step for this many steps of the result.
 _SEARCH = 4
 # The search has converged when each share moves by less than this share of the budget.
 _SETTLED = 1e-3
@@ -35,7 +35,7 @@ class Improvement:
 
     - `objective`, `unit`: the name of the figure, and its unit.
     - `removed`: for each part, the share of its spread (for stalls, of their rate) to remove.
-    - `spent`: what that costs.
+    - `spent`: the cost of removing these shares.
     - `before`, `after`, `gain`: the figure before and after, and by how much it falls, from steps
         that the search did not use.
     - `path`: the figure in the course of the search, all from the same steps: with the budget spent
@@ -170,7 +170,7 @@ def _descend(
     even = prices * min(budget / prices.sum(), 1)
     value, gradient = value_and_gradient(even / prices)
     starts = [(value, gradient / prices, even)]
-    # Where the figure is linear, this is the best there is.
+    # Where the figure is linear, this is the optimum.
     greedy = _greedy(gradient / prices, prices, budget)
     value, gradient = value_and_gradient(greedy / prices)
     starts.append((value, gradient / prices, greedy))
@@ -196,7 +196,7 @@ def _descend(
 
 
 def _greedy(gradient: np.ndarray, prices: np.ndarray, budget: float) -> np.ndarray:
-    """The budget spent on what gains most for its money."""
+    """The budget spent on the parts that gain most for their cost."""
     order = np.argsort(gradient, kind="stable")
     before = np.cumsum(prices[order]) - prices[order]
     spent = np.empty_like(prices)

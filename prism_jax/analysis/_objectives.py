@@ -164,7 +164,7 @@ class CVaR(AbstractObjective):
         return float(at + np.mean(np.maximum(steps - at, 0)) / self._beyond(steps))
 
     def _beyond(self, steps: Steps) -> float:
-        """The share of the steps that count: the slowest at least."""
+        """The share of the steps that count; at least the slowest step."""
         return max(1 - self.q, 1 / len(steps))
 
     def slope(self, steps: Steps, width: float) -> Steps:
@@ -240,7 +240,7 @@ class CRPS(AbstractObjective):
         return crps(np.sort(steps), self.measured.value)
 
     def slope(self, steps: Steps, width: float) -> Steps:
-        # The distribution function of what was measured, less that of the steps; ties count half.
+        # The distribution function of the measured steps, minus that of the steps; ties count half.
         return 2 * (_ranks(self.measured.value, steps) - _ranks(np.sort(steps), steps)) / len(steps)
 
     def influence(self, steps: Steps) -> Steps:

@@ -9,7 +9,7 @@ from .._files import read_file, shown, written_whole
 
 
 _ABOUT = "sweep.json"
-# In bytes, of what stands for the whole sweep and of the file of a row.
+# The largest sizes, in bytes, of the file about the sweep and of the file of a row.
 _MOST_ABOUT, _MOST_PART = 2**16, 2**24
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
     if not same:
         raise ValueError(
             f"`{shown(folder)}` holds another sweep (other values, samples, seed or job); give "
-            "another folder, or the same sweep to go on with it."
+            "another folder, or continue the same sweep."
         )
     done = {}
     for path in sorted(folder.glob("part-*.parquet")):

@@ -150,8 +150,8 @@ def _run(before, lanes, latency) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _path(before, ends, last: Int[np.ndarray, " fan"]) -> Int[np.ndarray, " path"]:
-    """Back from the latest of the last ops to the latest that each waits for; the first of equals,
-    as for the derivative.
+    """The critical path: from the latest of the last ops back, each time to the latest op that an
+    op waits for. Of equally late ops it takes the first, as the derivative does.
     """
     path, waits = [], last
     while (waits := waits[waits >= 0]).size:
@@ -169,6 +169,6 @@ def _receivers(program: Program, before) -> Int[np.ndarray, " ops"]:
     op, column = np.nonzero(before >= 0)
     waits_for = before[op, column]
     taken = sends[waits_for] & ~sends[op] & (rank[op] != rank[waits_for])
-    # The first in order is written last.
+    # Backwards, so that the first receiver is written last and remains.
     receivers[waits_for[taken][::-1]] = op[taken][::-1]
     return receivers

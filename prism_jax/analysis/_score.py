@@ -10,7 +10,7 @@ from ..law import Law
 from ..random import key_data
 
 
-# The law is compared by so many of its quantiles.
+# The number of quantiles by which a law is compared.
 _NUM_QUANTILES = 4000
 _RESAMPLES = 400
 

@@ -1,4 +1,4 @@
-"""What a figure of the step time depends on: kernels, stages, ranks, and what ops share."""
+"""What a figure of the step time depends on: kernels, stages, ranks and shared factors."""
 
 import dataclasses
 import functools as ft
@@ -30,8 +30,8 @@ _MOST_SHAPLEY = 10
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """How a figure depends on one part of a program. Elasticities have no unit; everything else is
-    in the unit of the figure. What does not apply to a part is `None`.
+    """How a figure depends on one part of a program. Elasticities have no unit; all other values
+    are in the unit of the figure. An attribute that does not apply to a part is `None`.
 
     **Attributes:**
 
@@ -223,8 +223,8 @@ def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
 
 
 def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], float]:
-    """The values of knobs by the group of a part, its name, and `mean` or `spread`. A rank has the
-    sum of its stages.
+    """The derivatives by the group of a part, its name, and `mean` or `spread`. That of a rank's
+    mean is the sum of those of its stages.
     """
     found: dict[tuple[str, str, str], Any] = {}
     for kind in sorted(knobs.kernel_mean):  # A traced dictionary comes back in this order.
@@ -246,7 +246,7 @@ def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], f
 
 
 def _rows(labels: list[tuple[str, str, str]], found: Batched) -> list[Part]:
-    """A row for each part, what costs most first; the first figure found is the objective's."""
+    """A row for each part, the most costly first. The first figure of `found` is the objective."""
     derivatives = found.through(lambda x: x[:, 1:])
     relative = found.through(lambda x: x[:, 1:] / np.where(x[:, :1] == 0, np.nan, x[:, :1]))
     fields: dict[tuple[str, str], dict[str, Estimate]] = {}

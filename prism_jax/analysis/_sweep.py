@@ -25,8 +25,8 @@ from ..workers import run_tasks
 from ._parts import Row, open_parts, write_part
 
 
-# The most rows that one call to a worker simulates, so as to compile once; and the fewest calls in
-# each shard of the rows, so that all workers have work.
+# The most rows in one call to a worker, which compiles once for them; and the fewest calls in each
+# shard of the rows, so that all workers have work.
 _CHUNK = 4
 _CALLS = 8
 
@@ -200,7 +200,10 @@ def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
             raise ValueError(unknown_name("parameter", ".".join(keys[: depth + 1]), known))
         node = known[key]
     if not eqx.is_inexact_array(node):
-        raise ValueError(f"`{name}` is no parameter of the program, but {type(node).__name__}.")
+        raise ValueError(
+            f"`{name}` has the type {type(node).__name__}, but only floating-point numbers of a "
+            "program can be swept; give another name."
+        )
     return get
 
 

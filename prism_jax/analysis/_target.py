@@ -112,8 +112,8 @@ def target(
         if not without <= at <= top:
             end = f"{top:.7g} with {high:g} times as much" if at > top else f"{without:.7g} without"
             raise ValueError(
-                f"No spread of `{part}` makes {objective} = {at:.7g} {objective.unit}: it is "
-                f"{as_it_is:.7g} as it is, and {end}."
+                f"No spread of `{part}` makes {objective} = {at:.7g} {objective.unit}: with its "
+                f"present spread the figure is {as_it_is:.7g}, and {end}."
             )
         factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)
         found = figure_at(factor)

@@ -20,7 +20,7 @@ from ._knobs import adjusted, neutral, turn
 
 
 FIGURES = ("mean", "std", *QUANTILES)
-# With so many steps, each batch has a few beyond p99.
+# With this many steps, each batch has a few steps beyond p99.
 _P99 = 4800
 
 
@@ -43,7 +43,9 @@ class Scenario:
                 f"A {type(self.program).__name__} was given in place of a scenario's program."
             )
         if self.replicas is not None and _whole(self.replicas) < 1:
-            raise ValueError(f"{self.replicas} replicas were given; a change is in 1 or more.")
+            raise ValueError(
+                f"{self.replicas} replicas were given; a change must be in at least 1 replica."
+            )
 
 
 def _whole(number) -> int:
@@ -113,7 +115,7 @@ def what_if(
 
     - `program`: the unchanged step.
     - `scenarios`: a [`Scenario`][] for each name: from [`slow_rank`][], [`scale_kernel`][], or made
-        of any other program.
+        from any other program.
     - `num_samples`: how many steps of each to simulate, in 16 batches, from which the intervals
         come.
     - `key`: a `jax.random` key.
@@ -199,8 +201,8 @@ def _same_graph(one: Program, other: Program) -> bool:
 
 
 def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | None = 1) -> Scenario:
-    """A scenario in which the compute of one pipeline rank takes longer, because all GPUs of its
-    tensor- and context-parallel group are slow, or one that the others wait for.
+    """A scenario in which the compute of one pipeline rank takes longer: all GPUs of its tensor-
+    and context-parallel group are slow, or one GPU is slow and the others wait for it.
 
     **Arguments:**
 

@@ -15,7 +15,7 @@ HELP = "calibrate a job to measured step times, so that it predicts other scales
 _LEVEL = {
     "compute": "compute takes this many times as long",
     "network": "collectives between nodes take this many times as long",
-    "constant_s": "seconds that a step takes besides",
+    "constant_s": "seconds added to each step",
     "growth": "compute takes (replicas)^this times as long",
 }
 
@@ -128,7 +128,7 @@ def _calibrated(job: Any) -> dict[str, Any]:
 
     found = job.calibrated
     errors = [found.uncertainty.covariance[i][i] ** 0.5 for i in range(len(LEVEL))]
-    # Of the two factors, what is known is the logarithm.
+    # The uncertainty of the two factors is that of their logarithms.
     level = {name: getattr(found, name) for name in LEVEL}
     errors = [e * level[n] if n in LEVEL[:2] else e for n, e in zip(LEVEL, errors, strict=True)]
     rows = [
@@ -152,7 +152,8 @@ def _text(result: dict[str, Any], first: str) -> str:
         lines.append(f"{name:<12}{result[name]:>9.4g} +- {error:<8.2g} {what}{prior}")
     if result["prior"]:
         lines.append(
-            "(prior): of other systems, for these steps say little of it; runs at other scales do"
+            "(prior): mostly from other systems, because these steps determine little of it; runs "
+            "at other scales would"
         )
     lines.append("")
     for v in result["variability"]:
@@ -160,7 +161,7 @@ def _text(result: dict[str, Any], first: str) -> str:
         parameters = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
         line = f"{v['kernel'] or 'all':<15} {v['component']:<11} {v['family']:<18} {parameters}"
         lines.append(line.rstrip())
-    lines += ["", f"{'of the steps of one run':<27}{'calibrated':>12}{'measured':>12}"]
+    lines += ["", f"{'steps of one run':<27}{'calibrated':>12}{'measured':>12}"]
     others = result["agreement_of_others"]
     for figures in ({"to": first, **result["agreement"]}, *others):
         lines += [f"{figures['to']}:"] if others else []

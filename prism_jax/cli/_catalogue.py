@@ -81,7 +81,7 @@ class Hardware:
     def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         del arguments
         devices = [data.load_device(name) for name in data.list_devices()]
-        # A family has as many nodes as a job says; of two racks, all links are seen.
+        # The job sets the number of nodes of a family; a cluster of two racks has all links.
         clusters = [data.load_cluster(name, 10**6) for name in data.list_clusters()]
         peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
         rows = [
@@ -134,7 +134,7 @@ class KernelProfiles:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--variability", action="store_true", help="how much kernels vary, with each source"
+            "--variability", action="store_true", help="how much kernels vary, with sources"
         )
 
     @staticmethod
@@ -159,7 +159,7 @@ class KernelProfiles:
 
 
 def _variability(names: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The laws of all profiles as a table, with the numbered sources that they share below it."""
+    """The laws of all profiles as a table, and below it their numbered sources."""
     found = {name: data.load_variability(name) for name in names}
     sources = list(dict.fromkeys(v.source for laws in found.values() for v in laws))
     rows = [

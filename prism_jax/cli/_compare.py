@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             jobs.append(msgspec.structs.replace(job, name=named))
     if len(jobs) < 2:
         raise ValueError(
-            "One job was given, and nothing to compare it with; give two, or values of a key with "
-            "`--over`."
+            "One job was given, and nothing to compare it with; give two jobs, or values of a key "
+            "with `--over`."
         )
 
     from ..program import check_memory

@@ -64,7 +64,7 @@ def _devices() -> tuple[dict[str, int], list[str]]:
         for device in jax.devices():
             found[device.device_kind] = found.get(device.device_kind, 0) + 1
         number = float(jax.jit(lambda x: jnp.sum(x**2))(jnp.arange(4.0)))
-    except RuntimeError as error:  # Of a plugin whose driver is missing, say.
+    except RuntimeError as error:  # Raised by a plugin whose driver is missing, for example.
         return {}, [f"JAX finds no device that works: {error}"]
     right = np.isclose(number, 14.0)
     return found, [] if right else [f"The devices compute {number} where 14 is right."]

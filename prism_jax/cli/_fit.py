@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     chosen = trace[arguments.steps]
     if not len(chosen.steps):
         raise ValueError(
-            f"`--steps` chooses none of {counted(len(trace.steps), 'whole step')}; give another "
+            f"`--steps` leaves no step of {counted(len(trace.steps), 'whole step')}; give another "
             "slice."
         )
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     say(arguments, f"fitting {counted(len(chosen.steps), 'step')}")
     profile = fit_profile(chosen)
     save_profile(profile, arguments.out)
-    say(arguments, "replaying the steps with parts drawn from their laws")
+    say(arguments, "replaying the steps with more and more parts sampled from the fitted laws")
     step = step_graph(job, profile.outline)
     latencies = op_latencies(chosen, step)
     again, moved, rungs = (
@@ -83,11 +83,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         *(f"dropped: {what} ({number})" for what, number in trace.dropped.items()),
         *(f"note: {note}" for note in profile.fitted.notes),
         "",
-        "steps with one part after the other drawn from its law:",
-        f"{'':<22} {'mean':>10} {'p95':>10}   by the part",
+        "replayed steps; each row samples one more part from its fitted law:",
+        f"{'':<22} {'mean':>10} {'p95':>10}   change of the mean",
         *_ladder_lines(rungs),
         "",
-        "the mean moves by " + _moved(moved),
+        "change of the mean: " + _moved(moved),
     ]
     return result, "\n".join(lines)
 
@@ -99,8 +99,8 @@ def _read(arguments: argparse.Namespace, job):
         for option in ("names", "time_unit"):
             if getattr(arguments, option) is not None:
                 raise ValueError(
-                    f"--{option.replace('_', '-')} is for what a profiler wrote; give its --format "
-                    "too, or leave it out: a table of ops names them and is in seconds."
+                    f"--{option.replace('_', '-')} is for a profiler's trace; give its --format, "
+                    "too, or leave the option out, because a table of ops has names and seconds."
                 )
         return read_trace(arguments.trace, job)
     return read_profile_traces(
@@ -125,13 +125,13 @@ def _moved(moved: dict[str, float]) -> str:
     largest = sorted(moved, key=lambda kind: -abs(moved[kind]))[:_MOST_MOVES]
     listed = ", ".join(f"{100 * moved[kind]:+.2g} % (`{kind}`)" for kind in largest)
     return (
-        f"{listed or 'nothing'}, where the latencies of one kind of op are shuffled over the "
-        "steps; a kind that moves it by more than 0.5 % hides a wait"
+        f"{listed or 'none'}, if the latencies of one kind of op are shuffled among the steps; "
+        "if a kind changes the mean by more than 0.5 %, its latencies contain a wait"
     )
 
 
 def _line(component) -> str:
     if component.value is None:
-        return f"{component.name}: not told by this trace: {component.note}"
+        return f"{component.name}: not known from this trace: {component.note}"
     note = f" ({component.note})" if component.note else ""
     return f"{component.name}: {component.value:.3g} +- {component.standard_error:.2g}{note}"

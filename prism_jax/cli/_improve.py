@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         ("gain", found.gain),
     ):
         lines.append(f"{label:<24}{with_unit(figure, found.unit)}")
-    lines += ["", "share of its spread to take away"]
+    lines += ["", "share of each part's spread to remove"]
     for name, share in sorted(found.removed.items(), key=lambda row: -row[1]):
         lines.append(f"{name:<24}{share:>12.3f}")
     lines += ["", f"{found.num_samples:,} steps for each figure, {len(found.path)} iterations"]

@@ -10,7 +10,7 @@ from .._files import shown, written_whole
 
 HELP = "write a job file with a comment on every key, to edit"
 
-# What a first job is made of; it is valid as it stands.
+# The start of a first job, which is valid without changes.
 _FIRST = """\
 # A job for prism-jax. Lines that begin with `#` show defaults; take the `#` away to change one.
 kind = "job"
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def commented_job() -> str:
-    """A job that is valid as it stands, with every key of its tables."""
+    """A job that is valid without changes, with every key of its tables."""
     about = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "nodes": 2, "tp": 2, "pp": 2, "dp": 4}
     lines = [_FIRST.format(**about)]
     for name in _TABLES:

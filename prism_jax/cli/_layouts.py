@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     check_ranks(of)
     shown: dict[str, Any] = {"progress": wants_progress(arguments)}
-    with ray_executor(arguments) as executor:  # A cluster that does not answer is told first.
+    with ray_executor(arguments) as executor:  # First, because the cluster may not answer.
         searches = []
         for job, batch in jobs:
             parts: dict[str, Any] = {"training": job.training, "kernels": job.kernels}
@@ -108,13 +108,13 @@ def _asked(arguments: argparse.Namespace, changes: list[str]) -> tuple[Any, int]
 
 
 def _check_kept(changes: list[str]) -> None:
-    """Raises a `ValueError` for a change of a key that the search decides."""
+    """Raises a `ValueError` for a change of a key that the search chooses."""
     for change in changes:
         if change.split("=")[0].split(".")[0] in ("layout", "schedule"):
             raise ValueError(
-                f"`{quoted(change)}` has no effect here, for layouts and schedules are searched; "
-                "use `--choose`, `--batch` or `--gpus`, or change `model`, `cluster`, `training` "
-                "or `kernels`."
+                f"`{quoted(change)}` has no effect here, because the search chooses layouts and "
+                "schedules; use `--choose`, `--batch` or `--gpus`, or change `model`, `cluster`, "
+                "`training` or `kernels`."
             )
 
 

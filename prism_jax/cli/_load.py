@@ -12,7 +12,7 @@ from ..data import Job, is_profile, load_job, notes_of
 from ._devices import use_all_cores
 
 
-# Steps that are off by as much are in another unit.
+# Steps that differ from the prediction by this factor are in another unit.
 _OTHER_UNIT = 200.0
 
 
@@ -36,7 +36,7 @@ class Loaded:
 
 
 def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
-    """Loads what the command line names: a shipped job, a `.toml` file, or the folder of a profile.
+    """Loads a job or a profile by name: a shipped job, a `.toml` file, or the folder of a profile.
 
     A job that needs more memory than its devices have is not compiled, except with `--allow-oom`.
     `changes` are made after those of `--set`.
@@ -96,9 +96,9 @@ def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str,
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
-    """Prints warnings on stderr, each once: which tables are used in place of those that the
-    machines of jobs lack, and which settings are implausible. For a single job, also which of its
-    keys have no effect; among several jobs this is expected.
+    """Prints warnings on stderr, each once: which tables stand in for missing ones, and which
+    settings are implausible. For a single job, also which keys have no effect; with several jobs
+    this is expected.
     """
     known = [job for job in jobs if job is not None]
     notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-# Where each command is.
+# The module of each command.
 _COMMANDS = {
     "simulate": "_simulate",
     "sensitivity": "_sensitivity",
@@ -101,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os._exit(130)
         return 130
     except BrokenPipeError:
-        # The reader (`head`, say) has seen enough; keep the interpreter from flushing again.
+        # The reader, such as `head`, closed the pipe; keep the interpreter from flushing again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except (OSError, MemoryError, RuntimeError) as error:  # JAX's out of memory is the last.
+    except (OSError, MemoryError, RuntimeError) as error:  # JAX out of memory: RuntimeError.
         _tell(str(error) or "out of memory")
         return 1
     return 0

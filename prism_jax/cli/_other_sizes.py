@@ -10,6 +10,6 @@ def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
         return []
     listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
     return [
-        f"note: not all have {size:,} GPUs ({listed}), so that a step may have more "
-        "tokens; compare tokens/s per GPU."
+        f"note: not all jobs have {size:,} GPUs ({listed}), so their steps may have other numbers "
+        "of tokens; compare tokens/s per GPU."
     ]

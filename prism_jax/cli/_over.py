@@ -7,7 +7,7 @@ import math
 from .._misc import quoted
 
 
-# Of one key, and of all combinations: each takes a tenth of a second or more.
+# The most values of one key, and the most combinations: each takes a tenth of a second or more.
 MOST_POINTS = 10_000
 
 
@@ -40,8 +40,8 @@ def values(
         )
     if given[0] in "[{":
         raise ValueError(
-            f"`{option} {quoted(text)}` gives lists or tables, which take no several values; vary "
-            f"keys of one number or word, as in `{example}`, and give a list by `--set`."
+            f"`{option} {quoted(text)}` gives lists or tables; vary keys that have one number or "
+            f"word, as in `{example}`, and give a list by `--set`."
         )
     if ":" not in given:
         choices = [choice.strip() for choice in given.split(",")]

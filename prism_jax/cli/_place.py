@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         rank = program.variability.rank
         if rank is None:
             raise ValueError(
-                f"{shown(arguments.job)}: its GPUs are all alike; give their measured --factors."
+                f"{shown(arguments.job)}: the GPUs of this job do not differ; give measured "
+                "--factors."
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
     devices = 8 if job.job is None else job.job.cluster.devices_per_node
@@ -108,7 +109,7 @@ def _text(name: str, found, out: str | None) -> str:
     lines = [f"{name}: {found.objective} of {len(found.order):,} nodes", ""]
     for field, label in _FIGURES.items():
         figure = getattr(found, field)
-        if figure is not None:  # There is no bound on what is not monotone in the steps.
+        if figure is not None:  # An objective that may fall when steps get longer has no bound.
             lines.append(f"{label:<24}{with_unit(figure, found.unit)}")
     lines += ["", f"{found.num_samples:,} steps; {found.num_placements:,} placements were tried"]
     if out is not None:

@@ -1,4 +1,4 @@
-"""`prism-jax predict`: a job's step if nothing varied, and its parts."""
+"""`prism-jax predict`: a job's step without variability, and its parts."""
 
 import argparse
 from typing import Any
@@ -42,13 +42,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     assert per_gpu is not None  # `predict` raises where a job has no model.
     result["throughput"] = plain(msgspec.structs.asdict(per_gpu))
     text = [
-        f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, if nothing "
-        "varied",
+        f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, without "
+        "variability",
         *per_gpu.lines(),
         "",
         table(("part", "time", "share"), rows),
         "",
-        f"pipeline: waiting for other stages; {found.exposed_send_recv:.3g} s of it are sends",
+        f"pipeline: waiting for other stages, of which {found.exposed_send_recv:.3g} s for "
+        "send_recvs",
     ]
     return result, "\n".join(text)
 

@@ -43,7 +43,7 @@ def _row(one: Any) -> dict[str, Any]:
 
 
 def as_text(found: Any, top: int) -> str:
-    """The first `top` jobs, and what the job with the shortest mean loses."""
+    """The first `top` jobs, and how much longer the objective of the best job by mean is."""
     header = ("rank", "by mean", "layout", "GPUs", "objective", "behind", "mean", "p95", "p99")
     header += ("GB", "MFU", "tokens/s/GPU")
     rows = [
@@ -76,6 +76,6 @@ def as_text(found: Any, top: int) -> str:
         lines.append("The best is also the best by mean.")
     else:
         lines.append(
-            f"The best by mean, {best.job.name}, loses {found.loss} s at {found.objective}."
+            f"The best by mean, {best.job.name}, is {found.loss} s worse by {found.objective}."
         )
     return "\n".join([*lines, *found.notes])

@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _commands(arguments: argparse.Namespace, most: int) -> dict[str, str]:
-    """For each figure of the page, by the function that makes it, a command that prints it again.
-    All figures except the law use at most `most` steps.
+    """A command that prints a figure of the page again, for the function behind each figure. All
+    figures except the law use at most `most` steps.
     """
     changes = [word for change in arguments.overrides for word in ("--set", change)]
     job = [arguments.job, *changes]

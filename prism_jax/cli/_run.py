@@ -15,7 +15,7 @@ HELP = "print how long a whole training run takes, including interruptions"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
-    # The mean of a step is known to a hundredth of its spread, and every replica is simulated.
+    # Enough for the mean to be known to a hundredth of the spread, with each replica simulated.
     parser.set_defaults(samples=8_192)
     parser.add_argument(
         "--steps", type=count, required=True, metavar="N", help="training steps of a run"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--deadline",
         type=_days,
         metavar="DAYS",
-        help="print the probability that a run ends within so many days",
+        help="print the probability that a run ends within this many days",
     )
     parser.add_argument(
         "--failures",
@@ -102,8 +102,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     }
     if law.interrupted:
         print(
-            f"prism-jax: interrupted after {len(law.days):,} of {law.requested:,} runs; the law is "
-            "of those.",
+            f"prism-jax: interrupted after {len(law.days):,} of {law.requested:,} runs; the law "
+            "has only these runs.",
             file=sys.stderr,
         )
     if arguments.deadline is not None:
@@ -124,14 +124,14 @@ def _text(result: dict[str, Any], law) -> str:
     ]
     if "probability" in result:
         chance = 100 * result["probability"]
-        lines.append(f"chance        {chance:.4g} % within {result['deadline_days']:g} days")
+        lines.append(f"probability   {chance:.4g} % to end within {result['deadline_days']:g} days")
     rest = ", ".join(f"{name} {d:.3g}" for name, d in result["parts_days"].items() if d > 1e-8)
     number = sum(law.interruptions.values())
-    best = f"the best is {law.best_interval_s:.4g} s"
+    best = f"the best interval is {law.best_interval_s:.4g} s"
     if not number:
-        best = "nothing interrupted a run"
+        best = "no run was interrupted"
     lines += [
-        f"goodput       {100 * law.goodput:.4g} % of the time in steps that count",
+        f"goodput       {100 * law.goodput:.4g} % of the time is spent in steps that count",
         f"days by part  {rest}",
         f"interrupted   {number:.4g} times{': ' if number else ''}"
         + ", ".join(f"{name} {n:.3g}" for name, n in law.interruptions.items() if n),
@@ -158,7 +158,7 @@ def _costs(arguments: argparse.Namespace, failures, world_size: int):
         rate = counted * world_size / (failures.device_hours * 3600)
         if not (rate and costs["blocking_s"]):
             raise ValueError(
-                "No interval between checkpoints is best where they cost nothing, or nothing "
+                "There is no best interval between checkpoints if they cost nothing or if nothing "
                 "interrupts the run; give `--interval`."
             )
         costs["interval_s"] = best_interval(rate, costs["blocking_s"])

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if len(measured) < 2:
         raise ValueError(
             f"{shown(arguments.against)}: {counted(len(measured), 'step')} of {len(given)} left "
-            "to score against; give at least two, and a `--steps` that leaves them."
+            "to score against; give at least two steps, and a `--steps` that keeps them."
         )
     loaded = load(arguments)
 
@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines = [f"{loaded.name} against {found.num_steps} measured steps", ""]
     lines.append(f"{'':<14} {'value':>10}   {'noise':>10}")
     for name, value in found.values.items():
-        # A ratio to measured steps that are all alike is none.
+        # A ratio to the spread of measured steps that are all equal is not defined.
         pair = {"value": value, "noise": found.noise[name]}
         result[name] = {k: x if math.isfinite(x) else None for k, x in pair.items()}
         value, noise = (f"{x:.4g}" if math.isfinite(x) else "-" for x in pair.values())
         lines.append(f"{name:<14} {value:>10}   {noise:>10}")
-    lines += ["", "noise: what the figure scatters by, for so few steps were measured"]
+    lines += ["", "noise: the scatter of the figure by chance, given the number of measured steps"]
     return result, "\n".join(lines)
 
 

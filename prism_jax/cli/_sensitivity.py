@@ -72,6 +72,6 @@ def _text(name: str, found, top: int) -> str:
     ]
     lines += [f"Shapley value of {name}: {value}" for name, value in found.shapley.items()]
     lines.append(
-        f"{found.num_samples:,} steps in {found.num_batches} batches; gains in half of them"
+        f"{found.num_samples:,} steps in {found.num_batches} batches; gains use half of them"
     )
     return "\n".join([*lines, *found.notes])

@@ -39,7 +39,7 @@ def add_law_arguments(parser: argparse.ArgumentParser) -> None:
         "--allocations",
         type=count,
         metavar="K",
-        help="divide the steps among K sets of GPUs, and print how much these differ (by default, "
+        help="divide the steps among K sets of GPUs, and print how much they differ (by default, "
         "GPUs are drawn anew for each step)",
     )
     parser.add_argument(
@@ -61,8 +61,8 @@ def check_epistemic(arguments: argparse.Namespace, job: Any) -> None:
     """Raises a `ValueError` for `--epistemic` with a profile."""
     if arguments.epistemic and job.job is None:
         raise ValueError(
-            f"{shown(arguments.job)}: this is a profile, whose fit does not say how well its level "
-            "is known; leave `--epistemic` out, or give a job."
+            f"{shown(arguments.job)}: this is a profile, and the uncertainty of its level is not "
+            "known; leave `--epistemic` out, or give a job."
         )
 
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if law.interrupted:
         print(
             f"prism-jax: interrupted after {law.num_samples:,} of {law.requested:,} steps; the law "
-            "is of those.",
+            "has only these steps.",
             file=sys.stderr,
         )
     return result, _text(job, program, result, per_gpu)
@@ -145,7 +145,7 @@ def _epistemic(job, law) -> dict[str, Any]:
 
 
 def _measured(job, overrides) -> dict[str, Any] | None:
-    """The measured figures; none for a changed job, because they are of another one."""
+    """The measured figures; `None` for a changed job, because the unchanged one was measured."""
     if job is None or job.measured is None or overrides:
         return None
     fields = {k: getattr(job.measured, k) for k in job.measured.__struct_fields__}
@@ -230,9 +230,9 @@ def _text(job, program, result, per_gpu) -> str:
     if "allocations" in result:
         found = result["allocations"]
         lines.append(
-            f"{len(found['means_s'])} sets of GPUs: a step has a standard deviation of "
-            f"{found['std_within_s']:.3g} s within one, and the mean of {_RUN_STEPS:,} "
-            f"independent steps one of {found['run_mean_std_s']:.3g} s between them"
+            f"{len(found['means_s'])} sets of GPUs: on one set, the standard deviation of steps is "
+            f"{found['std_within_s']:.3g} s; between sets, that of the mean of {_RUN_STEPS:,} "
+            f"independent steps is {found['run_mean_std_s']:.3g} s"
         )
     found = result["exposed_data_parallel_s"]
     if found["mean"] > 0:
@@ -244,9 +244,10 @@ def _text(job, program, result, per_gpu) -> str:
         found = result["epistemic"]
         low, high = found["p95_interval_90"]
         lines.append(
-            f"with what is not known of a run: 90 % of steps in {found['p5']:.5g} .. "
-            f"{found['p95']:.5g} s; its p50 within {100 * found['level_std']:.2g} % (one standard "
-            f"deviation), its p95 in {low:.5g} .. {high:.5g} s with 90 %"
+            f"with the uncertainty of the model (--epistemic): 90 % of steps take {found['p5']:.5g}"
+            f" .. {found['p95']:.5g} s; the p50 of a run has a standard deviation of "
+            f"{100 * found['level_std']:.2g} %, and the 90 % interval of its p95 is {low:.5g} .. "
+            f"{high:.5g} s"
         )
     lines += [f"* {name}: {why}" for name, why in result.get("unknown_because", {}).items()]
     if per_gpu is not None:

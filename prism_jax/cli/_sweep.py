@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ._load import say, tell_notes, wants_progress
 
     if not arguments.allow_oom:
-        # Laws and latencies of kernels take no memory.
+        # Laws and latencies of kernels do not change the memory of a job.
         shapes = (msgspec.structs.replace(job, kernels=jobs[0].kernels) for job in jobs)
         for job in {msgspec.json.encode(job): job for job in shapes}.values():
             check_memory(job)
@@ -91,8 +91,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         what = str(error).strip(".") or "interrupted"
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RuntimeError
         raise kind(
-            f"{what}; `{arguments.out}` keeps the rows that are done, and the same command goes on "
-            "with them."
+            f"{what}; `{arguments.out}` keeps the rows that are done, and the same command "
+            "simulates the others."
         ) from None
     tell_notes(jobs)
     rows = [
@@ -118,7 +118,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_throughput(rows, jobs) -> list[dict[str, Any]]:
-    """The rows with GPUs, tokens/s per GPU and MFU. Laws of kernels do not matter for these."""
+    """The rows with GPUs, tokens/s per GPU and MFU."""
     import msgspec
 
     from ..program import throughput
@@ -130,7 +130,7 @@ def _with_throughput(rows, jobs) -> list[dict[str, Any]]:
     keys = [msgspec.json.encode(_without_laws(job)) for job in jobs]
     shapes = dict(zip(keys, jobs, strict=True))
     found = []
-    for row in rows:  # All, or those of a shard.
+    for row in rows:  # All rows, or only those of a shard.
         job, constant = jobs[row["row"]], per_gpu(keys[row["row"]])
         more: dict[str, Any] = {"world_size": job.layout.world_size}
         if constant is not None and row["mean_s"]:

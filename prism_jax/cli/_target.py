@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     found = target(program, wanted, arguments.part, arguments.at, **options)
     text = (
         f"{job.name}: with {found.factor} times its spread, `{arguments.part}` gives {wanted} = "
-        f"{found.reached:.6g}; it is {found.as_it_is:.6g} as it is and {found.without:.6g} without "
-        f"({found.num_samples:,} steps)"
+        f"{found.reached:.6g}; with its present spread {found.as_it_is:.6g}, without any "
+        f"{found.without:.6g} ({found.num_samples:,} steps)"
     )
     about = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
     return {**about, "part": arguments.part, **plain(found)}, "\n".join([text, *found.notes])

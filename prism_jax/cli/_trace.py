@@ -75,8 +75,8 @@ def _job_of_ops(arguments: argparse.Namespace):
         return None
     if not arguments.job or not (arguments.ops or "").endswith(".parquet"):
         raise ValueError(
-            "--ops and --job go together: a name that ends in `.parquet`, and the job whose layout "
-            "says which rank is which worker."
+            "--ops and --job go together; give a file name that ends in `.parquet`, and the job "
+            "whose layout says which rank is which worker."
         )
     return load_job(arguments.job)
 
@@ -89,15 +89,16 @@ def _lines(path: str, found) -> list[str]:
         f"{path}: {len(found.ranks)} of {world} ranks, {found.steps} steps of "
         f"{found.step_time_s:.5g} s on average, {found.size / 1e6:,.1f} MB of text",
         f"events: {events}",
-        f"ops: {ops or 'none that ranges name'}",
+        f"ops: {ops or 'no range has the name of an op'}",
     ]
     if found.on_device:
         lines.append(f"streams: {found.streams}; launches of CUDA graphs: {found.graph_launches}")
     if found.clocks.matched:
         ahead = ", ".join(f"{1e-3 * x:.1f}" for _, x in sorted(found.clocks.seen.items()))
         lines.append(
-            f"clocks: ahead of the first by {ahead} us, by the ends of {found.clocks.matched} "
-            f"collectives, which scatter by {1e-3 * found.clocks.scatter_ns:.1f} us"
+            f"clocks: ahead of the clock of the first rank by {ahead} us, judged by the ends of "
+            f"{found.clocks.matched} collectives, which scatter by "
+            f"{1e-3 * found.clocks.scatter_ns:.1f} us"
         )
     rows = [
         (

@@ -35,11 +35,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     for text in arguments.link:
         name, factor = named_factor(text, "--link", "infiniband:1.5")
         if job.job is None:
-            raise ValueError(f"{shown(arguments.job)}: a profile has no links; give a job.")
+            raise ValueError(
+                f"{shown(arguments.job)}: this is a profile, without links; give a job."
+            )
         if job.job.cluster is None:
             raise ValueError(
-                f"{shown(arguments.job)}: it names no cluster, so it has no links; give a job with "
-                "a `cluster`."
+                f"{shown(arguments.job)}: this job names no cluster, so it has no links; give a "
+                "job with a `cluster`."
             )
         links = {link.name: link for link in job.job.cluster.links}
         if name not in links:
@@ -111,7 +113,7 @@ def _throughputs(job: Any, others: dict[str, Any], found) -> dict[str, dict[str,
 
 
 def _speed_lines(speed: dict[str, dict[str, Any]]) -> list[str]:
-    if not speed:  # Of a profile only latencies are known.
+    if not speed:  # A profile has only latencies.
         return []
     sizes = {name: one["world_size"] for name, one in speed.items()}
     cells = [
@@ -133,7 +135,8 @@ def _place(text: str, option: str) -> tuple[str, int, float]:
     of, _, number = place.partition("=")
     if of not in ("stage", "rank") or not (number.isdecimal() and len(number) <= 9):
         raise ValueError(
-            f"{option} `{quoted(text)}` must be such as `stage=7:1.2` or `rank=0:1.2`."
+            f"{option} `{quoted(text)}` must be a stage or rank and a factor, such as "
+            "`stage=7:1.2` or `rank=0:1.2`."
         )
     return of, int(number), factor
 

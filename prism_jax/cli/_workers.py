@@ -28,7 +28,7 @@ def _address(text: str) -> str:
     """The address of a Ray cluster."""
     if not text.strip():
         raise argparse.ArgumentTypeError(
-            "the address is empty; give host:port or auto, or nothing for this machine"
+            "the address is empty; give host:port or auto, or leave it out for this machine"
         )
     return text
 
@@ -38,7 +38,7 @@ def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
     """The executor of `--ray`; `None` without it. Ctrl-C and errors end the work of its workers."""
     if arguments.ray is None:
         if arguments.worker_gpus is not None:
-            raise ValueError("`--worker-gpus` is of the workers of `--ray`; give both.")
+            raise ValueError("`--worker-gpus` applies to the workers of `--ray`; give both.")
         yield None
         return
     from ..workers import RayExecutor

@@ -58,7 +58,7 @@ def _stack(job: Job) -> dict[str, Any]:
         return {}
     try:
         return load_software(job.training.software).training
-    except ValueError:  # A file beside that of the job, which is not known here.
+    except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
         return {}
 
 
@@ -75,7 +75,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _assumed(known: dict[str, Key], path: str, value: Any) -> AssumedKey:
     key = known.get(re.sub(r"\[\d+\]", "[]", path))
-    if key is None:  # Within a table of free names, such as the settings of a module.
+    if key is None:  # In a table of free names, such as the settings of a module.
         return AssumedKey(path, value, unit(path), False)
     default = key.default is not None and toml_value(value) == key.default
     return AssumedKey(path, value, key.unit, default)

@@ -8,7 +8,7 @@ from ._job import Job, Layout, ScheduleConfig, Training
 from ._model import Model, check_model
 
 
-# A graph of so many ops takes about a minute and some gigabytes to compile.
+# A graph of this many ops takes about a minute and some gigabytes to compile.
 MAX_BLOCKS = 2_000_000
 
 
@@ -37,7 +37,7 @@ def check_job(job: Job, where: str) -> None:
             )
         if schedule.embedding_counts_as_layer or schedule.head_counts_as_layer:
             raise ValueError(
-                f"{where}: `schedule.layers_per_stage` says all already; leave out "
+                f"{where}: `schedule.layers_per_stage` gives the layers of all stages; leave out "
                 "`embedding_counts_as_layer` and `head_counts_as_layer`."
             )
     given = [key for key in ("model", "cluster", "training") if getattr(job, key) is not None]
@@ -94,7 +94,7 @@ def check_cluster(cluster: Cluster, where: str) -> None:
         raise ValueError(f"{where}: the key `links` is empty; give at least one link.")
     names = [link.name for link in cluster.links]
     if len(set(names)) < len(names):
-        raise ValueError(f"{where}: `links` has two with one name; name them apart.")
+        raise ValueError(f"{where}: `links` has two links with one name; rename one of them.")
     for inner, outer in zip(cluster.links, cluster.links[1:], strict=False):
         if outer.group <= inner.group:
             raise ValueError(

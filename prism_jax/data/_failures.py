@@ -74,6 +74,6 @@ def load_failures(name: str | os.PathLike[str]) -> Failures:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(
-            f"{shown(path)}: the cause `{twice[0]}` stands twice; give each cause once."
+            f"{shown(path)}: the cause `{twice[0]}` is given twice; give each cause once."
         )
     return found

@@ -64,7 +64,7 @@ def find_file(
             raise ValueError(unknown_name(what, name, names))
         return data_folder(kind) / f"{name}.toml"
     name = os.fspath(name)
-    # By the name as it was given, for `pathlib` drops a `/` at its end.
+    # By the name as given, because `pathlib` drops a `/` at its end.
     if beside is not None and not os.path.isabs(name) and os.path.exists(beside / name):
         name = os.path.join(beside, name)
     if os.path.isdir(name):

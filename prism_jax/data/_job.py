@@ -275,6 +275,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if found is not None and found.variant not in (dtype, ""):
             notes += (
                 f"no efficiency of matrix multiplications in {dtype} is known here, so that of "
-                f"{found.variant}, as a part of the peak, stands in.",
+                f"{found.variant}, as a share of the peak, is used.",
             )
         return notes

@@ -117,7 +117,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stands_in_for: str = ""
 
 
-# The wider dtype whose efficiency, a part of the peak, stands in for that of a narrower one.
+# For a dtype without a table: the wider dtype whose efficiency is used in its place.
 STANDS_IN = {"fp4": "mxfp8", "mxfp8": "fp8"}
 
 
@@ -153,9 +153,9 @@ class Kernels(msgspec.Struct, frozen=True):
     def notes(self) -> tuple[str, ...]:
         """A sentence for each machine for which the numbers of another are used."""
         return tuple(
-            f"the {source.stands_in_for} has no table of kernels of its own, so that of "
-            f"`{source.name}` stands in (its key `kernels` chooses which), and true step times may "
-            "differ."
+            f"the {source.stands_in_for} has no table of kernels of its own, so the table of "
+            f"`{source.name}` is used (its key `kernels` chooses the table), and true step times "
+            "may differ."
             for source in self.sources
             if source.stands_in_for
         )

@@ -132,8 +132,8 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     check_keys(raw, Job, lambda key: shown(path))
     if num_nodes is not None and "cluster" not in raw:
         raise ValueError(
-            f"{shown(path)}: `num_nodes` is of a cluster, which is missing; add `cluster`, or "
-            "leave it out."
+            f"{shown(path)}: `num_nodes` belongs to a cluster, but there is none; add `cluster`, "
+            "or leave `num_nodes` out."
         )
     origin = {override.key: override for override in parsed}
 
@@ -175,7 +175,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 
 
 def _call_dtypes_by_their_names(training: Any) -> None:
-    """In place, where these are called as PyTorch does."""
+    """Replaces PyTorch's names of dtypes, in place."""
     for key in ("dtype", "gradient_dtype"):
         if isinstance(training, dict) and isinstance(training.get(key), str):
             training[key] = _DTYPES.get(training[key].removeprefix("torch."), training[key])
@@ -184,7 +184,7 @@ def _call_dtypes_by_their_names(training: Any) -> None:
 def _resolve(
     raw: dict[str, Any], path: pathlib.Path, changes: list[Override], num_nodes: Any
 ) -> None:
-    """Puts the tables of what is given by name into the table of a job, in place."""
+    """Replaces names of models, clusters and devices by their tables, in place."""
     training = raw.get("training")
     if isinstance(training, dict) and isinstance(training.get("software"), str):
         raw["training"] = {**load_software(training["software"], path.parent).training, **training}

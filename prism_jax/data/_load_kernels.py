@@ -22,7 +22,7 @@ from ._read import convert, read_csv, read_toml
 from ._variations import read_variations
 
 
-# Efficiencies and factors have no unit: these stand in for machines without a folder of their own.
+# Used for machines without a folder of their own, because efficiencies and factors have no unit.
 _DEFAULT_DEVICE = "h100-sxm"
 _DEFAULT_CLUSTER = "dgx-h100"
 
@@ -71,11 +71,11 @@ def load_kernels(cluster: Cluster) -> Kernels:
 
 
 def links_without_table(cluster: Cluster) -> tuple[str, ...]:
-    """The links of a cluster that has tables of its own which do not know them by name, so that
-    those of another link, at the same place, stand in.
+    """The links whose names are not in the cluster's own tables, so that the efficiencies of the
+    link at the same place are used.
     """
     folder, source = _folder("cluster", cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
-    if source.stands_in_for:  # Of which `Kernels.notes` tells.
+    if source.stands_in_for:  # `Kernels.notes` warns about these.
         return ()
     known = {row.link for row in read_csv(folder / "efficiency.csv", CollectiveRow)}
     return tuple(link.name for link in cluster.links if link.name not in known)
@@ -112,7 +112,7 @@ def _folder(what: str, given: str | None, name: str, default: str) -> tuple[path
 def _by_place(
     rows: list[tuple[str, str, float, float, float]], cluster: Cluster
 ) -> list[tuple[str, str, float, float, float]]:
-    """The rows of a table of links, for the links of a cluster that it may not know by name."""
+    """The rows of a table for the links of a cluster, whose names may differ from the table's."""
     names = list(dict.fromkeys(link for _, link, *_ in rows if link)) or [""]
     found = []
     for place, link in enumerate(cluster.links):

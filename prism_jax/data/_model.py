@@ -95,16 +95,16 @@ def check_model(model: Model, where: str) -> None:
     words = "embedding" in (model.first, model.last) or "head" in (model.first, model.last)
     if model.vocab_size == 0 and (words or model.num_mtp_layers):
         raise ValueError(
-            f"{where}: the key `vocab_size` is missing; add it, or name ends without words as "
-            "`first` and `last`."
+            f"{where}: the key `vocab_size` is missing; add it, or give `first` and `last` modules "
+            "without a vocabulary."
         )
     if model.layers is None:
         if model.num_layers == 0:
             raise ValueError(f"{where}: the key `num_layers` is missing; add it, or `layers`.")
         if model.modules:
             raise ValueError(
-                f"{where}: `modules` are those of `layers`, which is missing; add it, or use the "
-                "short form without either."
+                f"{where}: `modules` has settings for `layers`, which is missing; add `layers`, or "
+                "use the short form without either."
             )
         return
     count = sum(layer.repeat for layer in model.layers)
@@ -114,4 +114,4 @@ def check_model(model: Model, where: str) -> None:
             "`num_layers` out."
         )
     if not all(layer.modules for layer in model.layers):
-        raise ValueError(f"{where}: `layers` has one without `modules`; name one at least.")
+        raise ValueError(f"{where}: `layers` has an entry without `modules`; name at least one.")

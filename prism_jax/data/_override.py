@@ -91,7 +91,7 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
                 _no_table(override)
             continue
         known = _known_keys(table, cls)
-        # A module says itself which keys it has.
+        # The module itself checks its keys later.
         of_module = depth == 3 and override.keys[:2] == ("model", "modules")
         if key not in known and not (of_module and last):
             _unknown(override, seen, key, known)

@@ -13,7 +13,7 @@ from ._model import Model
 _MOST_OF_A_NETWORK = 2e11
 _MOST_OF_A_LINK = 4e12
 _FACTORS = (0.7, 1.5)
-# GPT-2 and GPT-3 have 50,257 words; models with more are mostly younger, and not like them.
+# GPT-2 and GPT-3 have 50,257 tokens; models with more are mostly newer, with other defaults.
 _WORDS_OF_GPT = 52_000
 _DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
 
@@ -46,7 +46,7 @@ def _of_cluster(cluster: Cluster) -> Iterator[str]:
         if link.bandwidth_bytes_per_s > most:
             yield (
                 f"the link `{link.name}` has {link.bandwidth_bytes_per_s:.3g} bytes/s per device, "
-                f"which is more than any has; if these are bits, give "
+                f"which is more than any network has; if these are bits, give "
                 f"{link.bandwidth_bytes_per_s / 8:.3g}."
             )
     for inner, outer in it.pairwise(links):
@@ -59,12 +59,13 @@ def _of_cluster(cluster: Cluster) -> Iterator[str]:
     if links[-1].group < cluster.num_devices:
         yield (
             f"the link `{links[-1].name}` joins {links[-1].group:,} of the cluster's "
-            f"{cluster.num_devices:,} devices; leave its `group` out, and it joins all."
+            f"{cluster.num_devices:,} devices; leave its `group` out to join all of them."
         )
     for name in links_without_table(cluster):
         yield (
             f"the link `{name}` has no efficiency in the tables of `{cluster.name}`, so that of "
-            "the link at its place stands in; call it as the tables do, or expect other step times."
+            "the link at its place is used; give the link its name in the tables, or expect other "
+            "step times."
         )
 
 

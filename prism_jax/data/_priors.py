@@ -23,7 +23,7 @@ class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure that counts as much as so many observations of it, and where it is from."""
+    """A figure that counts as much as `observations` observations of it, and where it is from."""
 
     value: Positive
     observations: NonNegative
@@ -31,7 +31,7 @@ class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A normal law whose mean and standard deviation were estimated from so many systems."""
+    """A normal law whose mean and standard deviation were estimated from `number` systems."""
 
     mean: _Number
     deviation: Positive
@@ -40,13 +40,15 @@ class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SampledSpread(Sampled, frozen=True, forbid_unknown_fields=True):
-    """That of systems of these devices; of any, where none is named."""
+    """The law for systems with these devices; if no device is named, for all systems."""
 
     devices: tuple[Text, ...]
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure at the mean of another, its slope, and its standard deviation around the line."""
+    """A figure as a line over another: its value at the mean of the other, its slope, and its
+    standard deviation around the line.
+    """
 
     mean: _Number
     slope: _Number
@@ -55,30 +57,33 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `calibrate` knows of any system: `kernels/priors.toml`.
+    """Laws of figures of any system before it is measured (`kernels/priors.toml`). `calibrate` and
+    `simulate --epistemic` use them.
 
     **Attributes:**
 
-    - `network`, `constant_s`, `growth`: of the logarithm of the factor on communication between
-        nodes, of the constant per step, and of the exponent of the replicas; see `Calibrated`.
-    - `constant_share`: what the constant is of the shortest step at most.
-    - `scale`: of the logarithm of a run's median around what these explain at other scales.
-    - `configuration`: of the logarithm of a run's median over what is predicted without any run.
-    - `system_spreads`, `system_shares`: of the logarithms of the spread of the core of a system,
-        by its devices, and of its share of outliers.
-    - `system_excess`: of the logarithm of what an outlier takes, in spreads of the core, by that of
-        their share.
-    - `spread_elsewhere`: of the logarithm of the spread of a run at another scale over that where
-        it was calibrated.
-    - `collective_noise`: of the logarithm of the standard deviation of the logarithm of what
-        replicas do together, in a family of systems, and `collective_scale` of what each of these
-        has besides.
-    - `step_shared`: the share of the core's variance that a step has in common with the next, and
-        `step_alone` the spread that it has alone and that no collective makes.
+    - `network`: the logarithm of the factor on communication between nodes; see `Calibrated`.
+    - `constant_s`: the constant per step.
+    - `growth`: the exponent of the number of replicas.
+    - `constant_share`: the largest share of the shortest step that the constant may take.
+    - `scale`: the logarithm of a run's median at another scale, relative to the calibrated level.
+    - `configuration`: the logarithm of a run's median, relative to the prediction from the
+        configuration alone.
+    - `system_spreads`: the logarithm of the spread of the core of a system, by its devices.
+    - `system_shares`: the logarithm of a system's share of outliers.
+    - `system_excess`: the logarithm of the excess of an outlier in spreads of the core, over the
+        logarithm of the share of outliers.
+    - `spread_elsewhere`: the logarithm of the spread of a run at another scale, relative to that
+        at the calibrated scale.
+    - `collective_noise`: the logarithm of the noise of collectives between replicas (the standard
+        deviation of the logarithm of their latency) in a family of systems.
+    - `collective_scale`: the deviation of one system of a family from that logarithm.
+    - `step_shared`: the share of the core's variance that a step has in common with the next.
+    - `step_alone`: the spread of a step that neither the next step nor collectives explain.
     - `step_spread`: the spread of the core of a run's steps.
     - `outlier_share`: the share of slow outliers among steps.
-    - `outlier_excess`: by how many spreads of the core one is longer, and `outlier_spread` the
-        spread of its logarithm.
+    - `outlier_excess`: the excess of an outlier over the median, in spreads of the core.
+    - `outlier_spread`: the spread of the logarithm of this excess.
     """
 
     network: Prior

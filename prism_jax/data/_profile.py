@@ -42,10 +42,10 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ops that workers run once in a step, before and after the pipeline, in their order; the
-    pairs of workers (`dp_rank * pp + stage`) that send over slower links than others, as between
-    nodes, if the trace shows two classes of links; and the kinds of compute that start when all
-    replicas have reached them, as when parameters are gathered for each.
+    """What a trace shows of the graph of a step: the ops that workers run once in a step, before
+    and after the pipeline, in their order; if there are two classes of links, the pairs of workers
+    (`dp_rank * pp + stage`) with slow links, such as those between nodes; and the kinds of compute
+    that start only when all replicas have reached them, such as those that gather parameters.
     """
 
     before: tuple[Call, ...] = ()
@@ -68,7 +68,7 @@ class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PositionFactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a kind of op of a stage takes for one microbatch of the step, over its mean for all
+    """The latency of a kind of op of a stage for one microbatch of the step, over its mean for all
     microbatches.
     """
 
@@ -98,8 +98,8 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a profile was fitted to, and what could not be estimated from the trace.
 
-    `level` is the factor that `means` were scaled by, because together the laws had another mean
-    than the steps.
+    `level` is the factor by which `means` were scaled, because the mean of all laws together
+    differed from that of the steps.
     """
 
     num_steps: Count
@@ -122,10 +122,10 @@ class Profile(msgspec.Struct, frozen=True):
     - `fitted`: what the profile was fitted to.
     - `sets`: measured factors of the data of microbatches, if they are not given by a law in
         `variability`. Each row has factors that were measured one after the other; in a step, a
-        replica takes as many consecutive ones as it has microbatches. Rows of length one make
+        replica takes as many consecutive factors as it has microbatches. Rows of length one make
         microbatches independent.
-    - `positions`: factors on `means` for the position of a microbatch in the step, where positions
-        differ; one for all others.
+    - `positions`: factors on `means` for positions of microbatches in the step; one for positions
+        that are not listed.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class _FactorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of `microbatches.csv`: rows of one stretch follow one another."""
+    """A row of `microbatches.csv`; the rows of one stretch are consecutive."""
 
     stretch: Annotated[int, msgspec.Meta(ge=0)]
     factor: NonNegative
@@ -199,7 +199,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
     else:
         (folder / _POSITIONS).unlink(missing_ok=True)
     write_variations(folder / "variability.csv", profile.variability)
-    # Last, for without it the folder is no profile.
+    # Last, because a folder without this file is not a profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
     with written_whole(folder / "profile.toml") as partial:
         partial.write_text(tomli_w.dumps(table), encoding="utf-8")
@@ -245,8 +245,8 @@ def _read_means(file: pathlib.Path) -> tuple[WorkerMean, ...]:
         key = mean.kind, mean.dp_rank, mean.stage
         if key in means:
             raise ValueError(
-                f"{where}: `{quoted(mean.kind)}` of dp_rank {mean.dp_rank}, stage {mean.stage} is "
-                "there twice; keep one of its rows."
+                f"{where}: `{quoted(mean.kind)}` of dp_rank {mean.dp_rank}, stage {mean.stage} has "
+                "two rows; keep one of them."
             )
         means[key] = mean
     return tuple(means.values())
@@ -260,7 +260,7 @@ def _read_positions(file: pathlib.Path) -> tuple[PositionFactor, ...]:
         if key in positions:
             raise ValueError(
                 f"{where}: `{quoted(position.kind)}` of stage {position.stage}, microbatch "
-                f"{position.microbatch} is there twice; keep one of its rows."
+                f"{position.microbatch} has two rows; keep one of them."
             )
         positions[key] = position
     return tuple(positions.values())

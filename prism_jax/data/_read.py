@@ -19,10 +19,10 @@ from .._misc import MOST_QUOTED, quoted, unknown_name
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-# A table with as many bytes as the second holds a million rows; TOML takes long to read.
+# The largest files, in bytes. A table of the second size has a million rows; TOML is slow to read.
 _MOST_TOML = 2**21
 _MOST_CSV = 2**26
-# More parts than any key has; `tomllib` needs memory for the square of them.
+# More parts than any key has, because `tomllib` needs memory for the square of their number.
 _MOST_PARTS = 12
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS},}}")
@@ -134,7 +134,7 @@ def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]
     for where, row in rows:
         if len(row) != len(header):
             raise ValueError(
-                f"{where}: it has not as many cells as the header; give {len(header)}."
+                f"{where}: the row has another number of cells than the header; give {len(header)}."
             )
         cells = {name: cell for name, cell in zip(header, row, strict=True) if cell != ""}
         try:

@@ -12,7 +12,7 @@ from ._job import Job
 from ._read import struct_type
 
 
-# The ends of names that say in which unit a number is.
+# The units of keys by the ends of their names.
 _UNITS = {
     "_flop_per_s": "FLOP/s",
     "_bytes_per_s": "bytes/s",
@@ -24,7 +24,7 @@ _UNITS = {
     "vocab_size": "tokens",
     "max_positions": "tokens",
 }
-# What is filled in when a job is loaded, and what `calibrate` writes.
+# Keys that are filled in when a job is loaded, or written by `calibrate`.
 LEFT_OUT = ("kernels", "calibrated")
 
 

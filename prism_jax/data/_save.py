@@ -58,7 +58,8 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     ):
         table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
     elif cluster is not None and len(cluster.links) > 1 and _joins_all(cluster):
-        # So that it joins all devices of any number of nodes; a link alone may be that of a node.
+        # Without `group` it joins all devices, for any number of nodes; a single link may be that
+        # of a node.
         del table["cluster"]["links"][-1]["group"]
     with written_whole(path) as partial:
         text = tomli_w.dumps({"kind": "job", **without_none(table)})

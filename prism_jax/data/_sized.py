@@ -3,7 +3,7 @@
 from typing import Any
 
 
-_MOST = 10**9  # As of any count.
+_MOST = 10**9  # The largest value of any count in a file.
 
 
 def sized(table: dict[str, Any], num_nodes: Any = None) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def sized(table: dict[str, Any], num_nodes: Any = None) -> dict[str, Any]:
     nodes, each, links = (table.get(key) for key in ("num_nodes", "devices_per_node", "links"))
     if not isinstance(links, list):
         return table
-    # Where one of these is no number, that is said where it is converted.
+    # A value that is not a number is refused later, when the table is converted.
     devices = nodes * each if type(nodes) is int and type(each) is int else 1
     if devices > _MOST:
         raise ValueError(

@@ -14,7 +14,7 @@ from ._read import convert, read_toml
 from ._types import Label, Text
 
 
-# What a job trains, and not how.
+# Keys that belong to the job itself, so no software stack may set them.
 _OF_A_JOB = ("microbatch_size", "sequence_length", "dtype", "software")
 
 

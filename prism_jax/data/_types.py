@@ -7,15 +7,15 @@ from msgspec import Meta
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
-# Every layer of a stage takes memory, and no model has as many.
+# More layers than any model has; each takes memory here.
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=10**5)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, lt=1e30)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
-# Infinity is a limit that has a meaning.
+# A limit may be infinite.
 PositiveOrInfinite: TypeAlias = Annotated[float, Meta(gt=0)]
 AtLeastOne: TypeAlias = Annotated[float, Meta(ge=1, lt=1e30)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-# What messages and tables show: short, on one line, and nothing that a terminal would act on.
+# Texts that messages and tables show: short, on one line, without control characters.
 Label: TypeAlias = Annotated[str, Meta(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]

@@ -69,7 +69,7 @@ def _parameters(text: str, where: str) -> dict[str, float]:
     return parameters
 
 
-# What the components have beyond the parameters of their laws.
+# Parameters of components besides those of their laws.
 _OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
 
 

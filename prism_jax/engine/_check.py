@@ -11,14 +11,14 @@ from ..random import check_key
 from ..replica import Plan
 
 
-# The cube of a normal is a fair picture of a sum of kernels up to this skewness.
+# The cube of a normal approximates a sum of kernels well up to this skewness.
 MAX_SKEWNESS = 1.5
-# The stratum with the most stalls stands for more of them too; their probability must not matter.
+# The stratum with the most stalls also represents more stalls, whose probability must not matter.
 MAX_UNSEEN_STALLS = 1e-6
 
 
 def check_program(program: Any, key: Any) -> None:
-    """Raises unless `program` is one, and its values and those of the key are known."""
+    """Raises unless `program` is a program, and its values and the key are not traced."""
     if not isinstance(program, Program):
         raise ValueError(
             f"A {type(program).__name__} was given in place of a program; use `compile_job` to get "

@@ -41,7 +41,7 @@ class Composed:
     - `over`: see [`Over`][].
     - `batches`: how many batches of as many steps each are independent of each other.
     - `pools`: what decides the steps where batches are not kept apart.
-    - `whole`: `(n,)`, these steps.
+    - `whole`: `(n,)`, the steps of these batches.
     """
 
     steps: Float[np.ndarray, " n"]

@@ -144,7 +144,7 @@ def reservoirs(
 
 def _of_one_replica(run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
     """Samples of one replica, at most one stretch at a time. Short stretches share tiles."""
-    if draws[0].sampling == "sobol" and len(draws) > 1:  # Each has points of its own.
+    if draws[0].sampling == "sobol" and len(draws) > 1:  # Each stretch has points of its own.
         for mine in draws:
             yield from _of_one_replica(run, [mine])
         return

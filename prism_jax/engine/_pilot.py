@@ -16,9 +16,9 @@ from ._run import Stretch, composed, decided_stretches
 
 
 _SAMPLES = 4096
-# The rule of replicas is the exact one where the vector rule is lower than it by more.
+# The exact rule of replicas is used if the vector rule is lower by more than this.
 _TOLERANCE = 5e-4
-# So little support in the pilot tells nothing.
+# With less support in the pilot, nothing is decided.
 _LEAST_SUPPORT = 3
 
 
@@ -104,6 +104,6 @@ def importance_gain(pilot: Pilot) -> float:
     squares = dot(weights, weights)
     if weights.sum() ** 2 < _LEAST_SUPPORT * squares:
         return 0.0
-    # Plain samples, of which there are four times as many, weigh alike within a stratum.
+    # Plain samples, which are four times as many, have equal weights within a stratum.
     plain = chances.network[regime] * chances.weight / np.bincount(regime, chances.share)[regime]
     return dot(weights, plain[stratum]) / (4 * len(kept.ids) * squares)

@@ -40,7 +40,7 @@ def _pools(
 
 
 def _together(kept: Sequence[Replicas]) -> Replicas:
-    """All samples, none of which were dropped."""
+    """All samples, if none were dropped."""
     fields = ("ids", "ends", "score", "stratum", "likelihood")
     arrays = (np.concatenate([getattr(one, name) for one in kept]) for name in fields)
     return Replicas(

@@ -54,7 +54,7 @@ def decided_stretches(
                 decision = decide(
                     run.chances, kept, run.key, steps, num_replicas=number, exact=exact
                 )
-                # What was drawn is to be composed; Ctrl-C while it was decided ends the run then.
+                # Drawn samples are still composed; a Ctrl-C during the decision ends the run later.
                 interrupted |= interrupt.came
                 interrupt.came = False
                 yield Stretch(mine, decision, steps)

@@ -89,8 +89,8 @@ def simulate(
     _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
     run, explicit = prepare(program, key), replicas == "explicit"
-    # Laws of one program have one grid, so that they can be merged, however they are sampled: that
-    # of a pilot which finds the tail.
+    # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that
+    # laws of one program can be merged.
     pilot = draw_pilot(run)
     grid = grid_of(pilot.steps())
     run = _sampled(run, pilot, num_samples, sampling, explicit)
@@ -154,7 +154,7 @@ def _law(
             if not laws:
                 raise
         law = merge(laws)
-        # The law says how many steps it is of, unless it is of all.
+        # An interrupted law says how many steps it has, so the interrupt needs no message.
         interrupt.late, interrupt.came = interrupt.came and not law.interrupted, False
     return law
 
@@ -184,7 +184,7 @@ def _check_allocations(program, num_samples, replicas, allocations) -> None:
         raise ValueError("`allocations` simulates every replica; leave out `replicas='exact'`.")
     if program.variability.rank is None:
         raise ValueError(
-            "`allocations` needs GPUs that differ, but the program's `variability.rank` is none; "
+            "`allocations` needs GPUs that differ, but the program's `variability.rank` is `None`; "
             "give it a law, or leave `allocations` out."
         )
 

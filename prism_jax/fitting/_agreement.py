@@ -23,7 +23,7 @@ def agreement(
     `p50_s`, `p95 / p50` and `core_spread`, each as a pair.
     """
     assert job.kernels is not None
-    # The factor of a step is independent of all else, and what is compiled without it is there.
+    # Simulated without the factor of a step, which is independent of the rest and multiplied on.
     steps = steps_of_kernels(job, job.kernels, jax.random.key(1), num_samples)
     steps = steps * step_law_of(job.kernels).factors(len(steps))
     each = [_figures(run) for run in runs]

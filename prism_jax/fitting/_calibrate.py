@@ -53,9 +53,9 @@ def calibrate(
         the number of replicas. Runs at one scale determine only the first. The others then have
         the values of other systems (`kernels/priors.toml`), as `uncertainty` says. Runs at other
         scales determine more of them.
-    - `residual` of the collectives over replicas: the variation that a step does not share with the
-        next, as far as other systems have such noise. Its effect on a step grows with the share of
-        the step that these collectives take.
+    - `residual` of the collectives between replicas: the variation that a step does not share with
+        the next, as far as the prior for this noise allows. Its effect on a step grows with the
+        share of the step that these collectives take.
     - `step`, relative to the step time: the spread of the core of the steps beyond the noise of
         kernels, and the slow outliers. Both are shrunk towards those of other systems, more so if
         runs are short. If the core is narrower than the noise of kernels, this noise is reduced.
@@ -141,7 +141,7 @@ class _Calibration:
 
 
 def _started(given: _Given) -> _Calibration:
-    """The calibration before any steps of it are simulated."""
+    """The first calibration, before any steps are simulated."""
     scales, priors = given.scales, given.priors
     all_observed = [scale.observed for scale in scales]
     spread = float(np.mean([spread_of(observed, priors) for observed in all_observed]))
@@ -179,7 +179,7 @@ def _improved(now: _Calibration, given: _Given) -> _Calibration:
 
 
 def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
-    """The level at which medians agree; `above` is the median over the step if nothing varied."""
+    """The level at which medians agree. `above` is the median over the step without variability."""
     points = [
         Point(
             scale.seconds,
@@ -203,7 +203,7 @@ def _noise(observed: Observed, priors: Priors) -> float:
 
 
 def _silent(source: str) -> tuple[Variation, ...]:
-    """Constant laws for what is already part of the law of a step."""
+    """Constant laws for the components that are already part of the law of a step."""
     return tuple(Variation("", name, "constant", {}, source) for name in ("rank", "network"))
 
 

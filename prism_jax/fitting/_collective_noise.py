@@ -12,9 +12,9 @@ from ._scale import Scale, Simulation
 from ._step_law import spread_of
 
 
-# What replicas do together, with one law for all of it.
+# The collectives between replicas, which share one law.
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-# The likelihood's grid: factors of the noise that is usual, and parts of a spread.
+# The grid of the likelihood: factors on the usual noise, and shares of a spread.
 _FACTORS = np.exp(np.linspace(-3.5, 3.5, 281))
 _PARTS = np.exp(np.linspace(-7, 0, 281))
 _TURNS = 3
@@ -27,8 +27,8 @@ class Split:
     **Attributes:**
 
     - `alone`: the observed variance that a step does not share with the next.
-    - `kernels`: the part of it from kernels whose noise is known; negative if less noisy
-        collectives would be hidden.
+    - `kernels`: the part of it from kernels whose noise is known. It is extrapolated, and negative
+        if compute hides collectives with little noise.
     - `collectives`: the part from collectives, if the standard deviation of each is one.
     - `num_steps`: how many steps were observed.
     """
@@ -66,7 +66,7 @@ def noise_of_collectives(
     - `kernels`: the kernels of each scale, at the level of its runs.
     """
     noise: float | None = float(np.exp(priors.collective_noise.mean))
-    # What runs beside compute shows only where it ends later: the more, the noisier it is.
+    # A collective beside compute shows only if it ends later, which is more likely with more noise.
     for _ in range(_TURNS):
         splits = splits_of(scales, kernels, priors, simulation, noise)
         noise = most_likely_noise([one for one in splits if one.collectives > 0], priors)
@@ -76,10 +76,10 @@ def noise_of_collectives(
 
 
 def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
-    """Variation that steps do not share is either noise of collectives, whose effect follows from
-    the program, or a step's own, which is the same at each scale. Both have priors: log-normal for
-    collectives, and half-Cauchy for the step's own, which may be much larger than usual. Scales
-    differ by more than chance.
+    """The most likely noise of collectives. Variation that steps do not share is either noise of
+    collectives, whose effect follows from the program, or a step's own, which is the same at each
+    scale. Both have priors: log-normal for collectives, and half-Cauchy for a step's own variation,
+    which may be much larger than usual. Scales may differ by more than chance.
     """
     if not splits:
         return None
@@ -91,7 +91,7 @@ def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
     )
     for one in splits:
         predicted = np.maximum(one.kernels + one.collectives * noise**2, 0) + step**2
-        # The logarithm of a variance is off by twice that of a deviation.
+        # The error of a variance's logarithm is twice that of the standard deviation's logarithm.
         error = 2 / one.num_steps + (2 * priors.collective_scale.deviation) ** 2
         cost = cost + np.log(one.alone / predicted) ** 2 / (2 * error)
     best, _ = np.unravel_index(np.argmin(cost), cost.shape)

@@ -30,7 +30,7 @@ from ._step_factor import of_steps
 from ._variance import ALIKE, Variance
 
 
-# Data are told from workers and steps by loadings, and loadings from what these leave.
+# Iterations: loadings separate data from workers and steps, and are estimated from the rest.
 _ROUNDS = 3
 _NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual")
 
@@ -68,8 +68,8 @@ def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component,
 
     - `rank`, `step`, `worker_step`, `microbatch`, `residual`: standard deviations of logarithms,
       which are relative spreads.
-    - `step_autocorrelation`: of the step's factor with that of the next step. In short traces it
-      is too low: it takes many times `1 / (1 - autocorrelation)` steps.
+    - `step_autocorrelation`: that of the factors of consecutive steps. It is too low in traces that
+      are not many times `1 / (1 - autocorrelation)` steps long.
     - `stall_rate`: stalls per op.
 
     Each has a standard error; or is `None`, with the reason, if it cannot be estimated from the
@@ -84,7 +84,7 @@ def stall_rate(number: int, of: int) -> Component:
     """The component of the rate of stalls, from `number` stalls in `of` ops."""
     if not of:
         return Component("stall_rate", None, None, "no op takes any time")
-    # The error of a count, as if there had been one more: none seen is not none.
+    # The error of a count as if there had been one more, because a count of zero has an error, too.
     return Component("stall_rate", number / of, float(np.sqrt(number + 1)) / of)
 
 
@@ -120,7 +120,7 @@ def take_apart(
     if loadings is None:
         microbatch = between_microbatches(rest - mean(rest, (3, 4)), residual.known)
         if residual.value is None:
-            microbatch = dataclasses.replace(microbatch, note="with what its op has")
+            microbatch = dataclasses.replace(microbatch, note="with the residual of its op")
         elif microbatch.value is not None:
             microbatch = dataclasses.replace(microbatch, value=0.0)
     else:
@@ -158,7 +158,7 @@ class _Effects:
 
 
 def _first(body: Logs) -> _Effects:
-    """A first estimate, as if all that the ops of a worker or a step share were persistent."""
+    """A first estimate, as if everything that ops of a worker or a step share were persistent."""
     worker, step = main_effects(body)
     none, factor = Variance(None), step.reshape(-1)
     means = DataMeans(0.0, 0.0, 0 * factor)
@@ -222,12 +222,12 @@ def _of_data(
     by_stage = np.sum(np.sum(slopes, axis=2, keepdims=True) ** 2, axis=(1, 2), keepdims=True)
     noise = noises[0] * float(np.mean(1 / square[seen]))
     noise += noises[1] * float(np.mean(by_stage[seen] / square[seen] ** 2))
-    # In a step and between steps, which have lost what they have in common to the steps' factor.
+    # Within a step and between steps, after the factor of steps has taken their common part.
     factor = np.where(seen, data.factor, np.nan)
     inner = factor - mean(factor, (0, 3))
     total = float(np.nanmean(inner**2) + np.mean(by_step[count(factor, (0, 3)).reshape(-1) > 0]))
     own = max(total - noise, 0.0)
-    # As if each replica's step were one draw: what its microbatches share makes them fewer.
+    # Each replica's step counts as one draw, because its microbatches are not independent.
     sums = np.nansum(inner**2 - np.nanmean(inner**2), axis=3)
     error = float(np.sqrt(np.sum(sums**2))) / len(values)
     factor = 1 + (data.factor / values.mean() - 1) * np.sqrt(own / max(total, 1e-300))
@@ -237,7 +237,7 @@ def _of_data(
 
 
 def _of_mean_one(loadings: np.ndarray, factor: np.ndarray, middle: float) -> DataFactor:
-    """The same law of relative latencies around those at the mean factor, which was `middle`."""
+    """The same law of relative latencies, with a factor of mean one in place of `middle`."""
     return DataFactor(loadings * middle / (1 + loadings * (middle - 1)), factor)
 
 
@@ -245,7 +245,7 @@ def _own(left: Logs, slopes: np.ndarray, residual: Variance, worker_step: Varian
     """The rest without the likely effects of a worker's step, scaled to the residual's variance.
     Without variance there is no effect.
     """
-    # The data of a microbatch have taken from its ops as much as each goes with them.
+    # The estimated factor of a microbatch has absorbed a part of its ops, by their slopes.
     taken = slopes**2 / np.maximum(np.sum(slopes**2, axis=(1, 2), keepdims=True), 1e-300)
     left = left / np.sqrt(np.maximum(1 - taken, 0.1))
     noise = residual.known / np.maximum(count(left, (2, 3)), 1)

@@ -9,12 +9,12 @@ from ._robust import typical
 from ._stalls import groups
 
 
-# The standard errors by which a spread must be too small. That of the logarithm of a robust
-# standard deviation is the second, over the root of the number of values (Rousseeuw and Croux,
-# "Alternatives to the median absolute deviation", 1993: an efficiency of 37 %).
+# How many standard errors a spread must be too small. The standard error of the logarithm of a
+# robust standard deviation is `_OF_SPREAD` over the root of the number of values (Rousseeuw and
+# Croux, "Alternatives to the median absolute deviation", 1993: an efficiency of 37 %).
 _SEEN = 4.0
 _OF_SPREAD = 1.17
-# What varies is at least this share of the shortest latency.
+# The least share of the shortest latency that varies.
 _LEAST = 0.05
 
 
@@ -24,14 +24,14 @@ def constant_parts(
     """The part of each op's latency that does not vary, in seconds: the same for all ops of a kind
     on a worker, and zero for most.
 
-    Noise is relative: the slower the GPU, the more its latencies spread in seconds. A worker of the
-    slower half whose latencies spread relatively less than those of the faster half, by four
-    standard errors, has a constant part: so much that the rest spreads relatively as theirs do, but
-    no more than 95 % of its shortest latency.
+    Noise is relative: the slower the GPU, the more its latencies spread in seconds. If the
+    latencies of a worker of the slower half spread relatively less than those of the faster half,
+    by four standard errors, the worker has a constant part. It is so large that the rest has the
+    relative spread of the faster half, but at most 95 % of the worker's shortest latency.
 
-    Workers are compared with those of their stage in other replicas, and the constant part is no
-    more than what they are slower by. With one replica, they are compared with those of all stages,
-    although these may have other work.
+    Workers are compared with workers of the same stage in other replicas, and the constant part is
+    at most the difference of their latencies. With one replica, they are compared with workers of
+    all stages, although other stages may have other work.
     """
     constant = np.zeros((len(latencies), 1))
     same_work = job.layout.dp > 1
@@ -59,7 +59,7 @@ def _find(
         return
     logs = np.log(spread[fast] / level[fast])
     relative = float(np.exp(np.median(logs)))
-    # Where the noise of the fast workers differs by more than chance, so may that of the slow.
+    # If the noise of fast workers differs by more than chance, that of slow workers may, too.
     scatter = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
     error = max(_OF_SPREAD / np.sqrt(latencies.shape[1]), scatter) * np.sqrt(1 + 1 / len(logs))
     least = float(np.median(level[fast])) if same_work else 0.0
@@ -71,8 +71,8 @@ def _find(
 
 
 def _level_and_spread(latencies: Float[np.ndarray, "ops steps"]) -> tuple[float, float]:
-    """The mean over ops of their medians, and the robust standard deviation around these. Steps
-    share factors, so that the ops of a step count as one draw.
+    """The mean of the medians of ops, and the robust standard deviation around these medians. Steps
+    share factors, so all ops of a step count as one draw.
     """
     centre, _ = typical(latencies, (1,))
     _, spread = typical(latencies - centre, (0, 1))

@@ -1,5 +1,5 @@
-"""The factor of the data of microbatches, which all compute for a microbatch has in common, with
-different loadings.
+"""The factor of the data of microbatches, which acts on all compute for a microbatch through
+loadings.
 
     relative latency[replica, stage, phase, m, t] = 1 + loading[stage, phase] (f[replica, m, t] - 1)
 
@@ -19,10 +19,9 @@ from ._means import count, mean
 
 _SWEEPS = 500
 _NEWTON = 6
-# A factor, and loadings other than one, are seen where they are off by so many standard errors.
+# A factor, or a loading other than one, must be significant by this many standard errors.
 _SEEN = 3.0
-# No op takes less than this part of its mean for its data, and no latency counts for more times it:
-# a stall is not data.
+# The smallest and the largest effect of data on an op, over its mean. A longer latency is a stall.
 _LEAST, _MOST = 0.02, 20.0
 
 
@@ -73,7 +72,7 @@ def find_loadings(logs: Logs) -> Float[np.ndarray, "stages phases"] | None:
     covariance = rows @ rows.T / number
     stage = np.repeat(np.arange(logs.shape[1]), logs.shape[2])
     used = ~np.eye(len(rows), dtype=bool) & (number > 1)
-    # The phases of one worker share its step too.
+    # Phases of one worker also share the worker's step.
     if len(np.unique(stage[there.any(axis=1)])) > 2:
         used &= stage[:, None] != stage
     if not used.any():
@@ -83,7 +82,7 @@ def find_loadings(logs: Logs) -> Float[np.ndarray, "stages phases"] | None:
     if np.sum(covariance[used]) <= _SEEN * chance:
         return None
     found = _one_factor(covariance, used)
-    # The noise of an op, over what the factor spreads.
+    # The noise of an op, relative to the spread of the factor.
     own = np.maximum(variance - found**2, 0)
     errors = np.sqrt(own / np.maximum(np.diag(number), 1)) / np.mean(found)
     loadings = found / np.mean(found)
@@ -124,7 +123,7 @@ def find_factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"]) -> Dat
         off = np.where(there, logs - np.log(found.relative), 0)
         square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
         step = np.sum(slopes * off, axis=(1, 2), keepdims=True) / np.maximum(square, 1e-300)
-        # No more than by half at once.
+        # At most a factor of two in one iteration.
         factor = found.factor * np.exp(np.clip(step / found.factor, -0.7, 0.7))
     factor = np.where(count(logs, (1, 2)) > 0, np.maximum(factor, lowest), 1)
     return DataFactor(loadings, factor)

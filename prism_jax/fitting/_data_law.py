@@ -11,12 +11,12 @@ from ._components import Apart
 from ._family import BETTER, LEVELS, best_family, halves_of, held_score, predicted
 
 
-# A table of quantiles has so many values of the same probability, and sets so many factors at most.
+# The number of values in a table of quantiles, and the most factors in sets.
 _QUANTILES = 1024
 _MOST_FACTORS = 2**17
-# What steps are divided into, to tell by how much a score scatters.
+# The parts into which steps are divided to estimate the scatter of a score.
 _BLOCKS = 10
-# Differences are seen from so many standard errors on.
+# The standard errors from which a difference is significant.
 _SEEN = 3.0
 
 Sets = tuple[tuple[float, ...], ...]
@@ -51,7 +51,7 @@ def law_of_data(
 
 
 def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
-    """Whether sums over a replica's step are predicted better by such sums than by mixtures."""
+    """Whether other sums over a replica's step predict such sums better than independent draws."""
     if factor.shape[2] < 2 or factor.shape[0] * factor.shape[1] < 2 * _BLOCKS:
         return False
     rng, worse = np.random.default_rng(0), []
@@ -66,8 +66,8 @@ def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
 def _stretches(
     factor: Float[np.ndarray, "replicas steps microbatches"], steps: Int[np.ndarray, " steps"]
 ) -> Sets:
-    """Stretches of consecutive factors: of each step separately or, if data continue from one step
-    to the next as they do within a step, of all steps of a replica.
+    """Stretches of consecutive factors: those of each step or, if data continue from one step to
+    the next as they do within a step, those of all steps of a replica.
     """
     replicas, number, microbatches = factor.shape
     length = microbatches

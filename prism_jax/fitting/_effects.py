@@ -48,10 +48,10 @@ def data_means(data: DataFactor, logs: Logs) -> DataMeans:
     replicas, steps = np.sum(there.any(axis=4)), np.sum(there.any(axis=0))
     if replicas > 1 and steps > 1:
         centred = cells - mean(cells, (0,)) - mean(cells, (4,)) + mean(cells, (0, 4))
-        # In a share of their degrees of freedom.
+        # As a share of the degrees of freedom.
         cell = np.nansum(centred**2) / np.sum(there) * replicas * steps
         cell /= (replicas - 1) * (steps - 1)
-    else:  # Nothing tells what microbatches of one step share.
+    else:  # The common part of a step's microbatches is not known.
         number = np.maximum(count(factor, (3,)), 1)
         inner = factor - mean(factor, (3,))
         cell = np.nansum(inner**2) / max(np.sum(np.maximum(number - 1, 0)), 1) / np.mean(number)
@@ -63,9 +63,10 @@ def data_means(data: DataFactor, logs: Logs) -> DataMeans:
 def without_data(
     worker: np.ndarray, loadings: np.ndarray, own: float, by_chance: float
 ) -> np.ndarray:
-    """The effects of workers without differences between replicas from their data: of the part
-    along the loadings, workers keep the share of their variance `own` in the sum with that of the
-    data (empirical Bayes; Efron and Morris, "Stein's estimation rule and its competitors", 1973).
+    """The effects of workers, without the differences between replicas that come from their data.
+    The part along the loadings is multiplied by the share of the workers' variance `own` in the sum
+    of `own` and the variance of the data (empirical Bayes; Efron and Morris, "Stein's estimation
+    rule and its competitors", 1973).
     """
     if worker.shape[0] < 2 or by_chance <= 0:
         return worker
@@ -113,14 +114,14 @@ def step_effects(
     """
     number = count(logs, (0, 3))[0, :, :, 0]
     level = log_mean(logs, (0, 3))[0, :, :, 0]
-    # A worker's step is on all microbatches of its phases.
+    # A worker's step acts on all microbatches of its phases.
     workers = np.sum((~np.isnan(logs)).any(axis=(2, 3)), axis=0)[:, None]
     own = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
     weight = np.where(number > 0, 1 / np.maximum(own, 1e-18), 0)
     found, precision, mine = _solved(level, weight, loadings[:, :, None], data)
     some, own = number.sum(axis=(0, 1)) > 0, 1 / precision
     kept = _no_chance(found[some], own[some], 0.0)
-    # The data of steps are more than chance where replicas that have other data go together.
+    # The data of steps are more than chance if replicas with different data vary together.
     of_data = _no_chance(mine[some], data[some], _SEEN)
     by_group = kept * found + np.log(np.maximum(1 + of_data * loadings[:, :, None] * mine, 0.1))
     factor = found + of_data * mine
@@ -130,8 +131,8 @@ def step_effects(
 def _solved(
     level: np.ndarray, weight: np.ndarray, loadings: np.ndarray, data: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the groups of a step have in common, its precision, and the mean data of the step,
-    minus one, which is not drawn towards none.
+    """The common effect of the groups in each step, its precision, and the mean data of the step,
+    minus one, without shrinkage.
     """
 
     def at(mine: np.ndarray) -> tuple[np.ndarray, ...]:

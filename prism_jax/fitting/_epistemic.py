@@ -13,16 +13,16 @@ from ._level import slope_of_level
 from ._systems import laws_of_systems, spread_of_device
 
 
-# Evenly likely points: of the steps of a run, of its level, of its spread.
+# Equally likely points: of the steps of a run, of its level, of its spread.
 _STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
-# How many systems stand for all, where nothing is known of a job's own.
+# The number of systems that are drawn for a job without calibration.
 _SYSTEMS = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Epistemic:
-    """Laws of the steps of possible runs. The level and the spread of each run are drawn from what
-    is known of them.
+    """Laws of the steps of possible runs. The level and the spread of each run are drawn from their
+    laws.
 
     **Attributes:**
 

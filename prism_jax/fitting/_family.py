@@ -10,7 +10,7 @@ from .._misc import bisect
 from ..analysis import crps
 
 
-# The simplest first: another must be better by this share.
+# Families are tried from the simplest on; a later family must be better by this share.
 BETTER = 1e-3
 _FAMILIES = ("lognormal", "normal", "gamma", "shifted-lognormal", "weibull")
 LEVELS = (np.arange(201) + 0.5) / 201
@@ -92,7 +92,7 @@ def _moments(family: str, ratios: np.ndarray) -> dict[str, float] | None:
     if family == "gamma":
         return {"cv": cv}
     if family == "weibull":
-        shape = cv**-1.086  # Of small error from cv 0.01 to 1; Justus et al. (1978).
+        shape = cv**-1.086  # Its error is small for CVs from 0.01 to 1 (Justus et al. 1978).
         return {"shape": shape}
     skewness = float(np.mean((values - 1) ** 3)) / cv**3
     if not 0.05 < skewness < 20:

@@ -18,11 +18,12 @@ def find_positions(
     """The mean latency at each position in the step, over that at all positions: for each kind of
     op of a stage where positions differ by more than chance (F test, with probability 0.001).
 
-    The first forwards of a stage have caches, links or SMs to themselves, which later ones share
-    with backwards and transfers. As a random factor this would make steps vary that do not.
+    The first forwards of a stage have caches, links or SMs to themselves; later forwards share
+    these with backwards and transfers. A random factor in place of this would make steps vary too
+    much.
 
-    Positions are compared by means over replicas, so that one position of one step counts once,
-    whatever its replicas share. Their deviations are shrunk by the share that chance explains.
+    Positions are compared by means over replicas, because replicas may share factors in a step.
+    Deviations are shrunk by the share that chance explains.
 
     **Arguments:**
 
@@ -49,7 +50,7 @@ def find_positions(
 
 
 def _by_stage(step: StepGraph, pp: int) -> dict[tuple[str, int], dict[int, list[int]]]:
-    """The ops of each kind and stage by worker, without those whose twin has the latency."""
+    """The ops of each kind and stage by worker, except ops whose latency is in their twin."""
     found: dict[tuple[str, int], dict[int, list[int]]] = {}
     nodes = zip(step.kind, step.members, step.twin, strict=True)
     for op, (kind, members, twin) in enumerate(nodes):
@@ -65,7 +66,7 @@ def _factors(
     """Factors of mean one, all one if positions do not differ by more than chance."""
     _, positions, steps = seconds.shape
     relative = np.mean(seconds / seconds.mean(axis=(1, 2), keepdims=True), axis=0)
-    relative = relative - relative.mean(axis=0)  # What a step's positions share is not theirs.
+    relative = relative - relative.mean(axis=0)  # The common part of a step is not of positions.
     effect = relative.mean(axis=1)
     seen = float(np.sum(effect**2)) / (positions - 1)
     degrees = (positions - 1) * (steps - 1)

@@ -21,10 +21,10 @@ from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
 
 
-# A replay that is off by more than the first is a reader's to know, by more than the second no fit.
+# A replay that is off by more than the first limit gives a note, by more than the second an error.
 _REPLAY_NOTED = 0.005
 _REPLAY_MOST = 0.1
-# A drift that is so many standard errors off none is one.
+# The standard errors from which a drift is significant.
 _DRIFTS = 4.0
 
 
@@ -45,8 +45,8 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     - The factor of the data of microbatches has a law of its own, and each kind of op of a stage
       has a loading on it.
     - If the mean of step times is off the mean of this law by more than chance explains, all mean
-      latencies are scaled; if they spread more, by three standard errors, the law of the factor of
-      a step is widened.
+      latencies are scaled; if step times spread more than the law, by three standard errors, the
+      law of the factor of a step is widened.
 
     **Arguments:**
 
@@ -81,9 +81,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(
-            f"The starts of the trace's ops do not fit the order of the job's schedule, for their "
-            f"replay is off by {100 * off:.3g} %, where {100 * _REPLAY_MOST:.0f} % are allowed; "
-            "give the job that was traced and starts on one clock."
+            f"The starts of the trace's ops do not fit the order of the job's schedule: their "
+            f"replay is off by {100 * off:.3g} %, and {100 * _REPLAY_MOST:.0f} % are allowed; "
+            "give the job that was traced, and starts on one clock."
         )
     constant = constant_parts(job, step, latencies)
     positions = find_positions(step, latencies - constant, job.layout.pp)
@@ -170,18 +170,18 @@ def _notes(trace: Trace, off: float) -> tuple[str, ...]:
     seconds = [trace.end[op] - trace.start[op] for op in compute]
     if idle := sum(int(np.sum(x <= 0)) for x in seconds):
         ops = counted(sum(x.size for x in seconds), "op")
-        notes.append(f"{idle} of {ops} of compute take no time: the components are of the others")
+        notes.append(f"{idle} of {ops} of compute take no time and are left out of the components")
     notes += _drift(trace)
     gaps = np.diff(trace.steps)
     if len(gaps) and np.mean(gaps == 1) < 0.8:
         notes.append("the traced steps have gaps: the autocorrelation of steps is not identified")
     if dp * trace.job.layout.pp < 64:
         notes.append(
-            f"{counted(dp * trace.job.layout.pp, 'worker')}: their own means are known, the law "
-            "that they are drawn from is not"
+            f"{counted(dp * trace.job.layout.pp, 'worker')}: too few to know the law of workers; "
+            "only their own means are known"
         )
     if steps < 100:
-        notes.append(f"{steps} steps: stalls rarer than one in {steps} steps are not seen")
+        notes.append(f"{steps} steps: stalls rarer than one in {steps} steps cannot be seen")
     return tuple(notes)
 
 
@@ -198,4 +198,4 @@ def _drift(trace: Trace) -> list[str]:
     if abs(slope) <= _DRIFTS * np.sqrt(left / square):
         return []
     change = 100 * slope * float(np.ptp(steps))
-    return [f"steps change by {change:+.2g} % over the trace, which no law has: they have a drift"]
+    return [f"step times drift by {change:+.2g} % over the trace, which the fitted laws ignore"]

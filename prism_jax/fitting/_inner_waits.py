@@ -11,17 +11,17 @@ from ..program import StepGraph, op_latencies, step_graph
 from ..trace import Trace
 
 
-# Such a wait explains what a kind of op takes where without it the variance over steps is smaller:
-# by such a share and by so many standard errors; and where no more than few ops end before the last
-# of those that they wait for. Where there is no such wait, the variance is not smaller but larger.
+# A kind of op has such a wait if its latencies vary less without it, by this share and by this many
+# standard errors, and if at most this share of its ops end before the last op that they would wait
+# for. If there is no such wait, subtracting one makes the variance larger.
 _EXPLAINED, _SEEN, _EARLY = 0.05, 2.0, 0.05
 
 
 def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
     """The outline with the kinds of compute that start with a wait for all replicas.
 
-    A slow forward of one replica is a long wait in the backwards of the others. If these were drawn
-    independently, steps would contain both.
+    A slow forward of one replica is a long wait in the backwards of the others. If both were drawn
+    independently, steps would contain the delay twice.
     """
     if trace.job.layout.dp < 2 or len(trace.steps) < 2:
         return outline

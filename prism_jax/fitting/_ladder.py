@@ -1,5 +1,5 @@
-"""Finds the law that is wrong: replays steps of a trace with measured ops, then with one part after
-the other drawn from its law.
+"""Finds the law that fits worst: replays steps of a trace with measured ops, then draws one part
+after the other from its law.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from ._laws import compute_logs, places, relative_latencies
 from ._stalls import groups
 
 
-# So many steps are replayed for each rung, at least.
+# The least number of steps that are replayed for each rung.
 _STEPS = 300
 
 
@@ -85,7 +85,7 @@ class _Parts:
         """The names of parts, and latencies with these parts drawn from their laws."""
         yield "measured ops", self._latencies
         self._draw_residuals(~self.compute)
-        yield "what is not compute", self._latencies
+        yield "all except compute", self._latencies
         self.relative = np.where(self.compute[:, None], self._data(), 1)
         yield "data of microbatches", self._latencies
         self._draw_residuals(self.compute)
@@ -113,7 +113,7 @@ class _Parts:
         for kind in dict.fromkeys(self.kinds[mine].tolist()):
             ops, law = np.flatnonzero(self.kinds == kind), self.laws.get((kind, "residual"))
             self.rest[ops] = 1.0 if law is None else self._drawn(law, (len(ops), self._shape[1]))
-        self.rest[np.array(self.step.twin)] = 0  # The other of the pair takes the time.
+        self.rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
 
     def _drawn(self, law, shape: tuple[int, int]) -> np.ndarray:
         return family_quantiles(law.family, law.parameters, self.rng.uniform(size=shape))
@@ -155,8 +155,8 @@ def _means(
 ) -> tuple[
     Float[np.ndarray, "ops 1"], Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]
 ]:
-    """The mean of what varies of each op and its constant part, both without the level, and the
-    loadings.
+    """For each op the mean of its varying part and its constant part, both without the level, and
+    its loading.
     """
     pp, level = profile.layout.pp, profile.fitted.level
     means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}

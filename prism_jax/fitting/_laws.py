@@ -48,7 +48,7 @@ def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops st
 
 
 def places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The ops of compute, and where each is: replica, stage, phase, microbatch."""
+    """The ops of compute, and the replica, stage, phase and microbatch of each."""
     ops, phases = np.flatnonzero(step.computes), step.phases
     worker = np.array([step.members[op][0] for op in ops])
     phase = np.array([phases.index(step.kind[op]) for op in ops])

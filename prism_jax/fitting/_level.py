@@ -10,7 +10,7 @@ from jaxtyping import Float
 from ..data import LEVEL, Kernels, Priors
 
 
-# A level further off than this factor is a mistake in the job or in the unit.
+# A larger factor on compute means a mistake in the job or in the unit.
 _FURTHEST = 10.0
 _ITERATIONS = 12
 # Steps of finite differences: of logarithms, of seconds in units of the step, of an exponent.
@@ -42,7 +42,7 @@ class Point:
 
     **Attributes:**
 
-    - `seconds`: the step of a job if nothing varied, as a function of its kernels.
+    - `seconds`: the step of a job without variability, as a function of its kernels.
     - `median`: the value that it should have, in seconds.
     - `noise`: the standard error of the logarithm of the median.
     - `name`: the name of the job, for messages.
@@ -95,7 +95,7 @@ def fit_level(
         information = slope.T @ (slope / noise[:, None] ** 2) + precision
         gradient = slope.T @ ((found - wanted) / noise**2) + precision @ (values - mean)
         step = -np.linalg.solve(information, gradient)
-        # Far from the solution the logarithm bends: no more than a factor of e at once.
+        # Far from the solution the logarithm is not linear, so a step is at most a factor of e.
         values = values + step / max(1.0, float(np.max(np.abs(step[:2]))))
         if abs(values[0]) > np.log(_FURTHEST):
             far = int(np.argmax(np.abs(wanted - first)))

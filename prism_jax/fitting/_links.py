@@ -11,8 +11,9 @@ from ..program import StepGraph
 from ..schedule import SEND_RECV
 
 
-# Fewer links are no class but those of one worker; and means that differ by less, or classes that
-# explain less of the variance, are one class: of a normal law the best threshold explains 0.64.
+# The fewest links of a class, because fewer may be those of one slow worker; the least ratio of the
+# means; and the least share of the variance that two classes must explain. With a normal law, which
+# is one class, the best threshold explains 0.64.
 _FEWEST, _LEAST, _EXPLAINED = 2, 2.0, 0.8
 
 

@@ -12,14 +12,14 @@ from ..program import compile_profile
 
 
 _NUM_SAMPLES = 20_000
-# So many standard errors of the variance of step times must be unexplained, and of their median to
-# be a reader's to know.
+# How many standard errors of the variance of step times must be unexplained to widen the law, and
+# how many of their median to give a note.
 _SEEN = 3.0
-# The standard errors of the square of half the distance of the outer quantiles, relative to it, and
-# of the median from a law whose mean is that of the same steps, (pi / 2 - 1)^0.5 in standard
-# deviations: of normal steps, times the root of their number. Of a median alone it is 1.25.
+# Standard errors for normal steps, times the root of their number: of the square of half the
+# distance of the outer quantiles, relative to it; and of the distance of the median from that of a
+# law with the mean of the same steps, (pi / 2 - 1)^0.5 standard deviations (1.25 for a median).
 _OF_VARIANCE, _OF_MEDIAN = 1.92, 0.756
-# A level or median that is off by less is not noted, however well it is known.
+# A smaller error of the level or the median gets no note, however well it is known.
 _NOTED = 0.01
 
 
@@ -27,10 +27,10 @@ def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pr
     """A profile whose steps have the mean and the spread of step times, where chance does not
     explain the difference.
 
-    - The mean is off if latencies depend on each other in a way that no component has, such as
-      processes that share cores. All mean latencies are then scaled by a level. A difference that
-      chance makes as large or larger does not count, and of a larger one, the share
-      `1 - chance / seen` of their squares does. If this is more than 1 %, there is a note.
+    - The mean is off if latencies depend on each other in a way that no component has, as with
+      processes that share cores. All mean latencies are then scaled by a level. The difference is
+      multiplied by `1 - chance / seen`, the ratio being that of the squares of its standard error
+      and of itself; below zero, it does not count. If the rest is more than 1 %, there is a note.
     - Variation that no component explains, such as uneven work of whole replicas, is attributed to
       the factor of a step: both to the component and to its law, which stay equal.
     - If the median is off by more than the noise and more than 1 %, there is a note.
@@ -51,7 +51,7 @@ def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pr
         return profile
     (step,) = (c for c in profile.fitted.components if c.name == "step")
     sigma = float(np.sqrt((step.value or 0.0) ** 2 + missing))
-    note = f"of compute alone {step.value or 0.0:.3g}; step times spread more than it explains"
+    note = f"{step.value or 0.0:.3g} for compute alone; step times spread more than it explains"
     wider = Component("step", sigma, error / (2 * sigma), note)
     components = tuple(wider if c is step else c for c in profile.fitted.components)
     source = f"{profile.fitted.num_steps} traced steps"
@@ -76,7 +76,7 @@ def _scaled(profile: Profile, off: float, level: float) -> Profile:
     means = tuple(msgspec.structs.replace(m, mean_s=m.mean_s * level) for m in profile.means)
     note = (
         f"the mean of the fitted law was {100 * off:+.2g} % off that of the steps, by more than "
-        f"chance explains, so that all latencies are scaled by {level:.4g}"
+        f"chance explains, so all latencies are scaled by {level:.4g}"
     )
     fitted = msgspec.structs.replace(profile.fitted, level=level * profile.fitted.level)
     profile = msgspec.structs.replace(profile, means=means, fitted=fitted)

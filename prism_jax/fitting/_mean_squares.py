@@ -28,9 +28,9 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     steps, number = rest.shape[4], count(rest, (1, 2))
     there = ~np.isnan(rest) & (number > 1)
     if not there.any():
-        told = Variance(None, note="a microbatch has one op, from which it is not told")
+        told = Variance(None, note="a microbatch has one op, so they cannot be separated")
         return told, told
-    # The unit vector of the data, and what is at right angles to it.
+    # The unit vector of the data, and the part at right angles to it.
     unit = np.where(there, slopes, 0)
     unit = unit / np.maximum(np.sqrt(np.sum(unit**2, axis=(1, 2), keepdims=True)), 1e-300)
     filled = np.where(there, rest, 0)
@@ -39,7 +39,7 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     means = np.sum(left, axis=(2, 3)) / np.maximum(cells, 1)
     total, ops = float(np.sum(left**2)), max(float(np.sum(there)), 1.0)
     op_df = max(float(np.sum(np.maximum(number - 1, 0))), 1.0)
-    # Workers have lost their mean over the steps, and that of each phase.
+    # The means over the steps, of workers and of their phases, were subtracted before.
     phases = np.count_nonzero(there.any(axis=(3, 4))) - np.count_nonzero(there.any(axis=(2, 3, 4)))
     total *= op_df / max(op_df - phases, 1.0) / ops
     between = float(np.sum(means**2)) / max(np.sum(cells > 0), 1)
@@ -56,7 +56,7 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
             worker_step = Variance(min(worker_own, 0.0), between * scatter)
     else:
         own = total / expected[1, 1]
-        note = "what a worker has in one step is not told from what its replica or its op has"
+        note = "a worker's step cannot be separated from its replica's or from the residual"
         worker_step = Variance(None, note=note)
     return Variance(own, own * np.sqrt(2 / op_df)), worker_step
 
@@ -86,7 +86,7 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
     - `cells`: `(replicas, stages, steps)`, how many ops a worker has in a step.
     """
     stages = unit.sum(axis=2)
-    # What part the other stages (second axis: of whom, third: of which) have in a worker's means.
+    # The share of another stage (third axis) in the means of a worker's stage (second axis).
     parts = np.einsum("dsmt,dkmt->dskt", stages, stages) / np.maximum(cells, 1)[:, :, None]
     kept = np.eye(parts.shape[1])[None, :, :, None] * (cells > 0)[:, :, None] - parts
     workers, ops = np.maximum(np.sum(cells > 0), 1), max(float(np.sum(there)), 1.0)

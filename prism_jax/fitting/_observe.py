@@ -10,9 +10,9 @@ from .._misc import counted
 from ._robust import in_core
 
 
-# An autocovariance is seen where it is so many times what white noise would show.
+# An autocovariance is significant if it is this many times that of white noise.
 _SEEN = 2.5
-# What is longer, relative to the median, is no step; what is more frequent, no outlier.
+# The longest step over the median, the longest step in seconds, and the largest share of outliers.
 _LONGEST = 1000.0
 _LATEST = 1e9
 _MOST_OUTLIERS = 0.2
@@ -64,7 +64,7 @@ def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
     if longest > _LONGEST:
         raise ValueError(
             f"A measured step takes {longest:.3g} times as long as the median of its run; leave "
-            f"out what takes more than {_LONGEST:g} times as long, for it is no step."
+            f"out everything that takes more than {_LONGEST:g} times as long, as a step does not."
         )
     relative = [run / middle - 1 for run, middle in zip(runs, medians, strict=True)]
     cores = [_core(steps) for steps in relative]
@@ -113,8 +113,8 @@ def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
     """
     if any(np.ndim(run) != 1 for run in runs):
         raise ValueError(
-            f"{where}step times come as a list of runs, each an array of seconds; give `[steps]` "
-            "where there is one run."
+            f"{where}step times must be a list of runs, each an array of seconds; give `[steps]` "
+            "for one run."
         )
     number = sum(map(len, runs))
     if number < 20 or min(map(len, runs), default=0) < 4:
@@ -130,8 +130,8 @@ def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
     for place, run in enumerate(runs, 1):
         if np.median(np.abs(run - np.median(run))) == 0:
             raise ValueError(
-                f"{where}half of the step times of run {place} are alike; give them as they were "
-                "measured."
+                f"{where}half of the step times of run {place} are equal; give them as they were "
+                "measured, without rounding."
             )
 
 

@@ -4,9 +4,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 
-# A latency so many robust standard deviations above the median of its worker's has stalled.
+# A latency this many robust standard deviations above the median of its worker has stalled.
 _STALL_DEVIATIONS = 8.0
-# A step so many robust standard deviations off the median is not of the core.
+# A step this many robust standard deviations from the median is outside of the core.
 _CORE_DEVIATIONS = 5.0
 
 

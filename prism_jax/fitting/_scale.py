@@ -1,4 +1,4 @@
-"""A job, its measured runs, and its simulated steps if only kernels varied."""
+"""A job, its measured runs, and its steps simulated with only the noise of kernels."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Scale:
 
     - `job`: the job before calibration.
     - `observed`: the statistics of its runs.
-    - `seconds`: its step if nothing varied, as a function of its kernels.
+    - `seconds`: its step without variability, as a function of its kernels.
     """
 
     job: Job

@@ -6,10 +6,10 @@ from jaxtyping import Float
 from ..program import LAUNCH, StepGraph, replay
 
 
-# So many steps are replayed for each kind, at least.
+# The least number of steps that are replayed for each kind.
 _STEPS = 200
-# A kind that moves the mean by more than the first is a reader's to know, and a launch that takes
-# more than the second.
+# A kind gets a note if it changes the mean by more than the first share, or if it is a launch that
+# takes more than the second.
 _MOVES = 0.005
 _LONG = 0.01
 
@@ -33,7 +33,7 @@ def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -
         means = []
         for _ in range(times):
             shuffled = latencies.copy()
-            # All workers of a kind together: what they share in a step is no wait.
+            # All workers of a kind are shuffled together, because a shared factor is not a wait.
             shuffled[mine] = latencies[mine][:, rng.permutation(latencies.shape[1])]
             means.append(np.mean(replay(step, shuffled)))
         moved[kind] = float(np.mean(means)) / mean - 1
@@ -45,8 +45,8 @@ def notes_of_waits(
 ) -> tuple[str, ...]:
     """Warnings about waits that may be missing; `moved` is from `shuffled_means`."""
     notes = [
-        f"`{kind}` shuffled over the steps moves their mean by {100 * by:+.2g} %: it has a wait "
-        "that the outline lacks"
+        f"shuffling `{kind}` among the steps changes their mean by {100 * by:+.2g} %: its "
+        "latencies contain a wait that the graph lacks"
         for kind, by in moved.items()
         if abs(by) > _MOVES
     ]

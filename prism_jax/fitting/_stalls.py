@@ -11,11 +11,11 @@ from ._robust import stalled, typical
 from ._stall_prior import size_spread, stall_share
 
 
-# A stall delays a step by this share of it, if it is one.
+# The least share of a step by which a stall delays it.
 _SHARE = 1e-3
-# What happens in more than this share of steps is no stall.
+# Long latencies in more than this share of steps are not stalls.
 _MOST = 0.2
-# So many ops of a kind are tried, at most, for how much of a stall on them delays the step.
+# The most ops of a kind for which the share of a stall that delays the step is computed.
 _REPLAYED = 128
 
 
@@ -50,8 +50,9 @@ def take_out_stalls(
     relative: Float[np.ndarray, "ops steps"],
     constant: Float[np.ndarray, "ops 1"],
 ) -> Stalls:
-    """Removes stalls from latencies: latencies that are far longer than those of the worker's ops
-    of the same kind, after division of what is not `constant` by `relative`, the effect of data.
+    """Removes stalls from latencies. A stall is a latency that is far longer than those of the
+    worker's other ops of its kind, after `constant` is subtracted and the rest divided by
+    `relative`, the effect of data.
 
     The cost of a stall is found by replaying the step without it. Ops of one kind that stall in the
     same step count as one stall, because they delay the step together. All ops of the kind stall at
@@ -70,7 +71,7 @@ def take_out_stalls(
     for kind in dict.fromkeys(step.kind):
         mine = (np.array(step.kind) == kind)[:, None] & seen
         if not 0 < np.mean(mine.any(axis=0)) < _MOST:
-            continue  # None, or so many that they belong to the body.
+            continue  # Without stalls, or with so many that they belong to the body.
         body[mine] = np.nan
         cost = step_times - replay(step, np.where(mine, usual, latencies))
         delayed = cost > least
@@ -90,8 +91,8 @@ def take_out_stalls(
 def _delaying(
     step: StepGraph, kind: str, latencies: Float[np.ndarray, "ops steps"], size: float
 ) -> float:
-    """The number of ops of a kind, each counted by the share of a stall on it that delays the step:
-    the rest of it passes while others are waited for. Found by replaying steps with one stall each.
+    """The number of ops of a kind, each weighted by the share of a stall on it that delays the
+    step; waits for other ops hide the rest. Found by replaying steps with one stall each.
     """
     ops, rng = np.flatnonzero(np.array(step.kind) == kind), np.random.default_rng(0)
     stalled = rng.permutation(ops)[:_REPLAYED]

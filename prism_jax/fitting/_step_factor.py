@@ -13,13 +13,13 @@ from ._robust import in_core
 from ._variance import ALIKE, Variance
 
 
-# With fewer pairs of neighbouring steps, an autocorrelation is not told.
+# The fewest pairs of neighbouring steps from which an autocorrelation is estimated.
 _FEWEST_PAIRS = 20
 # The weight of the logarithm of `1 - autocorrelation**2` in the likelihood.
 _OFF_ONE = 0.5
-# The log-likelihood that a step's factor must add to be seen: two standard errors.
+# The log-likelihood that a step's factor must add to be significant: two standard errors.
 _SEEN = 2.0
-# A slope so many standard errors below one contradicts that the factor is on every op.
+# A slope this many standard errors below one contradicts a factor on every op.
 _CONTRADICTED = 3.0
 
 
@@ -45,7 +45,7 @@ def of_steps(
     factor, noise, steps = factor[chosen], noise[chosen], steps[chosen]
     scale = float(np.var(factor, ddof=1)) if len(factor) > 2 else 0.0
     if scale <= ALIKE**2:
-        note = "fewer than three steps" if len(factor) < 3 else "all steps are alike"
+        note = "fewer than three steps" if len(factor) < 3 else "all steps are equal"
         return Component("step", None, None, note), Component(name, None, None, note)
     variance, memory = _maximum_likelihood(factor, noise, steps, scale)
     if step_times is not None:
@@ -78,12 +78,12 @@ def _in_step_times(
     of_slope = float(np.sqrt(left / square))
     if not variance.known or slope + _CONTRADICTED * of_slope >= 1:
         return variance
-    # What is left of the slope without the noise, whose slope is one.
+    # The slope of the factor alone; that of the noise is one.
     own = float(np.mean(noise))
     stretch = (variance.known + own) / variance.known
     share = max(slope * stretch - (stretch - 1), 0.0)
     error = np.hypot(share**2 * variance.error, 2 * share * variance.known * stretch * of_slope)
-    note = f"of compute alone {np.sqrt(variance.known):.3g}, of which step times show a part"
+    note = f"{np.sqrt(variance.known):.3g} for compute alone; step times show only a part of it"
     return Variance(share**2 * variance.known, float(error), note)
 
 
@@ -98,19 +98,19 @@ def _maximum_likelihood(
 
     name = "step_autocorrelation"
     gaps, which = np.unique(np.diff(steps, prepend=steps[0]), return_inverse=True)
-    # Numbers of Python are many times faster than those of arrays, one at a time.
+    # One at a time, Python's numbers are many times faster than elements of arrays.
     rows = (factor.tolist(), (noise + 1e-9 * scale).tolist(), which.tolist())
     likelihood = ft.partial(minus_log_likelihood, rows, gaps.astype(float))
 
     def objective(point) -> float:
-        # The last term keeps off a random walk, whose spread has no bound.
+        # The last term excludes a random walk, whose spread is unbounded.
         decay = _decay(point[1])
         return likelihood(_variance(point[0]), decay) - _OFF_ONE * math.log1p(-(decay**2))
 
     def _variance(x: float) -> float:
         return scale * math.exp(min(max(x, -30.0), 30.0))
 
-    # The error of the variance, if there were none.
+    # The error of the variance if the true variance were zero.
     chance = float(np.sqrt(2 / np.sum(np.asarray(rows[1]) ** -2.0)))
     best = None
     pairs = int(np.sum(np.diff(steps) == 1))
@@ -123,7 +123,7 @@ def _maximum_likelihood(
         seen = seen and not Variance(_variance(best.x[0]), chance=chance).by_chance
         note = "" if seen else "no factor of steps is seen"
     if best is None or note:
-        # Steps that do not remember: of their variance the information is known.
+        # For independent steps, the information about the variance is known.
         alone = minimize(lambda x: likelihood(_variance(x[0]), 0.0), [-1.0], method="Nelder-Mead")
         variance = _variance(alone.x[0]) if alone.fun < likelihood(0.0, 0.0) else 0.0
         total = variance + np.asarray(rows[1])
@@ -154,7 +154,7 @@ def minus_log_likelihood(
     - `variance`, `decay`: the variance of the process, and its autocorrelation after one step.
     """
     left = (decay**gaps).tolist()
-    value = one = 0.0  # What is expected of the next step.
+    value = one = 0.0  # The expectations for the next step.
     spread = variance
     logs = of_values = of_both = of_ones = 0.0
     for given, noise, which in zip(*rows, strict=True):

@@ -11,10 +11,10 @@ from ..data import Kernels, Priors, Variation, Worth
 from ._observe import Observed, core_spread
 
 
-# A core leaves out what is far, so that the body may be somewhat wider than it.
+# The body may be this much wider than the core, which leaves out steps that are far off.
 _WIDER = 1.25
 _HALVINGS = 14
-# Of the parameters in files.
+# The names of the parameters in files.
 _NAMES = ("sigma", "outlier_share", "outlier_excess", "outlier_sigma")
 
 

@@ -7,7 +7,7 @@ from ..data import Priors, Sampled
 from ._step_law import StepLaw
 
 
-# No system had so many outliers; beyond, they are not outliers.
+# The largest share of outliers, which is above that of any measured system.
 _MOST = 0.2
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from ..data import Component
 
 
-# Latencies whose logarithms differ by no more are alike: rounding.
+# Latencies whose logarithms differ by less are equal except for rounding.
 ALIKE = 1e-9
 _SEEN = 3.0
 
@@ -38,10 +38,10 @@ class Variance:
         if self.value is None:
             return Component(name, None, None, self.note)
         if max(self.known, self.error) <= ALIKE**2:
-            return Component(name, None, None, "no spread at all is seen")
+            return Component(name, None, None, "all values are equal")
         deviation = float(np.sqrt(self.known))
-        # Near zero the deviation is known to the root of what its square is.
+        # Near zero, the error of the deviation is the root of the error of the variance.
         error = self.error / (2 * max(deviation, np.sqrt(self.error)))
-        if self.by_chance:  # It is within three standard errors of none, as its square is.
+        if self.by_chance:  # Then the deviation is within three standard errors of zero, too.
             error = max(error, deviation / _SEEN)
         return Component(name, deviation, float(error), self.note)

@@ -10,8 +10,8 @@ from ._problems import InexpressibleError, Reader
 
 Table = dict[str, Any]
 
-# Keys that are about experts, windows, latents and states, but for what routes tokens and weighs
-# losses; a job has none of these.
+# Keys about experts, windows, latents and states. The excluded keys are about routing and losses,
+# which a job does not have.
 _STRUCTURE = re.compile(
     r"expert|moe|window|layer_types|lora|ssm|mamba|vision|audio|nextn|attn_layer"
 )
@@ -25,7 +25,7 @@ _HARMLESS = {
     "use_sliding_window",
 }
 
-# As long as the model reads, but no longer than pre-training usually goes.
+# The model's longest sequence, but at most the usual length in pre-training.
 _LONGEST = 8192
 
 
@@ -49,7 +49,7 @@ def from_hugging_face(config: Mapping[str, object], num_gpus: int, where: str) -
     kind = read.text("model_type")
     if kind not in _ARCHITECTURES:
         known = ", ".join(sorted(_ARCHITECTURES))
-        problem = f"`model_type` {quoted(kind) or 'is missing'}, of which only {known} are known"
+        problem = f"`model_type` {quoted(kind) or 'is missing'}; known are only {known}"
         raise InexpressibleError(where, [problem])
     model = _ARCHITECTURES[kind](read)
     longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))

@@ -71,7 +71,7 @@ def import_job(
         problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
         raise ValueError(f"{where}: it cannot be read: {problem}; give another file.") from None
     if not isinstance(table, dict):
-        raise ValueError(f"{where}: this is no table of keys; give the configuration of a model.")
+        raise ValueError(f"{where}: this is not a table of keys; give a model's configuration.")
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     raw = convert(table, num_gpus, where)
     raw["cluster"] = cluster or _CLUSTER

@@ -12,7 +12,7 @@ recorded functional tests, and other common ones. A flag that is in neither list
 from ._problems import Reader
 
 
-# What is optimised, read, written, logged and checked; numerics that cost nothing.
+# Flags about optimisation, input, output, logs and checks, and about numerics without a cost.
 _NAMES = """
     accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps adam-epsilon
     align-grad-reduce align-param-gather apply-layernorm-1p apply-query-key-layer-scaling
@@ -98,7 +98,7 @@ REFUSED = {
     "hierarchical-context-parallel-sizes": "context parallelism in several levels",
 }
 
-# What costs or saves time only where matrix multiplications are in fp8.
+# Flags that cost or save time only if matrix multiplications are in fp8.
 REFUSED_IN_FP8 = {
     "no-fp8-wgrad": "gradients of weights in another dtype than the rest",
     "first-last-layers-bf16": "layers in another dtype than the rest",

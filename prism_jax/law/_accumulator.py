@@ -9,9 +9,9 @@ from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
 from ._law import Law
 
 
-# Standard errors are computed from at most so many steps, and are a little too large for more.
+# Standard errors are computed from at most this many steps, and are slightly too large for more.
 _ERROR_STEPS = 2**20
-# Sums are taken over so many steps at a time.
+# Sums are taken over this many steps at a time.
 _TILE = 4096
 
 

@@ -30,7 +30,7 @@ _Word: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class _Errors(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of its errors that are no arrays."""
+    """The fields of the law's errors that are not arrays."""
 
     mean: float
     std: float
@@ -49,7 +49,7 @@ class _Allocations(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _About(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a law that are no arrays, and what they may be."""
+    """The fields of a law that are not arrays, with their types."""
 
     format: Literal[3]
     requested: _Whole

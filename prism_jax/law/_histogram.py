@@ -70,7 +70,7 @@ class Histogram(AbstractCompared):
         total, kept = self.num_samples, len(self.smallest)
         ends = self.smallest[-1:], self.largest[:1]
         edges = np.clip(np.linspace(*self.edges, NUM_BINS + 1), *ends)
-        # `counts[0]` lies below the grid, and counts for its first edge.
+        # `counts[0]` has the steps below the grid, which count at its first edge.
         below = np.clip(np.cumsum(self.counts)[:-1], kept, total - kept)
         times = np.concatenate([ends[0], edges, ends[1]])
         return times, np.concatenate([[kept], below, [total - kept]]) / total

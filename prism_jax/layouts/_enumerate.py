@@ -13,9 +13,9 @@ from ..schedule import schedules
 from ._space import LayoutSpace, Question, layouts_of
 
 
-# How far from a number of GPUs that nothing divides another one is looked for.
+# How far from a number of GPUs without a layout another number is searched.
 _NEAR = 1024
-# How many times as many GPUs are tried where a model does not fit.
+# The multiples of GPUs that are tried if a model does not fit.
 _TIMES = (2, 4, 8, 16, 32, 64)
 
 
@@ -75,7 +75,7 @@ def enumerate_layouts(
         least = min(range(len(found)), key=lambda i: floors[i])
         raise ValueError(_too_large(asked, world_size, found[least], floors[least], False))
     needed: dict[int, float] = {}
-    # Those of one schedule follow each other, for its ops are read once.
+    # Layouts with one schedule are consecutive, so that its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
         for number in sorted(small, key=lambda i: schedule_of(found[i])):
             needed[number] = _bytes(found[number], _all_bytes)
@@ -88,13 +88,13 @@ def enumerate_layouts(
 
 
 def schedule_of(job: Job) -> tuple:
-    """What tells schedules apart, to sort jobs by: the ops of one are read once."""
+    """A key that sorts jobs by schedule, so that the ops of each schedule are read once."""
     schedule = job.schedule
     return job.layout.pp, schedule.kind, schedule.virtual_stages, schedule.num_microbatches
 
 
 def _bytes(job: Job, needed: Callable[[Job], float]) -> float:
-    """What the fullest GPU needs; infinite where a schedule cannot run so many microbatches."""
+    """The memory of the fullest GPU; infinite if the schedule cannot run so many microbatches."""
     try:
         return needed(job)
     except ValueError:
@@ -128,7 +128,7 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
 
 
 def _nothing_divides(asked: Question, world_size: int) -> str:
-    """What to say where nothing divides: the nearest numbers of GPUs that something does."""
+    """The message if no layout divides evenly: the nearest numbers of GPUs with a layout."""
     near: list[int] = []
     for away in range(1, _NEAR):
         for number in (world_size - away, world_size + away):

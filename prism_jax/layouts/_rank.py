@@ -28,7 +28,7 @@ from ._ranking import RankedLayout, Ranking
 from ._simulate import FIGURES, buckets, chunks, simulate_chunk
 
 
-# Each round takes so many times the samples of the one before it.
+# Each round has this many times the samples of the round before it.
 _MORE = 4
 _FEWEST = 1024  # In a round: 64 in a batch,
 _FEWEST_BEYOND = 3  # of which so many reach as far as the objective.
@@ -262,7 +262,7 @@ def _notes(
     if pruned:
         notes.append(
             f"{len(pruned):,} layouts were not simulated: the shortest of them takes "
-            f"{min(pruned):.5g} s if nothing varies."
+            f"{min(pruned):.5g} s without variability."
         )
     if state.refused:
         why = next(iter(state.refused.values()))

@@ -15,7 +15,7 @@ class RankedLayout:
     **Attributes:**
 
     - `job`: the job with this layout. Its name describes the layout.
-    - `prediction`: the prediction of its step if nothing varied.
+    - `prediction`: the prediction of its step without variability.
     - `value`: the value of the objective.
     - `behind`: by how much the objective is above that of the best layout. Its standard error is
         that of the difference, which is small because both use the same random numbers.

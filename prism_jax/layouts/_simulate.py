@@ -29,7 +29,7 @@ class Chunk:
 
     **Attributes:**
 
-    - `numbers`: which jobs these are among all.
+    - `numbers`: the positions of these jobs among all jobs.
     - `num_samples`: steps of each.
     - `key`: the two words that a `jax.random` key is to the engine.
     """

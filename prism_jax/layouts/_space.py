@@ -48,7 +48,7 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question: the layouts of which model, and on what.
+    """The inputs of a search: the model, the machine and the batch.
 
     **Attributes:**
 
@@ -139,7 +139,7 @@ def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[
         if number < order.microbatches_per_rank * layout.pp:
             continue
         schedule = msgspec.structs.replace(config, num_microbatches=number)
-        # One replica has nobody to share with.
+        # One replica has no other replica to share with.
         shares = space.zero if layout.dp * layout.cp > 1 else space.zero[:1]
         for zero, recompute in it.product(shares, space.recompute):
             training = msgspec.structs.replace(

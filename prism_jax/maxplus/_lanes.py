@@ -48,7 +48,7 @@ class Lanes(eqx.Module):
 
 
 def bucket(number: int, least: int, step: int = 2) -> int:
-    """The least size of `least`, `least * step`, `least * step**2` ... that holds so many."""
+    """The least of the sizes `least`, `least * step`, `least * step**2` ... that is enough."""
     size = least
     while size < number:
         size *= step

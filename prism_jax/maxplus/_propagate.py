@@ -239,7 +239,7 @@ def _along_path(values, rest, latencies, lanes: Lanes, choices, cell, weight, gr
 
 
 def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
-    """The rows of those tables that there are."""
+    """The rows of the tables that exist."""
     keep = jax.tree.map(lambda table: table is not None, tables, is_leaf=lambda x: x is None)
     return jax.tree.map(
         lambda kept, row: row if kept else None, keep, rows, is_leaf=lambda x: x is None
@@ -253,7 +253,7 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
     tables, common = eqx.combine(values, rest)
 
     def at_lane(x):
-        """Of values per lane, that of the lane on the path; zero where there is none."""
+        """The value of the lane on the path; zero if no lane of the level is on it."""
         value = jnp.zeros((1, 1), x.dtype)
         for j in range(len(x)):
             value = jnp.where(lane[None, :] == j, x[j : j + 1], value)

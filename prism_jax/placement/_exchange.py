@@ -11,12 +11,12 @@ from ._placed import ready_slopes
 from ._trials import Order, Trials
 
 
-# So few orders that differ are all tried, and so few exchanges.
+# Up to this many different orders are all tried, and up to this many exchanges.
 _MOST_ORDERS = 8192
 _MOST_EXCHANGES = 64
-# Rounds without success, of so many exchanges each, after which a search has settled.
+# The rounds without success after which a search ends, and the exchanges in each round.
 _PATIENCE = 8
-# Searches of so few nodes begin from several orders.
+# Searches with at most this many nodes start from several orders.
 _FEW_NODES = 64
 _RESTARTS = 3
 
@@ -142,7 +142,7 @@ def _pairs(slopes, pieces, rng: np.random.Generator) -> list[tuple[int, int]]:
 
 
 def _disjoint(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that have no place in common with an earlier one."""
+    """The exchanges that share no place with an earlier one."""
     used: set[int] = set()
     found = []
     for pair in pairs:

@@ -50,7 +50,7 @@ class Trials:
 
     **Attributes:**
 
-    - `nodes`, `steps`: what is placed, and the steps that the figure is of.
+    - `nodes`, `steps`: the nodes to place, and the steps of the figure.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from .._misc import quoted, unknown_name
 
 
-# From light to dark, so that a copy in grey tells them apart; lines differ in their style as well.
+# From light to dark, so that they differ in a grey copy, too; lines also differ in their style.
 LIGHT, MEDIUM, DARK, ACCENT = "#c9d8ee", "#7c9fd0", "#17335f", "#b5301c"
 _MOST_OF_A_NAME = 44
 LINE_STYLES = {"p5": (0, (1, 1)), "p50": "-", "p95": "--", "p99": "-."}
@@ -33,7 +33,8 @@ def axes(ax: Any, size: tuple[float, float] = (7.0, 3.2)) -> Any:
         return _new_axes(Figure, size)
     if not isinstance(ax, Axes):
         raise ValueError(
-            f"`ax` is a {type(ax).__name__}; give axes of matplotlib, or leave it out for new ones."
+            f"`ax` is a {type(ax).__name__}; give matplotlib's axes, or leave `ax` out to get new "
+            "ones."
         )
     return ax
 

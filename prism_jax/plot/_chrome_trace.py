@@ -19,7 +19,7 @@ from ..schedule import OVERLAPPED, PHASES, SEND_RECV
 
 # Processes: one for each rank, then the critical path.
 _FIRST_RANK = 1
-# Threads of a rank. There are as many for send_recvs as are under way at a time.
+# Threads of a rank. The threads for send_recvs follow, one for each that is under way at a time.
 _STEP, _COMPUTE, _REDUCTION, _TAIL, _SEND_RECV = range(5)
 _THREADS = {
     _STEP: "step",
@@ -92,7 +92,7 @@ def chrome_trace(step: SampledStep) -> dict[str, Any]:
 
 def op_name(step: SampledStep, op: int) -> str:
     """The name that PyTorch gives to an op: `PP:2F7` is the forward of microbatch 7 on stage 2.
-    What is not of a pipeline has the name of its phase, such as `optimizer`.
+    An op outside of the pipeline has the name of its phase, such as `optimizer`.
     """
     ops = step.ops
     phase, stage, microbatch = (ops[name][op] for name in ("phase", "stage", "microbatch"))
@@ -148,7 +148,7 @@ def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
 
 
 def _microseconds(seconds: float) -> float:
-    return round(1e6 * float(seconds), 3)  # To a nanosecond, as profilers have it.
+    return round(1e6 * float(seconds), 3)  # To a nanosecond, as in profilers' traces.
 
 
 def _range(name: str, start: float, end: float, pid: int, tid: int, **args: Any) -> Event:

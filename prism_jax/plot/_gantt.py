@@ -18,7 +18,7 @@ from ._axes import (
 )
 
 
-# Light, medium and dark, so that they differ in grey; of each what it is in the legend.
+# For each kind of op, its name in the legend, a colour that also differs in grey, and a hatch.
 _PHASES = {
     "F": ("forward", LIGHT, None),
     "B": ("backward", MEDIUM, None),
@@ -92,7 +92,7 @@ def _bars(ax, ops, chosen, label, color, hatch) -> None:
 
 
 def critical_line(step: SampledStep) -> tuple[np.ndarray, np.ndarray]:
-    """The critical path as points: times in seconds, and the ranks on which it is then."""
+    """The critical path as points: times in seconds, and the rank at each time."""
     ops, times, ranks = step.ops, [], []
     for op in step.path.tolist():
         rank, receiver = ops["rank"][op], step.receivers[op]

@@ -27,7 +27,7 @@ def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = No
     """
     ops = criticality.ops
     chosen = ops["phase"] != SEND_RECV if phase is None else ops["phase"] == phase
-    chosen &= ops["microbatch"] >= 0  # Not what runs once in a step.
+    chosen &= ops["microbatch"] >= 0  # Without the ops that run once in a step.
     if not chosen.any():
         known = ", ".join(sorted({*ops["phase"][ops["microbatch"] >= 0].tolist()} - {SEND_RECV}))
         raise ValueError(f"No op has the phase {phase!r}; known are {known}.")
@@ -39,7 +39,7 @@ def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = No
     np.add.at(total, (stage, microbatch), (ops["latency_s"] * ops["probability"])[chosen])
     values = np.ma.masked_array(total / np.where(weight > 0, weight, 1), weight <= 0)
     image = ax.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, label="probability to be critical")
+    ax.figure.colorbar(image, ax=ax, label="probability of being critical")
     for axis in (ax.xaxis, ax.yaxis):
         whole_numbers(axis)
     return finished(ax, xlabel="microbatch (number)", ylabel="stage (number)", legend=False)

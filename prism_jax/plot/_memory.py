@@ -16,7 +16,7 @@ from ._axes import (
 )
 
 
-# The largest parts are told apart, in shades that neighbours do not share.
+# Only the largest parts have a bar of their own; neighbouring bars differ in shade.
 _STYLES = ((DARK, None), (MEDIUM, None), (LIGHT, None), (MEDIUM, "////"), (LIGHT, "...."))
 _OTHERS = ("white", None)
 

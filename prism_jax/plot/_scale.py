@@ -14,7 +14,7 @@ _STYLES = {
 }
 
 
-_ROOM = 0.11  # Of the axis, from one label to the next.
+_ROOM = 0.11  # The least distance of two labels, as a share of the axis.
 
 
 def scale(
@@ -80,7 +80,7 @@ def scale(
 
 
 def _apart(sizes: np.ndarray) -> list[float]:
-    """Those of ascending sizes, from the last on, whose labels fit on a logarithmic axis."""
+    """The sizes whose labels fit on a logarithmic axis, chosen from the largest on."""
     least = _ROOM * np.log(sizes[-1] / sizes[0])
     kept = [float(sizes[-1])]
     for size in sizes[::-1].tolist():

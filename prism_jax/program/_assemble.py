@@ -122,13 +122,13 @@ def assemble(
 
 
 def _number(items: Iterable) -> dict:
-    """The different items with their numbers, in the order in which they appear."""
+    """The distinct items with their numbers, in the order in which they appear."""
     return {item: number for number, item in enumerate(dict.fromkeys(items))}
 
 
 def _number_blocks(blocks: Sequence[Block]) -> tuple[list[Block], np.ndarray]:
-    """The different blocks, and for each op the number of its own."""
-    # Many ops share one object, and to hash a block is slow: so first by object, then by value.
+    """The distinct blocks, and for each op the number of its block."""
+    # Many ops share one object, and hashing a block is slow: so first by object, then by value.
     blocks = tuple(blocks)
     objects = {id(block): block for block in blocks}
     different = _number(objects.values())

@@ -4,10 +4,11 @@ With compute that takes `C` and collectives that take `K`, each slowed while the
 
     T = max(K + beta C, C + alpha K)
 
-(`Branches.slowdowns`), where `C` is that of the slowest member, because `T` increases with `C`, and
-the collectives are one draw for the group. The moments are integrals over the two laws, each a cube
-of a normal. The one that varies less is the outer variable, at equal steps of its score. The
-integral over the other is split where both end together, so that each part has a smooth integrand.
+(`Branches.slowdowns`), where `C` is the compute of the slowest member, because `T` increases with
+`C`, and the collectives are one draw for the group. The moments are integrals over the two laws,
+each a cube of a normal. The latency that varies less is the outer variable, at equal steps of its
+score. The integral over the other is split where both end together, so that each part has a smooth
+integrand.
 """
 
 import equinox as eqx
@@ -23,8 +24,8 @@ from ._segment import shape_of
 _OUTER = np.linspace(-6.0, 6.0, 25)
 _OUTER_WEIGHTS = np.exp(-(_OUTER**2) / 2)
 _INNER, _INNER_WEIGHTS = np.polynomial.legendre.leggauss(32)
-_LIMIT = 7.0  # Of the inner score.
-# What varies by less than this part of what it takes meets the other anywhere.
+_LIMIT = 7.0  # The largest inner score.
+# The least spread in the search for where both end together, as a share of the mean.
 _LEAST_SPREAD = 1e-4
 _MOST_SKEWNESS = 2.0
 _LEAST_VARIED = 1e-10
@@ -83,7 +84,7 @@ def branch_moments(
     inner = inner[:, :, None] if inner.ndim == 3 else inner
     compute = jnp.einsum("bs,isrn->birn", overlaps.compute, inner)
     variance = jnp.maximum(compute[:, 1], 0)
-    # Of what hardly varies the difference of two third moments is noise: no law is as skew.
+    # If it hardly varies, the difference of two third moments is noise: no law is as skewed.
     most = _MOST_SKEWNESS * variance**1.5
     compute = compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most))
     inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
@@ -97,7 +98,7 @@ def branch_moments(
             communication = _longest(communication, rows[:, j])
 
         def ends(more, communication):
-            # What GPUs share is of compute alone.
+            # Only compute has the deviation that other GPUs share.
             both = compute + jnp.pad(more, ((0, 1), (0, 0), (0, 0)))
             return together(both, communication, slowdowns)
 
@@ -105,13 +106,14 @@ def branch_moments(
         none = jnp.zeros_like(communication)
         if not apart:
             return ends(none, communication), None
-        # Cumulants are homogeneous in both latencies, so each is what the two add to its growth.
+        # Cumulants are homogeneous in both latencies: the part of communication is the derivative
+        # with respect to a factor on it, over the order.
         orders = jnp.arange(1, 4, dtype=compute.dtype)[:, None, None]
         grows = orders * inside[:, :, None], orders * communication
         whole, grows = jax.jvp(ends, (none, communication), grows)
         return whole, (grows[:3] / orders)[..., compute.shape[-1] // 2]
 
-    # One after the other, and computed again for the derivative: kept, it would be large.
+    # One after the other, and computed again for the derivative, because it is large to keep.
     every = compute, rows, inside, overlaps.slowdowns
     found, parts = jax.lax.map(jax.checkpoint(one), every)
     found = jnp.einsum("cb,birn->icrn", overlaps.classes, found)
@@ -141,7 +143,7 @@ def together(
     mean_k, variance_k, third_k = jnp.broadcast_to(communication, (3, *shape))
     alpha, beta = (jnp.broadcast_to(x, shape) for x in slowdowns)
     variance_c = own + shared**2
-    # The cube of less is no number, nor what is divided by it.
+    # The cube of a smaller number would underflow, and division by it fail.
     variance_c = jnp.where(variance_c > (_LEAST_VARIED * mean_c) ** 2, variance_c, 0)
     weights, late_c, late_k = _quadrature(
         (mean_c, *shape_of(variance_c, third), 1 - beta),
@@ -149,7 +151,7 @@ def together(
     )
     by_compute, by_communication = mean_c + alpha * mean_k, mean_k + beta * mean_c
     about = jnp.maximum(by_compute, by_communication)
-    # From what it would be if nothing varied: small numbers, which single precision holds.
+    # Deviations from the constant value, because single precision resolves small numbers better.
     late = jnp.maximum(
         _wide(by_compute - about) + late_c + _wide(alpha) * late_k,
         _wide(by_communication - about) + late_k + _wide(beta) * late_c,
@@ -170,7 +172,7 @@ def together(
 def _longest(
     one: Float[Array, "3 *shape"], other: Float[Array, "3 *shape"]
 ) -> Float[Array, "3 *shape"]:
-    """The cumulants of the longer of two that do not slow each other."""
+    """The cumulants of the longer of two latencies that do not slow each other."""
     alone = jnp.concatenate([one, jnp.zeros_like(one[:1])])
     return together(alone, other, jnp.zeros((2,), one.dtype))[:3]
 

@@ -36,8 +36,8 @@ def lower_chains(
         return chains[0]
     if training.accumulate_gradients:
         raise ValueError(
-            "the model is there twice, and its copies cannot take turns in dealing gradients; "
-            "leave `training.accumulate_gradients` false, or use a schedule of one copy."
+            "the schedule has two copies of the model, whose gradients cannot be accumulated in "
+            "turn; leave `training.accumulate_gradients` false, or use a schedule of one copy."
         )
     copies = msgspec.structs.replace(layout, dp=layout.dp * len(chains))
     passes = [one.passes for one in chains if one.passes is not None]
@@ -74,7 +74,7 @@ def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduc
 
 
 def number_microbatches(graph: OpGraph, chain_starts: tuple[int, ...]) -> OpGraph:
-    """The graph, in which the microbatches of different chains have different numbers."""
+    """The graph with distinct numbers for the microbatches of different chains."""
     chain = np.searchsorted(np.array(chain_starts), graph.stage, side="right") - 1
     each = graph.microbatch.max(initial=0) + 1
     return dataclasses.replace(graph, microbatch=graph.microbatch + chain * each)

@@ -64,9 +64,8 @@ class Collapse(eqx.Module):
     - `segments`, `class_segments`, `class_collectives`: as in `Blocks`.
     - `members`: `(segments,)`, how many members run each segment.
     - `group`: `(segments,)`, the group of GPUs of these members.
-    - `overlaps`: the branches that overlap with compute; `None` if there are none, which costs
-        nothing.
-    - `around`: the branches that overlap with classes, likewise.
+    - `overlaps`: the branches that overlap with compute; `None` if there are none.
+    - `around`: the branches that overlap with classes; `None` if there are none.
     - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
     """
 
@@ -138,7 +137,7 @@ def class_moments(
         alone = members[0] <= 1
         return jax.lax.cond(alone, segment_alone, segment_maxima, *moments, group, *members)
 
-    # Computed again for the derivative: kept for all rows, it would take longer to write.
+    # Computed again for the derivative, which is faster than keeping it for all rows.
     one = jax.checkpoint(one)
     slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members, decide.share)), 0, 1)
     if load is not None and collapse.loads is not None:

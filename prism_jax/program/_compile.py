@@ -131,9 +131,9 @@ def compile_program(
         tail=workload.tail,
         members=workload.members,
         group_size=workload.group_size,
-        # Replicas that share experts meet in every microbatch, and are one.
+        # Replicas that share experts meet in every microbatch, so they count as one replica.
         num_replicas=layout.tp * layout.cp * layout.dp // workload.group_size,
-        # The innermost link joins the devices of a node; what goes further shares the network.
+        # The innermost link joins the devices of a node; all other links share the network.
         network_links=tuple(link.name for link in cluster.links[1:]),
         resolution=resolution,
     )

@@ -91,7 +91,8 @@ def compile_graph(
             )
     if sinks is not None and not (sinks and set(sinks) <= set(range(len(ops)))):
         raise ValueError(
-            f"`sinks={list(sinks)}` must hold positions of ops, 0 to {len(ops) - 1}, one at least."
+            f"`sinks={list(sinks)}` must hold positions of ops, 0 to {len(ops) - 1}; give at "
+            "least one."
         )
     variability = Variability() if variability is None else variability
     kinds, laws = _kinds(ops, variability)
@@ -128,7 +129,7 @@ def _kinds(
                 "the same law, or a kind of its own."
             )
         kinds.append(kind)
-    # What never takes any time has no shape.
+    # A latency that is always zero has no shape.
     return kinds, {kind: law for kind, law in laws.items() if float(law.mean()) != 0}
 
 

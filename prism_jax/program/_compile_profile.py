@@ -75,7 +75,7 @@ def _check_means(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
             if row.loading != 1:
                 raise ValueError(
                     f"Profile `{profile.name}`: in `means.csv`, {where} has the loading "
-                    f"{row.loading:g}, but data do not act on what is constant; leave it out."
+                    f"{row.loading:g}, but data do not act on a constant part; leave it out."
                 )
     return constants
 
@@ -120,7 +120,7 @@ def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
                 )
             mean = 0.0 if twin else means[kind, d, s] * factor
             kernel = Kernel(kind, f"{_size(d, s)}{' twin' * twin}{_times(factor)}", mean)
-            # What several workers do has no rank of its own, and no microbatch's data.
+            # An op of several workers belongs to no rank and to no microbatch's data.
             segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
             blocks[key] = ((segment, 1),)
         chosen.append(blocks[key])

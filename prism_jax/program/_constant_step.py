@@ -1,4 +1,4 @@
-"""A job's step if nothing varied, on the host, for solvers that evaluate it many times."""
+"""A job's step without variability, on the host, for solvers that evaluate it many times."""
 
 import dataclasses
 from collections.abc import Callable

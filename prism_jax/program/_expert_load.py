@@ -26,7 +26,7 @@ from ._kept_load import Moments, kept_loads, of_fixed_sum
 from ._segment import shape_of
 
 
-# The cube of a normal variate is no good stand-in for a gamma law of a smaller shape.
+# The cube of a normal variate approximates a gamma law of a smaller shape badly.
 _LEAST_SHAPE = 0.5
 
 

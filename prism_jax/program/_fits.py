@@ -11,7 +11,7 @@ from ._memory import memory
 
 Change = dict[str, str | int | bool]
 
-# As many as are read.
+# The most changes that a message names.
 _MOST_CHANGES = 3
 
 

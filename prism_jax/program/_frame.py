@@ -43,7 +43,7 @@ class Frame:
         return np.array([kind.phase == SEND_RECV for kind in self.kinds], bool)[self.kind_of]
 
 
-# As many graphs are kept by `op_graph`, which gives the same one again.
+# As many as the graphs that `op_graph` keeps and returns again.
 @ft.lru_cache(maxsize=4)
 def frame_of(graph: OpGraph) -> Frame:
     """The kinds of the ops of a graph."""

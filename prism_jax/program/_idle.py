@@ -13,7 +13,7 @@ from ._compile import parts_of
 from ._memory import memory
 
 
-# What a job is, rather than how it is run.
+# Keys that say what a job is, rather than how it runs.
 _NO_SWITCHES = ("software",)
 
 
@@ -57,7 +57,7 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
     assert training is not None
     try:
         stack = load_software(training.software).training if training.software else {}
-    except ValueError:  # A file beside that of the job, which is not known here.
+    except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
         return
     for field in msgspec.structs.fields(Training):
         value, default = getattr(training, field.name), field.default
@@ -85,7 +85,7 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
 def _same(job: Job, before: Workload, changed: Job) -> bool:
     try:
         return _lowered(changed) == before and memory(changed) == memory(job)
-    except ValueError:  # What the default does not allow has an effect.
+    except ValueError:  # A key has an effect if the job is invalid without it.
         return False
 
 

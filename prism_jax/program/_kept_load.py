@@ -19,10 +19,10 @@ from ._segment import root
 
 Moments = Float[Array, "3 *loads"]  # Mean, variance and third central moment.
 
-# The time by which all members have ended is integrated from where one of them is sure not to have.
+# The integral over the time of the last end starts where one member has certainly not ended.
 _GRID = np.linspace(0.0, 1.0, 401)
 _BEFORE, _AFTER = 7.0, 11.0
-# The cube of a normal variate is no good stand-in for a law of a larger skewness.
+# The cube of a normal variate approximates a law of a larger skewness badly.
 _MOST_SKEWNESS = 2.8
 
 
@@ -81,7 +81,7 @@ def kept_loads(
     members = members / jnp.stack([each, each**2, each**3])
     real = jnp.any(there, axis=2)
     mean, variance, third = of_fixed_sum(_fullest(members, real), 1 / counts)
-    # Of what is cut the sum has less, so that too much may be taken away.
+    # Truncated loads have a smaller sum, so the subtraction may be too large.
     varies = variance > 0
     fullest = jnp.stack([mean, jnp.where(varies, variance, 0), jnp.where(varies, third, 0)])
     return Kept(fullest, *_rivals(members, real, factor, gpu_spread))
@@ -128,7 +128,7 @@ def _fullest(members: Float[Array, "3 loads members"], real) -> Moments:
     high = jnp.max(jnp.where(real, mean + _AFTER * std, -jnp.inf), axis=1)
     grid = low[:, None] + (high - low)[:, None] * jnp.asarray(_GRID, mean.dtype)[None, :]
     standard = (grid[:, None, :] - mean[:, :, None]) / std[:, :, None]
-    # Far from a member there is nothing to tell, and the cube would be of huge numbers.
+    # Far from a member the result is constant, and the cube would have huge numbers.
     standard = jnp.clip(standard, -30, 30)
     below = jax.scipy.special.log_ndtr(cube_normal_score(standard, skewness[:, :, None]))
     cdf = jnp.exp(jnp.sum(jnp.where(real[:, :, None], below, 0), axis=1))
@@ -149,7 +149,7 @@ def _cut(experts: Float[Array, "3 *shape"], most) -> Float[Array, "3 *shape"]:
     """The moments of the minimum of `most` and a normal variate, in closed form."""
     mean, variance, _ = experts
     std = jnp.sqrt(jnp.maximum(variance, 1e-12))
-    # Beyond this all is cut, or nothing.
+    # Beyond this, all or none is truncated.
     room = jnp.clip((most - mean) / std, -8, 8)
     density = jnp.exp(-0.5 * room**2) / math.sqrt(2 * math.pi)
     rest = jax.scipy.special.ndtr(-room)
@@ -158,7 +158,7 @@ def _cut(experts: Float[Array, "3 *shape"], most) -> Float[Array, "3 *shape"]:
     third = room**3 * rest - (room**2 + 2) * density
     spread = jnp.where(room > -8, jnp.maximum(second - first**2, 0), 0)
     skewed = jnp.where(room > -8, third - 3 * first * second + 2 * first**3, 0)
-    # Where nearly all is cut, what is left is skewer than a cube can be, or rounding.
+    # If nearly all is truncated, the rest is rounding, or more skewed than a cube can be.
     most_skewed = _MOST_SKEWNESS * spread**1.5
     skewed = jnp.clip(skewed, -most_skewed, most_skewed)
     middle = jnp.where(room > -8, mean + std * first, most)

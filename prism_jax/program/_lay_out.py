@@ -8,7 +8,7 @@ from ..workload import Block, Branches, Kernel, Row, Segment, rows_of
 from ._collapse import Blocks, Sides
 
 
-# What a place of a sequence does: see `_steps`.
+# The actions in a sequence; see `_steps`.
 ALONE, CLOSES, STARTS, BESIDE, ROW_ENDS, MEETS, OPENS, JOINS = range(8)
 
 
@@ -19,7 +19,7 @@ def lay_out(
     number = _Numbers(kernels, {}, {}, dict(zip(classes, range(len(classes)), strict=True)), {})
     contained: list[_Contained] = []
     direct, compute, sequences = [], [], []
-    # More classes come: those of blocks within branches.
+    # The loop adds classes: those of blocks within branches.
     while len(contained) < len(number.classes):
         block, members = list(number.classes)[len(contained)]
         contained.append(_Contained({}, {}, {}, {}))

@@ -1,4 +1,4 @@
-"""Reads a profile and checks its laws, which the layer of files cannot do."""
+"""Reads a profile and checks its laws, because `data` does not know the families of laws."""
 
 import os
 

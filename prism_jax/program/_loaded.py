@@ -153,7 +153,7 @@ def fuller(
     powers = jnp.stack([mean, mean**2, mean**3])
     more = jnp.sum(powers * load.correction[:, :, None], axis=1)[:, :, None]
     first, variance, third = slowest[:3] + more
-    # What the other GPUs share is no more than what is left.
+    # The part that other GPUs share is at most the rest.
     return jnp.stack([first, jnp.maximum(variance, 0), third, slowest[3]])
 
 

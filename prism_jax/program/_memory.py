@@ -12,9 +12,9 @@ from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import Held, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
 
 
-# What libraries allocate for themselves: workspaces of cuBLAS and fused kernels. In Megatron-LM's
-# golden values on A100 (its functional tests), what is allocated after a step is 0.06 to 0.07 GB
-# above parameters, gradients and optimizer.
+# The memory of libraries: workspaces of cuBLAS and fused kernels. In Megatron-LM's golden values on
+# A100 (its functional tests), the memory after a step is 0.06 to 0.07 GB above that of parameters,
+# gradients and optimizer.
 _LIBRARIES = 64 * 2**20
 # Outside of the framework's allocator: the context of CUDA takes about half a gigabyte, the buffers
 # of NCCL's communicators some ten megabytes each (NVIDIA, NCCL documentation: NCCL_BUFFSIZE is 4
@@ -92,7 +92,7 @@ def memory(job: Job) -> Memory:
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
-            "`training` to tell its memory."
+            "`training` to compute its memory."
         )
     parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
     try:
@@ -117,8 +117,8 @@ def memory(job: Job) -> Memory:
 
 
 def least_bytes(job: Job) -> float:
-    """What the fullest rank needs at least: its parameters, gradients and optimizer states, without
-    activations. Unlike [`memory`][], it does not read the ops of the schedule.
+    """A lower bound on the memory of the fullest rank: its parameters, gradients and optimizer
+    states, without activations. Unlike [`memory`][], it does not read the ops of the schedule.
     """
     assert job.model is not None
     order = order_of(job.schedule, job.layout)
@@ -136,7 +136,7 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
     layout, training = job.layout, job.training
     assert training is not None
     gradient = 4 if training.gradient_dtype == "fp32" else 2
-    # Adam reads float32 gradients; where they are reduced in another dtype it has a copy.
+    # Adam reads float32 gradients; if they are reduced in another dtype, it keeps a copy.
     state = 12 if gradient == 4 else 16
     replicas = expert_replicas = 1
     if training.zero:
@@ -154,7 +154,7 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
 
 
 def _communication(job: Job) -> Sizes:
-    """Buffers: the gathered input of a module, and what neighbouring stages send and receive."""
+    """Buffers: the gathered input of a module, and tensors sent to and from other stages."""
     layout, training, model = job.layout, job.training, job.model
     assert training is not None
     assert model is not None
@@ -219,7 +219,7 @@ def _peak(
 ) -> Sizes:
     """Runs through the ops of a rank to find the peak of its activations."""
     after = np.cumsum(kept * forward - kept * lets_go)
-    # An op frees what was kept when it ends.
+    # An op frees activations when it ends.
     during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra + whole
     if not np.any(during > 0):
         return {}

@@ -1,4 +1,4 @@
-"""Positions in a step: what a microbatch takes because it is the first of its stage, say."""
+"""Positions in a step: factors of a microbatch's place, such as the first of its stage."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The step of a job if nothing varied, and what it is made of: on the host, without JAX."""
+"""The step of a job without variability, and its parts; on the host, without JAX."""
 
 from collections import defaultdict
 
@@ -17,12 +17,12 @@ from ._memory import memory
 
 # Groups of ranks by the degree of parallelism that they communicate for.
 _DEGREES = {"etp": "tp", "edp": "dp", "all": "dp", "embedding": "pp"}
-# A forward and both halves of a backward do a product each.
+# A forward does one product, and each half of a backward does another.
 _PRODUCTS = 3
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """The step of a job if nothing varied.
+    """The step of a job without variability.
 
     **Attributes:**
 

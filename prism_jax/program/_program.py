@@ -54,8 +54,9 @@ class Rows(eqx.Module):
 
 
 class Sinks(eqx.Module):
-    """What the replicas reduce together, and when. Static, with one entry per sink of `levels`. The
-    sinks of a pipeline rank follow one another in order of time; the last is the end of the rank.
+    """The reductions over replicas, and when they may start. Static, with one entry per sink of
+    `levels`. The sinks of a pipeline rank are consecutive, in order of time; the last is the end of
+    the rank.
 
     **Attributes:**
 
@@ -112,7 +113,7 @@ class Program(eqx.Module):
     - `sequences`: the kernels of each class in order, and where members wait for one another, for
         the resolution `"kernel"`.
     - `sinks`: the gradient reductions over the replicas, and the ops that they wait for.
-    - `tail`: the class of what runs after all ranks have met, or -1.
+    - `tail`: the class of the block that runs after all ranks have met, or -1.
     - `stall_ops`, `stall_kinds`, `stall_counts`: the ops that may stall: for each, its number, the
         position of its kind of kernel in `sorted(variability.stalls)`, and its number of calls
         times members.

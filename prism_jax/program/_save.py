@@ -1,8 +1,8 @@
 """Saves and loads programs.
 
-A program is written field by field, whatever its classes are: fields may be arrays, numbers, texts,
-tuples, dictionaries, and dataclasses of these. Classes are known by their names, to which come all
-subclasses of those that a field may hold: so a latency family may be of any origin.
+A program is written field by field: fields may be arrays, numbers, texts, tuples, dictionaries, and
+dataclasses of these. Classes are found by their names, among the classes that a field may hold and
+all of their subclasses, so families of latencies may be the user's own.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     **Raises:**
 
     `OSError` if the file cannot be written, such as to a folder that does not exist; `ValueError`
-    for what is not a program, and if the program holds a value that is not an array, a number, a
-    string, or a container of these.
+    for a value that is not a program, and if the program holds a value that is not an array, a
+    number, a string, or a container of these.
     """
     check_type(program, Program, "program", "write `save_program(program, path)`")
     writer = _Writer(dict(_known_classes()), {})
@@ -60,13 +60,13 @@ def load_program(path: str | os.PathLike[str]) -> Program:
             return program
     except _MissingError as missing:
         raise ValueError(f"`{shown(path)}` holds {missing}") from None
-    except Exception as error:  # What it holds may be anything.
+    except Exception as error:  # A damaged file may raise any error.
         raise damaged(path, *_WHAT) from error
     raise damaged(path, *_WHAT)
 
 
 class _About(msgspec.Struct, forbid_unknown_fields=True):
-    """The description of a program: its digest, and what `_Writer` made of it."""
+    """The description of a program: its digest, and the output of `_Writer`."""
 
     format: Literal[1]
     digest: str
@@ -74,12 +74,12 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _MissingError(Exception):
-    """What a sound file needs and is not there."""
+    """The file needs a class or numbers that are missing here."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    """Turns values into what JSON has, and gathers their arrays, each once."""
+    """Converts values to JSON types, and collects their arrays, each once."""
 
     classes: dict[str, type]
     names: dict[FrozenArray, str]
@@ -119,7 +119,7 @@ class _Writer:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """The way back."""
+    """Converts JSON types and arrays back to values."""
 
     classes: dict[str, type]
     arrays: dict[str, FrozenArray]
@@ -133,7 +133,7 @@ class _Reader:
         if tag == "frozen":
             return self.arrays[of]
         if tag == "numpy":
-            return self.arrays[of].value[()]  # A scalar where there are no axes.
+            return self.arrays[of].value[()]  # A scalar if there are no axes.
         if tag == "array":
             return _as_jax(self.arrays[of].value)
         items = [self.decode(item) for pair in of for item in pair] if tag == "dict" else of
@@ -146,7 +146,7 @@ class _Reader:
             raise _MissingError(
                 f"a `{quoted(name)}`, which is not known here; import the module that has it."
             )
-        # Not by its constructor, which need not take its fields.
+        # Not by its constructor, which may take other arguments than the fields.
         cls = self.classes[name]
         found = object.__new__(cls)
         hints = typing.get_type_hints(cls)
@@ -171,8 +171,8 @@ def _as_jax(value: np.ndarray) -> jax.Array:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, as far as it can be told. The digest, which does not depend on
-    the kinds of arrays and containers, does the rest.
+    """Whether a value is of a type, as far as types are known here. The digest, which does not
+    depend on the kinds of arrays and containers, checks the rest.
     """
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -190,7 +190,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _fields(cls: type) -> list[str]:
-    """The names of what an object is made of."""
+    """The names of the fields that are written."""
     if dataclasses.is_dataclass(cls):
         return [field.name for field in dataclasses.fields(cls)]
     return list(getattr(cls, "_fields", ()))
@@ -201,7 +201,7 @@ def _name_of(cls: type) -> str:
 
 
 def _known_classes() -> Iterator[tuple[str, type]]:
-    """By name, the dataclasses that a program may be made of."""
+    """The dataclasses that a program may contain, with their names."""
     todo, seen = [Program], set()
     while todo:
         cls = todo.pop()

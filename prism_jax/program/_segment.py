@@ -68,7 +68,7 @@ def gpu_factors(
         equal = Group(jnp.ones_like(nodes), jnp.ones((*nodes.shape, len(_BELOW)), dtype))
         return equal, jnp.ones((number, len(scores)), dtype)
     count = counts[:, None].astype(dtype)
-    # P(one GPU is below the slowest of the group), of which the others have an even share.
+    # P(one GPU is below the slowest of the group), which the other GPUs share evenly.
     below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
     shares = below[:, :, None] * jnp.asarray(_BELOW, dtype)[None, None, :]
     wanted = (
@@ -111,7 +111,7 @@ def segment_maxima(
     score = (ratio - 1) * (mean / spread) + ratio * grid[:, None, :]
     later_each = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
     later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later_each)
-    # By the logarithm of what is nearly one, for groups of many members.
+    # By logarithms, because the numbers are nearly one in groups of many members.
     later_any = jnp.minimum(later, 1 - jnp.finfo(dtype).eps)
     deciding = share * count
     others = jnp.exp((deciding - 1) * jnp.log1p(-later_any))
@@ -169,7 +169,7 @@ def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Ar
     covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
     below = 1 - jnp.minimum(later, 1 - jnp.finfo(dtype).eps)  # As in `cdf`.
     weight = cdf[:, :, None] * cdf[:, None, :]
-    matters = weight > 1e-16  # Of less, derivatives have squares that single precision lacks.
+    matters = weight > 1e-16  # The squares in derivatives of smaller weights would underflow.
 
     def relative(covariance, mean):
         product = jnp.where(matters, mean[:, :, None] * mean[:, None, :], 1)
@@ -177,7 +177,7 @@ def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Ar
 
     gap = at_slowest - below
     of_first = (1 - share) * (covariance + share * gap[:, :, None] * gap[:, None, :])
-    # Without differences of what is nearly equal, for spreads of GPUs far below a segment's.
+    # Without differences of nearly equal numbers, for spreads of GPUs far below a segment's.
     excess = (deciding - 1) * jnp.log1p(relative(covariance, below))
     excess += jnp.log1p(relative(of_first, share * at_slowest + (1 - share) * below))
     total = jnp.sum(weight * jnp.expm1(excess), axis=(1, 2))

@@ -41,7 +41,7 @@ class Sets(eqx.Module):
     def mean(self) -> Float[Array, ""]:
         """The mean factor of a microbatch."""
         number, last = self.factors.shape[1], self.factors.shape[1] - self.length
-        # How many places take each factor of a stretch.
+        # The number of places whose microbatches include each factor of a stretch.
         taken = np.minimum(np.arange(number), last) - np.maximum(
             np.arange(number) - self.length, -1
         )
@@ -49,7 +49,7 @@ class Sets(eqx.Module):
         return jnp.mean(self.factors @ weights)
 
     def problem(self) -> str:
-        """What is wrong with the values, for a message; empty where nothing is."""
+        """The problem with the values, for a message; empty if they are valid."""
         factors = np.asarray(self.factors)
         good = np.all(np.isfinite(factors) & (factors >= 0)) and np.any(factors > 0)
         return "" if good else "its factors must be finite, at least 0, and not all 0"

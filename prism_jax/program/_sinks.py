@@ -52,7 +52,7 @@ def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
         end = Sink(rank, graph.last[rank], _together(of_end))
         if mine and mine[-1].ops[0] == graph.orders[rank][-1]:
             before = mine.pop()
-            # What the rank ends with ends no earlier than its last backward.
+            # The last reduction of the rank ends no earlier than its last backward.
             first = before.ops[:1] if before.pieces else ()
             ops = tuple(dict.fromkeys((*first, *end.ops, *before.ops[1:])))
             end = before._replace(ops=ops, reduction=before.reduction + end.reduction)
@@ -144,8 +144,8 @@ def _moved(sink: Sink, starts, to_ends) -> Sink:
 def when_reduced(
     sinks: Sequence[Sink], ends: Float[np.ndarray, "sinks"], contention: float
 ) -> Float[np.ndarray, "ranks"]:
-    """When each rank has reduced its gradients, if nothing varies, in seconds; `ends` are the ends
-    of the ops of sinks.
+    """The time at which each rank has reduced its gradients, without variability, in seconds.
+    `ends` are the ends of the ops of sinks.
     """
     found = np.zeros(1 + max(sink.rank for sink in sinks))
     each = [block_mean(sink.reduction) for sink in sinks]

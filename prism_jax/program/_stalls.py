@@ -63,7 +63,7 @@ def make_strata(variability: Variability, entries: StallEntries) -> tuple[Stratu
                 f"A replica's step has {rate:.3g} stalls on average; stalls are rare pauses, so "
                 "lower their rates to a few per step or put them into the residual law."
             )
-        # As many as a step could show: the rest has a probability of less than 1e-9.
+        # Up to the number of stalls beyond which the probability is below 1e-9.
         law = [math.exp(-rate)]
         while len(law) < 3 or 1 - sum(law) > 1e-9:
             law.append(law[-1] * rate / len(law))

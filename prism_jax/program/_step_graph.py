@@ -19,9 +19,9 @@ from ..schedule import (
 from ..trace import COMPUTE, LETTERS, groups, stages_of_ranks
 
 
-LAUNCH = "launch "  # What a worker does before it comes to an op.
+LAUNCH = "launch "  # The time of a worker before an op that runs once.
 PIPELINE = "pipeline"
-SLOW_LINK = " slow link"  # Of a send_recv, where a trace tells.
+SLOW_LINK = " slow link"  # For send_recvs between nodes, if a trace shows them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
     """
     dp, pp = job.layout.dp, job.layout.pp
     schedule = order_of(job.schedule, job.layout)
-    # As recorded: a transfer is an op of both of its workers. Where the order can be such.
+    # As recorded: a transfer is an op of both of its workers, if the order allows it.
     blocking = job.schedule.blocking
     pipeline = op_graph(schedule, blocking=_may_block(schedule) if blocking is None else blocking)
     if OVERLAPPED in pipeline.phase or len(schedule.chain_starts) > 1:
@@ -94,7 +94,7 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
         nodes.add(
             LAUNCH + PIPELINE, worker, nodes.done[worker], **part.recorded_launch(worker % pp)
         )
-    # Where replicas wait for one another in it, op by op.
+    # The ops in which replicas wait for one another.
     for together in [range(dp)] if outline.gathered else [[d] for d in range(dp)]:
         nodes.add_pipelines(part, together, outline.gathered)
     nodes.add_calls(outline.after)
@@ -173,7 +173,7 @@ class _Nodes:
         self.backward: list[bool] = []
         self.predecessors: list[tuple[int, ...]] = []
         self.worker: list[int] = []
-        self.done: list[tuple[int, ...]] = [()] * (dp * pp)  # What each worker did last.
+        self.done: list[tuple[int, ...]] = [()] * (dp * pp)  # The last ops of each worker.
         self.orders: list[list[int]] = [[] for _ in range(dp * pp)]
 
     def add(
@@ -231,7 +231,7 @@ class _Nodes:
         self, part: _Pipeline, replicas: Sequence[int], gathered: Sequence[str]
     ) -> None:
         graph, pp = part.graph, self.shape[1]
-        starts: dict[tuple[int, int], tuple[int, ...]] = {}  # Of first ops, besides.
+        starts: dict[tuple[int, int], tuple[int, ...]] = {}  # Further waits of first ops.
         for d, rank in it.product(replicas, range(pp)):
             received, first = part.first(rank)
             for op in received or [first]:
@@ -249,7 +249,7 @@ class _Nodes:
                 stage, microbatch = int(graph.stage[op]), int(graph.microbatch[op])
                 name, calls = _NAMES[str(graph.phase[op])], (part.call(stage, microbatch),)
                 kind = part.kind(name, stage)
-                # All have come to an op before one of the replicas runs it.
+                # All replicas have reached an op before any of them runs it.
                 whom = replicas if kind in gathered else [d]
                 waits = [n for other in whom for n in waits_of(other, op)]
                 worker = d * pp + int(graph.rank[op])

@@ -42,9 +42,9 @@ def kernel_cumulants(
 
     **Arguments:**
 
-    - `mean`: of each kernel.
-    - `kind`: which of the laws is around it.
-    - `laws`: only their shape counts.
+    - `mean`: the mean latency of each kernel.
+    - `kind`: the index of each kernel's law.
+    - `laws`: the laws, of which only the shape counts.
     """
     relative = []
     for law in laws:

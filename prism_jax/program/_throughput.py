@@ -6,13 +6,13 @@ from ..data import Job
 from ._predict import Prediction, predict
 
 
-# No training step has come as near to the peak.
+# A higher MFU than that of any training step.
 _MOST_MFU = 0.8
 _FAST = (
     f"note: an MFU above {100 * _MOST_MFU:.0f} % is more than any training step has reached; check "
     "the job's `dtype`, its device's `peak_flop_per_s` and its tables of kernels."
 )
-# The least share of a mean that people are told of.
+# The least share of a mean that is printed.
 _LEAST = 5e-4
 
 

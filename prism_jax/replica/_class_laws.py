@@ -70,7 +70,7 @@ def _moments(
         shared = plan.tables.shared[classes].reshape(len(classes), -1)
         shared = _between(shared, index, share)
         if others is None:
-            # Nothing else runs on these GPUs: what they share is drawn with the rest.
+            # These GPUs run no other op, so their shared part is drawn with the rest.
             collapsed = collapsed.at[1].set(_root_of_squares(collapsed[1], shared))
         else:
             collapsed = collapsed.at[0].add(others * shared)

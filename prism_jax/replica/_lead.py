@@ -28,7 +28,7 @@ from ._structure import graph_of
 _MOST_AXES = 256
 # Half of the samples are drawn by the law itself, so that no weight exceeds two.
 _SHIFTED = 0.5
-# The gradient is the mean over so many samples, fewer where there are many axes.
+# The gradient is the mean over this many samples, or fewer if there are many axes.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**24
 # It is compiled for these many levels and lanes, which hold most graphs: fewer programs of its own
@@ -93,7 +93,7 @@ def _counts(program: Program) -> tuple[int, int, int, int]:
 
 
 def _room(program: Program, plan: Plan) -> tuple[int, int, int, int]:
-    """For how many of these there is room."""
+    """The number of axes that there is room for."""
     ranks, microbatches = plan.structure.ranks, plan.structure.graph.num_microbatches
     worker_steps = 0 if program.variability.worker_step is None else ranks
     return bucket(program.num_ops, 4096, 4), ranks, microbatches, worker_steps

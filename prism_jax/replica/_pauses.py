@@ -15,7 +15,7 @@ def pauses_of(
     number: Int[Array, " samples"],
     key: KeyData,
 ) -> tuple[Pause, ...]:
-    """The stalls of samples that have so many."""
+    """The stalls of samples with a given number of stalls."""
     stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
     if stalls is None or kinds is None or plan.tables.stall_shares is None:
         return ()
@@ -38,7 +38,7 @@ def stall_entries(
     assert plan.structure.graph.stalls is not None
     assert plan.tables.stall_shares is not None
     words = fold(key, Stream.STALLS)
-    # What may not stall has no share, and is never drawn.
+    # An entry that cannot stall has no share, and is never drawn.
     shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
     last, entries = len(shares) - 1, []
     for j in range(plan.structure.graph.stalls.most):

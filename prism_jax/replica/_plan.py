@@ -1,4 +1,4 @@
-"""What a program's parameters amount to, computed once before any sample is drawn."""
+"""Tables that follow from a program's parameters, computed once before any sample is drawn."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ class Plan(eqx.Module):
 
 
 def without_graph(plan: Plan) -> Plan:
-    """The plan of what follows the ops: what is compiled for it serves all graphs."""
+    """The plan of the parts after the ops; its compiled code serves all graphs."""
     return eqx.tree_at(lambda plan: plan.structure.graph, plan, None)
 
 

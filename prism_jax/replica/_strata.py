@@ -1,4 +1,4 @@
-"""How replica samples are divided by what is rare: the network's regime, the number of stalls."""
+"""How replica samples are divided by rare events: the network's regime, the number of stalls."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ class Strata(eqx.Module):
     **Attributes:**
 
     - `bounds`: where, of 2^32, the share of each ends.
-    - `regime`, `stalls`: what is set in each.
+    - `regime`, `stalls`: the regime and the number of stalls of each stratum.
     - `number`: how many there are; the rest is padding.
     """
 

@@ -1,4 +1,4 @@
-"""What a program is, apart from the values of its parameters, as index arrays."""
+"""The structure of a program, without the values of its parameters, as index arrays."""
 
 import jax.numpy as jnp
 import numpy as np

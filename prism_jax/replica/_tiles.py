@@ -139,7 +139,7 @@ def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
     lanes = plan.structure.graph.lanes
     if not _wide():
-        # Little enough for Ctrl-C to be heard soon.
+        # Small enough that Ctrl-C is noticed soon.
         ops = int(lanes.num_levels) * lanes.width
         return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
     # The ends of ops, the laws of rows, and for a derivative a few bits of every join.

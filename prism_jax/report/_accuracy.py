@@ -1,4 +1,4 @@
-"""How right predictions are, as far as it is known: lines of `docs/accuracy.md` as they stand."""
+"""How accurate predictions were: lines copied from `docs/accuracy.md`."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ MEANS = (
     ("vTrain, Megatron-DeepSpeed, A100, multi node", "55", "-4.0 %", "8.3 %", "-39.2 %"),
     ("vTrain, Megatron-DeepSpeed, A100, single node", "720", "-23.0 %", "26.8 %", "-78.1 %"),
 )
-# Jobs calibrated to the step times of one system, or of several, predict another.
+# Jobs calibrated to the step times of one system, or of several, that predict another system.
 CALIBRATED = (
     "from one scale: p50 off by 0.30 % on average; p95/p50 by 0.0021, carried over by 0.0025; 90 % "
     "intervals hold 64 % of steps, with --epistemic 96 %",
@@ -61,13 +61,13 @@ TRACES = (
 
 
 def expected_error(report: Report) -> Markup:
-    """How far predictions of this kind were off, and on which runs that was measured."""
+    """How far predictions of this kind were off, and for which runs."""
     parts = [
         tag(
             "p",
-            "Intervals of this page are those of the simulation alone: more samples make them "
-            "narrower, and the model no more right. How right predictions of this kind were is "
-            "printed by the commands that docs/accuracy.md names.",
+            "The intervals on this page cover only the noise of the simulation: more samples make "
+            "them narrower, but not the model more accurate. The commands that docs/accuracy.md "
+            "names print how accurate predictions of this kind were.",
         ),
         *(_of_trace() if report.job is None else _of_job(report)),
     ]
@@ -112,5 +112,5 @@ def _of_job(report: Report) -> Sequence[Markup]:
 
 
 def _cells(row: Sequence[str], texts: int) -> list[str | Number]:
-    """Texts, then numbers with what stands behind each."""
+    """The first cells as texts, the others as numbers that can be sorted."""
     return [*row[:texts], *(Number(cell, float(cell.split()[0])) for cell in row[texts:])]

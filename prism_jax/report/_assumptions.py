@@ -1,4 +1,4 @@
-"""What a page's figures rest on: keys of the job, tables of kernels, laws, and what is doubtful."""
+"""The assumptions behind a page's figures: keys of the job, tables of kernels, laws, and notes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,13 +8,13 @@ from ._report import Report
 
 
 def assumptions(report: Report) -> Markup:
-    """All of them."""
+    """All assumptions."""
     of = report.of
     return join(_of_job(of) if isinstance(of, Job) else _of_profile(of))
 
 
 def notes(of: Job | Profile) -> Sequence[str]:
-    """What is to be said before any figure is believed."""
+    """Warnings to read before the figures."""
     return notes_of(of) if isinstance(of, Job) else of.fitted.notes
 
 

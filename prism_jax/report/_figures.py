@@ -11,7 +11,7 @@ from ._html import Markup, markup, tag
 from ._report import Report
 
 
-# What `plot` draws with, and what the page's style calls it.
+# Colours of `plot`, and their variables in the page's style.
 _COLOURS = {
     "#000000": "--ink",
     "#ffffff": "--paper",
@@ -22,12 +22,12 @@ _COLOURS = {
     "#d9d9d9": "--grey",
 }
 _WIDTH = 9.0  # In inches, of 100 pixels.
-# A step of more ops is a picture of pixels: so many shapes make a page slow.
+# A step with more ops is drawn as pixels, because so many shapes make a page slow.
 _MOST_SHAPES = 6_000
 
 
 def check_matplotlib() -> None:
-    """Raises a `ValueError` where matplotlib is not installed: before what takes long."""
+    """Raises a `ValueError` if matplotlib is not installed; called before the simulation."""
     try:
         import matplotlib as matplotlib
     except ImportError:
@@ -70,7 +70,7 @@ def heat_map(found: Any) -> Markup:
 
 
 def memory(found: Any) -> Markup:
-    about = "The memory of each pipeline rank when it is fullest, by part, and what a device has."
+    about = "The peak memory of each pipeline rank, by part, and the memory of a device."
     height = 1.6 + 0.24 * min(len(found.ranks), 32)
     return _figure("memory", about, height, lambda ax: plot.memory(found, ax=ax))
 
@@ -78,7 +78,7 @@ def memory(found: Any) -> Markup:
 def gantt(step: Any) -> Markup:
     about = (
         f"One simulated step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of the step "
-        "time: what each pipeline rank computes when, and the critical path."
+        "time: the ops of each pipeline rank over time, and the critical path."
     )
     many = len(step.receivers) > _MOST_SHAPES
 
@@ -91,13 +91,13 @@ def gantt(step: Any) -> Markup:
 
 
 def _figure(name: str, about: str, height: float, draw: Callable[[Any], Any]) -> Markup:
-    """A figure with a caption that says what is seen, to those who do not see it, too."""
+    """A figure with a caption, which also describes it to readers who cannot see it."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     written = io.StringIO()
-    # Without a salt, names within the file would be new each time.
+    # Without a salt, the ids within the file would differ each time.
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
         draw(figure.subplots())
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}

@@ -72,7 +72,7 @@ def gather(
         raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
     job = of if isinstance(of, Job) else None
     if epistemic and job is None:
-        raise ValueError("A profile does not tell how well its level is known; give a job.")
+        raise ValueError("The uncertainty of a profile's level is not known; give a job.")
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
     with interruptible() as interrupt:
@@ -86,7 +86,7 @@ def gather(
         )
     missing: dict[str, str] = {}
     if law.interrupted or interrupt.late:
-        missing["law"] = "interrupted; the law is of the steps until then"
+        missing["law"] = "interrupted; the law has the steps until then"
     steps = min(num_samples, MOST_STEPS)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
@@ -109,7 +109,7 @@ def gather(
 def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | None:
     """A figure, or why it is missing. After Ctrl-C, no further figure is computed."""
     if any(why.startswith("interrupted") for why in missing.values()):
-        missing[name] = "not begun, for the run was interrupted before"
+        missing[name] = "not begun, because the run was interrupted before"
         return None
     try:
         return make()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
-_MOST_ROWS = 16  # Of a table that is not folded.
+_MOST_ROWS = 16  # A longer table is folded.
 
 
 class Markup(str):
@@ -15,7 +15,7 @@ class Markup(str):
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number as it is shown, and as it is sorted by; `None` is not known, and sorts last."""
+    """A number's text, and the value to sort by. `None` is an unknown number, and sorts last."""
 
     text: str
     value: float | None
@@ -27,7 +27,7 @@ def markup(given: Any) -> Markup:
 
 
 def tag(name: str, *content: Any, **attributes: Any) -> Markup:
-    """An element. Of the names of attributes `_` becomes `-`, and one at the end is dropped."""
+    """An element. In names of attributes `_` becomes `-`; a `_` at the end is dropped."""
     listed = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
         for key, value in attributes.items()
@@ -41,7 +41,7 @@ def join(parts: Iterable[Any]) -> Markup:
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """A table whose columns the page's script makes sortable; what is wide scrolls in its frame."""
+    """A table whose columns the page's script makes sortable; a wide table scrolls in its frame."""
     head = tag("tr", *(tag("th", name, scope="col") for name in header))
     body = join(_row(row) for row in rows)
     parts = (tag("caption", caption), tag("thead", head), tag("tbody", body))
@@ -81,7 +81,7 @@ def _text(cell: Any) -> Any:
 
 
 def _value(cell: Any) -> Any:
-    """What a number sorts by: of one that is not known, an empty text."""
+    """The value that a number sorts by; an empty text for an unknown number."""
     if not isinstance(cell, Number):
         return None
     return "" if cell.value is None else repr(float(cell.value))

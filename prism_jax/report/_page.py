@@ -13,10 +13,10 @@ from ._html import Markup, join, table, tag
 from ._report import Report
 
 
-# A browser that knows it loads nothing from anywhere.
+# A browser that obeys this policy loads nothing from elsewhere.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
-# What a profile has not.
+# Figures that a profile does not have.
 _OF_JOBS = ("throughput, breakdown", "memory", "assumptions")
 
 
@@ -138,7 +138,8 @@ def _interrupted(report: Report) -> list[Markup]:
         return []
     law = report.law
     about = (
-        f"Interrupted after {law.num_samples:,} of {law.requested:,} steps; the law is of those."
+        f"Interrupted after {law.num_samples:,} of {law.requested:,} steps; the law has only "
+        "these steps."
     )
     return [tag("p", about, class_="note")]
 
@@ -166,5 +167,5 @@ def _origin(report: Report) -> Markup:
         f"{origin.date}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
         f"{law.run_s:.1f} s."
     )
-    header = ("figures", "the same by", "from")
+    header = ("figures", "command or function", "steps")
     return join([table("How each figure was obtained", header, cells), tag("p", about)])

@@ -1,4 +1,4 @@
-"""What a page is made of."""
+"""The contents of a page."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,13 +16,14 @@ class Origin:
 
     **Attributes:**
 
-    - `num_samples`: of the law; `num_steps`: of what takes longer per step.
-    - `seed`: what the key is made of, in words.
-    - `commands`: for each figure the command that prints it again; empty for a report that Python
-        asked for.
-    - `version`, `jax`: of the packages.
-    - `machine`: what it ran on; no name of a machine.
-    - `date`: of the day.
+    - `num_samples`: the number of steps of the law.
+    - `num_steps`: the most steps of sensitivities, criticality and the sampled step.
+    - `seed`: how the key was made, in words.
+    - `commands`: the command that prints a figure again, for each figure; empty for a report made
+        from Python.
+    - `version`, `jax`: the versions of the packages.
+    - `machine`: the system, the processor and the devices, without the machine's name.
+    - `date`: the day of the report.
     """
 
     num_samples: int
@@ -37,18 +38,19 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The results that a page shows; what is `None` is told in `missing`.
+    """The results that a page shows. `missing` says why a result is `None`.
 
     **Attributes:**
 
     - `of`: the job, or the profile of a measured one.
-    - `num_ops`: of a replica.
-    - `law`: of the step time, with quantiles by name in `levels`.
-    - `epistemic`: the law of a run that has not been, if it was asked for.
-    - `throughput`, `memory`: of a job; of a profile only latencies are known.
-    - `sensitivity`, `criticality`, `step`: of the law.
-    - `missing`: for each figure that is not there, why.
-    - `origin`: how all of them were obtained.
+    - `num_ops`: the number of ops of a replica.
+    - `law`: the law of the step time.
+    - `levels`: quantiles by name.
+    - `epistemic`: the law with the uncertainty of the model, if it was asked for.
+    - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
+    - `sensitivity`, `criticality`, `step`: those of the simulated step time.
+    - `missing`: why a figure is missing, by its name.
+    - `origin`: how the figures were obtained.
     """
 
     of: Job | Profile

@@ -10,7 +10,7 @@ from ._html import Markup, Number, folded, join, table, tag
 from ._report import Report
 
 
-_MOST_ROWS = 12  # Of a table that is seen at once.
+_MOST_ROWS = 12  # Rows of a table that is not folded.
 
 
 def law(report: Report) -> Markup:
@@ -41,9 +41,9 @@ def law(report: Report) -> Markup:
     between = report.law.allocations
     if between is not None and len(between.means) > 1:
         about = (
-            f"{len(between.means)} sets of GPUs: the steps of one have a standard deviation of "
-            f"{between.std:.3g} s, and the mean of 10,000 independent steps differs between sets "
-            f"by {report.law.run_mean_std(10_000):.3g} s (one standard deviation)."
+            f"{len(between.means)} sets of GPUs: on one set, the standard deviation of steps is "
+            f"{between.std:.3g} s; between sets, that of the mean of 10,000 independent steps is "
+            f"{report.law.run_mean_std(10_000):.3g} s."
         )
         parts.append(tag("p", about))
     return join(parts)
@@ -55,17 +55,18 @@ def _epistemic(report: Report) -> Markup:
     low, high = found.interval(0.95)
     return tag(
         "p",
-        f"With what is not known of a run: 90 % of steps in {found.quantile(0.05):.5g} to "
-        f"{found.quantile(0.95):.5g} s; its p50 within {100 * found.level:.2g} % (one standard "
-        f"deviation), its p95 in {low:.5g} to {high:.5g} s with 90 %.",
+        f"With the uncertainty of the model, 90 % of steps take {found.quantile(0.05):.5g} to "
+        f"{found.quantile(0.95):.5g} s. The p50 of a run has a standard deviation of "
+        f"{100 * found.level:.2g} %, and the 90 % interval of its p95 is {low:.5g} to "
+        f"{high:.5g} s.",
     )
 
 
 def throughput(report: Report) -> Markup:
-    """Tokens, products and the utilisation, at the mean step time."""
+    """Tokens, FLOP/s and MFU at the mean step time."""
     found = report.throughput
     if found is None:
-        return _absent("a profile has no model, so that its work is not known")
+        return _absent("a profile has no model, so its work is not known")
     rows = [
         ("GPUs", Number(f"{found.world_size:,}", found.world_size), ""),
         ("tokens per GPU", _plain(found.tokens_per_s_per_gpu, ",.0f"), "tokens/s"),
@@ -82,9 +83,9 @@ def throughput(report: Report) -> Markup:
 
 
 def breakdown(report: Report) -> Markup:
-    """What the mean is made of."""
+    """The parts of the mean step time."""
     if report.throughput is None:
-        return _absent("a profile has no model, so that its parts are not known")
+        return _absent("a profile has no model, so the parts of its mean are not known")
     parts = report.throughput.breakdown
     total = sum(parts.values())
     rows = [
@@ -92,9 +93,10 @@ def breakdown(report: Report) -> Markup:
         for name, s in parts.items()
     ]
     about = (
-        "Bubble: waiting for other stages. Exposed: communication that nothing hides, by degree of "
-        "parallelism. Variability: what the mean is longer by than a step in which nothing varies. "
-        "The others are of such a step, of the average pipeline rank."
+        "Bubble: waiting for other stages. Exposed: communication during which the rank computes "
+        "nothing, by degree of parallelism. Variability: the mean step minus a step without "
+        "variability. The other parts are those of a step without variability, on the average "
+        "pipeline rank."
     )
     header = ("part", "time (s)", "share (%)")
     listed = table("Breakdown of the mean step time", header, rows)
@@ -123,11 +125,11 @@ def sensitivities(report: Report) -> Markup:
     names = ("mean", "spread", "spread +-", "gain", "gain +-")
     header = ("group", "part", *(f"{name} ({unit})" for name in names))
     about = (
-        f"By how much {found.objective}, {found.value}{'' if probability else ' s'}, would fall: "
-        "if the part took no time (mean) or did not vary (spread), both to first order; and "
-        "without its variability, simulated (gain, +- one standard error). All variability "
-        f"together: {found.whole_gain}; the sum of the gains of kernels, factors and stalls: "
-        f"{found.sum_of_gains}{'' if probability else ', both in seconds'}."
+        f"By how much {found.objective}, {found.value}{'' if probability else ' s'}, would fall. "
+        "Mean: if the part took no time, to first order. Spread: if it did not vary, to first "
+        "order. Gain: if it did not vary, simulated (+- one standard error). Without any "
+        f"variability it would fall by {found.whole_gain}; the sum of the gains of kernels, "
+        f"factors and stalls is {found.sum_of_gains}{'' if probability else ' (both in seconds)'}."
     )
     parts = [_figures.tornado(found), tag("p", about)]
     if len(rows) > _MOST_ROWS:
@@ -160,18 +162,19 @@ def criticality(report: Report) -> Markup:
         parts.append(folded(listed, f"{of} of the pipeline", len(rows)))
     exposed = found.exposed_communication.mean(), found.exposed_data_parallel.mean()
     about = (
-        f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; waiting for "
-        f"that of data parallelism {100 * exposed[1]:.2f} %. {counted(found.num_steps, 'step')}, "
-        f"decided by {counted(round(found.num_replicas_seen), 'replica')}."
+        f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; that of data "
+        f"parallelism takes {100 * exposed[1]:.2f} %. The figures are from "
+        f"{counted(found.num_steps, 'step')}, decided by "
+        f"{counted(round(found.num_replicas_seen), 'replica')}."
     )
     return join([*parts, tag("p", about), *_notes(found.notes)])
 
 
 def memory(report: Report) -> Markup:
-    """What the GPUs of each pipeline rank hold."""
+    """The memory of the GPUs of each pipeline rank."""
     found = report.memory
     if found is None:
-        return _absent("a profile has no model, so that its memory is not known")
+        return _absent("a profile has no model, so its memory is not known")
     names = list(dict.fromkeys(name for rank in found.ranks for name in rank.parts))
     rows = [
         (
@@ -207,7 +210,7 @@ def timeline(report: Report) -> Markup:
 
 
 def _absent(why: str) -> Markup:
-    return tag("p", f"Not there: {why.rstrip('.')}.", class_="note")
+    return tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
 
 
 def _notes(notes) -> list[Markup]:

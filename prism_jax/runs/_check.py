@@ -1,4 +1,4 @@
-"""What a training run is refused for, in a sentence."""
+"""Checks the arguments of a training run, with errors of one sentence."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def check_numbers(num_steps, num_runs, num_spares) -> None:
 
 def check_failures(failures: Failures, costs: RunCosts | None) -> None:
     if not failures.causes:
-        raise ValueError("`failures` names no cause; give one, with a count of 0 for none seen.")
+        raise ValueError("`failures` has no cause; give at least one, whose count may be 0.")
     if costs is None and failures.blocking_s == 0:
         raise ValueError(
             "No interval between checkpoints is the best where one costs nothing "

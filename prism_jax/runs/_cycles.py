@@ -11,7 +11,7 @@ PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting")
 
 @dataclasses.dataclass(frozen=True)
 class RunCosts:
-    """What a run costs besides its steps, in seconds.
+    """The costs of a run besides its steps, in seconds.
 
     **Attributes:**
 
@@ -146,7 +146,7 @@ class _Cycle:
 
 
 def _cycle(left, slow, until, costs: RunCosts) -> _Cycle:
-    """What runs with so much work `left` do until they are interrupted."""
+    """The progress of runs with the work `left` until they are interrupted."""
     # Evaluations stretch the intervals; they are as safe, or lost, as the work.
     stretched = slow * (1 + costs.evaluation_s / costs.interval_s)
     between = np.ceil(left / costs.interval_s) - 1  # The end needs no checkpoint.

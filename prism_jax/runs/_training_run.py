@@ -133,8 +133,8 @@ def training_run(
 
 
 def _best(rates: np.ndarray, blocking_s: float) -> float:
-    """The best interval; of checkpoints that cost nothing none is too short, and where nothing
-    interrupts none is too long.
+    """The best interval between checkpoints: as short as allowed if they cost nothing, and as long
+    as allowed if nothing interrupts the run.
     """
     if blocking_s == 0:
         return 0.0
@@ -172,7 +172,7 @@ class _Simulation:
                 blocks.append(self._block(costs, hazards, rng))
                 rates.append(hazards.rates)
                 advance(len(hazards.rates))
-                if interrupt.came:  # The law says how many runs it is of.
+                if interrupt.came:  # The law says how many runs it has.
                     interrupt.came = False
                     break
         parts = np.concatenate([runs.parts for runs in blocks])

@@ -16,9 +16,9 @@ class AbstractSchedule(abc.ABC):
     the class can be set in the file.
     """
 
-    # The name in job files; None for what these cannot write.
+    # The name in job files; None if job files cannot express the schedule.
     kind: ClassVar[str | None] = None
-    # Whether send_recvs block unless one says otherwise.
+    # Whether send_recvs block by default.
     blocking: ClassVar[bool] = False
     # The least number of microbatches for each rank that the order is defined for.
     microbatches_per_rank: ClassVar[int] = 0

@@ -41,7 +41,7 @@ def blocking_nodes(ops: Ops, needs: Needs) -> Nodes:
     return Nodes(before, after, last)
 
 
-# The nodes of a batch wait for what the rank has done; then they are what it has done.
+# The nodes of a batch wait for the last nodes of the rank, and then become its last nodes.
 def _follow(waits: list[tuple[int, int]], batch: list[int], done: list[int]) -> list[int]:
     waits += [(other, node) for node in batch for other in done]
     return batch or done

@@ -58,7 +58,7 @@ def _run(small: _Contracted, latencies: np.ndarray) -> list[float]:
     return ends
 
 
-# As many graphs are kept by `op_graph`, which gives the same one again.
+# As many as the graphs that `op_graph` keeps and returns again.
 @ft.lru_cache(maxsize=4)
 def _contracted(graph: OpGraph) -> _Contracted | None:
     """`None` where a send_recv waits for several ops, or an op for more than two or two of them."""
@@ -76,7 +76,7 @@ def _contracted(graph: OpGraph) -> _Contracted | None:
         return None
     number = np.append(np.cumsum(~sends[:-1]), 0)
     delay = np.where(sends[other], other, -1)[ops]
-    # What a send_recv itself waits for is the one that is no send_recv.
+    # Of the ops that a send_recv waits for, the one that computes.
     source = np.append(one, -1)
     second = np.where(delay >= 0, source[delay], other[ops])
     return _Contracted(number[:-1], ops, number[one[ops]].tolist(), number[second].tolist(), delay)

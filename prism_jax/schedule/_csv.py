@@ -13,7 +13,7 @@ from ._token import parse_token
 
 
 _MOST_BYTES = 2**26  # A million ops.
-# What PyTorch adds when it lowers a schedule; here it follows from the ops.
+# Actions that PyTorch adds when it lowers a schedule; here they follow from the ops.
 _ADDED = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
 
 

@@ -154,7 +154,7 @@ def _links(send_recv: npt.ArrayLike, num_ranks: int) -> Float[np.ndarray, "ranks
             f"to rank), here {(num_ranks, num_ranks)}."
         )
     links = np.broadcast_to(links, (num_ranks, num_ranks))
-    # A rank does not send to itself, so whatever is there is not looked at.
+    # A rank does not send to itself, so the diagonal is ignored.
     links = np.where(np.eye(num_ranks, dtype=bool), 0.0, links)
     _check_values("send_recv", links)
     return links

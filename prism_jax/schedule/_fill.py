@@ -82,7 +82,7 @@ def fill(
         start, number, position = min((c[0], n, c[1]) for n, c in choices.items() if c is not None)
         op = ranks[number].run(position)
         ends[op] = ranks[number].free = start + costs[op]
-        # What became ready is on the ranks of this stage and of its neighbours.
+        # Only ranks of this stage and of its neighbours have ops that became ready.
         for stage in range(max(op[1] - 1, 0), op[1] + 2):
             choices.pop(pipe.stage_to_rank[min(stage, len(pipe.stage_to_rank) - 1)], None)
     return [[f"{s}{phase}{i}" for phase, s, i in rank.ran] for rank in ranks]
@@ -118,7 +118,7 @@ def twice_backward(phase: str, stage: int) -> float:
     return 2.0 if phase == "B" else 1.0
 
 
-# By how many microbatches of stages what a rank holds changes.
+# The change of the number of microbatches that a rank holds, by phase.
 _CHANGE = {"F": 1, "I": 0, "W": -1, "B": -1}
 
 

@@ -24,7 +24,7 @@ class Ops(NamedTuple):
     orders: list[range]
 
 
-# One schedule after the other is asked for its graph, its memory and its mean.
+# Several functions need the ops of one schedule: its graph, its memory and its mean.
 @ft.lru_cache(maxsize=4)
 def ops_of(schedule: AbstractSchedule) -> Ops:
     """The ops of a schedule. Raises as `parse_orders`."""
@@ -40,7 +40,7 @@ def parse_orders(orders: Sequence[Sequence[str]]) -> Ops:
     """
     lengths = [len(order) for order in orders]
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    # No ranks are like one without ops.
+    # A schedule without ranks is treated as one rank without ops.
     tables = [parse_tokens(order, rank) for rank, order in enumerate(orders or [[]])]
     phase, *numbers = (np.concatenate(column) for column in zip(*tables, strict=True))
     stage, microbatch, other_stage, other_microbatch = numbers
@@ -56,7 +56,7 @@ def parse_orders(orders: Sequence[Sequence[str]]) -> Ops:
 
 
 def action(ops: Ops, op: int) -> Action:
-    """What the token of an op says."""
+    """The contents of the token of an op."""
     return Action(
         str(ops.phase[op]),
         int(ops.stage[op]),

@@ -7,7 +7,7 @@ from ._custom import CustomSchedule
 from ._registry import make_schedule
 
 
-TRACED = "traced"  # The kind of schedule that is read off a trace.
+TRACED = "traced"  # The kind of schedule whose order is taken from a trace.
 
 
 def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:

@@ -9,7 +9,7 @@ from ._ops import Ops, ops_of
 from ._token import OVERLAPPED
 
 
-# The tensors of a stage and microbatch. A backward-input makes the same as a whole backward.
+# The tensors of a stage and microbatch. A backward-input gives the same tensor as a whole backward.
 ACTIVATION, GRADIENT, WEIGHT_GRADIENT = range(3)
 _TENSORS = {"F": ACTIVATION, "B": GRADIENT, "I": GRADIENT, "W": WEIGHT_GRADIENT}
 
@@ -17,7 +17,7 @@ _TENSORS = {"F": ACTIVATION, "B": GRADIENT, "I": GRADIENT, "W": WEIGHT_GRADIENT}
 class Parts(NamedTuple):
     """The forwards and backwards that ops consist of: two for an overlapped pair, else one.
 
-    `tensor` is what a part makes.
+    `tensor` is the tensor that a part produces.
     """
 
     op: Int[np.ndarray, "parts"]

@@ -22,10 +22,10 @@ def replay(
     """
     one = latencies.ndim == 1
     zero = 0.0 if one else np.zeros(latencies.shape[1:])
-    latest = max if one else np.maximum.reduce  # Numbers of Python are faster one by one.
+    latest = max if one else np.maximum.reduce  # One at a time, Python's numbers are faster.
     starts, ends = [], []
     for before, latency in zip(predecessors, latencies.tolist() if one else latencies, strict=True):
-        if len(before) == 1:  # Most ops: half of the time.
+        if len(before) == 1:  # A fast path for most ops, which halves the time.
             start = ends[before[0]]
         else:
             start = latest([ends[op] for op in before]) if before else zero

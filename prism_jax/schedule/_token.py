@@ -12,7 +12,7 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward
 OVERLAPPED = "FB"
 SEND_RECV = "SR"
 
-# No more digits than an integer of NumPy holds.
+# The most digits that an integer of NumPy holds.
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 _SINGLE = re.compile(f"{_NUMBER}([FBIW]){_NUMBER}")
 _SINGLES = re.compile(f"(?:{_NUMBER}[FBIW]{_NUMBER} )*+")
@@ -22,7 +22,7 @@ _ONLY_LETTERS = str.maketrans("", "", "0123456789 ")
 
 
 class Action(NamedTuple):
-    """What a token says; `other_*` are those of the backward of an overlapped pair, else -1."""
+    """The contents of a token; `other_*` belong to the backward of an overlapped pair, else -1."""
 
     phase: str
     stage: int

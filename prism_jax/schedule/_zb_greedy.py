@@ -116,7 +116,7 @@ _RULES = (
 )
 
 
-# Orders are asked for often, and dear.
+# Orders are expensive and needed often, so they are cached.
 @ft.lru_cache(maxsize=16)
 def _best(schedule: ZBGreedy) -> tuple[tuple[str, ...], ...]:
     places = schedule.stage_to_rank

@@ -80,7 +80,7 @@ def effective_samples(chances: Chances, kept: Replicas) -> float:
 class Selection:
     """The law of the replica that decides a step, by the vector rule, for one regime.
 
-    The step picks the replica whose rank among all, from the top, is `1 - (1 - U)^(1 / R)`.
+    The step picks the replica sample at rank `1 - (1 - U)^(1 / R)` from the slowest, `U` uniform.
 
     **Attributes:**
 
@@ -111,7 +111,7 @@ class Selection:
         reached = self.cumulative
         if self.num_replicas > 1:
             reached = -np.expm1(self.num_replicas * np.log1p(-np.minimum(reached, 1 - 1e-16)))
-        return reached[:-1]  # The last takes what is left.
+        return reached[:-1]  # The last sample takes the rest.
 
     @ft.cached_property
     def cumulative(self) -> np.ndarray:

@@ -74,8 +74,8 @@ def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -
         raise ValueError(f"{shown(path)}: it has no nodes; give a Chakra execution trace.")
     if not any(node.duration > 0 for node in nodes):
         raise ValueError(
-            f"{shown(path)}: none of its {counted(len(nodes), 'node')} has a duration, so that it "
-            "says what runs and not how long; link it with a profiler's trace first."
+            f"{shown(path)}: none of its {counted(len(nodes), 'node')} has a duration, so no "
+            "latency is known; link it with a profiler's trace first."
         )
     _add_spans(spans, nodes, UNITS[time_unit or "us"], path)
     return RankTrace(
@@ -99,7 +99,7 @@ def _add_spans(
         if not 0 <= start <= end < 2**63:
             raise ValueError(
                 f"{shown(path)}: node {node.id} starts at {node.start:g} and takes "
-                f"{node.duration:g}, which is beyond any clock; mend the trace."
+                f"{node.duration:g}, which is beyond any clock; correct the trace."
             )
         if node.attributes.get("is_cpu_op") and node.duration > 0:
             times[node.id] = start, end
@@ -163,8 +163,8 @@ def _nodes(path: str | os.PathLike[str]) -> Iterator[_Node]:
         ) from None
     except (WireError, UnicodeDecodeError, TypeError, AttributeError):
         raise ValueError(
-            f"{shown(path)}: it is no Chakra execution trace; give an `.et` file, or the JSON that "
-            "Chakra makes of one."
+            f"{shown(path)}: this is not a Chakra execution trace; give an `.et` file, or the JSON "
+            "that Chakra makes from one."
         ) from None
 
 

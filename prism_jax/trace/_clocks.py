@@ -10,7 +10,7 @@ from ._collective_names import TOGETHER
 from ._rank_ops import RankOps
 
 
-# What leaving in another order can explain, in scatters of the difference of two ends.
+# The largest difference, in scatters of two ends, that the order of leaving can explain.
 _BY_CHANCE = 2.0
 
 

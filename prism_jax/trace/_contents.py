@@ -14,7 +14,7 @@ from ._rank_ops import RankOps, rank_ops
 from ._spans import HOST_OP, KERNEL, LAUNCH, RankTrace, Spans
 
 
-_MOST_NAMES = 100  # Of kernels.
+_MOST_NAMES = 100  # The most kernels that are listed.
 _FEWEST_STEPS = 4  # As many as a fit needs.
 
 
@@ -156,12 +156,13 @@ def _verdict(c: Contents) -> tuple[list[str], list[str]]:
     tells, not_told = [], []
     if c.kernels:
         where = "on the device" if c.on_device else "on the host, where no device was recorded"
-        tells.append(f"what each kernel takes {where}, and how that varies between calls")
+        tells.append(f"the time of each kernel {where}, and how it varies between calls")
     if c.steps >= _FEWEST_STEPS:
         tells.append(f"how {c.steps} steps differ")
     else:
         not_told.append(
-            f"how steps differ: it has {counted(c.steps, 'step')}, and a fit needs {_FEWEST_STEPS}"
+            f"how steps differ: there are {counted(c.steps, 'step')}, and a fit needs "
+            f"{_FEWEST_STEPS}"
         )
     training = c.ops.get(FORWARD_COMPUTE, 0) and c.ops.get(BACKWARD_COMPUTE, 0)
     if training:
@@ -174,9 +175,9 @@ def _verdict(c: Contents) -> tuple[list[str], list[str]]:
             "inference, or its names must be given with --names"
         )
     if training and not c.ops.get(OPTIMIZER):
-        not_told.append("when the optimizer runs: no range says so")
+        not_told.append("when the optimizer runs: no range has its name")
     if len(c.ranks) == 1:
-        not_told.append("how ranks differ and what they wait for: it has one rank")
+        not_told.append("how ranks differ and what they wait for: there is one rank")
     elif c.clocks.matched:
         tells.append(
             f"what {len(c.ranks)} ranks wait for: {c.clocks.matched} collectives were matched"

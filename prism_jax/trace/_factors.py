@@ -9,7 +9,7 @@ from .._files import shown
 from ._table import check_positive, collect, columns_of, scan, with_numbers
 
 
-# What is beyond is a slip, such as another unit.
+# A larger factor is a mistake, such as another unit.
 _MOST_FACTOR = 1e6
 
 
@@ -46,6 +46,6 @@ def read_factors(
     if len(wrong):
         raise ValueError(
             f"{shown(path)}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
-            f"{wrong[0]} is missing or another there twice."
+            f"{wrong[0]} is missing, or another number occurs twice."
         )
     return table["value"].to_numpy(), by[0]

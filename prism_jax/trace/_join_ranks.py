@@ -78,8 +78,8 @@ def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: s
         d, s = absent[0]
         notes.append(
             f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace, the first replica {d}, "
-            f"stage {s}, {_ranks_of(d, s, job.layout, order)}: {len(whole)} of {dp} replicas are "
-            "fitted"
+            f"stage {s}, {_ranks_of(d, s, job.layout, order)}: only {len(whole)} of {dp} replicas "
+            "are fitted"
         )
     if clocks.unknown:
         shown = quoted(", ".join(map(str, clocks.unknown)))
@@ -161,7 +161,7 @@ def _rows(tables: dict[tuple[int, int], _Ops], job: Job, stage_to_rank: Sequence
             step, kind, *_ = key
             if step in origins:
                 start = max(op.start, origins[step])
-                # Other stages than the first one wait for a microbatch, and not for data.
+                # Stages after the first one wait for a microbatch, not for data.
                 end = start if kind == LOAD_DATA and s else op.end
                 found[d, s, *key] = start, end
     waits = job.schedule.blocking is not False
@@ -174,7 +174,7 @@ def _rows(tables: dict[tuple[int, int], _Ops], job: Job, stage_to_rank: Sequence
                     _Link(d, "forward", stage - 1, *at),
                     _Link(d, "backward", stage, *at[::-1]),
                 ):
-                    # What was recorded stays.
+                    # Recorded times are kept.
                     found = _transfers(tables, before, link, origins, waits) | found
     if job.layout.dp > 1:
         found |= _reductions(tables, origins)
@@ -260,7 +260,7 @@ def _begin(ops: _Ops, step: int, origin: int) -> int:
 
 
 def _ends_before(ops: _Ops) -> dict[_Key, int]:
-    """When the op before each compute op has ended, in its step."""
+    """The end of the op before each compute op in its step."""
     compute = sorted((op.start, key) for key, op in ops.items() if key[1] in COMPUTE)
     ends: dict[_Key, int] = {}
     for (_, before), (_, key) in it.pairwise(compute):

@@ -19,17 +19,17 @@ from .._files import check_file, shown
 from .._misc import quoted
 
 
-# No file is endless.
+# The most bytes that are read, because a stream may be endless.
 _MOST_BYTES = 2**42
-# What is read at once: the objects that become of it take about ten times as much.
+# The bytes that are read at once; their objects take about ten times as much memory.
 _CHUNK = 2**22
-# Nothing before or after the events, and no event, is as large.
+# The most bytes before or after the events, and of one event.
 _MOST_BESIDE = 2**26
-# Where one object of an array may end. Texts and inner arrays may have such places, too; but what
-# is cut there is no JSON.
+# Where one object of an array may end. Texts and inner arrays may have such places, too; a cut
+# there is noticed, because the pieces are not JSON.
 _BETWEEN = re.compile(rb"\}(?=\s*,\s*\{)")
-_LAST = 2**16  # The end of a piece, in which such a place is looked for first.
-# Written by some profilers, and no JSON.
+_LAST = 2**16  # The size of the end of a piece, where the last such place is looked for first.
+# Some profilers write these, which are not JSON.
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
@@ -120,7 +120,7 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
             before = text.rest[: found.start()].rstrip(b" \t\r\n,") + b"}"
             text.rest = text.rest[found.end() :]
             return _table(before)
-    what = "it is no JSON trace with" if text.size else "it is empty, without"
+    what = "it is not a JSON trace with" if text.size else "it is empty, without"
     raise ValueError(
         f"{shown(text.path)}: {what} an array `{key}`; give one that a profiler has written."
     )
@@ -195,8 +195,8 @@ def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> list:
         found = re.search(r"(.*) \(byte (\d+)\)", str(error).removeprefix("JSON is malformed: "))
         problem, place = (found[1], int(found[2])) if found else (str(error), 0)
         if problem == "trailing characters":
-            raise _EndError(place - 1) from None  # It counts from one.
-        if place >= len(piece):  # A number that is cut is malformed to it.
+            raise _EndError(place - 1) from None  # The message counts from one.
+        if place >= len(piece):  # The decoder reports a number that is cut as malformed.
             raise _CutError from None
         mended = _NOT_A_NUMBER.sub(rb"\1null", text.rest)
         if mended == text.rest:

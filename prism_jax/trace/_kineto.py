@@ -88,7 +88,7 @@ def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -
     notes = list(reader.notes)
     if found.cut:
         events = counted(sum(reader.events.values()), "event")
-        notes.append(f"the file ends early: {events} are there, of the rest nothing is known")
+        notes.append(f"the file ends early, after {events}")
     if not reader.events:
         raise ValueError(f"{shown(path)}: it has no events; give a trace as it was recorded.")
     rank, world_size = _whole(own.get("rank")), _whole(own.get("world_size"))
@@ -112,13 +112,15 @@ class _Reader:
         self.spans = SpanList()
         self.events: collections.Counter[str] = collections.Counter()
         self.notes: list[str] = []
-        self.sequences: dict[int, int] = {}  # Of collectives, by their call on the host.
+        self.sequences: dict[int, int] = {}  # The numbers of collectives by their host call.
 
     def add(self, events: list[_Event]) -> None:
         if not self.unit:
             self.unit = UNITS[unit := _unit(events)]
             if unit != "us":
-                self.notes.append(f"times are taken to be in {unit}, for calls take that long")
+                self.notes.append(
+                    f"times are read in {unit}, because calls would else be too long or too short"
+                )
         self.events.update(event.cat or "other" for event in events)
         for event in events:
             if event.ph == "X" and event.ts is not None and event.dur is not None:
@@ -148,7 +150,7 @@ class _Reader:
                 message = _message(args)
             elif category == "kernel" and (collective := collective_of_kernel(name)):
                 message = Message(collective)
-            if isinstance(args.grid, list):  # The same kernel at another size is another one.
+            if isinstance(args.grid, list):  # A kernel of another size counts as another kernel.
                 name = f"{name} {'x'.join(map(str, args.grid[:3]))}"
         elif category in _LAUNCHES and args.correlation is not None:
             if not ("Launch" in name or "Memcpy" in name or "Memset" in name):

@@ -12,7 +12,7 @@ from ._spans import KERNEL, LAUNCH, RANGE, Message, RankTrace, SpanList
 
 _MOST_BYTES = 2**42
 _MAGIC = b"SQLite format 3\0"
-# Tables of what a device ran, with where its name is; a graph may be traced as a whole.
+# Tables of a device's work, with the query for its name; a graph may be traced as a whole.
 _DEVICE = {
     "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "'memcpy'",
@@ -67,8 +67,8 @@ def _check(path: str | os.PathLike[str]) -> None:
         ) from None
     if start != _MAGIC:
         raise ValueError(
-            f"{shown(path)}: this is no SQLite file; export the report with `nsys export --type "
-            "sqlite`."
+            f"{shown(path)}: this is not an SQLite file; export the report with `nsys export "
+            "--type sqlite`."
         )
 
 

@@ -10,7 +10,7 @@ LETTERS = {
     "backward-weight": "W",
 }
 COMPUTE = tuple(LETTERS)
-# And those that it has with another stage: how far this one is away.
+# Transfers between stages, with the distance of the other stage.
 TRANSFERS = {
     "forward-send": 1,
     "forward-recv": -1,
@@ -18,8 +18,8 @@ TRANSFERS = {
     "backward-recv": 1,
 }
 PIPELINED = (*COMPUTE, *TRANSFERS)
-# Ops that it runs once in a step, and with whom: the other replicas of its stage, the last stage
-# of its replica, everyone, or nobody whose op is in the trace.
+# Ops that a worker runs once in a step, and with whom: the other replicas of its stage, the last
+# stage of its replica, all workers, or no worker whose op is in the trace.
 SCOPES = {
     "load-data": "self",
     "params-all-gather": "dp",

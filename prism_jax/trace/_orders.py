@@ -12,9 +12,9 @@ from ..schedule import TRACED, AbstractSchedule, order_of
 from ._ops import LETTERS, PIPELINED, TRANSFERS
 
 
-# The order of so many replicas' steps is looked at.
+# The most steps of replicas whose order is compared.
 _MOST_LOOKS = 1000
-# More other orders than this are a reader's to know.
+# A larger share of other orders gives a note.
 _NOTED = 0.05
 
 
@@ -65,7 +65,7 @@ def check_places(
     or ranks have different numbers of stages.
     """
     if not pairs:
-        raise ValueError(f"{path}: it has no op of a pipeline; give at least `forward-compute`.")
+        raise ValueError(f"{path}: it has no pipeline ops; give at least `forward-compute`.")
     found: dict[int, int] = {}
     for stage, rank in sorted(pairs):
         if found.setdefault(stage, rank) != rank:

@@ -10,8 +10,8 @@ from ._ops import COMPUTE, PIPELINED, SCOPES
 from ._trace import Trace
 
 
-# What ends later than an op starts, in more than this share of steps, is nothing it waits for: in
-# a few of them clocks and pauses may say otherwise.
+# An op does not wait for another op that ends after its start in more than this share of steps; in
+# a few steps, errors of clocks and pauses may look so.
 _EARLY, _TOLERANCE = 0.05, 1e-4
 # A group explains a wait where, without it, the gap before an op is longer by more than this share
 # of a step. A worker that is nearly always the last waits in few steps, so that the longest gaps
@@ -72,7 +72,7 @@ def _scope(gaps: dict[str, np.ndarray]) -> str:
 
 
 def _precedence(trace: Trace, one: str, other: str) -> int:
-    """Negative if workers start one op before the other; workers may be far apart in time."""
+    """Negative if each worker starts `one` before `other`; workers may be far apart in time."""
     difference = trace.start[one] - trace.start[other]
     return int(np.sign(np.nansum(difference)))
 

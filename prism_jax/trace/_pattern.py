@@ -12,10 +12,10 @@ from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, WAITING, RankOp
 from ._spans import BACKWARD, HOST_OP, MESSAGE, Spans
 
 
-# What has less than this part of a microbatch's operators is none.
+# A run with less than this share of a microbatch's operators is not a microbatch.
 _NOISE = 0.5
-# A cut between two microbatches is at an exchange, if there is one as near: in microbatches. What
-# is before an exchange at its start, or after one at its end, is as short.
+# A cut between two microbatches is moved to an exchange within this distance, in microbatches. Any
+# operators before an exchange at its start, or after one at its end, are as few.
 _NEAR, _EDGE = 0.4, 0.2
 
 
@@ -78,7 +78,7 @@ def _runs(spans: Spans, start: int, end: int, known: Sequence[RankOp]) -> list[_
     others = sorted((op.start, op.end) for op in known)
     for i in np.lexsort((-mine.end, mine.start)).tolist():
         low, high, lane = int(mine.start[i]), int(mine.end[i]), int(mine.lane[i])
-        if mine.kind[i] == MESSAGE or waits[mine.name[i]]:  # It may last, and much go on meanwhile.
+        if mine.kind[i] == MESSAGE or waits[mine.name[i]]:  # It may last while other ops run.
             if runs:
                 runs[-1].cuts.append(len(runs[-1].spans))
             continue

@@ -1,7 +1,7 @@
 """Reading the wire format of protocol buffers, as far as Chakra's messages need it.
 
-The format is small (protobuf.dev, "Encoding"), and the library would want classes that its compiler
-makes of a schema: more lines than these, and a pinned version.
+The format is small (protobuf.dev, "Encoding"). The library would need classes that its compiler
+makes from a schema, which are more lines than these, and a pinned version.
 """
 
 import struct
@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 class WireError(Exception):
-    """These bytes are no message."""
+    """The bytes are not a message."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
@@ -19,7 +19,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
     **Raises:**
 
-    `WireError` where the message is none.
+    `WireError` if the bytes are not a message.
     """
     place, end = 0, len(message)
     while place < end:

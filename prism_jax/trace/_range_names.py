@@ -79,7 +79,7 @@ _FRAMEWORKS = (
 
 
 class Named(NamedTuple):
-    """The meaning of a range; -1 for what its name does not say."""
+    """The meaning of a range; -1 for a number that its name does not contain."""
 
     op: str
     microbatch: int
@@ -87,7 +87,7 @@ class Named(NamedTuple):
 
 
 class Reader:
-    """Looks up the meaning of names, of each name once."""
+    """Looks up the meaning of names, each name once."""
 
     def __init__(self, names: RangeNames | None = None):
         names = names or RangeNames()
@@ -142,8 +142,8 @@ def _check(path, text: str, allowed: set[str], needed: set[str]) -> None:
         groups = set(re.compile(text).groupindex)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
-            f"{shown(path)}: '{quoted(text)}' is no regular expression ({quoted(str(error))}); "
-            "mend it."
+            f"{shown(path)}: '{quoted(text)}' is not a regular expression ({quoted(str(error))}); "
+            "correct it."
         ) from None
     if groups - allowed or needed - groups:
         raise ValueError(

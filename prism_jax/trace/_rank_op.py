@@ -4,7 +4,7 @@ import dataclasses
 
 
 FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
-LOAD_DATA = "load-data"  # What a step has before its first op.
+LOAD_DATA = "load-data"  # The time of a step before its first op.
 # Operators of the host that wait for others.
 WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 

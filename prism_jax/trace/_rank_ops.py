@@ -62,7 +62,7 @@ def rank_ops(
     ops: list[RankOp] = []
     by_pattern = False
     for number, start, end in steps.tolist():
-        before = max((op.end for op in ops), default=start)  # A device is behind the host.
+        before = max((op.end for op in ops), default=start)  # A device lags behind the host.
         first = len(ops)
         mine = [r for r in ranges if start <= r.start < end]
         if num_microbatches and not any(r.op in COMPUTE for r in mine):
@@ -73,12 +73,12 @@ def rank_ops(
         mine = [dataclasses.replace(_without_waits(r, nodes), step=number) for r in mine]
         for r in _numbered(mine):
             if r.op in TRANSFERS and not device.any():
-                continue  # The host only asks for it then.
+                continue  # The host only requests the op in this range.
             op = (computing if r.op in _COMPUTING else every).of(r)
             ops += [op] if op else []
         if len(ops) > first:
             begin = min(op.start for op in ops[first:])
-            # By a nanosecond at least, so that it comes first.
+            # At least a nanosecond, so that it comes first.
             start = min(max(start, before), begin - 1)
             ops.append(RankOp(number, LOAD_DATA, 0, -1, start, begin))
     return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans), by_pattern)
@@ -185,12 +185,12 @@ class _Kernels:
         return dataclasses.replace(r, start=start, end=end)
 
 
-# Ops of which the collectives are waits for others; any other op is a collective itself.
+# Ops within which collectives are waits for other ranks; any other op is itself a collective.
 _COMPUTING = (*COMPUTE, OPTIMIZER)
 
 
 def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
-    """Collectives by the properties that all their members know."""
+    """Collectives, identified by properties that all of their members know."""
     found = {}
     seen: dict[Message, int] = {}
     mine = spans[(spans.kind == KERNEL) & (spans.message >= 0)]

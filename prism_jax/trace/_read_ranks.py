@@ -89,18 +89,18 @@ def joined_ops(
     for ops in found:
         if not ops.ops:
             hint = (
-                "say with --names what they stand for, or record them with `record_function`"
+                "give their meaning with --names, or record them with `record_function`"
                 if ops.rank not in cut
                 else _ends_early([ops.rank])
             )
             raise ValueError(
-                f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')} and no op "
-                f"that its ranges or their pattern tell; {hint}."
+                f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')}, and no op "
+                f"was found by names of ranges or by its pattern; {hint}."
             )
     if told := [ops.rank for ops in found if ops.by_pattern]:
         notes.append(
             f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
-            "microbatches are told by the pattern of the host's operators"
+            "microbatches were found by the pattern of the host's operators"
         )
     joined = join_ranks(found, job, reader.order, shown(path))
     notes += joined.notes
@@ -108,7 +108,7 @@ def joined_ops(
 
 
 def _ends_early(ranks: Sequence[int]) -> str:
-    """Says that files end early, as what to see to."""
+    """A hint that files end early."""
     if len(ranks) == 1:
         return f"the file of rank {ranks[0]} ends early, so copy or record it again"
     return (

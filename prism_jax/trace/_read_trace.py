@@ -45,10 +45,10 @@ COLUMNS = {
 }
 
 
-# Cells of a table of ops for each row of the trace; whole steps have fewer than one.
+# The most cells of a table of ops for each row of the trace; complete steps have less than one.
 _MOST_SPARSE = 4
 _MOST_STAGES = 10**5
-# Steps whose mean is beyond these, in seconds, are likely in another unit.
+# A mean step time beyond these limits, in seconds, is likely in another unit.
 _SHORTEST, _LONGEST = 1e-3, 600.0
 
 
@@ -82,8 +82,8 @@ def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
 def trace_of_rows(
     frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job, hint: str | None = None
 ) -> Trace:
-    """`read_trace`, from rows that are already read. `path` is for messages, and so is `hint`: why
-    ops may be missing, if it is not that the job is another one.
+    """`read_trace`, from rows that are already read. `path` and `hint` are for messages; `hint` is
+    a reason for missing ops, by default that the job may be another one.
     """
     hint = hint or "check that the job is the traced one"
     import polars as pl
@@ -100,7 +100,7 @@ def trace_of_rows(
     rows = rows.with_columns(seq_id=pl.col("seq_id") + microbatches * own)
     steps = collect(rows.select(pl.col("step").unique().sort()), path)["step"].to_numpy()
     ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)), path)["optype"]
-    # A job with many more ops than there are rows is another one, and its tables may not fit.
+    # A job with many more ops than rows is not the traced one, and its tables may not fit.
     cells, number = len(steps) * dp * pp * microbatches, collect(rows.select(pl.len()), path).item()
     if cells * virtual_stages > _MOST_SPARSE * max(number, 1000):
         raise ValueError(
@@ -172,7 +172,7 @@ def _in_order(
     try:
         order_of(config, trace.job.layout)
     except ValueError as error:
-        raise ValueError(f"{path}: the order of its ops is none that could run: {error}") from None
+        raise ValueError(f"{path}: the order of its ops could not run: {error}") from None
     return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
 
 
@@ -195,8 +195,8 @@ def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
         if job.schedule.virtual_stages > 1:
             raise ValueError(
                 f"{shown(path)}: the column `virtual_stage` is missing, but the job has "
-                f"{job.schedule.virtual_stages} virtual stages on each rank; say of each op on "
-                "which of them it is."
+                f"{job.schedule.virtual_stages} virtual stages on each rank; add it, with the "
+                "virtual stage of each op."
             )
         frame = frame.with_columns(virtual_stage=pl.col("stage"))
     integers = [name for name, kind in COLUMNS.items() if kind.startswith("Int")]
@@ -253,8 +253,8 @@ def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int)
             row = collect(rows.filter(wrong).head(1), path).row(0, named=True)
             raise ValueError(
                 f"{shown(path)}: {rows_have(found[what])} {what}, the first `{row['optype']}` of "
-                f"step {row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; mend the "
-                "trace or give the job that was traced."
+                f"step {row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; correct the "
+                "trace, or give the job that was traced."
             )
 
 
@@ -271,7 +271,7 @@ def _placed(
     for column in (part["start_ts"], part["start_ts"] + part["duration"]):
         values = column.to_numpy()[::-1]
         table = np.full(shape, np.nan)
-        # Backwards, so that of rows that are there twice the first stays.
+        # Backwards, so that the first of duplicate rows is written last and remains.
         table.reshape(-1)[place] = values
         again = len(place) - int(np.count_nonzero(~np.isnan(table)))
         if again:

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Int
 
 
 # Kinds of spans.
-RANGE = 0  # What a program has named: `record_function`, NVTX.
-KERNEL = 1  # What a device ran: a kernel, a copy, a collective.
-LAUNCH = 2  # The host's call that started one.
-HOST_OP = 3  # An operator on the host, which is the kernel where there is no device.
+RANGE = 0  # A range that a program has named: `record_function`, NVTX.
+KERNEL = 1  # Work of a device: a kernel, a copy, a collective.
+LAUNCH = 2  # The host's call that launched such work.
+HOST_OP = 3  # An operator on the host; used as a kernel if there is no device.
 BACKWARD = 4  # A node of autograd on the host.
 MESSAGE = 5  # The host's call of a collective.
 

@@ -1,5 +1,5 @@
-"""Which stage and microbatch ops are of that run on a rank with several stages, where their names
-do not say: the schedule has their order.
+"""The stage and microbatch of each op on a rank with several stages, from the order in the schedule
+if names do not give them.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ def numbered(
 
     **Arguments:**
 
-    - `ops`: of one rank; of some the stage is -1.
-    - `rank`: its pipeline rank.
-    - `schedule`: what the job states.
-    - `num_microbatches`: in a step.
-    - `path`: for messages.
+    - `ops`: the ops of one rank, some of which have the stage -1.
+    - `rank`: the pipeline rank.
+    - `schedule`: the schedule that the job gives, if any.
+    - `num_microbatches`: the number of microbatches in a step.
+    - `path`: a path for messages.
 
     **Raises:**
 
-    `ValueError` where a step has more ops of a kind than microbatches, and no schedule is stated.
+    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
     """
     seen: dict[tuple[int, str], int] = {}
     for op in sorted(ops, key=lambda op: op.start):
@@ -44,7 +44,7 @@ def numbered(
             number = seen.get((op.step, op.op), 0)
             seen[op.step, op.op] = number + 1
             places = _places(op.op, rank, schedule)
-            if number < len(places):  # What is too many is no op of this schedule.
+            if number < len(places):  # Further ops are not part of this schedule.
                 stage, microbatch = places[number]
                 yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
     if schedule is None:
@@ -70,7 +70,7 @@ def _check_number(ops: Sequence[RankOp], num_microbatches: int, path: str) -> No
     if unknown and max(unknown) >= num_microbatches:
         number = counted(max(unknown) + 1, "call")
         raise ValueError(
-            f"{path}: a step has {number} of an op for {num_microbatches} microbatches, and their "
-            "names do not say of which stage; give the schedule that was traced in place of "
+            f"{path}: a step has {number} ops of a kind for {num_microbatches} microbatches, and "
+            "their names do not give their stages; give the schedule that was traced in place of "
             "`traced`."
         )

@@ -10,7 +10,7 @@ from .._misc import quoted
 from ._table import check_positive, collect, columns_of, scan, with_numbers
 
 
-# Thirty years, and a nanosecond.
+# From a nanosecond to thirty years.
 _MOST_S = 1e9
 
 
@@ -58,8 +58,8 @@ def read_runs(path: str | os.PathLike[str]) -> list[Float[np.ndarray, " steps"]]
         row = table.row(int(twice.arg_max() or 0), named=True)
         of_run = f" of run {quoted(str(row['run']))}" if "run" in given else ""
         raise ValueError(
-            f"{shown(path)}: step {row['step']}{of_run} is there twice; keep one of its rows, or "
-            "tell the runs apart in a column `run`."
+            f"{shown(path)}: step {row['step']}{of_run} has two rows; keep one of them, or name "
+            "the runs in a column `run`."
         )
     parts = table.partition_by("run", maintain_order=True)
     return [part.sort("step")["value"].to_numpy() for part in parts]

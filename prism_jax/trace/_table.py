@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-# Larger tables than fit into memory are read in batches; no file is endless.
+# The most bytes of a table. Tables larger than memory are read in batches; a stream may be endless.
 _MOST_BYTES = 2**40
 _MOST_HEADER = 2**20
 
@@ -34,7 +34,7 @@ def scan(path: str | os.PathLike[str]) -> "pl.LazyFrame":
         raise ValueError(f"{shown(path)}: give a `.parquet` or a `.csv` file.")
     try:
         check_file(name, _MOST_BYTES)
-        # Made absolute, so that no part of it is a user's home or the address of a server.
+        # Made absolute, so that polars does not take it for a home folder or a server's address.
         name = os.path.abspath(name)
         with _silence():
             if suffix == ".csv":
@@ -60,7 +60,7 @@ def _check_header(path: str) -> None:
         raise ValueError(f"{shown(path)}: it is text in UTF-16; save it in UTF-8.")
     try:
         names = next(csv.reader([first.decode("utf-8-sig", "replace")]), [])
-    except csv.Error:  # Polars says what is wrong with the lines of a table.
+    except csv.Error:  # Polars reports errors in the lines of a table.
         return
     twice = [name for name, number in Counter(names).items() if name and number > 1]
     if twice:
@@ -93,7 +93,7 @@ def _silence() -> Iterator[None]:
     try:
         sys.stderr.flush()
         kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except (OSError, AttributeError, ValueError):  # There is none to keep it from.
+    except (OSError, AttributeError, ValueError):  # Without a stderr there is nothing to do.
         yield
         return
     os.dup2(nothing, 2)
@@ -142,7 +142,7 @@ def with_numbers(
     casts = {
         name: pl.col(name).cast(pl.Int64, strict=False)
         if given[name].is_integer()
-        # Beyond this, floats are no longer all the whole numbers.
+        # Larger floats cannot represent all whole numbers.
         else pl.when(x.round() == x, x.abs() <= 2**53).then(x).cast(pl.Int64, strict=False)
         for name, x in as_float.items()
     }
@@ -153,7 +153,7 @@ def with_numbers(
             if number:
                 first = collect(frame.filter(wrong[name]).select(name).head(1), path)[name][0]
                 fraction = isinstance(first, float) and math.isfinite(first)
-                what = f"a fractional `{name}`" if fraction else f"a `{name}` that is none"
+                what = f"a fractional `{name}`" if fraction else f"a `{name}` that is not one"
                 raise ValueError(
                     f"{shown(path)}: {rows_have(number)} {what}, the first {_cell(first)}; give "
                     "whole numbers."

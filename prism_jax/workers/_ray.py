@@ -121,5 +121,5 @@ def _check_answers(address: str) -> None:
     """Raises unless a cluster answers: Ray itself tries for two minutes, then ends the process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError("this is no `host:port`")
+        raise ValueError("this is not `host:port`")
     socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()

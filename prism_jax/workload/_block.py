@@ -83,7 +83,7 @@ class Branches(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not all(self.communication) or not self.communication:
-            raise ValueError("Branches without a collective are no branches; give kernels alone.")
+            raise ValueError("Branches need at least one collective; without one, give kernels.")
         if self.within and (self.compute or any(_nests(one) for one, _ in self.within)):
             raise ValueError(
                 "Branches have either `compute` or a block `within` them, in which no block is "
@@ -161,7 +161,7 @@ class Reduction(msgspec.Struct, frozen=True):
     each_turn: bool = False
 
 
-# What runs one after the other, each list of segments with how often in a row.
+# Serial lists of segments, each with the number of times that it runs in a row.
 Ordered = tuple[tuple[tuple[Segment, ...], int], ...]
 
 

@@ -40,7 +40,7 @@ def lower(
 
     **Returns:**
 
-    The blocks of each stage and phase, and of what runs after the pipeline.
+    The blocks of each stage and phase, and those that run after the pipeline.
 
     **Raises:**
 

@@ -28,8 +28,9 @@ class StageMemory(NamedTuple):
 
     - `dense`, `experts`: how many parameters it holds.
     - `kept`: the activations of each microbatch that are kept from its forward to its backward.
-    - `forward`: what its forward needs in addition, at its end.
-    - `backward`: what its backward needs in addition to the activations of all microbatches.
+    - `forward`: the additional memory at the end of its forward.
+    - `backward`: the additional memory of its backward, besides the activations of all
+        microbatches.
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
     """
@@ -138,7 +139,7 @@ def _kept(costs: Costs, part: Part) -> Sizes:
     for module in part.modules:
         add_sizes(parts, module.activations(costs))
         if module.in_residual:
-            # What a norm reads and, unless it runs again, writes.
+            # The input of a norm and, unless it runs again, its output.
             tensors = 1 if costs.recomputes("layernorm") else 2
             masks = states if costs.model.dropout else 0
             add_sizes(parts, {"norm": tensors * costs.activation_bytes * states, "dropout": masks})

@@ -65,7 +65,7 @@ def pair(passes: Passes, forward: int, backward: int) -> Block | None:
     (ours, our_rest), (theirs, their_rest) = (
         _cut(row, found[:count]) for row, found in zip(rows, places, strict=True)
     )
-    # Up to the first exchange that the forward has none beside.
+    # Up to the first exchange that no exchange of the forward overlaps.
     more = next((i for i, one in enumerate(their_rest) if _exchange(one)), len(their_rest))
     after = [*(compute for compute, _ in theirs[1:]), their_rest[:more]]
     found = list(theirs[0][0])

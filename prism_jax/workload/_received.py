@@ -1,4 +1,4 @@
-"""What a stage does first with a tensor that another pipeline rank sent."""
+"""The first kernels of a stage, for a tensor that another pipeline rank sent."""
 
 from collections.abc import Sequence
 

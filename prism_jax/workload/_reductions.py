@@ -25,7 +25,7 @@ from ._sharded import GRADIENT_BYTES, deals_each_microbatch, instance, shards
 from ._split import Held, Stages, held_of, parameters_of_rank, sum_held
 
 
-# A bucket has so many parameters at least, and so many for each replica.
+# The fewest parameters of a bucket, and the fewest for each replica.
 _BUCKET = 40_000_000
 _BUCKET_PER_REPLICA = 1_000_000
 
@@ -44,7 +44,7 @@ def reduced_groups(costs: Costs) -> list[tuple[str, Group]]:
 def _of_rank(costs: Costs, stages: Stages, rank: int) -> Iterator[Reduction]:
     last = _of_embedding(costs, stages, rank)
     share_gradients, share_parameters = shards(costs.training)
-    # Each backward may have reduced its own.
+    # Each backward may have reduced its own gradients.
     if not deals_each_microbatch(costs.training) and reduced_groups(costs):
         if not costs.training.overlap_grad_reduce:
             held = sum_held(parameters_of_rank(costs.layout, stages, rank))

@@ -46,7 +46,7 @@ def deal(
     group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(model, layout, schedule)
     parts = parts_of_stages(model, layers, stage_to_rank[0] != stage_to_rank[-1])
-    parameters_of = ft.cache(ft.partial(total_parameters, model))  # Most stages are alike.
+    parameters_of = ft.cache(ft.partial(total_parameters, model))  # Most stages are equal.
     parameters = tuple(map(parameters_of, parts))
     return Stages(layers, parts, parameters, tuple(stage_to_rank), group)
 

@@ -31,7 +31,7 @@ class AdaLN(AbstractModule):
     own_matrix: bool = True
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Nothing of it is split."""
+        """Fits any layout, because no part of the module is split."""
 
     def parameters(self, model: Model) -> Parameters:
         width = 3 * self.num_modulated * model.hidden_size

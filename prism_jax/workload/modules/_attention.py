@@ -198,8 +198,7 @@ class Attention(AbstractModule):
 def _check_span(module: Attention, span: int, layout: Layout, training: Training) -> None:
     if layout.cp > 1:
         raise ValueError(
-            f"`layout.cp` = {layout.cp} splits what a `span` of {span} tokens leaves together; use "
-            "`cp = 1`."
+            f"`layout.cp` = {layout.cp} would split a `span` of {span} tokens; use `cp = 1`."
         )
     if training.sequence_length % span != 0 or module.context_length is not None:
         raise ValueError(

@@ -29,7 +29,7 @@ class Head(AbstractModule):
         tokens, hidden, vocabulary = self._shape(costs)
         norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
         logits = [costs.gemm(tokens, vocabulary, hidden, costs.base_dtype)]
-        # In float32: converted, its maximum found and taken off, its exponential summed.
+        # In float32: conversion, maximum, subtraction, and the sum of exponentials.
         loss = costs.move("loss", 20 * tokens * vocabulary)
         if costs.layout.tp == 1:
             return [segment([*norm, *logits, loss])]
