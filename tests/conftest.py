@@ -64,6 +64,15 @@ def browser(tmp_path_factory):
     opened.quit()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _compiled_once(tmp_path_factory):
+    """The processes of a test run share what they compile."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _room_for_compiled_code():
     """Linux lets a process map 65,530 pieces of memory, and each compiled function takes dozens:
