@@ -185,7 +185,7 @@ def test_the_score_is_that_of_its_definition():
         ([np.ones(30), np.ones(3)], "too few"),
         ([np.append(np.ones(30), -1.0)], "positive"),
         ([np.append(np.ones(30), np.nan)], "positive"),
-        ([np.ones(30)], "of run 1 are alike"),
+        ([np.ones(30)], "of run 1 are equal"),
     ],
 )
 def test_step_times_that_cannot_be_used(runs, part):

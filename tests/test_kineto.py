@@ -147,7 +147,7 @@ def test_a_replica_with_a_missing_rank_is_left_out(tmp_path, made):
     folder = _write(tmp_path / "k", made, only=[0, 1, 2])
     trace = read_profile_traces(folder, made.job)
     assert trace.job.layout.dp == 1
-    assert "replica 1, stage 1, rank 3: 1 of 2 replicas are fitted" in trace.notes[0]
+    assert "replica 1, stage 1, rank 3: only 1 of 2 replicas are fitted" in trace.notes[0]
     assert trace.notes[0].startswith("1 worker of 4 has no trace")
     np.testing.assert_allclose(
         trace.end["forward-compute"][:, 0] - 1e-4, made.end["forward-compute"][:, 0], atol=2e-8

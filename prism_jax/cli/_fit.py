@@ -100,7 +100,7 @@ def _read(arguments: argparse.Namespace, job):
             if getattr(arguments, option) is not None:
                 raise ValueError(
                     f"--{option.replace('_', '-')} is for a profiler's trace; give its --format, "
-                    "too, or leave the option out, because a table of ops has names and seconds."
+                    "too, or leave this out, because a table of ops names them and is in seconds."
                 )
         return read_trace(arguments.trace, job)
     return read_profile_traces(
