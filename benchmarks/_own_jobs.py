@@ -38,10 +38,10 @@ class OwnJob:
     uneven: bool
     steps: int
     microbatches: int
-    tokens: int = 512
-    width: int = 128
+    tokens: int = 256
+    width: int = 64
     layers: int = 1  # Of each stage of a pipeline, or of the model.
-    sleep_s: float = 0.03
+    sleep_s: float = 0.01
 
 
 def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
@@ -52,7 +52,7 @@ def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
     rng = np.random.default_rng((step, data, microbatch))
     lengths: list[int] = []
     while sum(lengths) < job.tokens:
-        drawn = int(96 * rng.uniform() ** (-1 / 1.2))
+        drawn = int(48 * rng.uniform() ** (-1 / 1.2))
         lengths.append(min(drawn, job.tokens - sum(lengths)))
     return lengths
 
