@@ -293,7 +293,7 @@ def test_patterns_of_layers():
         (_LLAMA | {"num_local_experts": 8}, ["`num_local_experts`"]),
         (_LLAMA | {"hidden_act": "sine"}, ["`hidden_act` sine"]),
         (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": 9}, ["`top_k` = 9"]),
-        ("[1, 2]", ["no table"]),
+        ("[1, 2]", ["not a table"]),
         ("{", ["cannot be read"]),
         ("[" * 100_000, ["cannot be read"]),
     ],
