@@ -1,7 +1,6 @@
 """Writes `job_reference.md`, the keys of a job file, from the schema: `make reference`."""
 
 import pathlib
-import re
 
 from prism_jax.data import job_keys
 
@@ -25,8 +24,7 @@ def job_reference() -> str:
     rows = []
     for key in job_keys():
         default = "required" if key.default is None else f"`{key.default}`" if key.default else ""
-        about = re.sub(r"\[(`[^`]+`)\]\[\]", r"\1", key.about)  # No links to the API.
-        rows.append(f"| `{key.key}` | {about} | {key.unit} | {key.allowed} | {default} |")
+        rows.append(f"| `{key.key}` | {key.about} | {key.unit} | {key.allowed} | {default} |")
     return _HEAD + "\n".join(rows) + "\n"
 
 

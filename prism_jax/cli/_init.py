@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from typing import Any
 
 from .. import data
@@ -57,7 +58,11 @@ def commented_job() -> str:
             default = key.default or "..."
             value = given.format(**about) if given else default
             written = f"{'' if given else '# '}{short} = {value}"
-            about_it = key.about.partition(". ")[0].rstrip(".")
-            lines.append(f"{written:<34} # {about_it}; {key.allowed}")
+            lines.append(f"{written:<34} # {_first_sentence(key.about)}; {key.allowed}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _first_sentence(about: str) -> str:
+    """The first sentence of a text, without its full stop."""
+    return re.split(r"\.(?: (?=[A-Z`])|$)", about)[0]

@@ -91,6 +91,7 @@ def _attributes(cls: type) -> dict[str, str]:
     """The text on each attribute in a docstring: the items that begin with names in backquotes."""
     text = inspect.cleandoc(cls.__doc__ or "")
     found = {}
+    text = re.sub(r"\[(`[^`]+`)\]\[\]", r"\1", text)  # No links to the API.
     for item in re.findall(r"^- (`.*(?:\n {2,}.*)*)", text, re.M):
         names, _, about = " ".join(item.split()).partition(": ")
         found |= dict.fromkeys(re.findall(r"`(\w+)`", names), about)
@@ -107,14 +108,14 @@ def _allowed(annotation: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(toml_value, arguments))
     if origin is tuple:
-        return f"a list of: {_allowed(arguments[0])}"
+        return f"a list; each item: {_allowed(arguments[0])}"
     if origin is dict:
-        return f"a table of: {_allowed(arguments[1])}"
+        return f"a table; each value: {_allowed(arguments[1])}"
     if arguments:  # A union.
         return " or ".join(_allowed(one) for one in arguments if one is not type(None))
     if inspect.isclass(base) and issubclass(base, msgspec.Struct):
         return "a table"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return names.get(base, "anything") + limits
 
 
