@@ -61,7 +61,9 @@ def check_type(given: object, wanted: type, what: str, fix: str) -> None:
     - `fix`: what to do, such as "use `simulate` to get one".
     """
     if not isinstance(given, wanted):
-        raise ValueError(f"A {type(given).__name__} was given in place of a {what}; {fix}.")
+        name = type(given).__name__
+        article = "An" if name[0].lower() in "aeio" else "A"
+        raise ValueError(f"{article} `{name}` was given in place of a {what}; {fix}.")
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:

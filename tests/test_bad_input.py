@@ -346,7 +346,7 @@ def test_options_that_nothing_would_read(tmp_path, capsys):
     table = tmp_path / "ops.csv"
     table.write_text("step_time_s\n1\n2\n3\n")
     words = ["fit", table, "--job", _JOB, "--out", tmp_path / "p", "--time-unit", "ms"]
-    assert "is in seconds" in _refused(words, capsys)
+    assert "must be in seconds" in _refused(words, capsys)
     assert "go together" in _refused(["trace", table, "--job", _JOB], capsys)
     left = _refused(["score", _JOB, "--against", table, "--steps", "2:"], capsys)
     assert "1 step of 3 left to score" in left

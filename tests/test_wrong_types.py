@@ -31,6 +31,8 @@ for call in (
     lambda: law.quantile("p95"),
     lambda: prism.load_job(5),
     lambda: prism.save_program("program.npz", program),
+    lambda: prism.memory("megatron-22b-a100-8"),
+    lambda: prism.fit_profile(3),
 ):
     try:
         call()
@@ -40,7 +42,7 @@ for call in (
 
 
 def test_wrong_types_are_refused_in_a_sentence():
-    """In a process of its own: here, all types are checked when functions are called."""
+    """In a process of its own: here, types are checked when functions are called."""
     run = subprocess.run(
         [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True
     )
@@ -54,13 +56,15 @@ def test_wrong_types_are_refused_in_a_sentence():
         "give `[steps]` for one run",
         "write `save_law(law, path)`",
         "A str was given in place of a job to rank",
-        "A Law was given in place of a program; use `compile_job`",
-        "A Job was given in place of a law; use `simulate`",
-        "A Job was given in place of a sensitivity; use `sensitivity`",
-        "A Job was given in place of a simulated step; use `sample_step`",
+        "A `Law` was given in place of a program; use `compile_job`",
+        "A `Job` was given in place of a law; use `simulate`",
+        "A `Job` was given in place of a sensitivity; use `sensitivity`",
+        "A `Job` was given in place of a simulated step; use `sample_step`",
         "`q=p95` must be a number, such as 0.95 for p95",
         "A value of type int was given in place of a job; give the name of a shipped one",
         "write `save_program(program, path)`",
+        "A `str` was given in place of a job; use `load_job`",
+        "An `int` was given in place of a trace; use `read_trace`",
     ]
     said = run.stdout.splitlines()
     assert len(said) == len(wanted)

@@ -100,7 +100,8 @@ def _read(arguments: argparse.Namespace, job):
             if getattr(arguments, option) is not None:
                 raise ValueError(
                     f"--{option.replace('_', '-')} is for a profiler's trace; give its --format, "
-                    "too, or leave this out, because a table of ops names them and is in seconds."
+                    "too, or leave this out: a table of ops has a column of op types, and its "
+                    "times must be in seconds."
                 )
         return read_trace(arguments.trace, job)
     return read_profile_traces(

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from .._misc import counted
+from .._misc import check_type, counted
 from ..data import Fitted, Profile, WorkerMean
 from ..program import CONSTANT, StepGraph, op_latencies, position_factors, replay, step_graph
 from ..trace import COMPUTE, Trace, outline
@@ -62,6 +62,7 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     `ValueError` for fewer than four steps, for a step that takes no time, or if ops do not start in
     the order of the job's schedule, so that the error of a replay is above 10 %.
     """
+    check_type(trace, Trace, "trace", "use `read_trace` to get one")
     if len(trace.steps) < 4:
         raise ValueError(
             f"The trace has {counted(len(trace.steps), 'whole step')}; at least 4 are needed to "

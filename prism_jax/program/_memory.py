@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from .._misc import check_type
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import Held, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
@@ -89,6 +90,7 @@ def memory(job: Job) -> Memory:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
+    check_type(job, Job, "job", "use `load_job` to get one")
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
