@@ -81,7 +81,7 @@ def test_shipped_jobs_are_predicted(name):
 @pytest.mark.parametrize(
     ("name", "overrides", "part"),
     [
-        ("latte-xl-2-a100-8", ("layout.cp=2", "layout.dp=4"), "`layout.cp` = 2 splits"),
+        ("latte-xl-2-a100-8", ("layout.cp=2", "layout.dp=4"), "`layout.cp` = 2 would split"),
         ("latte-xl-2-a100-8", ("training.sequence_length=4000",), "`span` = 256 parts"),
         ("dit-xl-2-a100-8", ("model.last=head",), "`vocab_size` is missing"),
         ("dit-xl-2-a100-8", ("model.last=hat",), "No module `hat`"),

@@ -376,7 +376,7 @@ def test_a_scaled_collective_is_what_its_mean_says():
         (lambda p: slow_rank(p, 0, 1.2, replicas=5), "1 to 4"),
         (lambda p: slow_rank(p, 1, 1.2, replicas=0), "1 to 4"),
         (lambda p: scale_kernel(p, "gem", 1.2), "did you mean"),
-        (lambda p: Scenario(p, 0), "1 or more"),
+        (lambda p: Scenario(p, 0), "at least 1 replica"),
         (lambda p: _compare(p, Scenario(rich_program(2), 1)), "another graph or size"),
     ],
 )
