@@ -29,14 +29,13 @@ from .documents import PAGES, ROOT, blocks, command_lines, row_codes
 
 _SAMPLES = 1024
 _README = ROOT / "README.md"
-# Commands that take longest, and pages that do not.
+# Commands that take longest.
 # fmt: off
 _SLOW = (
     "calibrate", "compare", "criticality", "improve", "layouts", "place", "report", "run",
     "sensitivity", "sweep", "target", "whatif",
 )
 # fmt: on
-_QUICK_PAGES = ("docs/concepts/max_plus.md", "docs/data_format.md", "docs/plots.md")
 _READERS = {
     "job": prism.load_job,
     "model": prism.load_model,
@@ -110,7 +109,7 @@ def test_a_command_in_the_table_of_readme_runs(words):
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=name, marks=_marks(name not in _QUICK_PAGES))
+        pytest.param(page, id=name)
         for page in PAGES
         for name in [page.relative_to(ROOT).as_posix()]
         if any(code.page == name and code.language in ("bash", "python") for code in _RUNNING)

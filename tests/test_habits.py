@@ -86,7 +86,6 @@ def built(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_sdist_holds_what_the_wheel_is_made_of(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
@@ -102,7 +101,6 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(built):
     assert not any(part in name for name in held for part in (".venv", "__pycache__"))
 
 
-@pytest.mark.slow
 def test_the_wheel_runs_where_there_is_no_checkout(built, tmp_path):
     """In an environment of its own, which borrows no more than the packages it depends on."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
