@@ -121,7 +121,7 @@ def _tensor_parallel_program(gpu_sigma, resolution):
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
 def test_blocks_equal_every_kernel_drawn(gpu_sigma):
-    samples = 40_000
+    samples = 120_000
     laws = [
         simulate(
             _tensor_parallel_program(gpu_sigma, resolution),
@@ -145,7 +145,7 @@ def test_gpus_below_the_slowest_keep_their_factors_in_all_segments():
     block, kernel = (
         simulate(
             _tensor_parallel_program(0.005, resolution),
-            num_samples=60_000,
+            num_samples=200_000,
             key=jax.random.key(seed),
             sampling="plain",
         )
