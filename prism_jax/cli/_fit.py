@@ -79,12 +79,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines = [
         f"{arguments.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
         f"average; their replay is within {100 * result['replay_error']:.2g} %",
+        "components of compute, as standard deviations of logarithms (0.03 is about 3 %), except "
+        "step_autocorrelation, and stall_rate, which is stalls per op",
         *(_line(component) for component in profile.fitted.components),
         *(f"dropped: {what} ({number})" for what, number in trace.dropped.items()),
         *(f"note: {note}" for note in profile.fitted.notes),
         "",
         "replayed steps; each row samples one more part from its fitted law:",
-        f"{'':<22} {'mean':>10} {'p95':>10}   change of the mean",
+        f"{'':<22} {'mean':>10} {'p95':>10}   change of the mean from the row above",
         *_ladder_lines(rungs),
         "",
         "change of the mean: " + _moved(moved),

@@ -11,6 +11,13 @@ from ._arguments import add_job_arguments, add_steps_argument
 
 HELP = "compare the predicted law of the step time with measured step times"
 
+_LEGEND = """\
+mean_error, p95_error: predicted over measured, minus one; std_ratio: predicted over measured
+ks: the Kolmogorov-Smirnov distance; ks_aligned: the same after the medians are made equal
+w1_s, crps_s: the Wasserstein-1 distance and the continuous ranked probability score, in seconds
+coverage_90: the share of measured steps between the predicted p5 and p95
+noise: the scatter of the figure by chance, given the number of measured steps"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
@@ -54,7 +61,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         result[name] = {k: x if math.isfinite(x) else None for k, x in pair.items()}
         value, noise = (f"{x:.4g}" if math.isfinite(x) else "-" for x in pair.values())
         lines.append(f"{name:<14} {value:>10}   {noise:>10}")
-    lines += ["", "noise: the scatter of the figure by chance, given the number of measured steps"]
+    lines += ["", _LEGEND]
     return result, "\n".join(lines)
 
 
