@@ -62,8 +62,14 @@ def check_type(given: object, wanted: type, what: str, fix: str) -> None:
     """
     if not isinstance(given, wanted):
         name = type(given).__name__
-        article = "An" if name[0].lower() in "aeio" else "A"
-        raise ValueError(f"{article} `{name}` was given in place of a {what}; {fix}.")
+        raise ValueError(
+            f"{_article(name).capitalize()} `{name}` was given in place of "
+            f"{_article(what)} {what}; {fix}."
+        )
+
+
+def _article(word: str) -> str:
+    return "an" if word[0].lower() in "aeio" else "a"
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:

@@ -33,6 +33,11 @@ for call in (
     lambda: prism.save_program("program.npz", program),
     lambda: prism.memory("megatron-22b-a100-8"),
     lambda: prism.fit_profile(3),
+    lambda: prism.read_trace("trace.csv", "job.toml"),
+    lambda: prism.evaluate("1f1b", forward=1.0, backward=2.0),
+    lambda: prism.compile_graph([3]),
+    lambda: prism.plot.histogram(None),
+    lambda: prism.plot.memory(3),
 ):
     try:
         call()
@@ -65,6 +70,11 @@ def test_wrong_types_are_refused_in_a_sentence():
         "write `save_program(program, path)`",
         "A `str` was given in place of a job; use `load_job`",
         "An `int` was given in place of a trace; use `read_trace`",
+        "A `str` was given in place of a job; use `load_job`",
+        "A `str` was given in place of a schedule; use a class",
+        "An `int` was given in place of an op; use `prism.Op",
+        "A `NoneType` was given in place of a law; use `simulate`",
+        "An `int` was given in place of a memory; use `prism.memory`",
     ]
     said = run.stdout.splitlines()
     assert len(said) == len(wanted)

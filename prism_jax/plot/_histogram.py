@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 
+from .._misc import check_type
 from ..law import QUANTILES, Law
 from ._axes import (
     ACCENT,
@@ -39,6 +40,7 @@ def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None)
 
     `ValueError` for measured steps that are not positive numbers; `ImportError` without matplotlib.
     """
+    check_type(law, Law, "law", "use `simulate` to get one")
     ax = axes(ax)
     low, high = np.asarray(law.quantile(np.array(_ENDS)))
     if measured is not None:

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 
+from .._misc import check_type
 from ..program import Memory
 from ._axes import (
     ACCENT,
@@ -37,6 +38,7 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
 
     `ImportError` without matplotlib.
     """
+    check_type(memory, Memory, "memory", "use `prism.memory` to get one")
     ranks = len(memory.ranks)
     ax = axes(ax, (7.0, 1.6 + 0.24 * min(ranks, 32)))
     names = dict.fromkeys(name for rank in memory.ranks for name in rank.parts)

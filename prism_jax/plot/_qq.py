@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 
+from .._misc import check_type
 from ..law import Law
 from ._axes import ACCENT, DARK, axes, finished, measured_steps, plain_numbers
 
@@ -25,6 +26,7 @@ def qq(law: Law, measured: Any, *, ax: Any = None) -> Any:
 
     `ValueError` for measured steps that are not positive numbers; `ImportError` without matplotlib.
     """
+    check_type(law, Law, "law", "use `simulate` to get one")
     ax = axes(ax, (4.2, 4.2))
     steps = np.sort(measured_steps(measured))
     levels = (np.arange(len(steps)) + 0.5) / len(steps)

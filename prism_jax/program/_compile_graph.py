@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._misc import check_type
 from ..latency import AbstractLatency
 from ..schedule import SEND_RECV, OpGraph
 from ..workload import Block, Kernel, Segment
@@ -84,6 +85,7 @@ def compile_graph(
     if not ops:
         raise ValueError("A graph without ops has no step time; give at least one `Op`.")
     for position, op in enumerate(ops):
+        check_type(op, Op, "op", "use `prism.Op(latency, after=[...])`")
         if op.rank < 0 or op.microbatch < 0:
             raise ValueError(
                 f"Op {position} has rank {op.rank} and microbatch {op.microbatch}; count both from "

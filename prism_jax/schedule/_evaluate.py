@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
+from .._misc import check_type
 from ._base import AbstractSchedule
 from ._custom import CustomSchedule
 from ._graph import OpGraph, op_graph
@@ -68,6 +69,7 @@ def evaluate(
 
     A [`prism_jax.Timeline`][].
     """
+    check_type(schedule, AbstractSchedule, "schedule", "use a class such as `OneFOneB(8, 32)`")
     if overlap not in ("sum", "max"):
         raise ValueError(f"`overlap={overlap!r}` is unknown; use 'sum' or 'max'.")
     tables = {

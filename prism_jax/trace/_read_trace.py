@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from .._files import shown
-from .._misc import counted, unknown_name
+from .._misc import check_type, counted, unknown_name
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of
 from ._ops import PIPELINED, SCOPES
@@ -76,6 +76,7 @@ def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
     rank, stage or microbatch does not fit the job, or if ops do not start in the order of its
     schedule.
     """
+    check_type(job, Job, "job", "use `load_job` to get one")
     return trace_of_rows(scan(path), path, job)
 
 
