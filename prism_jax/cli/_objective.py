@@ -30,6 +30,11 @@ def objective(text: str) -> Any:
     if found[1]:
         return Mean() if found[1] == "mean" else Std()
     number = float(found[3])
+    if found[2] != "over" and not 0 < number < 100:
+        raise ValueError(
+            f"--objective `{quoted(text)}` must have a percentage between 0 and 100, as p95 or "
+            "cvar99.9."
+        )
     try:
         if found[2] == "over":
             return Exceedance(number)

@@ -47,10 +47,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         *per_gpu.lines(),
         "",
         table(("part", "time", "share"), rows),
-        "",
-        f"pipeline: waiting for other stages, of which {found.exposed_send_recv:.3g} s for "
-        "send_recvs",
     ]
+    if job.layout.pp > 1:
+        text += [
+            "",
+            f"pipeline: waiting for other stages, of which {found.exposed_send_recv:.3g} s for "
+            "send_recvs",
+        ]
     return result, "\n".join(text)
 
 

@@ -28,9 +28,9 @@ def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pr
     explain the difference.
 
     - The mean is off if latencies depend on each other in a way that no component has, as with
-      processes that share cores. All mean latencies are then scaled by a level. The difference is
-      multiplied by `1 - chance / seen`, the ratio being that of the squares of its standard error
-      and of itself; below zero, it does not count. If the rest is more than 1 %, there is a note.
+      processes that share cores. All mean latencies are then scaled by a level. It corrects the
+      share `1 - (standard error / difference)^2` of the difference, and nothing where that is
+      negative, for chance explains the rest. A correction of more than 1 % gets a note.
     - Variation that no component explains, such as uneven work of whole replicas, is attributed to
       the factor of a step: both to the component and to its law, which stay equal.
     - If the median is off by more than the noise and more than 1 %, there is a note.

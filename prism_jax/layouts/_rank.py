@@ -75,7 +75,7 @@ def rank_layouts(
 ) -> Ranking:
     """Ranks layouts by a figure of the law of their step time.
 
-    First, the step of every layout is predicted as if nothing varied. The layouts whose predicted
+    First, the step of every layout is predicted without variability. The layouts whose predicted
     step is within `margin` of the shortest, and at least `top` layouts, are simulated. Then all
     other layouts are simulated whose predicted step is shorter than the objective of the `top`-th
     best so far. A step that varies takes longer on average than one that does not, so none of the
