@@ -4,6 +4,10 @@ BIN := .venv/bin
 SAMPLES ?= 100000
 APT := apt-get -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 
+# Notebooks share what they compile.
+NOTEBOOKS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.pytest_cache/d/notebooks" \
+	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
+
 .PHONY: demo test test-all browser lint docs bench reference clean
 
 demo: .venv/demo
@@ -12,11 +16,11 @@ demo: .venv/demo
 # All but what takes longest; `make test-all` leaves out nothing.
 test: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
-	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
+	$(NOTEBOOKS)
 
 test-all: .venv/dev lint docs
 	$(BIN)/pytest -n 2 --dist worksteal
-	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
+	$(NOTEBOOKS)
 
 # Chromium for the tests that open a page in it, which are skipped where it is not there: from
 # Debian's packages where that can be done, and left out otherwise.
@@ -57,4 +61,4 @@ reference: .venv/demo
 	touch $@ .venv/demo
 
 clean:
-	rm -rf .venv build dist site
+	rm -rf .venv .pytest_cache build dist site

@@ -65,11 +65,10 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compiled_once(tmp_path_factory):
-    """The processes of a test run share what they compile."""
-    base = tmp_path_factory.getbasetemp()
-    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+def _compiled_once(pytestconfig):
+    """The processes of a test run share what they compile, and keep it for the next run."""
+    folder = pytestconfig.cache.mkdir("compiled")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

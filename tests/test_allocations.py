@@ -21,6 +21,7 @@ def _program(schedule, num_replicas=1, gpu_sigma=0.02):
     return pipeline_program(schedule, variability=variability, num_replicas=num_replicas)
 
 
+@pytest.mark.slow
 def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     """Closed form: a step is `A (F + B)`, with the factor `A` of the GPU."""
     allocations, steps = 100, 500
@@ -132,6 +133,7 @@ def test_bad_allocations_are_refused():
         law.run_mean_std(0)
 
 
+@pytest.mark.slow
 def test_allocations_from_the_command_line(capsys):
     words = ["simulate", "megatron-22b-a100-8", "--samples", "400"]
     assert main([*words, "--allocations", "4", "--json"]) == 0

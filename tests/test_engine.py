@@ -200,6 +200,7 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
         assert not compiled
 
 
+@pytest.mark.slow
 def test_vmap_over_keys_and_parameters_is_a_loop():
     program = rich_program(8)
     ids = jnp.arange(16, dtype=jnp.uint32)

@@ -116,6 +116,7 @@ def test_single_precision_gives_the_same_derivatives():
         np.testing.assert_allclose(found, double, atol=0.02 * scale, err_msg=name)
 
 
+@pytest.mark.slow
 def test_differences_of_programs_have_derivatives():
     program = rich_program(2)
 

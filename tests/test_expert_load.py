@@ -65,6 +65,7 @@ def test_the_fullest_member_is_that_of_counted_tokens():
             assert abs(np.mean(apart**power) - moment) < 4.5 * noise, (case, power)
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_fullest_has_its_derivative():
     """Where all are equally popular, only the noise of counts is left, and nothing to gain."""
 
@@ -83,6 +84,7 @@ def test_the_mean_of_the_fullest_has_its_derivative():
         assert slope == pytest.approx((up - down) / (2e-4 * at[i]), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experts", "error"), [(1, 0.002), (4, 0.02)])
 def test_what_is_dropped_is_cut(experts, error):
     cases = [(10.0, 8, 65536), (100.0, 8, 65536), (1000.0, 8, 65536), (1000.0, 64, 262144)]

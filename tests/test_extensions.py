@@ -139,6 +139,7 @@ def _diamond_steps(cv, uniform):
     return first + np.maximum(second, third) + 0.5
 
 
+@pytest.mark.slow
 def test_a_family():
     uniform = np.random.default_rng(0).random((3, 400_000))
     program = _diamond(Uniform(jnp.asarray(2.0), jnp.asarray(0.2)))
@@ -281,9 +282,11 @@ def test_an_objective():
     assert table.unit == "s"
 
 
+_SLOW = {"gamma", "lognormal-mixture", "lognormal-outliers"}
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n == "gamma" else n for n in families()],
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in _SLOW else n for n in families()]
 )
 def test_every_family(name):
     """The two directions agree, moments are those of the draws, and a graph can hold it."""

@@ -80,6 +80,7 @@ def test_a_saved_program_is_read_back(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["program.npz"]
 
 
+@pytest.mark.slow
 def test_a_saved_program_is_simulated_alike(tmp_path):
     program, options = _program(), {"num_samples": 500, "key": jax.random.key(0)}
     prism.save_program(program, tmp_path / "program.npz")

@@ -86,6 +86,7 @@ def test_a_linear_figure_is_lowered_as_far_as_the_budget_goes():
     np.testing.assert_allclose(removed, [0, *[1] * 20])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.5, 1.5])
 def test_a_target_is_met(factor):
     """The spread of a single sum is that of its parts."""

@@ -73,6 +73,7 @@ def test_the_fullest_member_is_that_of_counted_tokens():
         assert np.sqrt(variance) == pytest.approx(np.std(drawn), rel=0.05), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [1.25, 2.0])
 def test_what_is_dropped_is_cut(capacity):
     rng = np.random.default_rng(1)
@@ -101,6 +102,7 @@ def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
         np.testing.assert_allclose(found.correction[0], 0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
     """And those whose experts are equally popular have the same law, whichever way it is made."""
     rng, runs, concentrations = np.random.default_rng(2), 300, (20.0, 200.0, np.inf)
@@ -116,7 +118,8 @@ def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
         assert both == pytest.approx(anew[1], rel=0.3 if np.isfinite(one) else 0.02)
 
 
-@pytest.mark.parametrize("capacity", [None, pytest.param(1.25, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 1.25])
 def test_the_derivative_where_only_some_layers_have_popularities_that_stay(capacity):
     """With respect to the spread of loads, which sensitivities to `expert_load` are, and to that of
     GPUs, if there is none.
@@ -180,14 +183,10 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
 _LAYERS = 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("concentration", "kinds", "within"),
-    [
-        pytest.param(10.0, 1, 0.02, marks=pytest.mark.slow),
-        (1000.0, 1, 0.15),
-        pytest.param(10.0, _LAYERS, 0.12, marks=pytest.mark.slow),
-        (1000.0, _LAYERS, 0.12),
-    ],
+    [(10.0, 1, 0.02), (1000.0, 1, 0.15), (10.0, _LAYERS, 0.12), (1000.0, _LAYERS, 0.12)],
 )
 def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, kinds, within):
     """Of one popularity for all layers, and of one for each, where members of eight come again."""

@@ -163,6 +163,7 @@ def exhaustive(jobs):
     )
 
 
+@pytest.mark.slow
 def test_the_winner_is_that_of_all(jobs, exhaustive):
     few = prism.rank_layouts(jobs, num_samples=4096, key=jax.random.key(0), top=3, margin=0.0)
     assert few.num_given == exhaustive.num_simulated == len(jobs)

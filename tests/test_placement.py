@@ -118,6 +118,7 @@ def test_a_chain_is_assigned_exactly():
     np.testing.assert_array_equal(np.argsort(-factors[found.order]), np.argsort(lengths))
 
 
+@pytest.mark.slow
 def test_no_random_placement_is_better():
     """One of the instances of `benchmarks/placement.py`."""
     program = _program(OneFOneB(3, 4), 4)

@@ -33,8 +33,7 @@ def _program(num_replicas, case):
     return rich_program(num_replicas, schedule=OneFOneB(4, 6), residual=residual, **_CASES[case])
 
 
-# What is within "everything" is slow but for the plainest.
-_FAST = {(1, "independent"), (64, "independent"), (64, "everything")}
+_FAST = {(1, "independent"), (64, "independent")}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +84,7 @@ def test_intervals_are_as_wide_as_repetitions_scatter():
         assert 0.7 < ratio < 1.5
 
 
+@pytest.mark.slow
 def test_too_few_samples_for_a_tail_are_said_to_be():
     law = simulate(
         _program(4096, "factors"), num_samples=4_000, key=jax.random.key(0), sampling="plain"

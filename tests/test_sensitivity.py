@@ -208,7 +208,8 @@ def test_the_conditional_probability_is_that_of_the_steps():
         assert (composed.over and composed.over.last) == last
 
 
-@pytest.mark.parametrize("varying", ["step", pytest.param("tail", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("varying", ["step", "tail"])
 def test_conditional_probabilities_have_derivatives(varying):
     """With a number of steps that leaves a tile unfilled, against differences."""
     if varying == "step":

@@ -35,7 +35,8 @@ def _chain(num_replicas: int) -> prism.Program:
     )
 
 
-@pytest.mark.parametrize("num_replicas", [1, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [1, 64])
 def test_each_kind_of_stall_has_its_own_derivative(num_replicas):
     """One kind costs a hundred times as much as the other; differences of a mean found without the
     library say how much.

@@ -134,8 +134,9 @@ def test_the_replay_of_a_trace_gives_back_its_steps(shared, name):
     assert np.corrcoef(again, measured)[0, 1] >= 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _TRACES)
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [0, 1])
 def test_a_fit_to_half_of_the_steps_predicts_the_others(shared, name, first):
     trace, path = _traced(shared, name)
     profile = fit_profile(trace[first::2])

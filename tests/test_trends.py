@@ -98,6 +98,7 @@ def _slow(stage, factor, last=1.0):
     return costs
 
 
+@pytest.mark.slow
 def test_a_slow_rank_costs_by_its_stage():
     at = _program_of_costs(16, Variability(residual={"gemm": Normal(1.0, 0.02)}))
     for last, rises in ((1.0, _EVEN), (1.1, _HEAVY_END)):

@@ -270,6 +270,7 @@ def test_sets_of_one_are_a_law_of_independent_microbatches():
     assert ends.std() == pytest.approx(12 * cv / 2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_differences():
     """With respect to loadings and to the factors of sets."""
     rng = np.random.default_rng(5)

@@ -101,6 +101,7 @@ def test_limits():
         assert never == pytest.approx(2e-3 * scale + in_turn + beside, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_derivatives_equal_differences():
     program = block_program(_block(1.0), 4, 0.03, 0.01)
     means = np.asarray(program.latencies.mean)

@@ -115,6 +115,7 @@ def test_the_vector_rule_equals_explicit_replicas(sampling):
     assert abs(vector.quantile(0.95) - explicit.quantile(0.95)) < 2 * np.hypot(*half)
 
 
+@pytest.mark.slow
 def test_it_leads_where_it_alone_varies():
     program = pipeline_program(GPipe(1, 4), variability=Variability(worker_step=lognormal(0.1)))
     lead = leading_axes(program, make_plan(program), jax.random.key(0), importance=True)
@@ -144,6 +145,7 @@ def _tensor_parallel_program(resolution, **laws):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, lognormal(0.02)])
 def test_communication_is_not_slowed(rank):
     """Of constant kernels: a chain is longer by its collectives, whatever the factor."""
@@ -190,9 +192,8 @@ def test_cumulants_of_compute_and_communication_add():
     np.testing.assert_allclose(law.collapsed.skewness, third / variance**1.5, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "rank", [pytest.param(None, marks=pytest.mark.slow), lognormal(0.02)], ids=["equal", "unequal"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, lognormal(0.02)], ids=["equal", "unequal"])
 def test_members_drawn_one_by_one_share_it(rank):
     residual = {"gemm": lognormal(0.03), "all_gather": lognormal(0.2)}
     laws = {"rank": rank, "worker_step": lognormal(0.06), "residual": residual}
@@ -239,6 +240,7 @@ def test_derivatives_are_those_of_differences(num_replicas):
         assert abs(np.mean(slopes) - np.mean(differences)) < 5 * noise + 0.03 * largest
 
 
+@pytest.mark.slow
 def test_a_saved_program_has_it(tmp_path):
     program = rich_program(2, worker_step=lognormal(0.05))
     save_program(program, tmp_path / "p.npz")
@@ -247,6 +249,7 @@ def test_a_saved_program_has_it(tmp_path):
     np.testing.assert_array_equal(_ends(again, 100), _ends(program, 100))
 
 
+@pytest.mark.slow
 def test_its_spread_can_be_turned():
     program = rich_program(8, worker_step=lognormal(0.1), stalls={}, network=None)
     ones = neutral(program)
