@@ -65,6 +65,7 @@ def _points(jobs, noise, errors=None):
 _SCALES = ((8, 64), (8, 16), (128, 64), (128, 16), (64, 8))
 
 
+@pytest.mark.slow
 def test_a_step_without_variability_is_that_of_the_program():
     """Whatever the factors: the host's step and the engine's are one."""
     job = _job(16, 16)

@@ -136,6 +136,7 @@ def test_any_number_of_devices_gives_the_same_bits(pytestconfig):
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_float32_is_within_rounding_of_float64():
     program = rich_program(8)
     single = jax.tree.map(

@@ -176,12 +176,14 @@ def test_the_winner_is_that_of_all(jobs, exhaustive):
         assert one.behind == other.behind
 
 
+@pytest.mark.slow
 def test_a_step_that_varies_is_longer_than_predicted(exhaustive):
     """By which layouts are left out."""
     for one in exhaustive.layouts:
         assert one.prediction.mean < one.mean.value < one.p95.value < one.p99.value
 
 
+@pytest.mark.slow
 def test_ranks_differences_and_losses_belong_together(exhaustive):
     layouts = exhaustive.layouts
     assert [one.rank for one in layouts] == [*range(1, len(layouts) + 1)]

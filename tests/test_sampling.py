@@ -25,7 +25,8 @@ def _program(num_replicas=1, sigma=0.05, rank=None):
     return pipeline_program(OneFOneB(3, 6), variability=variability, num_replicas=num_replicas)
 
 
-@pytest.mark.parametrize("sampling", ["importance", pytest.param("sobol", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["importance", "sobol"])
 def test_the_law_is_that_of_plain_sampling(sampling):
     program = _program(rank=lognormal(0.02))
     plain = simulate(program, num_samples=400_000, key=jax.random.key(0), sampling="plain")

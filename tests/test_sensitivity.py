@@ -353,6 +353,7 @@ def test_a_slow_rank_in_one_replica_of_many():
     assert np.std(whole) == pytest.approx(np.std(apart), rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_scaled_collective_is_what_its_mean_says():
     program = rich_program(stalls={}, network=None)
     found = what_if(
@@ -390,6 +391,7 @@ def _compare(program, scenario):
     return what_if(program, {"x": scenario}, num_samples=64, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_changes_are_on_top_of_each_other():
     program = rich_program(2, stalls={}, network=None)
     both = slow_rank(scale_kernel(program, "gemm", 0.5).program, 1, 1.2, replicas=None).program
