@@ -67,8 +67,10 @@ def browser(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="session")
 def _compiled_once(pytestconfig):
     """The processes of a test run share what they compile, and keep it for the next run."""
-    folder = pytestconfig.cache.mkdir("compiled")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    cache = getattr(pytestconfig, "cache", None)
+    if cache is None:  # With `-p no:cacheprovider`.
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

@@ -30,17 +30,17 @@ def objective(text: str) -> Any:
     if found[1]:
         return Mean() if found[1] == "mean" else Std()
     number = float(found[3])
-    if found[2] != "over" and not 0 < number < 100:
+    if found[2] == "over":
+        try:
+            return Exceedance(number)
+        except ValueError as error:
+            raise ValueError(f"--objective `{quoted(text)}`: {error}") from None
+    if not 0 < number / 100 < 1:
         raise ValueError(
             f"--objective `{quoted(text)}` must have a percentage between 0 and 100, as p95 or "
             "cvar99.9."
         )
-    try:
-        if found[2] == "over":
-            return Exceedance(number)
-        return (Quantile if found[2] == "p" else CVaR)(number / 100)
-    except ValueError as error:
-        raise ValueError(f"--objective `{quoted(text)}`: {error}") from None
+    return (Quantile if found[2] == "p" else CVaR)(number / 100)
 
 
 def with_unit(figure: Estimate, unit: str) -> str:
