@@ -1,98 +1,92 @@
 """How often 95 % intervals contain the truth, which is estimated from a long run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from benchmarks._allocation_coverage import allocation_rows
 from benchmarks.gradients import NAMES
 
 
 _STEPS = 2**14
-_LONG = 2**20
+# The truth is of so many times as many steps.
+_LONGER = 64
+# Enough of the slowest of so many replicas for intervals.
+_STEPS_OF = {1: 2**14, 64: 2**15, 128: 2**16}
 
 
 def measure(repetitions: int, of: str | None = None) -> list[dict[str, Any]]:
-    """Of estimates and their derivatives, and of `what_if` and `sensitivity`; `of` one of these."""
-    rows = [] if of == "analyses" else _of_estimators(repetitions)
-    return rows if of == "estimators" else [*rows, *_of_analyses(repetitions)]
+    """Of estimates and their derivatives, of `what_if`, of `sensitivity`, and of laws over
+    allocations of GPUs; `of` one of these.
+    """
+    kinds = {
+        "estimators": _of_estimators,
+        "analyses": _of_what_if,
+        "sensitivities": _of_sensitivity,
+        "allocations": allocation_rows,
+    }
+    return [row for name in kinds if of in (None, name) for row in kinds[name](repetitions)]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Tables in Markdown: the estimators with their derivatives, and the analyses."""
-    coverage = {row["what"]: row["coverage"] for row in rows}
-    lines = []
-    estimators = [what.removesuffix(": value") for what in coverage if what.endswith(": value")]
-    if estimators:
-        lines += ["| estimator | coverage of values | coverage of derivatives |", "|---|---|---|"]
-    for name in estimators:
-        value, derivative = coverage.pop(f"{name}: value"), coverage.pop(f"{name}: derivative")
-        lines.append(f"| {name} | {value:.3f} | {derivative:.3f} |")
-    if estimators and coverage:
-        lines.append("")
-    if coverage:
-        lines += ["| figure of an analysis | coverage |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {value:.3f} |" for name, value in coverage.items())])
+    """A table in Markdown."""
+    lines = ["| figure | coverage | withheld |", "|---|---|---|"]
+    for row in rows:
+        lines.append(f"| {row['what']} | {row['coverage']:.3f} | {row['withheld']:.0%} |")
+    return "\n".join(lines)
 
 
-def _of_estimators(repetitions: int) -> list[dict[str, Any]]:
+def _of_estimators(repetitions: int) -> Iterator[dict[str, Any]]:
     """Of value and derivative, by objective."""
     import jax
 
     from benchmarks._programs import programs
     from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
-    from prism_jax.analysis._batches import NUM_BATCHES, Batched, beside
-    from prism_jax.analysis._estimate import figure, figure_batches, gradient_batches
+    from prism_jax.analysis._bootstrap import Bootstrapped
+    from prism_jax.analysis._estimate import figure, figure_value, gradients
     from prism_jax.engine import composed_steps
 
     cases = [("chain, log-normal", o) for o in (Mean(), Std(), Quantile(0.9), CVaR(0.9), None)]
     cases.append(("1f1b, random tail", None))
-    rows = []
     for name, objective in cases:
         program = programs()[name]
         if objective is None:
             steps = composed_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
             objective = Exceedance(float(np.quantile(steps, 0.9)))
-
-        def both(number, seed, program=program, objective=objective):
-            options = {"num_samples": number, "key": jax.random.key(seed)}
-            found = figure(program, objective, batches=NUM_BATCHES, **options)
-            slopes: Any = [one.variability.residual["gemm"] for one in gradient_batches(found)]
-            sigmas = np.array([[float(law.sigma)] for law in slopes])
-            derivative = Batched(sigmas, sigmas.mean(axis=0))
-            return beside(figure_batches(found), derivative), found.composed.over
-
-        long, over = both(2**24, 0)
-        truth, inside = long.of_all, []
-        for seed in range(repetitions):
-            low, high = both(2**15, 1 + seed)[0].interval()
-            inside.append((low <= truth) & (truth <= high))
-        value, derivative = np.mean(inside, axis=0).tolist()
+        probe = figure(program, objective, num_samples=_STEPS, key=jax.random.key(0))
+        over = probe.composed.over
         label = NAMES[type(objective).__name__ + (over.last if over else "")]
-        rows.append({"what": f"{label}: value", "coverage": value})
-        rows.append({"what": f"{label}: derivative", "coverage": derivative})
-    return rows
+
+        def both(num_samples, key, program=program, objective=objective, label=label):
+            found = figure(program, objective, num_samples=num_samples, key=key)
+            slopes, rests_on = gradients(found)
+            sigmas: Any = [one.variability.residual["gemm"] for one in slopes]
+            sigmas = np.array([[float(law.sigma)] for law in sigmas])
+            derivative = Bootstrapped(sigmas[0], sigmas[1:], np.array([rests_on]))
+            estimates = (*figure_value(found).estimates(), *derivative.estimates())
+            return dict(zip((f"{label}: value", f"{label}: derivative"), estimates, strict=True))
+
+        yield from _covered(both, 2**15, repetitions)
 
 
-def _of_analyses(repetitions: int) -> list[dict[str, Any]]:
-    """Of what `what_if` and `sensitivity` find of a small pipeline."""
-    import jax
-
-    import prism_jax as prism
+def _small_pipeline(num_replicas: int) -> Any:
     from prism_jax.program import Variability
     from prism_jax.schedule import OneFOneB
     from tests.helpers import lognormal, pipeline_program
 
-    def program(num_replicas):
-        laws = {"residual": {"gemm": lognormal(0.05)}, "rank": lognormal(0.02)}
-        laws["step"] = lognormal(0.01)
-        return pipeline_program(
-            OneFOneB(2, 4), variability=Variability(**laws), num_replicas=num_replicas
-        )
+    laws = {"residual": {"gemm": lognormal(0.05)}, "rank": lognormal(0.02)}
+    laws["step"] = lognormal(0.01)
+    variability = Variability(**laws)
+    return pipeline_program(OneFOneB(2, 4), variability=variability, num_replicas=num_replicas)
 
-    few, many = program(4), program(256)
+
+def _of_what_if(repetitions: int) -> Iterator[dict[str, Any]]:
+    import prism_jax as prism
+
+    few = _small_pipeline(4)
     scenarios = {
-        "256 replicas in place of 4": prism.Scenario(many),
+        "256 replicas in place of 4": prism.Scenario(_small_pipeline(256)),
         "gemm scaled to 0.9": prism.scale_kernel(few, "gemm", 0.9),
         "one slow rank in one replica": prism.slow_rank(few, rank=1, factor=1.1, replicas=1),
     }
@@ -106,32 +100,61 @@ def _of_analyses(repetitions: int) -> list[dict[str, Any]]:
             if figure in ("mean", "std", "p50", "p95")
         }
 
-    def sensitivity(num_samples, key):
-        options = {"num_samples": num_samples, "key": key, "parts": ["gemm", "rank"]}
-        found = prism.sensitivity(few, prism.Quantile(0.9), **options)
-        return {
-            f"sensitivity of p90, {part.name}: {field}": getattr(part, field)
-            for part in found.parts
-            for field in ("mean", "spread", "gain")
-            if part.name in options["parts"] and getattr(part, field) is not None
-        }
+    return _covered(what_if, _STEPS, repetitions)
 
-    rows = []
-    for analysis in (what_if, sensitivity):
-        rows += _covered(analysis, jax.random.key(0), repetitions)
-    return rows
+
+def _of_sensitivity(repetitions: int) -> Iterator[dict[str, Any]]:
+    """Of p95 of three ops one after the other, with factors and stalls, for some numbers of
+    replicas. A replica stalls so seldom that a step hardly does, too.
+    """
+    import jax.numpy as jnp
+
+    import prism_jax as prism
+    from prism_jax.latency import LogNormal, Normal
+    from prism_jax.program import Stall, Variability
+    from tests.helpers import lognormal
+
+    ops = [prism.Op(1.0, kind=kind, after=[*range(i)][-1:]) for i, kind in enumerate("abc")]
+    parts = ["a", "rank", "step", "stalls of c"]
+    for num_replicas, num_samples in _STEPS_OF.items():
+        variability = Variability(
+            residual=dict.fromkeys("abc", Normal(1.0, 0.05)),
+            rank=lognormal(0.01),
+            step=lognormal(0.005),
+            stalls={"c": Stall(jnp.asarray(0.02 / num_replicas), LogNormal(0.1, 0.5))},
+        )
+        program = prism.compile_graph(ops, variability=variability, num_replicas=num_replicas)
+
+        def sensitivity(count, key, program=program, replicas=num_replicas):
+            options = {"num_samples": count, "key": key, "parts": parts}
+            found = prism.sensitivity(program, prism.Quantile(0.95), **options)
+            rows = {f"R = {replicas}: p95": found.value}
+            for part in found.parts:
+                if part.name in parts:
+                    for field in ("mean", "spread", "gain"):
+                        if getattr(part, field) is not None:
+                            rows[f"R = {replicas}: {field} of {part.name}"] = getattr(part, field)
+            return rows
+
+        yield from _covered(sensitivity, num_samples, repetitions)
 
 
 def _covered(
-    analysis: Callable[..., dict[str, Any]], key: Any, repetitions: int
-) -> list[dict[str, Any]]:
-    """How often the intervals of an analysis hold what a long one finds."""
+    analysis: Callable[..., dict[str, Any]], num_samples: int, repetitions: int
+) -> Iterator[dict[str, Any]]:
+    """How often the intervals of an analysis contain what a long one finds, of those given."""
     import jax
 
-    truth = analysis(_LONG, key)
+    truth = analysis(_LONGER * num_samples, jax.random.key(0))
     held: dict[str, list[bool]] = {name: [] for name in truth}
     for seed in range(repetitions):
-        for name, estimate in analysis(_STEPS, jax.random.key(1 + seed)).items():
+        for name, estimate in analysis(num_samples, jax.random.key(1 + seed)).items():
             low, high = estimate.interval()
-            held[name].append(low <= truth[name].value <= high)
-    return [{"what": name, "coverage": float(np.mean(mine))} for name, mine in held.items()]
+            if low == low:
+                held[name].append(low <= truth[name].value <= high)
+    for name, mine in held.items():
+        yield {
+            "what": name,
+            "coverage": float(np.mean(mine)) if mine else float("nan"),
+            "withheld": 1 - len(mine) / repetitions,
+        }

@@ -4,11 +4,12 @@
     python benchmarks/gradients.py --coverage 200   # how often 95 % intervals hold (slow)
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
-objective. Its derivative is taken in 16 batches, and so is the central difference, with the same
-random numbers. The difference of the two over its standard error is Student's t with 15 degrees of
-freedom; `z` is the normal deviate that is as improbable. `relative error` is a standard error of a
-derivative relative to the largest derivative of the program: nine in ten do not exceed it. `cost`
-is the CPU time of value and derivatives of all parameters over that of the value.
+objective. Its derivative is compared with the central difference, which has the same random numbers.
+The standard error of the difference of the two is that of 16 bootstrap resamples, so over it the
+difference is Student's t with 15 degrees of freedom; `z` is the normal deviate that is as
+improbable. `relative error` is a standard error of a derivative relative to the largest derivative
+of the program: nine in ten do not exceed it. `cost` is the CPU time of value and derivatives of all
+parameters over that of the value.
 """
 
 import argparse
@@ -28,7 +29,6 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 NUM_SAMPLES = 2**16
-NUM_BATCHES = 16
 # The relative change of a central difference, unless it would move steps by a part of their spread:
 # then the third derivative of a probability would count.
 STEP = 0.02
@@ -79,17 +79,18 @@ def pairs_of(name: str, program: Any, seed: int) -> list[dict[str, Any]]:
     """All parameters and objectives of a program."""
     import jax
 
-    from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
+    from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std
     from prism_jax.analysis._estimate import figure, figure_gradient
 
     parameters = Parameters(program)
-    _, composed, how = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
+    found = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
+    composed = found.composed
     moved = MOVED * float(np.std(composed.steps))
-    slopes = parameters.relative(figure_gradient(composed, how))
+    slopes = parameters.relative(figure_gradient(found))
     by = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
     objectives.append(Exceedance(float(np.quantile(composed.steps, 0.9))))
-    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "batches": NUM_BATCHES}
+    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "margin": MARGIN}
     options["key"] = jax.random.key(seed)
     for objective in objectives:  # Compiles.
         derivatives(program, parameters, objective, options)
@@ -113,40 +114,39 @@ def pairs_of(name: str, program: Any, seed: int) -> list[dict[str, Any]]:
 def derivatives(
     program, parameters: Parameters, objective, options: dict[str, Any]
 ) -> tuple[np.ndarray, str, tuple[float, float]]:
-    """Derivatives by batch and parameter; what the figure is conditional on; and the seconds of CPU
-    time of the value, and of value and derivatives.
+    """Derivatives by parameter, in rows: of all samples, then of each resample; what the figure is
+    conditional on; and the seconds of CPU time of the value, and of value and derivatives.
     """
     import jax
 
-    from prism_jax.analysis import bandwidth
-    from prism_jax.analysis._estimate import figure
-    from prism_jax.engine import pull_back_batches
+    from prism_jax.analysis._estimate import figure, figure_gradient, gradients
 
     start = time.process_time()
-    _, composed, how = figure(program, objective, **options)
+    found = figure(program, objective, **options)
     middle = time.process_time()
-    batches = np.split(composed.steps, NUM_BATCHES)
-    slope = np.concatenate([how.slope(steps, bandwidth(steps)) for steps in batches])
-    influence = np.concatenate([how.influence(steps) / len(steps) for steps in batches])
-    gradients = jax.block_until_ready(pull_back_batches(composed, slope, influence))
-    end = time.process_time()
-    found = np.array([parameters.relative(gradient) for gradient in gradients])
-    return found, composed.over.last if composed.over else "", (middle - start, end - start)
+    jax.block_until_ready(figure_gradient(found))
+    seconds = middle - start, time.process_time() - start
+    rows = np.array([parameters.relative(gradient) for gradient in gradients(found)[0]])
+    over = found.composed.over
+    return rows, over.last if over else "", seconds
 
 
 def central_differences(
     program, parameters: Parameters, by, objectives, options: dict[str, Any]
 ) -> np.ndarray:
-    """Central differences by batch, objective and parameter, with common random numbers."""
-    from prism_jax.analysis._batches import beside
-    from prism_jax.analysis._estimate import figure_batches, figure_of
+    """Central differences by row, as in `derivatives`, objective and parameter, with common random
+    numbers.
+    """
+    from prism_jax.analysis._bootstrap import beside
+    from prism_jax.analysis._estimate import figure_of, figure_value
     from prism_jax.engine import composed_steps
 
     like = composed_steps(program, **options)
 
     def figures(i, by):
         composed = composed_steps(parameters.changed(i, by), like=like, **options)
-        return beside(*(figure_batches(figure_of(composed, o)) for o in objectives)).of_batches
+        found = beside(*(figure_value(figure_of(composed, o)) for o in objectives))
+        return np.concatenate([found.values[None], found.resampled])
 
     found = [
         (figures(i, step) - figures(i, -step)) / (2 * step)
@@ -161,20 +161,20 @@ def compared(
     """A row for each parameter: its derivative beside its central difference."""
     from scipy.special import ndtri, stdtr
 
-    largest = np.abs(ours.mean(axis=0)).max()
+    largest = np.abs(ours[0]).max()
     for p, i in enumerate(parameters.varied):
         gap = ours[:, p] - theirs[:, p]
-        derivative, difference = (float(x[:, p].mean()) for x in (ours, theirs))
-        scatter, error = (float(x.std(ddof=1)) / np.sqrt(NUM_BATCHES) for x in (gap, ours[:, p]))
+        derivative, difference = (float(x[0, p]) for x in (ours, theirs))
+        scatter, error = (float(x[1:].std(ddof=1)) for x in (gap, ours[:, p]))
         # The error of single precision and of the third derivative.
         scatter = np.hypot(scatter, 2e-4 * max(abs(difference), 1e-3 * largest))
-        t = float(gap.mean() / scatter) if scatter > 0 else 0.0
+        t = float(gap[0] / scatter) if scatter > 0 else 0.0
         yield {
             "parameter": parameters.paths[i],
             "derivative": derivative,
             "difference": difference,
             "standard_error": error,
-            "z": float(ndtri(stdtr(NUM_BATCHES - 1, t))),
+            "z": float(ndtri(stdtr(len(gap) - 2, t))),
             "relative_error": float(error / largest) if largest else 0.0,
         }
 
@@ -219,8 +219,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--of",
-        choices=("estimators", "analyses"),
-        help="with --coverage: only these; analyses are quick",
+        choices=("estimators", "analyses", "sensitivities", "allocations"),
+        help="with --coverage: only these",
     )
     parser.add_argument("--only", metavar="PROGRAM", help="one of the programs, by name")
     parser.add_argument("--seed", type=int, default=3)

@@ -165,7 +165,7 @@ def test_the_score_is_that_of_its_definition():
     even = np.full(60, 1 / 60)
     assert objective.value(steps) == pytest.approx(value(steps, even), rel=1e-9)
     assert crps(np.sort(steps), measured) == pytest.approx(value(steps, even), rel=1e-9)
-    slope, influence = objective.slope(steps, 1.0), objective.influence(steps)
+    slope, influence = objective.slope(steps, 1.0), objective.influence(steps, 1.0)
     assert abs(influence.mean()) < 1e-12
     for i in range(0, 60, 7):
         moved = np.zeros(60)

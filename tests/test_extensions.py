@@ -104,7 +104,7 @@ class EntropicRisk(prism.AbstractObjective):
     def slope(self, steps, width):
         return np.exp(self.a * steps) / np.sum(np.exp(self.a * steps))
 
-    def influence(self, steps):
+    def influence(self, steps, width):
         grown = np.exp(self.a * steps)
         return (grown / np.mean(grown) - 1) / self.a
 
@@ -268,7 +268,7 @@ def test_an_objective():
     program = _diamond(Uniform(jnp.asarray(2.0), jnp.asarray(0.2)))
     options = {"num_samples": 100_000, "key": _KEY}
     expected = _diamond_steps(0.2, uniform)
-    noise = np.std(objective.influence(expected)) * np.sqrt(1 / 400_000 + 1 / 100_000)
+    noise = np.std(objective.influence(expected, 1.0)) * np.sqrt(1 / 400_000 + 1 / 100_000)
     found, gradient = eqx.filter_value_and_grad(prism.estimate)(program, objective, **options)
     assert float(found) == pytest.approx(objective.value(expected), abs=4 * noise)
     ends = [
@@ -389,7 +389,7 @@ def test_every_objective(objective):
     for scale in (0.01, 0.1):
         slower = steps + scale * rng.random(len(steps))
         assert objective.value(slower) >= objective.value(steps) or not objective.monotone
-    influence = objective.influence(steps)
+    influence = objective.influence(steps, 1.0)
     assert abs(np.mean(influence)) < 1e-9 * np.abs(influence).max()
     # Weights that grow for slow steps, by counting each step as often as its weight says.
     often = rng.random(len(steps)) < 0.05 * (steps > np.median(steps))

@@ -210,7 +210,7 @@ def test_a_chunk_goes_to_another_process(jobs):
     for one, other in zip(simulate_chunk(chunk), simulate_chunk(again), strict=True):
         assert not isinstance(one, str)
         assert not isinstance(other, str)
-        np.testing.assert_array_equal(one.of_batches, other.of_batches)
+        np.testing.assert_array_equal(one.resampled, other.resampled)
 
 
 def test_rankings_are_the_same_by_any_executor(jobs):

@@ -46,7 +46,7 @@ def test_a_scenario_of_more_replicas_reaches_as_far_as_they_do(num_replicas):
 
 
 def test_the_value_is_of_all_steps():
-    """Means over small batches are biased: a batch of 60 steps hardly reaches beyond p95."""
+    """Not a mean over parts: sixty steps hardly reach beyond p95."""
     program = _program(1)
     found = prism.what_if(program, {}, num_samples=960, key=KEY)
     many = prism.what_if(program, {}, num_samples=96_000, key=KEY)

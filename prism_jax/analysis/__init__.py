@@ -1,9 +1,9 @@
-from ._batches import (
-    NUM_BATCHES as NUM_BATCHES,
-    Batched as Batched,
-    batched as batched,
-    beside as beside,
-    whole_batches as whole_batches,
+from ._bootstrap import (
+    MARGIN as MARGIN,
+    Bootstrapped as Bootstrapped,
+    bootstrapped as bootstrapped,
+    check_number as check_number,
+    combined as combined,
 )
 from ._criticality import Criticality as Criticality, criticality as criticality
 from ._density import bandwidth as bandwidth

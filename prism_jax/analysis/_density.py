@@ -7,14 +7,18 @@ from jaxtyping import Float
 Steps = Float[np.ndarray, " steps"]
 
 
-def bandwidth(steps: Steps) -> float:
+def bandwidth(steps: Steps, number: float | None = None) -> float:
     """The bandwidth, in seconds, of the Gaussian kernels below (Silverman, "Density estimation for
     statistics and data analysis", 1986, eq. 3.31). Long tails do not widen it.
+
+    **Arguments:**
+
+    - `number`: how many independent steps they are worth; by default, all of them.
     """
     low, high = np.quantile(steps, [0.25, 0.75])
     std = float(np.std(steps))
     width = min(std, float(high - low) / 1.349) if high > low else std
-    return 0.9 * width * len(steps) ** -0.2
+    return 0.9 * width * (number or len(steps)) ** -0.2
 
 
 def density_at(steps: Steps, at: float, width: float, *, corrected: bool = False) -> float:

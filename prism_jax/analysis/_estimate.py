@@ -1,5 +1,6 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
+import itertools as it
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,14 +11,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import (
     Composed,
+    Weighting,
     composed_steps,
-    first_batches_of,
     given_the_rest,
     pull_back,
-    pull_back_batches,
+    support,
 )
 from ..program import Program
-from ._batches import Batched, batched
+from ._bootstrap import Bootstrapped, bootstrapped, resampled_steps
 from ._density import bandwidth
 from ._objectives import AbstractObjective, Mean, check_objective
 
@@ -70,55 +71,60 @@ def figure(
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    batches: int = 1,
     like: Composed | None = None,
+    margin: int = 1,
     progress: bool = False,
 ) -> Figure:
-    """A figure with the steps behind it. See `composed_steps` for `batches` and `like`."""
-    options: dict[str, Any] = {"key": key, "batches": batches, "like": like, "progress": progress}
+    """A figure with the steps behind it. See `composed_steps` for `like` and `margin`."""
+    options: dict[str, Any] = {"key": key, "like": like, "margin": margin, "progress": progress}
     return figure_of(composed_steps(program, num_samples=num_samples, **options), objective)
 
 
 def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
     """`figure`, from steps that are already composed."""
     if objective.exceeds is not None:
-        conditional = given_the_rest(composed, objective.exceeds, bandwidth(composed.steps))
+        conditional = given_the_rest(composed, objective.exceeds, _width(composed))
         if conditional is not None:
             composed, objective = conditional, Mean()
-    return Figure(objective.value(composed.whole), composed, objective)
+    return Figure(objective.value(composed.steps), composed, objective)
 
 
-def figure_gradient(composed: Composed, objective: AbstractObjective) -> Program:
-    """The derivative of the result of `figure` with respect to the parameters of its program."""
-    return pull_back(composed, *_weights(composed, objective))
+def figure_value(found: Figure) -> Bootstrapped:
+    """The figure alone in a row."""
+    return bootstrapped(found.composed, [found.objective])
 
 
-def first_batches(found: Figure, number: int) -> Figure:
-    """The same figure from its first `number` batches only."""
-    few = first_batches_of(found.composed, number)
-    return Figure(found.objective.value(few.whole), few, found.objective)
+def figure_gradient(found: Figure) -> Program:
+    """The derivative of a figure with respect to the parameters of its program."""
+    (gradient,) = pull_back(found.composed, [_weighting(found)])
+    return gradient
 
 
-def figure_batches(found: Figure) -> Batched:
-    """The figure of each batch, and of all their steps."""
-    value = found.objective.value
-    return batched(found.composed, lambda steps: np.array([value(steps)]))
+def gradients(found: Figure) -> tuple[list[Program], float]:
+    """The derivative of a figure, then the same with new weights of the replica samples, several
+    times; and how many independent samples it rests on.
+    """
+    composed = found.composed
+    every = _weighting(found)
+    again = (_weighting(found, *one) for one in resampled_steps(composed))
+    return pull_back(composed, it.chain([every], again)), support(composed, np.abs(every.slope))
 
 
-def gradient_batches(found: Figure) -> list[Program]:
-    """The derivative of the figure of each batch."""
+def _weighting(found: Figure, those: np.ndarray | None = None, again: Any = None) -> Weighting:
+    """How the figure depends on all steps; with `those`, on resampled ones."""
     _, composed, objective = found
-    # The bandwidth of all steps, so that the mean over batches has no more bias than all steps.
-    width = bandwidth(composed.steps)
-    batches = np.split(composed.steps, composed.batches)
-    slope = np.concatenate([objective.slope(batch, width) for batch in batches])
-    influence = objective.influence(composed.steps) / len(batches[0])
-    return pull_back_batches(composed, slope, influence)
+    width = _width(composed)
+    steps = composed.steps if those is None else composed.steps[those]
+    slope, influence = objective.slope(steps, width), objective.influence(steps, width)
+    influence = influence / len(steps)
+    if those is not None:
+        slope, influence = (np.bincount(those, x, len(composed.steps)) for x in (slope, influence))
+    return Weighting(slope, influence, again)
 
 
-def _weights(composed: Composed, objective: AbstractObjective) -> tuple[np.ndarray, np.ndarray]:
-    steps = composed.steps
-    return objective.slope(steps, bandwidth(steps)), objective.influence(steps) / len(steps)
+def _width(composed: Composed) -> float:
+    """The bandwidth for smoothing over steps: few replica samples may decide many of them."""
+    return bandwidth(composed.steps, support(composed, np.ones(len(composed.steps))))
 
 
 @eqx.filter_custom_vjp
@@ -129,8 +135,8 @@ def _estimate(program, arguments):
 def _value(program, arguments):
     objective, num_samples, key, progress = arguments
     options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
-    value, *how = figure(program, objective, **options)
-    return jnp.asarray(value, program.latencies.mean.dtype), how
+    found = figure(program, objective, **options)
+    return jnp.asarray(found.value, program.latencies.mean.dtype), found
 
 
 @_estimate.def_fwd
@@ -140,8 +146,8 @@ def _forward(perturbed, program, arguments):
 
 
 @_estimate.def_bwd
-def _backward(how, cotangent, perturbed, program, arguments):
-    gradient = figure_gradient(*how)
+def _backward(found, cotangent, perturbed, program, arguments):
+    gradient = figure_gradient(found)
     return jax.tree.map(
         lambda g: None if g is None else g * cotangent, gradient, is_leaf=lambda g: g is None
     )

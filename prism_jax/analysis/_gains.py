@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._progress import progress_bar
 from ..program import Program
-from ._batches import Batched, beside
-from ._estimate import Figure, figure, figure_batches
+from ._bootstrap import Bootstrapped, beside, combined
+from ._estimate import Figure, figure, figure_value
 from ._objectives import AbstractObjective
 
 
@@ -20,16 +21,15 @@ def falls(
     key: PRNGKeyArray,
     progress: bool,
     what: str,
-) -> Batched:
+) -> Bootstrapped:
     """By how much the figure of each program is lower than `before`, which is the figure of another
     program with the same graph and the same key.
     """
-    like = before.composed
-    found = [figure_batches(before)]
+    like, found = before.composed, []
     # One program after the other, so that memory holds the steps of one.
     with progress_bar(len(programs), progress, what, "program") as advance:
         for program in programs:
-            options: dict[str, Any] = {"num_samples": len(like.steps), "batches": like.batches}
-            found.append(figure_batches(figure(program, objective, key=key, like=like, **options)))
+            options: dict[str, Any] = {"num_samples": len(like.steps), "key": key, "like": like}
+            found.append(figure_value(figure(program, objective, **options)))
             advance(1)
-    return beside(*found).through(lambda x: x[:, :1] - x[:, 1:])
+    return combined(np.subtract, figure_value(before), beside(*found))

@@ -15,8 +15,8 @@ from .._misc import bisect
 from .._progress import progress_bar
 from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
-from ._batches import NUM_BATCHES, beside, whole_batches
-from ._estimate import figure, figure_batches, figure_gradient
+from ._bootstrap import MARGIN, check_number, combined, withheld
+from ._estimate import figure, figure_gradient, figure_value
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
@@ -42,7 +42,7 @@ class Improvement:
         evenly; with the budget spent on the parts that gain most for their cost, to first order;
         and after each iteration of the descent, which starts from the better of these two.
     - `num_samples`: how many steps each figure is from.
-    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
+    - `notes`: as in [`Sensitivity`][].
     """
 
     objective: str
@@ -110,8 +110,8 @@ def improve(
     if not len(prices) or not (np.isfinite(prices) & (prices > 0)).all():
         raise ValueError("`costs` must hold a positive cost for each part that can be improved.")
     _check_search(budget, num_iterations)
-    check_steps(objective, num_samples, NUM_BATCHES)
-    count = whole_batches(num_samples)
+    check_steps(objective, num_samples)
+    count = check_number(num_samples)
     of_search, of_report = jax.random.split(key)
     search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
     search["like"] = composed_steps(turn(program, ones), **search)
@@ -122,33 +122,35 @@ def improve(
     def value_and_gradient(removed):
         knobs = improved(removed)
         changed = turn(program, knobs)
-        value, composed, how = figure(changed, objective, **search)
-        check_reached(objective, value)
-        gradient = through_knobs(program, knobs, figure_gradient(composed, how))
+        found = figure(changed, objective, **search)
+        check_reached(objective, found.value)
+        gradient = through_knobs(program, knobs, figure_gradient(found))
         advance(1)
-        return value, np.array([-float(of_part(gradient, name)) for name in costs])
+        return found.value, np.array([-float(of_part(gradient, name)) for name in costs])
 
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
     changed = turn(program, improved(removed))
-    options: dict[str, Any] = {"num_samples": count, "key": of_report}
-    options |= {"batches": NUM_BATCHES, "progress": progress}
+    options: dict[str, Any] = {"num_samples": count, "key": of_report, "progress": progress}
+    options["margin"] = MARGIN
     was = figure(turn(program, ones), objective, **options)
     now = figure(changed, objective, like=was.composed, **options)
-    found = beside(figure_batches(was), figure_batches(now))
-    before, after = found.estimates()
-    (gain,) = found.through(lambda x: x[:, :1] - x[:, 1:]).estimates()
+    before, after = figure_value(was), figure_value(now)
+    gain = combined(np.subtract, before, after)
     return Improvement(
         objective=str(objective),
         unit=objective.unit,
         removed=dict(zip(costs, removed.tolist(), strict=True)),
         spent=float(removed @ prices),
-        before=before,
-        after=after,
-        gain=gain,
+        before=before.estimates()[0],
+        after=after.estimates()[0],
+        gain=gain.estimates()[0],
         path=path,
         num_samples=count,
-        notes=vector_rule_notes(now.composed.run),
+        notes=(
+            *vector_rule_notes(now.composed.run),
+            *withheld(f"The gain of {objective}", float(gain.support[0])),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from .._misc import FrozenArray, counted
 from ..engine import check_num_samples
-from ._density import Steps, bandwidth, density_at, regression_at
+from ._density import Steps, density_at, regression_at
 from ._score import crps
 
 
@@ -58,9 +58,10 @@ class AbstractObjective(eqx.Module):
         """
 
     @abc.abstractmethod
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         """The derivative of the figure with respect to the weight of each step, times the number of
-        steps. Its mean is zero; its spread gives the standard error.
+        steps, with densities averaged as in `slope`. Its mean is zero; its spread gives the
+        standard error.
         """
 
 
@@ -77,7 +78,7 @@ class Mean(AbstractObjective):
     def slope(self, steps: Steps, width: float) -> Steps:
         return np.full(len(steps), 1 / len(steps))
 
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         return steps - np.mean(steps)
 
 
@@ -93,7 +94,7 @@ class Std(AbstractObjective):
             return np.zeros(len(steps))
         return (steps - np.mean(steps)) / (std * len(steps))
 
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         std = np.std(steps)
         if std == 0:
             return np.zeros(len(steps))
@@ -131,9 +132,9 @@ class Quantile(AbstractObjective):
     def slope(self, steps: Steps, width: float) -> Steps:
         return regression_at(steps, self.value(steps), width)
 
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         at = self.value(steps)
-        density = density_at(steps, at, bandwidth(steps))
+        density = density_at(steps, at, width)
         below = steps <= at
         return (np.mean(below) - below) / density
 
@@ -171,7 +172,7 @@ class CVaR(AbstractObjective):
         beyond = steps >= np.quantile(steps, self.q)
         return beyond / np.sum(beyond)
 
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         at = np.quantile(steps, self.q)
         contribution = np.maximum(steps - at, 0) / self._beyond(steps)
         return contribution - np.mean(contribution)
@@ -214,7 +215,7 @@ class Exceedance(AbstractObjective):
         density = density_at(steps, self.threshold, width, corrected=True)
         return density * regression_at(steps, self.threshold, width)
 
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         above = steps > self.threshold
         return above - np.mean(above)
 
@@ -243,7 +244,7 @@ class CRPS(AbstractObjective):
         # The distribution function of the measured steps, minus that of the steps; ties count half.
         return 2 * (_ranks(self.measured.value, steps) - _ranks(np.sort(steps), steps)) / len(steps)
 
-    def influence(self, steps: Steps) -> Steps:
+    def influence(self, steps: Steps, width: float) -> Steps:
         away = _mean_distance(self.measured.value, steps) - _mean_distance(np.sort(steps), steps)
         return away - np.mean(away)
 
@@ -269,14 +270,14 @@ def check_reached(objective: AbstractObjective, value: float) -> None:
 _FEWEST_BEYOND = 3
 
 
-def check_steps(objective: AbstractObjective, num_samples: int, num_batches: int = 1) -> None:
-    """Raises a `ValueError` if there are too few steps in each batch to estimate the figure."""
-    each = check_num_samples(num_samples) // num_batches
+def check_steps(objective: AbstractObjective, num_samples: int) -> None:
+    """Raises a `ValueError` if there are too few steps to estimate the figure."""
+    each = check_num_samples(num_samples)
     share = objective.share
     if share < 1 and share * each < _FEWEST_BEYOND:
         raise ValueError(
             f"{counted(num_samples, 'step')} do{'es' * (num_samples == 1)} not reach as far as "
-            f"{objective}; simulate at least {num_batches * math.ceil(_FEWEST_BEYOND / share):,}."
+            f"{objective}; simulate at least {math.ceil(_FEWEST_BEYOND / share):,}."
         )
 
 

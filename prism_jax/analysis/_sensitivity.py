@@ -14,8 +14,8 @@ from .._estimate import Estimate
 from .._summary import Summary
 from ..engine import check_program, vector_rule_notes
 from ..program import Program
-from ._batches import NUM_BATCHES, Batched, beside, whole_batches
-from ._estimate import Figure, figure, figure_batches, first_batches, gradient_batches
+from ._bootstrap import MARGIN, Bootstrapped, check_number, combined, withheld
+from ._estimate import Figure, figure, figure_value, gradients
 from ._gains import falls
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
@@ -23,8 +23,6 @@ from ._stages import ranks_of_stages
 
 
 _MOST_GAINS = 10
-# Gains come from so many of the batches: with common random numbers they scatter less than figures.
-_GAIN_BATCHES = 8
 _MOST_SHAPLEY = 10
 
 
@@ -43,7 +41,7 @@ class Part:
         stalls, of their rate): what its variability costs.
     - `mean_elasticity`, `spread_elasticity`: the same derivatives, divided by the figure.
     - `gain`: by how much the figure falls without the part's variability: simulated with the same
-        random numbers, in half of the batches.
+        random numbers.
     """
 
     group: str
@@ -71,9 +69,9 @@ class Sensitivity:
     - `shapley`: for each part named in the argument `shapley`, its Shapley value: its share of
         their joint gain, averaged over all orders of removing them (Owen, "Sobol' indices and
         Shapley value", 2014).
-    - `num_samples`, `num_batches`: how many steps, and how many batches, from which standard errors
-        come.
-    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
+    - `num_samples`: how many steps were simulated.
+    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low;
+        and which standard errors are withheld (`nan`), as too few replica samples decide a figure.
     """
 
     objective: str
@@ -84,7 +82,6 @@ class Sensitivity:
     whole_gain: Estimate
     shapley: dict[str, Estimate]
     num_samples: int
-    num_batches: int
     notes: tuple[str, ...] = ()
 
     def table(self) -> Any:
@@ -140,7 +137,8 @@ def sensitivity(
 
     - `program`: the step.
     - `objective`: the figure.
-    - `num_samples`: how many steps to simulate, in 16 batches.
+    - `num_samples`: how many steps to simulate. Standard errors come from the
+        bootstrap.
     - `key`: a `jax.random` key.
     - `parts`: names of the parts whose gain is simulated as well, such as `gemm`, `rank`,
         `stalls of gemm`, `stage 3` or `GPUs of rank 0`; by default the ten whose variability costs
@@ -163,53 +161,52 @@ def sensitivity(
     names = parts_of(ones)
     parts = None if parts is None else check_parts(ones, parts)
     shapley = _check_shapley(ones, shapley)
-    check_steps(objective, num_samples, NUM_BATCHES)
-    count = whole_batches(num_samples)
+    check_steps(objective, num_samples)
+    count = check_number(num_samples)
     options: dict[str, Any] = {"key": key, "progress": progress}
     base = turn(program, ones)
-    before = figure(base, objective, num_samples=count, batches=NUM_BATCHES, **options)
-    found = _with_derivatives(program, ones, before, objective)
-    rows = _rows(list(_derivatives(program, ones)), found)
+    before = figure(base, objective, num_samples=count, margin=MARGIN, **options)
+    check_reached(objective, before.value)
+    value = figure_value(before)
+    derivatives = _with_errors(program, ones, before)
+    rows = _rows(list(_derivatives(program, ones)), derivatives, value)
 
-    few = first_batches(before, _GAIN_BATCHES)
-
-    def gains(sets: list[tuple[str, ...]], what: str) -> Batched:
+    def gains(sets: list[tuple[str, ...]], what: str) -> Bootstrapped:
         changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        return falls(changed, few, objective, what=what, **options)
+        return falls(changed, before, objective, what=what, **options)
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
     elements = [name for name in varying if names[name][0] in ELEMENTARY]
     chosen = list(dict.fromkeys([*(varying[:_MOST_GAINS] if parts is None else parts), *elements]))
     each = gains([*((name,) for name in chosen), tuple(elements)], "gains")
-    total = each.through(
-        lambda x: x[:, [chosen.index(name) for name in elements]].sum(1, keepdims=True)
-    )
+    places = [chosen.index(name) for name in elements]
+    total = combined(lambda x: x[:, places].sum(1, keepdims=True), each)
     *of_chosen, whole = each.estimates()
     gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(
         objective=str(objective),
         unit=objective.unit,
-        value=found.estimates()[0],
+        value=value.estimates()[0],
         parts=tuple(dataclasses.replace(row, gain=gained.get(row.name)) for row in rows),
         sum_of_gains=total.estimates()[0],
         whole_gain=whole,
         shapley=_shapley(shapley, gains),
         num_samples=count,
-        num_batches=NUM_BATCHES,
-        notes=vector_rule_notes(before.composed.run),
+        notes=(
+            *vector_rule_notes(before.composed.run),
+            *withheld(f"{objective}", float(value.support[0])),
+            *withheld(f"The derivative of {objective}", float(derivatives.support.min())),
+            *withheld("A gain", float(each.support.min())),
+        ),
     )
 
 
-def _with_derivatives(
-    program: Program, ones: Knobs, before: Figure, objective: AbstractObjective
-) -> Batched:
-    """The figure, then its derivatives with respect to all knobs."""
-    values = figure_batches(before)
-    for value in values.of_batches.flat:
-        check_reached(objective, float(value))
-    knobs = [through_knobs(program, ones, gradient) for gradient in gradient_batches(before)]
+def _with_errors(program: Program, ones: Knobs, before: Figure) -> Bootstrapped:
+    """The derivatives of the figure with respect to all knobs."""
+    found, rests_on = gradients(before)
+    knobs = [through_knobs(program, ones, gradient) for gradient in found]
     slopes = np.array([list(_derivatives(program, one).values()) for one in knobs])
-    return beside(values, Batched(slopes, slopes.mean(axis=0)))
+    return Bootstrapped(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
@@ -245,10 +242,11 @@ def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], f
     return {label: float(value) for label, value in found.items()}
 
 
-def _rows(labels: list[tuple[str, str, str]], found: Batched) -> list[Part]:
-    """A row for each part, the most costly first. The first figure of `found` is the objective."""
-    derivatives = found.through(lambda x: x[:, 1:])
-    relative = found.through(lambda x: x[:, 1:] / np.where(x[:, :1] == 0, np.nan, x[:, :1]))
+def _rows(
+    labels: list[tuple[str, str, str]], derivatives: Bootstrapped, value: Bootstrapped
+) -> list[Part]:
+    """A row for each part, the most costly first."""
+    relative = combined(lambda x, y: x / np.where(y == 0, np.nan, y), derivatives, value)
     fields: dict[tuple[str, str], dict[str, Estimate]] = {}
     pairs = zip(derivatives.estimates(), relative.estimates(), strict=True)
     for (group, name, what), (derivative, elasticity) in zip(labels, pairs, strict=True):
@@ -279,4 +277,4 @@ def _shapley(names: list[str], gains) -> dict[str, Estimate]:
                 total += weight * added
         return total[:, None]
 
-    return {name: found.through(ft.partial(value, name)).estimates()[0] for name in names}
+    return {name: combined(ft.partial(value, name), found).estimates()[0] for name in names}

@@ -12,8 +12,8 @@ from .._estimate import Estimate
 from .._progress import progress_bar
 from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
-from ._batches import NUM_BATCHES, whole_batches
-from ._estimate import Figure, figure, figure_batches, gradient_batches
+from ._bootstrap import MARGIN, check_number, withheld
+from ._estimate import Figure, figure, figure_gradient, figure_value
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_steps
 
@@ -35,7 +35,7 @@ class Target:
     - `reached`: the figure with this factor, in the unit of the objective.
     - `as_it_is`, `without`: the figure with a factor of one, and with a factor of zero.
     - `num_samples`: how many steps each figure is from.
-    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
+    - `notes`: as in [`Sensitivity`][].
     """
 
     factor: Estimate
@@ -88,10 +88,10 @@ def target(
         raise ValueError(f"The target {at} must be a number, in the unit of {objective}.")
     ones = neutral(program)
     check_parts(ones, [part])
-    check_steps(objective, num_samples, NUM_BATCHES)
+    check_steps(objective, num_samples)
 
-    options: dict[str, Any] = {"num_samples": whole_batches(num_samples), "key": key}
-    options |= {"batches": NUM_BATCHES}
+    options: dict[str, Any] = {"num_samples": check_number(num_samples), "key": key}
+    options["margin"] = MARGIN
     base = composed_steps(turn(program, ones), **options)
 
     def figure_at(factor: float) -> Figure:
@@ -118,9 +118,9 @@ def target(
         factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)
         found = figure_at(factor)
     knobs = scaled(ones, {part: factor})
-    slopes = [of_part(through_knobs(program, knobs, one), part) for one in gradient_batches(found)]
-    slope = float(np.mean(slopes))
-    (there,) = figure_batches(found).estimates()
+    slope = float(of_part(through_knobs(program, knobs, figure_gradient(found)), part))
+    reached = figure_value(found)
+    (there,) = reached.estimates()
     error = there.standard_error / abs(slope) if slope else math.nan
     return Target(
         factor=Estimate(factor, error, there.degrees),
@@ -128,5 +128,8 @@ def target(
         as_it_is=as_it_is,
         without=without,
         num_samples=len(base.steps),
-        notes=vector_rule_notes(found.composed.run),
+        notes=(
+            *vector_rule_notes(found.composed.run),
+            *withheld(f"{objective}", float(reached.support[0])),
+        ),
     )

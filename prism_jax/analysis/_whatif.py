@@ -15,12 +15,13 @@ from .._summary import Summary
 from ..engine import Composed, check_program, composed_steps, vector_rule_notes
 from ..law import QUANTILES
 from ..program import Program
-from ._batches import NUM_BATCHES, Batched, batched, beside, whole_batches
+from ._bootstrap import MARGIN, Bootstrapped, bootstrapped, check_number, combined, withheld
 from ._knobs import adjusted, neutral, turn
+from ._objectives import Mean, Quantile, Std
 
 
-FIGURES = ("mean", "std", *QUANTILES)
-# With this many steps, each batch has a few steps beyond p99.
+FIGURES = {"mean": Mean(), "std": Std()} | {name: Quantile(q) for name, q in QUANTILES.items()}
+# With fewer steps, there are no more than a few dozen beyond p99.
 _P99 = 4800
 
 
@@ -66,7 +67,7 @@ class WhatIf:
         unchanged step time.
     - `changes`: for each scenario, the change of each of these figures.
     - `num_samples`: how many steps were simulated.
-    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
+    - `notes`: as in [`Sensitivity`][].
     """
 
     before: dict[str, Estimate]
@@ -116,8 +117,7 @@ def what_if(
     - `program`: the unchanged step.
     - `scenarios`: a [`Scenario`][] for each name: from [`slow_rank`][], [`scale_kernel`][], or made
         from any other program.
-    - `num_samples`: how many steps of each to simulate, in 16 batches, from which the intervals
-        come.
+    - `num_samples`: how many steps of each to simulate.
     - `key`: a `jax.random` key.
     - `progress`: whether to show a bar on stderr.
 
@@ -139,24 +139,22 @@ def what_if(
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 
-    options: dict[str, Any] = {"num_samples": whole_batches(num_samples), "key": key}
-    options |= {"batches": NUM_BATCHES, "progress": progress}
+    options: dict[str, Any] = {"num_samples": check_number(num_samples), "key": key}
+    options |= {"margin": MARGIN, "progress": progress}
     base = composed_steps(program, **options)
-    found = [_figures(base)]
-    for scenario in scenarios.values():
-        found.append(_figures(_composed(scenario, base, options)))
-    names = FIGURES if num_samples >= _P99 else FIGURES[:-1]
+    figures = {name: one for name, one in FIGURES.items() if num_samples >= _P99 or name != "p99"}
 
-    def named(figures: Batched) -> dict[str, Estimate]:
-        return dict(zip(names, figures.estimates(), strict=False))
+    def named(found: Bootstrapped) -> dict[str, Estimate]:
+        return dict(zip(figures, found.estimates(), strict=True))
 
-    width = len(FIGURES)
-    changes = {
-        name: named(beside(found[0], one).through(lambda x: x[:, width:] - x[:, :width]))
-        for name, one in zip(scenarios, found[1:], strict=True)
-    }
+    before, changes = bootstrapped(base, [*figures.values()]), {}
+    for name, scenario in scenarios.items():
+        after = bootstrapped(_composed(scenario, base, options), [*figures.values()])
+        changes[name] = named(combined(np.subtract, after, before))
     notes = vector_rule_notes(base.run)
-    return WhatIf(named(found[0]), changes, len(base.steps), notes)
+    for name, rests_on in zip(figures, before.support.tolist(), strict=True):
+        notes += withheld(name, rests_on)
+    return WhatIf(named(before), changes, len(base.steps), notes)
 
 
 def _composed(scenario: Scenario, base: Composed, options: dict[str, Any]) -> Composed:
@@ -187,13 +185,6 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
             f"`{name}` is in {scenario.replicas} replicas but of another graph or size; only "
             "changes of latencies can be in some of the replicas."
         )
-
-
-def _figures(composed: Composed) -> Batched:
-    def figures(steps):
-        return np.array([steps.mean(), steps.std(), *np.quantile(steps, [*QUANTILES.values()])])
-
-    return batched(composed, figures)
 
 
 def _same_graph(one: Program, other: Program) -> bool:

@@ -71,7 +71,5 @@ def _text(name: str, found, top: int) -> str:
         f"and stalls: {found.sum_of_gains}",
     ]
     lines += [f"Shapley value of {name}: {value}" for name, value in found.shapley.items()]
-    lines.append(
-        f"{found.num_samples:,} steps in {found.num_batches} batches; gains use half of them"
-    )
+    lines.append(f"{found.num_samples:,} steps")
     return "\n".join([*lines, *found.notes])

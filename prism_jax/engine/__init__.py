@@ -3,15 +3,16 @@ from ._composed import (
     Composed as Composed,
     composed_run as composed_run,
     composed_steps as composed_steps,
-    first_batches_of as first_batches_of,
     given_the_rest as given_the_rest,
+    resample as resample,
+    support as support,
 )
 from ._critical_paths import (
     CriticalPaths as CriticalPaths,
     critical_paths as critical_paths,
     exposed_reductions as exposed_reductions,
 )
-from ._gradient import pull_back as pull_back, pull_back_batches as pull_back_batches
+from ._gradient import Weighting as Weighting, pull_back as pull_back
 from ._pilot import vector_rule_notes as vector_rule_notes
 from ._prepare import Run as Run, prepare as prepare
 from ._sampling import led as led

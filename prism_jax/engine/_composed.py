@@ -1,12 +1,14 @@
 """Simulated steps, with all that is needed to simulate them again."""
 
 import dataclasses
-from typing import Any
+import math
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from .._misc import dot
 from .._progress import progress_bar
 from ..program import Program
 from ..random import Stream, fold
@@ -15,15 +17,16 @@ from ..replica import (
     without_graph,
 )
 from ..step import (
+    AbstractWeighed,
     OneEach,
     Over,
+    Resampled,
     SlowestOf,
     VectorRule,
     last_spreads,
 )
 from ._check import check_num_samples
 from ._draw import Advance, all_draws
-from ._pool import pooled
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches
 from ._sampling import led
@@ -39,18 +42,12 @@ class Composed:
     - `run`: the simulation.
     - `stretches`: how each stretch of it was drawn, and what decided its steps.
     - `over`: see [`Over`][].
-    - `batches`: how many batches of as many steps each are independent of each other.
-    - `pools`: what decides the steps where batches are not kept apart.
-    - `whole`: `(n,)`, the steps of these batches.
     """
 
     steps: Float[np.ndarray, " n"]
     run: Run
     stretches: tuple[Stretch, ...]
-    pools: tuple[Stretch, ...]
-    whole: Float[np.ndarray, " n"]
     over: Over | None = None
-    batches: int = 1
 
 
 def composed_steps(
@@ -58,31 +55,33 @@ def composed_steps(
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    batches: int = 1,
     like: Composed | None = None,
     unlike: tuple[Program, int] | None = None,
+    margin: int = 1,
     progress: bool = False,
 ) -> Composed:
     """Simulates steps by the vector rule of replicas, and keeps their times and the samples that
     decide them.
 
     With `like`, steps of a program with the same graph, samples are drawn along the same leading
-    axes: see `led`. See `composed_run` for `batches` and `unlike`.
+    axes: see `led`. See `composed_run` for `unlike`.
+
+    **Arguments:**
+
+    - `margin`: plain sampling must reach the tail with so many times fewer samples, too.
     """
     num_samples = check_num_samples(num_samples)
-    run = led(prepare(program, key), num_samples // batches, like and like.run)
+    run = led(prepare(program, key), max(num_samples // margin, 1), like and like.run)
     other = unlike and (prepare(unlike[0], key), unlike[1])
     # Each sample is drawn, then composed.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
-        options: dict[str, Any] = {"batches": batches, "unlike": other, "advance": advance}
-        return composed_run(run, num_samples=num_samples, **options)
+        return composed_run(run, num_samples=num_samples, unlike=other, advance=advance)
 
 
 def composed_run(
     run: Run,
     *,
     num_samples: int,
-    batches: int = 1,
     unlike: tuple[Run, int] | None = None,
     advance: Advance = lambda steps: None,
 ) -> Composed:
@@ -94,8 +93,7 @@ def composed_run(
 
     **Arguments:**
 
-    - `num_samples`: the number of steps in all batches together. Batches have equally many steps,
-        which are decided by samples of their own.
+    - `num_samples`: the number of steps.
 
     **Raises:**
 
@@ -103,42 +101,51 @@ def composed_run(
     """
     num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
-        run = led(run, num_samples // batches)
-        draws = all_draws(run, num_samples, batches=batches)
+        run = led(run, num_samples)
+        draws = all_draws(run, num_samples)
         number = program.num_replicas - (unlike[1] if unlike else 0)
         stretches = tuple(decided_stretches(run, draws, num_replicas=number, advance=advance))
-        pools = pooled(run, stretches, number) if batches > 1 else stretches
         if unlike is not None:
             other = dataclasses.replace(unlike[0], key=fold(run.key, Stream.UNLIKE))
             theirs = tuple(decided_stretches(other, draws, num_replicas=unlike[1]))
-            their_pools = pooled(other, theirs, unlike[1]) if batches > 1 else theirs
-            stretches, pools = _slower_of(stretches, theirs), _slower_of(pools, their_pools)
-        return _of(run, stretches, pools, batches, advance=advance)
+            stretches = _slower_of(stretches, theirs)
+        return _of(run, stretches, advance=advance)
 
 
 def _of(
     run: Run,
     stretches: tuple[Stretch, ...],
-    pools: tuple[Stretch, ...],
-    batches: int,
     over: Over | None = None,
     advance: Advance = lambda steps: None,
 ) -> Composed:
-    def steps_of(stretches, advance=lambda steps: None):
-        return np.concatenate([*composed(run, stretches, over, advance)]).astype(np.float64)
-
-    steps = steps_of(stretches, advance)
-    # Where there is one replica, each sample is a step, in whatever stretch it is.
-    same = pools is stretches or all(isinstance(one.decision, OneEach) for one in stretches)
-    whole = steps if same else steps_of(pools)
-    return Composed(steps, run, stretches, pools, whole, over, batches)
+    steps = np.concatenate([*composed(run, stretches, over, advance)]).astype(np.float64)
+    return Composed(steps, run, stretches, over)
 
 
-def first_batches_of(composed_: Composed, number: int) -> Composed:
-    """The first few batches."""
-    some = composed_.stretches[: len(composed_.stretches) * number // composed_.batches]
-    pools = pooled(composed_.run, some, composed_.run.program.num_replicas)
-    return _of(composed_.run, some, pools, number, composed_.over)
+def resample(composed_: Composed) -> Iterator[tuple[Resampled, ...]]:
+    """The decisions of all stretches with new weights of the replica samples, several times."""
+    return zip(*(_weighed(stretch).resample() for stretch in composed_.stretches), strict=True)
+
+
+def support(composed_: Composed, values: Float[np.ndarray, " n"]) -> float:
+    """How many replica samples of equal weight would be worth as much as those behind a sum over
+    steps.
+
+    **Arguments:**
+
+    - `values`: what each step contributes. Infinite if that is nothing.
+    """
+    total = squares = 0.0
+    for stretch in composed_.stretches:
+        first = stretch.draws.first
+        each = _weighed(stretch).of_samples(values[first : first + stretch.steps])
+        total, squares = total + float(each.sum()), squares + dot(each, each)
+    return total**2 / squares if squares > 0 else math.inf
+
+
+def _weighed(stretch: Stretch) -> AbstractWeighed:
+    assert isinstance(stretch.decision, AbstractWeighed)
+    return stretch.decision
 
 
 def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
@@ -149,7 +156,7 @@ def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> t
         assert isinstance(decision, OneEach | VectorRule)
         deal = dataclasses.replace(decision.deal, shuffled=True)
         decision = dataclasses.replace(decision, deal=deal)
-        return dataclasses.replace(stretch, decision=SlowestOf((stretch.decision, decision)))
+        return dataclasses.replace(stretch, decision=SlowestOf((_weighed(stretch), decision)))
 
     return tuple(slower(*both) for both in zip(stretches, theirs, strict=True))
 
@@ -174,4 +181,4 @@ def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> C
     if last is None or spreads[last] <= narrowest:
         return None
     over = Over(jnp.asarray(threshold, run.plan.dtype), last)
-    return _of(run, composed_.stretches, composed_.pools, composed_.batches, over)
+    return _of(run, composed_.stretches, over)

@@ -91,17 +91,15 @@ def all_draws(
     *,
     explicit: bool = False,
     allocations: int | None = None,
-    batches: int = 1,
 ) -> list[Draws]:
-    """The draws of the stretches of a run whose sampling has been chosen. Each batch has equally
-    many steps, and stretches of its own.
+    """The draws of the stretches of a run whose sampling has been chosen.
 
     Stretches are independent, and the law is that of all their steps. A stretch keeps all of its
     replica samples, so that longer runs make the whole law more accurate. With more replicas,
     stretches are longer, to reach far enough into the tail; only the first and the slowest samples
     are then kept. Each allocation of GPUs is a stretch of its own.
     """
-    number, num_replicas, steps = 1, run.program.num_replicas, num_samples // batches
+    number, num_replicas, steps = 1, run.program.num_replicas, num_samples
     if allocations is not None:
         number = allocations
     elif run.sampling == "sobol":
@@ -112,7 +110,6 @@ def all_draws(
         reach = math.sqrt(2 * num_replicas * steps)
         reach = max(reach, num_replicas * EXTREMES / 25)
         number = math.ceil(steps / max(RESERVOIR, min(reach, steps)))
-    number *= batches
     ends = [num_samples * i // number for i in range(number + 1)]
     return [
         Draws(run.sampling, run.lead, first, last - first, explicit, i if allocations else None)

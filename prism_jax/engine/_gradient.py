@@ -6,10 +6,8 @@ depend on stall rates and the network. Samples are not stored; they are drawn ag
 """
 
 import dataclasses
-import functools as ft
-import itertools as it
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,6 @@ from ..replica import (
     Plan,
     by_strata,
     given_scores,
-    gradient_of,
     gradients_of,
     replica_ends,
     tile_size,
@@ -30,81 +27,106 @@ from ..replica import (
     without_graph,
 )
 from ..step import (
+    STEP_TILES,
     AbstractOneDecides,
+    Resampled,
+    VectorRule,
     steps_of,
 )
 from ._composed import Composed
 from ._draw import sobol_points
 from ._prepare import Run
-from ._run import Stretch, step_tiles
+from ._run import Stretch
 from ._weights import through_weights
 
 
-def pull_back(
-    composed_: Composed, slope: Float[np.ndarray, " n"], influence: Float[np.ndarray, " n"]
-) -> Program:
-    """The derivative of a figure with respect to the parameters of the program that was simulated.
+# Steps whose slope is below this share of the mean slope are left out of derivatives.
+_LEAST_SLOPE = 1e-4
+
+
+class Weighting(NamedTuple):
+    """How a figure depends on steps.
+
+    **Attributes:**
+
+    - `slope`: the derivative of the figure with respect to each step.
+    - `influence`: the derivative of the figure with respect to the logarithm of each step's weight.
+    - `resampled`: the decisions of all stretches, if their samples have new weights.
+    """
+
+    slope: Float[np.ndarray, " n"]
+    influence: Float[np.ndarray, " n"]
+    resampled: tuple[Resampled, ...] | None = None
+
+
+def pull_back(composed_: Composed, weightings: Iterable[Weighting]) -> list[Program]:
+    """The derivatives of figures with respect to the parameters of the program that was simulated.
 
     **Arguments:**
 
-    - `slope`: the derivative of the figure with respect to each of `composed_.steps`.
-    - `influence`: the derivative of the figure with respect to the logarithm of each step's weight.
+    - `weightings`: one for each figure.
 
     **Returns:**
 
-    A program whose parameters are the derivatives, with `None` for everything that is not a float.
+    For each figure, a program whose parameters are the derivatives, with `None` for everything that
+    is not a float.
     """
-    of_stretches = _of_stretches(composed_, slope, influence)
-    return gradient_of(composed_.run.program, ft.reduce(_sum, of_stretches))
+    found = [_of_figure(composed_, weighting) for weighting in weightings]
+    return gradients_of(composed_.run.program, found)
 
 
-def pull_back_batches(
-    composed_: Composed, slope: Float[np.ndarray, " n"], influence: Float[np.ndarray, " n"]
-) -> list[Program]:
-    """The contribution of each batch to `pull_back`, which is their sum."""
-    of_stretches = _of_stretches(composed_, slope, influence)
-    number = len(composed_.stretches) // composed_.batches
-    batches = (it.islice(of_stretches, number) for _ in range(composed_.batches))
-    return gradients_of(composed_.run.program, [ft.reduce(_sum, batch) for batch in batches])
-
-
-def _sum(one, other):
-    return jax.tree.map(np.add, one, other)
-
-
-def _of_stretches(composed_: Composed, slope, influence) -> Iterator[Any]:
-    """The contribution of each stretch, as derivatives with respect to the plan's tables."""
+def _of_figure(composed_: Composed, weighting: Weighting) -> Any:
+    """Derivatives with respect to the plan's tables."""
     run = composed_.run
-    for stretch in composed_.stretches:
-        mine = slice(stretch.draws.first, stretch.draws.first + stretch.draws.steps)
-        of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
-        of_tables, of_ends = _through_steps(composed_, stretch, slope[mine], of_tables)
+    of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
+    for k, stretch in enumerate(composed_.stretches):
+        mine = slice(stretch.draws.first, stretch.draws.first + stretch.steps)
+        slope, influence = weighting.slope[mine], weighting.influence[mine]
+        of_tables, of_ends = _through_steps(composed_, stretch, slope, of_tables)
         of_tables = _through_replicas(run, stretch, of_ends, of_tables)
-        yield through_weights(run, stretch, influence[mine], of_tables)
+        if isinstance(stretch.decision, VectorRule):
+            selections = stretch.decision.selections
+            if weighting.resampled is not None:
+                selections = weighting.resampled[k].selections
+            of_tables = through_weights(run, stretch, selections, influence, of_tables)
+    return of_tables
 
 
 def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
     """Backpropagates through the composition of steps, to the plan and the ends of kept samples."""
     run, decision = composed_.run, stretch.decision
     assert isinstance(decision, AbstractOneDecides)
-    start, sinks = decision.kept.first, run.program.sinks.number
-    of_ends = np.zeros(decision.kept.ends.shape)
+    sinks, kept = run.program.sinks.number, decision.kept
+    of_ends = np.zeros(kept.ends.shape)
+    needed = np.flatnonzero(_that_count(slope))
+    samples = decision.samples(0, stretch.steps)[needed]
+    regimes = decision.deal.regimes(0, stretch.steps)[needed]
 
     def inputs(first, count):
-        return (slope[first : first + count].astype(run.plan.dtype),)
+        some = slice(first, first + count)
+        ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
+        ends[:, :sinks] = kept.ends[samples[some]]
+        ids = (kept.first + needed[some]).astype(np.uint32)
+        return ids, ends, regimes[some], slope[needed[some]].astype(run.plan.dtype)
 
     shared = (without_graph(run.plan), run.key, composed_.over)
-    for batch in step_tiles(_step_vjp, shared, [stretch], inputs):
+    options = {"per_batch": STEP_TILES, "size": tile_size(len(needed))}
+    for batch in tiles(_step_vjp, shared, len(needed), inputs, **options):
         tables_share, ends_share = batch.arrays
         of_tables = dataclasses.replace(batch, arrays=tables_share).added_to(of_tables)
         of_steps = dataclasses.replace(batch, arrays=ends_share).samples()
-        samples = decision.samples(batch.first - start, batch.count)
         step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
-        np.add.at(of_ends, (samples[step], sink), of_steps[step, sink])
+        np.add.at(of_ends, (samples[batch.first + step], sink), of_steps[step, sink])
     return of_tables, of_ends
 
 
-def _step_vjp(shared, ids, ends, regimes, slope):
+def _that_count(slope: np.ndarray) -> np.ndarray:
+    """Whether a slope matters: those of steps far from a quantile sum to next to nothing."""
+    size = np.abs(slope)
+    return size * len(slope) > _LEAST_SLOPE * size.sum()
+
+
+def _step_vjp(shared, _, ids, ends, regimes, slope):
     plan, key, over = shared
 
     def forward(tables, ends):

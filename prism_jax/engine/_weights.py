@@ -1,25 +1,35 @@
 """Derivatives through the weights of samples: by the rates of stalls, and by the network."""
 
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 from ..replica import stall_entries, tiles
-from ..step import STEP_TILES, VectorRule
+from ..step import STEP_TILES, Selection, VectorRule
 from ._prepare import Run
 from ._run import Stretch
 
 
-def through_weights(run: Run, stretch: Stretch, influence, of_tables):
-    """Through how likely stalls of each kind, and a congested network, are."""
+def through_weights(
+    run: Run, stretch: Stretch, selections: Sequence[Selection], influence, of_tables
+):
+    """Through how likely stalls of each kind, and a congested network, are.
+
+    **Arguments:**
+
+    - `selections`: those of the stretch, or the same with new weights of samples.
+    """
     decision = stretch.decision
-    if len(run.program.strata) == 1 or not isinstance(decision, VectorRule):
+    assert isinstance(decision, VectorRule)
+    if len(run.program.strata) == 1:
         return of_tables
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
     of_samples = np.zeros(len(decision.kept.ids))
     regimes, position = decision.picks(0, stretch.steps)
-    for g, selection in enumerate(decision.selections):
+    for g, selection in enumerate(selections):
         members = regimes == g
         if not members.any():
             continue

@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 from jaxtyping import PRNGKeyArray
 
-from .._estimate import Estimate
 from .._progress import progress_bar
 from ..analysis import (
-    NUM_BATCHES,
     AbstractObjective,
-    Batched,
+    Bootstrapped,
     Quantile,
-    beside,
+    check_number,
     check_objective,
     check_steps,
-    whole_batches,
+    combined,
 )
 from ..data import Job
 from ..program import Prediction, predict
@@ -30,8 +28,8 @@ from ._simulate import FIGURES, buckets, chunks, simulate_chunk
 
 # Each round has this many times the samples of the round before it.
 _MORE = 4
-_FEWEST = 1024  # In a round: 64 in a batch,
-_FEWEST_BEYOND = 3  # of which so many reach as far as the objective.
+_FEWEST = 1024  # In a round,
+_FEWEST_BEYOND = 48  # of which so many reach as far as the objective.
 # A layout stays in while it is so many standard errors, or fewer, behind the last that must.
 _ERRORS = 2
 
@@ -49,7 +47,7 @@ class _State(NamedTuple):
 
     jobs: Sequence[Job]
     bucket: dict[int, int]
-    found: dict[int, Batched]
+    found: dict[int, Bootstrapped]
     refused: dict[int, str]
 
 
@@ -129,7 +127,7 @@ def rank_layouts(
             alive = [i for i in (*alive, *missed) if i in state.found]
         if count < num_samples:
             alive = _better_half(state, alive, top)
-    return _ranking(state, predictions, alive, objective, whole_batches(num_samples))
+    return _ranking(state, predictions, alive, objective, num_samples)
 
 
 def check_ranks(objective: AbstractObjective) -> None:
@@ -151,8 +149,8 @@ def _check(jobs, objective, num_samples, top, margin) -> None:
             "`enumerate_layouts` or `load_job` gives."
         )
     check_ranks(objective)
-    whole_batches(num_samples)
-    check_steps(objective, num_samples, NUM_BATCHES)
+    check_number(num_samples)
+    check_steps(objective, num_samples)
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise ValueError(f"`top={top!r}` must be a whole number of at least 1.")
     if margin is not None and not (math.isfinite(margin) and margin >= 0):
@@ -176,7 +174,7 @@ def _predicted(jobs: Sequence[Job], progress: bool) -> tuple[dict[int, Predictio
 def _rounds(objective: AbstractObjective, num_samples: int, number: int, top: int) -> list[int]:
     """The number of samples in each round; one round if all jobs are simulated to the end."""
     rounds = [num_samples]
-    least = max(_FEWEST, NUM_BATCHES * _FEWEST_BEYOND / objective.share)
+    least = max(_FEWEST, _FEWEST_BEYOND / objective.share)
     while number > top * 2 ** (len(rounds) - 1) and rounds[0] // _MORE >= least:
         rounds.insert(0, rounds[0] // _MORE)
     return rounds
@@ -202,7 +200,7 @@ def _simulate(state: _State, numbers: list[int], count: int, how: _How) -> None:
 
 
 def _value(state: _State, number: int, figure: str = "objective") -> float:
-    return float(state.found[number].of_all[FIGURES.index(figure)])
+    return float(state.found[number].values[FIGURES.index(figure)])
 
 
 def _better_half(state: _State, alive: list[int], top: int) -> list[int]:
@@ -213,16 +211,14 @@ def _better_half(state: _State, alive: list[int], top: int) -> list[int]:
     kept = ordered[:sure]
     for i in ordered[sure:]:
         behind = _difference(state.found[i], last)
-        if behind.value <= _ERRORS * behind.standard_error:
+        if behind.values[0] <= _ERRORS * behind.scatter[0]:
             kept.append(i)
     return [*dict.fromkeys((*kept, min(alive, key=lambda i: _value(state, i, "mean"))))]
 
 
-def _difference(one: Batched, other: Batched) -> Estimate:
+def _difference(one: Bootstrapped, other: Bootstrapped) -> Bootstrapped:
     """By how much the objective of one job is above that of another, from the same steps."""
-    width = len(FIGURES)
-    both = beside(one, other).through(lambda x: x[:, :1] - x[:, width : width + 1])
-    return both.estimates()[0]
+    return combined(lambda x, y: x[:, :1] - y[:, :1], one, other)
 
 
 def _ranking(
@@ -238,7 +234,8 @@ def _ranking(
     layouts = []
     for rank, i in enumerate(ordered, 1):
         value, mean, p95, p99 = state.found[i].estimates()
-        behind, by = _difference(state.found[i], best), by_mean.index(i) + 1
+        (behind,) = _difference(state.found[i], best).estimates()
+        by = by_mean.index(i) + 1
         layouts.append(
             RankedLayout(state.jobs[i], predictions[i], value, behind, mean, p95, p99, rank, by)
         )

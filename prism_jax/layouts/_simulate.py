@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..analysis import NUM_BATCHES, AbstractObjective, Batched, batched, whole_batches
+from ..analysis import MARGIN, AbstractObjective, Bootstrapped, Mean, Quantile, bootstrapped
 from ..data import Job
 from ..engine import composed_steps
 from ..program import compile_job
@@ -41,28 +40,24 @@ class Chunk:
     key: tuple[int, ...]
 
 
-def simulate_chunk(chunk: Chunk) -> list[Batched | str]:
-    """The `FIGURES` of each job of a chunk, in batches; of one that cannot be simulated, why.
+def simulate_chunk(chunk: Chunk) -> list[Bootstrapped | str]:
+    """The `FIGURES` of each job of a chunk; of one that cannot be simulated, why.
 
     All have the same key and ids of steps, so that what the steps of two jobs share, such as the
-    step's own factor and the network's regime, cancels in their difference, batch by batch.
+    step's own factor and the network's regime, cancels in their difference.
     """
     key = jax.random.wrap_key_data(jnp.asarray(chunk.key, jnp.uint32), impl="threefry2x32")
     return [_figures(job, chunk, key) for job in chunk.jobs]
 
 
-def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Batched | str:
-    count = whole_batches(chunk.num_samples)
+def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Bootstrapped | str:
     try:
         program = compile_job(job)
-        composed = composed_steps(program, num_samples=count, key=key, batches=NUM_BATCHES)
+        options = {"num_samples": chunk.num_samples, "margin": MARGIN}
+        composed = composed_steps(program, key=key, **options)
     except ValueError as error:
         return str(error)
-
-    def figures(of: np.ndarray) -> np.ndarray:
-        return np.array([chunk.objective.value(of), of.mean(), *np.quantile(of, [0.95, 0.99])])
-
-    return batched(composed, figures)
+    return bootstrapped(composed, [chunk.objective, Mean(), Quantile(0.95), Quantile(0.99)])
 
 
 def buckets(jobs: Sequence[Job]) -> list[int]:

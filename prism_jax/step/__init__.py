@@ -5,7 +5,9 @@ from ._decision import (
     STEP_TILES as STEP_TILES,
     AbstractDecision as AbstractDecision,
     AbstractOneDecides as AbstractOneDecides,
+    AbstractWeighed as AbstractWeighed,
     OneEach as OneEach,
+    Resampled as Resampled,
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
 )
@@ -13,11 +15,16 @@ from ._errors import AbstractErrors as AbstractErrors
 from ._exact import ExactRule as ExactRule, SlowestDrawn as SlowestDrawn
 from ._reservoir import (
     EXTREMES as EXTREMES,
+    NUM_RESAMPLES as NUM_RESAMPLES,
     RESERVOIR as RESERVOIR,
     Replicas as Replicas,
     Reservoir as Reservoir,
 )
-from ._selection import effective_samples as effective_samples, sample_weights as sample_weights
+from ._selection import (
+    Selection as Selection,
+    effective_samples as effective_samples,
+    sample_weights as sample_weights,
+)
 from ._step import (
     Over as Over,
     barriers as barriers,

@@ -3,12 +3,13 @@
 import abc
 import dataclasses
 import functools as ft
+from collections.abc import Iterator
 
 import numpy as np
 
 from ..replica import TILE
 from ._errors import AbstractErrors, IndependentErrors, SelectionErrors, UnknownErrors
-from ._reservoir import Replicas
+from ._reservoir import Replicas, resample_factors
 from ._selection import Selection
 
 
@@ -98,6 +99,35 @@ class AbstractDecision(abc.ABC):
         return ends, self.deal.regimes(first, count)
 
 
+@dataclasses.dataclass(frozen=True)
+class Resampled:
+    """A decision whose samples weigh more or less, for the bootstrap.
+
+    **Attributes:**
+
+    - `counts`: `(steps,)`, how many times each step counts then: as many as its sample is picked
+        more often.
+    - `selections`: with the new weights, if steps pick samples.
+    """
+
+    counts: np.ndarray
+    selections: tuple[Selection, ...] = ()
+
+
+class AbstractWeighed(AbstractDecision):
+    """Samples can weigh more or less without deciding steps anew: steps count so instead."""
+
+    @abc.abstractmethod
+    def resample(self) -> Iterator[Resampled]:
+        """The decision with new weights of the samples, several times. The factors on weights are
+        exponential: Rubin, "The Bayesian bootstrap" (1981).
+        """
+
+    @abc.abstractmethod
+    def of_samples(self, values: np.ndarray) -> np.ndarray:
+        """For each sample the sum of a value of all steps that it decides."""
+
+
 class AbstractOneDecides(AbstractDecision):
     """One replica sample decides a step, and the derivative of the step goes through it."""
 
@@ -108,9 +138,12 @@ class AbstractOneDecides(AbstractDecision):
     def ends(self, first: int, count: int) -> np.ndarray:
         return self.kept.ends.take(self.samples(first, count), axis=0)
 
+    def of_samples(self, values: np.ndarray) -> np.ndarray:
+        return np.bincount(self.samples(0, len(values)), values, len(self.kept.ids))
+
 
 @dataclasses.dataclass(frozen=True)
-class OneEach(AbstractOneDecides):
+class OneEach(AbstractOneDecides, AbstractWeighed):
     """Each step is one replica sample, in order: there is one replica, with equal weights."""
 
     kept: Replicas
@@ -122,9 +155,13 @@ class OneEach(AbstractOneDecides):
     def errors(self, num_steps: int) -> AbstractErrors:
         return IndependentErrors(num_steps)
 
+    def resample(self) -> Iterator[Resampled]:
+        for factors in resample_factors(self.kept):
+            yield Resampled(factors / np.mean(factors))
+
 
 @dataclasses.dataclass(frozen=True)
-class VectorRule(AbstractOneDecides):
+class VectorRule(AbstractOneDecides, AbstractWeighed):
     """A step picks the replica sample at the rank of its slowest replica.
 
     **Attributes:**
@@ -164,14 +201,28 @@ class VectorRule(AbstractOneDecides):
         picks = [self.picks(start, min(BLOCK, num_steps - start)) for start in blocks]
         return SelectionErrors(self.selections, picks, num_steps)
 
+    def resample(self) -> Iterator[Resampled]:
+        regimes, position = self.picks(0, self.deal.num_steps)
+        for factors in resample_factors(self.kept):
+            counts = np.zeros(len(position))
+            selections = tuple(one.reweighted(factors[one.order]) for one in self.selections)
+            for g, (before, now) in enumerate(zip(self.selections, selections, strict=True)):
+                members = regimes == g
+                possible = before.picked > 0
+                more = np.divide(
+                    now.picked, before.picked, out=np.ones(len(possible)), where=possible
+                )
+                counts[members] = more[position[members]]
+            yield Resampled(counts, selections)
+
 
 @dataclasses.dataclass(frozen=True)
-class SlowestOf(AbstractDecision):
+class SlowestOf(AbstractWeighed):
     """The slowest of the replicas that several decisions pick, for replicas that differ. All of
     them have the network of the first.
     """
 
-    decisions: tuple[AbstractDecision, ...]
+    decisions: tuple[AbstractWeighed, ...]
 
     @property
     def kept(self) -> Replicas:
@@ -186,3 +237,10 @@ class SlowestOf(AbstractDecision):
 
     def errors(self, num_steps: int) -> AbstractErrors:
         return UnknownErrors()
+
+    def resample(self) -> Iterator[Resampled]:
+        for each in zip(*(one.resample() for one in self.decisions), strict=True):
+            yield Resampled(np.prod([one.counts for one in each], axis=0))
+
+    def of_samples(self, values: np.ndarray) -> np.ndarray:
+        return self.decisions[0].of_samples(values)

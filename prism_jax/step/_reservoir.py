@@ -1,6 +1,7 @@
 """Samples of one replica, kept on the host in memory of fixed size."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,11 @@ import numpy as np
 # What is kept of a long run: its first samples, which stand for all of it, and its slowest ones.
 RESERVOIR = 2**18
 EXTREMES = 2**17
+NUM_RESAMPLES = 16
 _SLACK = 2**15
+# Factors on weights for the bootstrap are common to every so manieth sample: a prime, so that they
+# do not follow strata, which are dealt evenly.
+_GROUPS = 4093
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,16 @@ class Replicas:
     def drawn(self) -> int:
         """How many samples were drawn."""
         return int(self.counts.sum())
+
+
+def resample_factors(kept: Replicas) -> Iterator[np.ndarray]:
+    """The factors on the weights of samples for each turn of the bootstrap. They depend on the id
+    alone, so differences between programs with common random numbers scatter as they should.
+    """
+    group = (kept.ids - np.uint32(kept.first)) % np.uint32(_GROUPS)
+    rng = np.random.default_rng(0)
+    for _ in range(NUM_RESAMPLES):
+        yield rng.exponential(size=_GROUPS)[group]
 
 
 class Reservoir:

@@ -114,6 +114,34 @@ class Selection:
         return reached[:-1]  # The last sample takes the rest.
 
     @ft.cached_property
+    def picked(self) -> np.ndarray:
+        """The probability that a step picks each sample."""
+        if self.num_replicas == 1:
+            return self.weights
+        R, (upper, lower) = self.num_replicas, self._faster
+        with np.errstate(invalid="ignore"):
+            picked = np.exp(R * upper) * -np.expm1(R * (lower - upper))
+        return np.where(upper > lower, picked, 0)
+
+    @ft.cached_property
+    def _faster(self) -> tuple[np.ndarray, np.ndarray]:
+        """The logarithms of the weight of all samples that are not slower than each, and of all
+        that are faster.
+        """
+        with np.errstate(divide="ignore"):
+            upper = np.log1p(-np.minimum(self.cumulative - self.weights, 1))
+            return upper, np.log1p(-np.minimum(self.cumulative, 1))
+
+    def reweighted(self, factors: np.ndarray) -> "Selection":
+        """The selection with a factor on the weight of each sample, in this order. The weight of a
+        stratum stays what it is; that of samples that no step picks only follows.
+        """
+        weights, number = self.weights * factors, len(self.mass)
+        change = np.bincount(self.stratum, weights - self.weights, number)
+        scale = np.divide(self.mass, self.mass + change, out=np.ones(number), where=self.mass > 0)
+        return dataclasses.replace(self, weights=weights * scale[self.stratum])
+
+    @ft.cached_property
     def cumulative(self) -> np.ndarray:
         """The weight of all samples from the slowest up to and including each."""
         return np.cumsum(self.weights)
@@ -126,13 +154,10 @@ class Selection:
         R = self.num_replicas
         if R == 1:
             return (self.weights > 0).astype(float), np.zeros(0)
-        above = self.cumulative - self.weights
+        upper, lower = self._faster
+        a, b = np.exp((R - 1) * upper), np.exp((R - 1) * lower)
+        picked, possible = self.picked, self.picked > 0
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            upper = np.log1p(-np.minimum(above, 1))
-            lower = np.log1p(-np.minimum(self.cumulative, 1))
-            a, b = np.exp((R - 1) * upper), np.exp((R - 1) * lower)
-            picked = np.exp(R * upper) * -np.expm1(R * (lower - upper))
-            possible = picked > 0
             own = np.where(possible, R * b * self.weights / picked, 0)
             others = np.where(possible, R * (a - b) / picked, 0)
         return own, others

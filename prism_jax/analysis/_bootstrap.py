@@ -1,0 +1,154 @@
+"""Standard errors by the bootstrap, for every figure of the step time and its derivatives.
+
+Few replica samples may decide many steps, so samples are drawn anew, not steps: each sample gets a
+random weight (Rubin, "The Bayesian bootstrap", 1981). Nothing is simulated again. A step counts as
+many times more as its sample is picked more often with the new weights.
+"""
+
+import dataclasses
+import functools as ft
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from .._estimate import Estimate
+from .._misc import counted
+from ..engine import Composed, check_num_samples, resample, support
+from ..law import FEWEST
+from ..step import Resampled
+from ._density import bandwidth
+from ._objectives import AbstractObjective
+
+
+# Plain samples are drawn only if so many times fewer would reach the tail: derivatives, changes and
+# standard errors need more of them there than a quantile alone.
+MARGIN = 16
+# With fewer steps, `simulate` would have no use for their standard errors either.
+_FEWEST_STEPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Bootstrapped:
+    """Figures of simulated steps, and the same figures with new weights of the replica samples.
+
+    **Attributes:**
+
+    - `values`: `(figures,)`, the figures themselves.
+    - `resampled`: `(resamples, figures)`, with new weights.
+    - `support`: `(figures,)`, how many independent replica samples each figure rests on. With too
+        few, its standard error is not known.
+    """
+
+    values: Float[np.ndarray, " figures"]
+    resampled: Float[np.ndarray, "resamples figures"]
+    support: Float[np.ndarray, " figures"]
+
+    @property
+    def scatter(self) -> Float[np.ndarray, " figures"]:
+        """The standard error of each figure, however few samples it rests on."""
+        return np.std(self.resampled, axis=0, ddof=1)
+
+    @property
+    def standard_error(self) -> Float[np.ndarray, " figures"]:
+        """The standard error of each figure; `nan` where it is not known."""
+        known = (self.support >= FEWEST) | (self.scatter == 0)
+        return np.where(known, self.scatter, np.nan)
+
+    @property
+    def degrees(self) -> Float[np.ndarray, " figures"]:
+        """The degrees of freedom of each standard error: few resamples and few samples both make it
+        uncertain.
+        """
+        return 1 / (1 / (len(self.resampled) - 1) + 1 / np.maximum(self.support, 1))
+
+    def estimates(self) -> list[Estimate]:
+        """An `Estimate` of each figure, in their order."""
+        columns = (self.values, self.standard_error, self.degrees)
+        return [Estimate(*map(float, row)) for row in zip(*columns, strict=True)]
+
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """A confidence interval for each figure."""
+        return tuple(np.array([one.interval(level) for one in self.estimates()]).T)
+
+
+def combined(function: Callable[..., np.ndarray], *some: Bootstrapped) -> Bootstrapped:
+    """Figures computed from others: `function` takes rows of figures, one array of rows for each
+    argument, and returns rows. What rests on few samples in one argument does so in the result.
+    """
+    values = np.asarray(function(*(one.values[None] for one in some))[0])
+    fewest = ft.reduce(np.minimum, (one.support for one in some))
+    if fewest.shape != values.shape:
+        fewest = np.full(values.shape, fewest.min(initial=np.inf))
+    return Bootstrapped(values, np.asarray(function(*(one.resampled for one in some))), fewest)
+
+
+def beside(*some: Bootstrapped) -> Bootstrapped:
+    """Several figures in one row."""
+    return Bootstrapped(
+        np.concatenate([one.values for one in some]),
+        np.concatenate([one.resampled for one in some], axis=1),
+        np.concatenate([one.support for one in some]),
+    )
+
+
+def bootstrapped(composed: Composed, objectives: Sequence[AbstractObjective]) -> Bootstrapped:
+    """Figures of simulated steps."""
+
+    def values(steps: np.ndarray) -> list[float]:
+        return [objective.value(steps) for objective in objectives]
+
+    steps = composed.steps
+    again = [values(steps[those]) for those, _ in resampled_steps(composed)]
+    rests_on = [support_of(composed, objective) for objective in objectives]
+    return Bootstrapped(np.array(values(steps)), np.array(again), np.array(rests_on))
+
+
+def support_of(composed: Composed, objective: AbstractObjective) -> float:
+    """How many independent replica samples a figure rests on. For a quantile far out, it is about
+    the number beyond it.
+    """
+    influence = objective.influence(composed.steps, bandwidth(composed.steps))
+    return support(composed, influence**2)
+
+
+def resampled_steps(
+    composed: Composed,
+) -> Iterator[tuple[Int[np.ndarray, " n"], tuple[Resampled, ...]]]:
+    """For new weights of the samples, several times: as many steps as there are, drawn as often as
+    they count then. Their numbers, in ascending order of their times; and all decisions.
+    """
+    order = np.argsort(composed.steps, kind="stable")
+    for decisions in resample(composed):
+        until = np.cumsum(np.concatenate([one.counts for one in decisions])[order])
+        # Evenly spaced, which moves no quantile by more than half a step.
+        until = np.floor(until * (len(order) / until[-1]) + 0.5).astype(np.int64)
+        yield np.repeat(order, np.diff(until, prepend=0)), decisions
+
+
+def check_number(num_samples: int) -> int:
+    """`num_samples` as an `int`.
+
+    **Raises:**
+
+    `ValueError` for too few steps.
+    """
+    num_samples = check_num_samples(num_samples)
+    if num_samples < _FEWEST_STEPS:
+        raise ValueError(
+            f"`num_samples={num_samples}` must be at least {_FEWEST_STEPS} for standard errors."
+        )
+    return num_samples
+
+
+def withheld(what: str, rests_on: float) -> tuple[str, ...]:
+    """A note for a figure whose standard error is not known; empty if it is."""
+    if rests_on >= FEWEST:
+        return ()
+    times = math.ceil(FEWEST / max(rests_on, 0.01))
+    few = counted(round(rests_on), "independent replica sample")
+    return (
+        f"{what} rests on {few}, and a standard error needs {FEWEST}: simulate about {times:,} "
+        "times as many steps.",
+    )
