@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import random
 import signal
 
 import jax
@@ -8,23 +9,24 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from benchmarks._runs_by_events import run_by_events
 from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval, effective_share, training_run
 from prism_jax.runs._cycles import PARTS, Hazards, run_cycles
-from prism_jax.runs._expected import expected_seconds
+from prism_jax.runs._expected import expected_seconds, waiting_share
 
 
 HOUR = 3600.0
 
 
-def hazards(rates, number, *, down=None, spares=None, announced=None, takes=False):
+def hazards(rates, number, *, down=None, spares=None, announced=None, takes=(False,)):
     kinds = len(rates)
     none = np.zeros(kinds, bool)
     return Hazards(
         np.broadcast_to(np.asarray(rates, float), (number, kinds)),
         np.zeros(kinds) if down is None else np.asarray(down, float),
-        none | takes,
+        none | np.asarray(takes),
         none,
         none if announced is None else np.asarray(announced),
         spares,
@@ -57,7 +59,7 @@ def test_the_mean_is_dalys(rates):
 
 def test_parts_add_up_to_a_run_and_all_its_work_is_done():
     costs = RunCosts(1800, 60, 300, background_s=120, repair_s=9000, evaluation_s=30)
-    what = hazards((2e-4, 1e-4), 500, spares=1, takes=True, announced=[False, True])
+    what = hazards((2e-4, 1e-4), 500, spares=1, takes=[True], announced=[False, True])
     found = run(costs, what, 500)
     work, evaluation = (found.parts[:, PARTS.index(name)] for name in ("work", "evaluation"))
     np.testing.assert_allclose(work, 100 * HOUR, rtol=1e-9)
@@ -69,16 +71,21 @@ def test_parts_add_up_to_a_run_and_all_its_work_is_done():
     assert abs(found.interruptions[:, 1].sum() - expected) < 4 * np.sqrt(expected)
 
 
-def test_what_is_announced_loses_nothing():
-    costs = RunCosts(1800, 0, 300)
-    lost = run(costs, hazards((2e-4,), 300, announced=[True]), 300).parts[:, PARTS.index("lost")]
-    np.testing.assert_array_equal(lost, 0)
+@pytest.mark.parametrize("background", [0, 900, 2500])
+def test_what_is_announced_loses_nothing(background):
+    costs = RunCosts(1800, 0, 300, background_s=background)
+    found = run(costs, hazards((2e-4,), 300, announced=[True]), 300)
+    parts = dict(zip(PARTS, found.parts.T, strict=True))
+    # Whatever is not a restart is work that counts.
+    np.testing.assert_array_equal(parts["lost"], 0)
+    np.testing.assert_allclose(parts["checkpoint"], 0, atol=1e-6)
+    np.testing.assert_allclose(parts["work"], 100 * HOUR)
 
 
 def test_without_spares_a_run_waits_for_every_repair_and_with_many_for_none():
     costs = RunCosts(1800, 60, 300, repair_s=900)
     none, many, always = (
-        run(costs, hazards((2e-4,), 2000, spares=spares, takes=True), 2000)
+        run(costs, hazards((2e-4,), 2000, spares=spares, takes=[True]), 2000)
         for spares in (0, 40, None)
     )
     longer = RunCosts(1800, 60, 1200)
@@ -87,17 +94,116 @@ def test_without_spares_a_run_waits_for_every_repair_and_with_many_for_none():
     np.testing.assert_allclose(many.parts, always.parts)
 
 
-@pytest.mark.parametrize("blocking", [0.01, 30.0, 3000.0])
-def test_no_interval_is_better_than_the_best(blocking):
+def _waits(spares, number=1000):
+    """Long runs with two nodes in repair on average; half of the interruptions take none."""
+    costs = RunCosts(1800, 60, 300, repair_s=20_000)
+    what = hazards((1e-4, 1e-4), number, spares=spares, takes=[True, False])
+    return run(costs, what, number, hours=500)
+
+
+@pytest.mark.parametrize("spares", [0, 2, 5])
+def test_a_run_waits_while_more_nodes_are_in_repair_than_there_are_spares(spares):
+    parts = _waits(spares).parts
+    seconds, waiting = parts.sum(axis=1), parts[:, PARTS.index("waiting")]
+    share = waiting_share(1e-4, 20_000, spares)
+    # A run begins without a node in repair; that is over after one repair.
+    error = (waiting - share * seconds).std() / np.sqrt(len(seconds)) / seconds.mean()
+    start = share * 20_000 / seconds.mean()
+    assert abs(waiting.mean() / seconds.mean() - share) < 4 * error + start
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_waiting_changes_nothing_of_a_run_but_its_length(spares):
+    few, always = _waits(spares).parts, _waits(None).parts
+    for name in ("lost", "down"):
+        a, b = (parts[:, PARTS.index(name)] for parts in (few, always))
+        error = np.hypot(a.std(), b.std()) / np.sqrt(len(a))
+        assert abs(a.mean() - b.mean()) < 4 * error, name
+
+
+# A run on few GPUs that fail often: by cause, whether it takes a node or is announced.
+_OFTEN = (
+    Cause(name="gpu", count=60, takes_node=True),
+    Cause(name="host", count=30, takes_node=True, detection_s=400.0),
+    Cause(name="software", count=50, detection_s=100.0),
+    Cause(name="planned", count=40, announced=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("spares", "background"), [(0, 0.0), (1, 0.0), (3, 0.0), (None, 900.0), (2, 1500.0)]
+)
+def test_runs_are_those_of_one_event_after_the_other(spares, background):
+    costs = RunCosts(1000.0, 60.0, 300.0, background, repair_s=7000.0, evaluation_s=50.0)
+    rates = [cause.count * 2e-6 for cause in _OFTEN]
+    number = 2000
+    down, takes, announced = (
+        [getattr(cause, name) for cause in _OFTEN]
+        for name in ("detection_s", "takes_node", "announced")
+    )
+    what = hazards(rates, number, down=down, spares=spares, announced=announced, takes=takes)
+    found = run(costs, what, number, hours=10)
+    rng = random.Random(1)
+    events = [run_by_events(rng, 10 * HOUR, _OFTEN, rates, costs, spares) for _ in range(number)]
+    seconds, waited = np.array(events).T
+    for ours, theirs in (
+        (found.parts.sum(axis=1), seconds),
+        (found.parts[:, PARTS.index("waiting")], waited),
+    ):
+        error = np.hypot(ours.std(), theirs.std()) / np.sqrt(number)
+        assert abs(ours.mean() - theirs.mean()) <= 4 * error
+        # Two samples of one law: the distance of Kolmogorov and Smirnov, at one in 10,000.
+        grid = np.sort(np.concatenate([ours, theirs]))
+        below = (np.searchsorted(np.sort(runs), grid, side="right") for runs in (ours, theirs))
+        distance = np.abs(np.subtract(*below)).max() / number
+        assert distance < 2.23 * np.sqrt(2 / number)
+
+
+def test_the_mean_counts_what_is_announced():
+    costs = RunCosts(interval_s=1800, blocking_s=60, restart_s=300)
+    found = run(costs, hazards((1e-4, 1e-4), 500, announced=[False, True]), 500, hours=1000)
+    seconds = found.parts.sum(axis=1)
+    whole = expected_seconds(1000 * HOUR, 1800, 60, [(2e-4, 300)], announced=1e-4)
+    assert abs(seconds.mean() - whole) < 4 * seconds.std() / np.sqrt(len(seconds)) + 1800
+
+
+@pytest.mark.parametrize(
+    ("blocking", "announced"), [(0.01, 0.0), (30.0, 0.0), (3000.0, 0.0), (30.0, 1e-5)]
+)
+def test_no_interval_is_better_than_the_best(blocking, announced):
     rate = 1e-4
-    best = best_interval(rate, blocking)
+    best = best_interval(rate - announced, blocking)
     at, less, more = (
-        expected_seconds(1e7, best * by, blocking, [(rate, 600.0)]) for by in (1, 0.97, 1.03)
+        expected_seconds(1e7, best * by, blocking, [(rate, 600.0)], announced)
+        for by in (1, 0.97, 1.03)
     )
     assert at <= less
     assert at <= more
     if blocking < 1:
         assert best == pytest.approx(np.sqrt(2 * blocking / rate), rel=0.01)
+
+
+def _training_run(cause, **options):
+    made = {"device_hours": 1000.0, "restart_s": 300.0, "blocking_s": 60.0, "source": "made"}
+    failures = Failures(causes=(cause,), **made)
+    return training_run(
+        steps(1e-3), num_steps=100_000, failures=failures, key=jax.random.key(0), **options
+    )
+
+
+def test_a_run_that_loses_no_work_saves_no_checkpoint_between():
+    law = _training_run(Cause(name="planned", count=500, announced=True), num_runs=100)
+    assert law.best_interval_s == np.inf
+    assert law.parts["checkpoint"] == 0
+
+
+def test_repairs_longer_than_the_run_are_refused_only_if_it_may_wait_for_them():
+    cause = Cause(name="gpu", count=36, takes_node=True)  # One in the run.
+    costs = RunCosts(3600.0, 60.0, 300.0, repair_s=3e6)
+    law = _training_run(cause, costs=costs, num_spares=20, num_runs=100)
+    assert law.parts["waiting"] == 0
+    with pytest.raises(ValueError, match="more spares or shorter repairs"):
+        _training_run(cause, costs=costs, num_spares=3)
 
 
 def test_goodput_is_the_known_ratio_where_interruptions_are_rare():
@@ -263,6 +369,7 @@ def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
         (["--interval", "1e9", "--restart", "1e9"], "save checkpoints more often"),
         (["--failures", "llama-33"], "llama-3"),
         (["--spares", "-1"], "at least 0"),
+        (["--spares", "0", "--repair", "1e9"], "more spares"),
         (["--spares", "some"], "at least 0"),
         (["--blocking", "0"], "give `--interval`"),
         (["--autocorrelation", "0.5"], "steps from 1"),

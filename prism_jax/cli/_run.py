@@ -154,12 +154,12 @@ def _costs(arguments: argparse.Namespace, failures, world_size: int):
         return None
     costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **given}
     if "interval_s" not in costs:
-        counted = sum(cause.count for cause in failures.causes)
+        counted = sum(cause.count for cause in failures.causes if not cause.announced)
         rate = counted * world_size / (failures.device_hours * 3600)
         if not (rate and costs["blocking_s"]):
             raise ValueError(
-                "There is no best interval between checkpoints if they cost nothing or if nothing "
-                "interrupts the run; give `--interval`."
+                "There is no best interval between checkpoints if they cost nothing or if no "
+                "interruption loses work; give `--interval`."
             )
         costs["interval_s"] = best_interval(rate, costs["blocking_s"])
     found = RunCosts(**costs)

@@ -7,11 +7,13 @@ import numpy as np
 
 from ..data import Failures
 from ._cycles import RunCosts
-from ._expected import expected_seconds
+from ._expected import expected_seconds, waiting_share
 
 
 # More interruptions than any run survives in practice; each takes a pass over all runs.
 _MOST_INTERRUPTIONS = 1e5
+# The chance of what no simulated run will meet.
+_RARE = 1e-9
 
 
 def check_numbers(num_steps, num_runs, num_spares) -> None:
@@ -46,15 +48,30 @@ def check_costs(costs: RunCosts) -> None:
         )
 
 
-def check_ends(work: float, costs: RunCosts, failures: Failures, rates: np.ndarray) -> None:
+def check_ends(
+    work: float, costs: RunCosts, failures: Failures, rates: np.ndarray, num_spares: int | None
+) -> None:
     downs = [costs.restart_s + cause.detection_s for cause in failures.causes]
     pairs = list(zip(rates.tolist(), downs, strict=True))
     interval = min(costs.interval_s + costs.background_s, work)
-    seconds = expected_seconds(work, interval, costs.blocking_s, pairs)
+    announced = float(rates[[cause.announced for cause in failures.causes]].sum())
+    seconds = expected_seconds(work, interval, costs.blocking_s, pairs, announced)
     if seconds * rates.sum() > _MOST_INTERRUPTIONS:
         raise ValueError(
             f"An interruption comes every {1 / rates.sum():.4g} s, more than "
             f"{_MOST_INTERRUPTIONS:,.0f} times in the run; save checkpoints more often than every "
             f"{costs.interval_s:.4g} s, restart faster than in {max(downs):.4g} s, or train for "
             "fewer steps."
+        )
+    if num_spares is None:
+        return
+    taken = float(rates[[cause.takes_node for cause in failures.causes]].sum())
+    # A wait lengthens a run, so more nodes fail while it lasts.
+    waits = waiting_share(taken, min(costs.repair_s, seconds), num_spares)
+    works = 1 - waiting_share(taken, costs.repair_s, num_spares)
+    if waits > _RARE and seconds * rates.sum() > _MOST_INTERRUPTIONS * works:
+        raise ValueError(
+            f"With `num_spares={num_spares}` and repairs of {costs.repair_s:.4g} s, a run that "
+            f"waits for a spare is interrupted more than {_MOST_INTERRUPTIONS:,.0f} times; give "
+            "more spares or shorter repairs."
         )

@@ -19,7 +19,7 @@ class RunCosts:
     - `blocking_s`: for how long a checkpoint blocks the job.
     - `restart_s`: the time from when an interruption is noticed to the first step after it.
     - `background_s`: for how long a checkpoint is then written in the background. An interruption
-        before the end of it makes the checkpoint useless.
+        before the end of it makes the checkpoint useless, unless it was announced.
     - `repair_s`: how long it takes until a node that was replaced can be used as a spare.
     - `evaluation_s`: the time for evaluations in each interval.
     """
@@ -77,7 +77,12 @@ def run_cycles(
 
     A cycle begins with downtime (except for the first), and continues with work and a checkpoint
     after each interval. The next interruption comes after an exponential time, independently of
-    what the run does. It loses the work that is not in a finished checkpoint.
+    what the run does, and takes a node or not by its cause. It loses the work that is not in a
+    finished checkpoint; an announced one saves all work before.
+
+    In the downtime, the interruption is noticed, then the run waits while more nodes are in repair
+    than it has spares, then it restarts. An interruption meanwhile begins the downtime again, but
+    what is in repair stays there until it is repaired.
 
     **Arguments:**
 
@@ -93,7 +98,8 @@ def run_cycles(
     interruptions = np.zeros((num_runs, num_causes), np.int64)
     parts = np.zeros((num_runs, len(PARTS)))
     spares = np.zeros((num_runs, max(hazards.num_spares or 0, 1)))  # When each node comes.
-    done, clock, down, wait = (np.zeros(num_runs) for _ in range(4))
+    complete = np.zeros(num_runs)  # From when on each run has all its nodes.
+    done, clock, unnoticed, down, wait = (np.zeros(num_runs) for _ in range(5))
     sets, taken = np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64)
     going = np.arange(num_runs)
     evaluated = costs.evaluation_s / costs.interval_s
@@ -103,35 +109,31 @@ def run_cycles(
         with np.errstate(divide="ignore"):
             until = until / rate[going]
         slow = slowness[going, sets[going] % slowness.shape[1]]
-        found = _cycle(work[going] - done[going], slow, until - down[going] - wait[going], costs)
         cause = np.minimum((chance[going] < which[:, None]).sum(axis=1), num_causes - 1)
-        # An announced interruption loses nothing except the unfinished part of a checkpoint.
-        told = np.where(hazards.announced[cause], found.lost, 0.0)
-        kept = np.minimum(told / (slow * (1 + evaluated)), costs.interval_s)
-        safe, lost = found.safe + kept, found.lost - told
-        checkpoint = found.checkpoint + told - kept * slow * (1 + evaluated)
+        works = until - down[going] - wait[going]
+        found = _cycle(work[going] - done[going], slow, works, hazards.announced[cause], costs)
+        waited = np.minimum(np.maximum(until - unnoticed[going], 0), wait[going])
         used = np.minimum(until, down[going] + wait[going])
-        waited = np.maximum(used - down[going], 0)
-        worked = safe * slow
-        columns = (worked, worked * evaluated, checkpoint, lost, used - waited, waited)
-        parts[going] += np.stack(columns, axis=1)
-        done[going] += safe
+        worked = found.safe * slow
+        progress = (worked, worked * evaluated, found.checkpoint, found.lost)
+        parts[going] += np.stack((*progress, used - waited, waited), axis=1)
+        done[going] += found.safe
         clock[going] = parts[going].sum(axis=1)
 
         going, cause = going[~found.ends], cause[~found.ends]
         interruptions[going, cause] += 1
         sets[going] += hazards.reallocates[cause]
-        down[going] = hazards.detection_s[cause] + costs.restart_s
-        wait[going] = 0
+        unnoticed[going] = hazards.detection_s[cause]
+        down[going] = unnoticed[going] + costs.restart_s
         if hazards.num_spares is not None:
             # Nodes come back in the order in which they failed, each after the same time.
-            needs, failed = going[hazards.takes_node[cause]], cause[hazards.takes_node[cause]]
+            needs = going[hazards.takes_node[cause]]
             back = clock[needs] + costs.repair_s
             slot = taken[needs] % spares.shape[1]
-            free = spares[needs, slot] if hazards.num_spares else back
-            wait[needs] = np.maximum(free - clock[needs] - hazards.detection_s[failed], 0)
+            complete[needs] = spares[needs, slot] if hazards.num_spares else back
             spares[needs, slot] = back
             taken[needs] += 1
+            wait[going] = np.maximum(complete[going] - clock[going] - unnoticed[going], 0)
     return Runs(parts, interruptions)
 
 
@@ -145,7 +147,7 @@ class _Cycle:
     ends: np.ndarray
 
 
-def _cycle(left, slow, until, costs: RunCosts) -> _Cycle:
+def _cycle(left, slow, until, announced, costs: RunCosts) -> _Cycle:
     """The progress of runs with the work `left` until they are interrupted."""
     # Evaluations stretch the intervals; they are as safe, or lost, as the work.
     stretched = slow * (1 + costs.evaluation_s / costs.interval_s)
@@ -153,9 +155,14 @@ def _cycle(left, slow, until, costs: RunCosts) -> _Cycle:
     between = np.maximum(between, 0)
     ends = until >= left * stretched + between * costs.blocking_s
     each = costs.interval_s * stretched + costs.blocking_s
+    written = until - np.where(announced, 0, costs.background_s)
     with np.errstate(invalid="ignore"):
-        saved = np.floor(np.maximum(until - costs.background_s, 0) / each)
+        saved = np.floor(np.maximum(written, 0) / each)
     saved = np.where(ends, between, np.minimum(saved, between))
-    safe = np.where(ends, left, saved * costs.interval_s)
-    worked = np.maximum(until, 0) - saved * each
-    return _Cycle(safe, saved * costs.blocking_s, np.where(ends, 0.0, worked), ends)
+    rest = np.where(ends, 0, np.maximum(until, 0) - saved * each)
+    # An announced interruption loses nothing except the unfinished part of a checkpoint.
+    kept = np.where(announced, np.minimum(rest / stretched, costs.interval_s), 0)
+    lost = np.where(announced, 0, rest)
+    safe = np.where(ends, left, saved * costs.interval_s + kept)
+    checkpoint = saved * costs.blocking_s + (rest - lost - kept * stretched)
+    return _Cycle(safe, checkpoint, lost, ends)

@@ -50,8 +50,9 @@ def training_run(
     """Simulates whole training runs: their steps, on GPUs that they keep, and their interruptions.
 
     The total time of the steps of a run is normal around the mean on its GPUs. Interruptions come
-    at a constant rate for each cause, even during a restart. Each loses the work since the last
-    finished checkpoint.
+    at a constant rate for each cause, even while the run restarts or waits for a spare. Each loses
+    the work since the last finished checkpoint, unless it is announced. Nodes that it takes are in
+    repair for `costs.repair_s`; the run waits while they are more than `num_spares`.
 
     **Arguments:**
 
@@ -61,8 +62,7 @@ def training_run(
     - `failures`: counts of interruptions, from [`load_failures`][], or the name of shipped counts.
     - `costs`: the costs of checkpoints and restarts. By default those of `failures`, with the
         interval that minimises the mean time of a run.
-    - `num_spares`: the number of spare nodes, which replace other nodes at once; `None` if there is
-        always one more.
+    - `num_spares`: the number of spare nodes; `None` if there is always one more.
     - `autocorrelation_time`: the integrated autocorrelation time of steps on the same GPUs; see
         `Law.run_mean_std`.
     - `known_rates`: whether the rates are exactly those that were counted. By default, each run
@@ -92,7 +92,8 @@ def training_run(
     counts = np.array([cause.count for cause in failures.causes])
     per_second = devices / (failures.device_hours * 3600)
     rates = counts * per_second
-    best = _best(rates, failures.blocking_s)
+    losing = float(sum(rates[[not cause.announced for cause in failures.causes]]))
+    best = _best(losing, failures.blocking_s)
 
     varies = program.variability.rank is not None and num_samples >= 2 * _ALLOCATIONS
     law = simulate(
@@ -110,8 +111,8 @@ def training_run(
         costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
         check_costs(costs)
     else:
-        best = _best(rates, costs.blocking_s)
-    check_ends(work, costs, failures, rates)
+        best = _best(losing, costs.blocking_s)
+    check_ends(work, costs, failures, rates, num_spares)
     steps = _Steps(law, num_steps, autocorrelation_time)
     simulated = _Simulation(work, law.mean, steps, failures, per_second, num_spares, known_rates)
     seeds = np.asarray(key_data(key)).tolist()
@@ -132,13 +133,13 @@ def training_run(
     )
 
 
-def _best(rates: np.ndarray, blocking_s: float) -> float:
+def _best(rate: float, blocking_s: float) -> float:
     """The best interval between checkpoints: as short as allowed if they cost nothing, and as long
-    as allowed if nothing interrupts the run.
+    as allowed if no interruption loses work.
     """
     if blocking_s == 0:
         return 0.0
-    return best_interval(rates.sum(), blocking_s) if rates.sum() else math.inf
+    return best_interval(rate, blocking_s) if rate else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
