@@ -4,8 +4,8 @@
     python benchmarks/gradients.py --coverage 200   # how often 95 % intervals hold (slow)
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
-objective. Its derivative is compared with the central difference, which has the same random numbers.
-The standard error of the difference of the two is that of 16 bootstrap resamples, so over it the
+objective. Its derivative is compared with the central difference, with the same random numbers. The
+standard error of the difference of the two is that of 16 bootstrap resamples, so over it the
 difference is Student's t with 15 degrees of freedom; `z` is the normal deviate that is as
 improbable. `relative error` is a standard error of a derivative relative to the largest derivative
 of the program: nine in ten do not exceed it. `cost` is the CPU time of value and derivatives of all
