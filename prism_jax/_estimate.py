@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import statistics
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,29 @@ class Estimate:
         if math.isnan(self.standard_error):
             return f"{self.value:.6g}"
         return f"{self.value:.6g} +- {self.standard_error:.2g}"
+
+
+class Scatter(NamedTuple):
+    """The scatter of an estimate: its standard error, its skewness, and the degrees of freedom of
+    the standard error, which is itself an estimate.
+    """
+
+    error: float
+    skewness: float = 0.0
+    degrees: float = float("inf")
+
+
+def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
+    """The scatter of an estimate, from the sums of powers of the contribution of each sample.
+
+    The sum of fourth powers is the variance of the sum of squares. The part of it that is
+    correlated with the estimate is skewness; the rest is noise of the standard error.
+    """
+    if squares == 0:
+        return Scatter(0.0)
+    noise = fourths - cubes**2 / squares
+    degrees = 2 * squares**2 / noise if noise > 0 else float("inf")
+    return Scatter(squares**0.5, cubes / squares**1.5, degrees)
 
 
 def half_width(level: float, degrees: float = math.inf) -> float:

@@ -9,7 +9,15 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.engine import simulate
-from prism_jax.law import Allocations, load_law, save_law
+from prism_jax.law import (
+    Accumulator,
+    Allocations,
+    grid_of,
+    load_law,
+    merge_allocations,
+    merge_stretches,
+    save_law,
+)
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 
@@ -45,17 +53,66 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     assert (high - low) / 2 == pytest.approx(1.984 * between / np.sqrt(allocations), rel=0.02)
 
 
+def _intervals(law):
+    """Of the mean, the standard deviation, p5, p50 and p95."""
+    quantiles = [law.quantile_interval(q) for q in (0.05, 0.5, 0.95)]
+    return np.array([law.mean_interval(), law.std_interval(), *quantiles])
+
+
+def _laws_of_allocations(number: int, steps_each: int = 50, between: float = 1.0):
+    """The laws of steps on sets of GPUs, of a spread `between` them and of 0.3 on each."""
+    rng = np.random.default_rng(0)
+    steps = 10 + between * rng.standard_normal((number, 1))
+    steps = steps + 0.3 * rng.standard_normal((number, steps_each))
+    about = {"requested": steps_each, "effective_samples": 1.0, "program": "", "keys": ((0, 0),)}
+    for mine in steps:
+        found = Accumulator(grid_of(steps.ravel()))
+        found.add(mine)
+        yield found.law(made_law().errors, **about, compile_s=0.0, run_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("allocations", "given"), [(4, "m"), (20, "ms"), (100, "ms 5 "), (400, "ms595")]
+)
+def test_intervals_are_those_of_as_many_samples_as_there_are_allocations(allocations, given):
+    """Allocations are drawn, with replacement, from some whose law is known exactly."""
+    population = [*_laws_of_allocations(500)]
+    law = merge_stretches(population)
+    truth = [law.mean, law.std, *(law.quantile(q) for q in (0.05, 0.5, 0.95))]
+    known = np.array([mark != " " for mark in given.ljust(5)])
+    rng, repetitions, held = np.random.default_rng(allocations), 150, np.zeros(5)
+    for _ in range(repetitions):
+        some = [population[i] for i in rng.integers(500, size=allocations)]
+        low, high = _intervals(merge_allocations(some)).T
+        np.testing.assert_array_equal(low == low, known)
+        held += (low <= truth) & (truth <= high)
+    # Three standard errors of a coverage of 0.95.
+    assert np.all(np.abs(held[known] / repetitions - 0.95) < 0.054)
+
+
+def test_two_steps_on_each_allocation_tell_them_apart():
+    """A step of two lies nearer their own mean than the mean of more."""
+    law = merge_allocations([*_laws_of_allocations(2_000, 2, between=0.2)])
+    assert law.allocations is not None
+    assert law.allocations.std == pytest.approx(0.3, rel=4 / np.sqrt(2 * 2_000))
+    means = np.hypot(0.2, 0.3 / np.sqrt(2))
+    error = 2 * means**2 / np.sqrt(2 * 2_000)
+    assert law.run_mean_std(10**9) ** 2 == pytest.approx(0.2**2, abs=4 * error)
+
+
 @pytest.mark.slow
-def test_intervals_of_std_hold_where_gpus_differ_more_than_steps():
-    """They left out what allocations differ by, and were a twentieth as wide."""
-    held = []
-    for seed in range(40):
-        options = {"num_samples": 400, "key": jax.random.key(seed), "allocations": 20}
-        law = simulate(_program(OneFOneB(1, 1), gpu_sigma=0.1), **options)
-        low, high = law.std_interval()
-        held.append(low <= 3 * 0.1 * np.sqrt(1 + 0.01 / 2) <= high)
-    # Twenty allocations tell the spread within a sixth, and errors of it are as uncertain.
-    assert np.mean(held) > 0.8
+def test_intervals_hold_where_gpus_differ_more_than_steps():
+    """Closed form: a step is three times the factor of its GPU, and next to nothing else."""
+    held, sigma = [], 0.1
+    truth = 3 * np.array([1, np.sqrt(np.expm1(sigma**2)), np.exp(-(sigma**2) / 2)])
+    for seed in range(30):
+        options = {"num_samples": 400, "key": jax.random.key(seed), "allocations": 40}
+        law = simulate(_program(OneFOneB(1, 1), gpu_sigma=sigma), **options)
+        low, high = _intervals(law)[[0, 1, 3]].T
+        held.append((low <= truth) & (truth <= high))
+        assert "20 are needed: about 10 times as many allocations" in str(law.why_unknown(0.95))
+    # Three standard errors of a coverage of 0.95.
+    assert np.all(np.mean(held, axis=0) > 0.83)
 
 
 @pytest.mark.parametrize(("between", "remembered"), [(0.01, 0.8), (0.2, 0.9), (0.01, 0.0)])
@@ -111,11 +168,15 @@ def test_allocations_are_kept_with_the_law(tmp_path):
     )
     save_law(law, tmp_path / "law.npz")
     assert load_law(tmp_path / "law.npz").run_mean_std(100) == law.run_mean_std(100)
+    one = merge_allocations([made_law()])
+    assert np.isnan(_intervals(one)).all()
+    save_law(one, tmp_path / "one.npz")
+    assert load_law(tmp_path / "one.npz").why_unknown() == one.why_unknown() is not None
 
 
 def test_bad_allocations_are_refused():
     program, key = _program(OneFOneB(1, 1)), jax.random.key(0)
-    for allocations in (0, 101):
+    for allocations in (0, 51, 101):
         with pytest.raises(ValueError, match="at least 1"):
             simulate(program, num_samples=100, key=key, allocations=allocations)
     with pytest.raises(ValueError, match="leave out"):

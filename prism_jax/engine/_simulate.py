@@ -67,9 +67,11 @@ def simulate(
         plain sampling unless fewer than 20 samples would lie beyond the 95 % quantile of the
         slowest replica and a pilot run finds that importance sampling has more support there.
     - `allocations`: by default, the factors of the GPUs are drawn anew for each step. With a number
-        `K`, `K` sets of GPUs (allocations) are drawn, the steps are divided among them, and all
-        replicas are simulated. The law is then of all these steps, its intervals come from the
-        differences between allocations, and `Law.allocations` and `Law.run_mean_std` are available.
+        `K`, `K` sets of GPUs (allocations) are drawn, the steps are divided among them (at least
+        two to each), and all replicas are simulated. The law is then of all these steps, and
+        `Law.allocations` and `Law.run_mean_std` are available. Its intervals come from the
+        differences between allocations: that of the standard deviation needs 20 of them, that of
+        p50 needs 40, and those of p5 and p95 need 400.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -147,7 +149,7 @@ def _law(
                         laws.append(
                             _law_of_stretch(run.chances, stretch, accumulator, errors, about)
                         )
-                        first = errors if merge is not merge_allocations else None
+                        first = errors
                 if len(laws) == RANDOMISATIONS and merge is merge_stretches:
                     laws = [merge_stretches(laws)]  # So that memory stays flat.
         except KeyboardInterrupt:
@@ -175,10 +177,10 @@ def _law_of_stretch(
 def _check_allocations(program, num_samples, replicas, allocations) -> None:
     if isinstance(allocations, bool) or not isinstance(allocations, int | np.integer):
         raise ValueError(f"`allocations={allocations!r}` must be a whole number of at least 1.")
-    if not 1 <= allocations <= num_samples:
+    if not 1 <= allocations <= max(num_samples // 2, 1):
         raise ValueError(
-            f"`allocations={allocations}` must be at least 1 and no more than the {num_samples} "
-            "steps that are divided among them."
+            f"`allocations={allocations}` must be at least 1 and no more than half of the "
+            f"{num_samples} steps, because each needs two to be told apart from the others."
         )
     if replicas == "exact":
         raise ValueError("`allocations` simulates every replica; leave out `replicas='exact'`.")

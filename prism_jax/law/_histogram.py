@@ -49,6 +49,8 @@ class Histogram(AbstractCompared):
         """The share of the steps that take at most `times` seconds, with the shape of `times`."""
         total, kept = self.num_samples, len(self.smallest)
         from_low = np.searchsorted(self.smallest, times, "right") / total
+        if kept == total:  # Without the knots of each of many small laws.
+            return from_low
         from_high = 1 - (kept - np.searchsorted(self.largest, times, "right")) / total
         result = np.where(times < self.smallest[-1], from_low, np.interp(times, *self._knots))
         return np.where(times >= self.largest[0], from_high, result)
@@ -82,7 +84,7 @@ def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
     high = np.sort(np.concatenate([one.largest for one in histograms]))
     return Histogram(
         edges=histograms[0].edges,
-        counts=np.sum([one.counts for one in histograms], axis=0),
+        counts=ft.reduce(np.add, (one.counts for one in histograms)),
         smallest=low[:NUM_EXTREMES],
         largest=high[-NUM_EXTREMES:],
     )

@@ -168,16 +168,18 @@ class Law(AbstractCompared):
 
     def mean_interval(self, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the mean, in seconds. Both ends are `nan` if its error is not
-        known, as in `quantile_interval`.
+        known, because fewer than 20 independent replica samples (or two allocations) are behind it.
         """
         errors = self.errors
-        known = errors.mean if errors.known else float("nan")
+        # Means of a few allocations are nearly normal, so Student's t holds.
+        known = errors.mean if errors.known or self.allocations else float("nan")
         found = Estimate(self.mean, known, errors.mean_degrees, errors.mean_skewness)
         return found.interval(level)
 
     def std_interval(self, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the standard deviation, in seconds. Both ends are `nan` if its
-        error is not known.
+        error is not known, because fewer than 20 independent replica samples (or allocations) are
+        behind it.
         """
         errors = self.errors
         known = errors.std if errors.known else float("nan")
@@ -193,7 +195,8 @@ class Law(AbstractCompared):
 
         The lower and the upper end. Both are `nan` if the error of the quantile is not known,
         because fewer than 20 independent replica samples lie beyond it, or an end lies between the
-        grid and the extreme steps.
+        grid and the extreme steps. Of `K` allocations, `K q` or `K (1 - q)` count as beyond it,
+        whichever are fewer.
         """
         if not 0 < q < 1:
             raise ValueError(f"The quantile `q={q}` must lie between 0 and 1 to have an interval.")
@@ -208,10 +211,10 @@ class Law(AbstractCompared):
         return float(low), float(high)
 
     def why_unknown(self, q: float | None = None) -> str | None:
-        """Why the interval of the quantile at `q` is `nan` or, without `q`, why the intervals of
-        the mean and of the standard deviation are. `None` if the interval is known.
+        """Why the interval of the quantile at `q` is `nan` or, without `q`, why that of the mean or
+        of the standard deviation is. `None` if the interval is known.
         """
-        interval = self.mean_interval() if q is None else self.quantile_interval(q)
+        interval = self.std_interval() if q is None else self.quantile_interval(q)
         if interval[0] == interval[0]:
             return None
         beyond = self.errors.support if q is None else self.support(q)
@@ -219,15 +222,18 @@ class Law(AbstractCompared):
             number, one = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
             verb = ("is" if one else "are") if q is None else ("lies" if one else "lie")
             times = math.ceil(FEWEST / max(beyond, 0.01))
+            sample, more = "independent replica sample", "steps"
+            if self.allocations:
+                sample, more = "allocation", "allocations"
             return (
-                f"only {number} independent replica sample{'' if one else 's'} {verb} "
+                f"only {number} {sample}{'' if one else 's'} {verb} "
                 f"{'behind' if q is None else 'beyond'} it, and {FEWEST} are needed: about "
-                f"{times:,} times as many steps"
+                f"{times:,} times as many {more}"
             )
         return "the grid of step times misses an end of it; simulate more steps"
 
     def support(self, q: float) -> float:
-        """How many independent replica samples lie beyond the quantile at `q`."""
+        """How many independent replica samples, or allocations, lie beyond the quantile at `q`."""
         return self.errors.support_beyond(q)
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from .._estimate import Scatter, scatter
+from .._misc import dot
 from ._allocations import Allocations
-from ._errors import LEVELS, pooled_errors
+from ._errors import LEVELS, SHARES, Errors, pooled_errors
 from ._histogram import merge_histograms
 from ._law import Law
 
@@ -57,35 +59,78 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
         unknown = dataclasses.replace(law.errors, support=0.0, level_support=none)
         return dataclasses.replace(law, errors=unknown)
 
-    def error(values):
-        return np.std(values, axis=0, ddof=1) / np.sqrt(count)
-
-    # What each contributes to the variance of all steps, including the scatter of the means.
-    means, stds = np.array([one.mean for one in laws]), np.array([one.std for one in laws])
-    squares = (means - law.mean) ** 2 + stds**2 - law.std**2
-    quantiles = np.asarray(law.quantile(LEVELS))
-    errors = dataclasses.replace(
-        law.errors,
-        mean=float(error([one.mean for one in laws])),
-        std=float(error(squares / (2 * law.std))) if law.std > 0 else 0.0,
-        mean_skewness=0.0,
-        std_skewness=0.0,
-        levels=error(np.array([one.cdf(quantiles) for one in laws])),
-        level_skewness=np.zeros(len(LEVELS)),
-        mean_degrees=count - 1.0,
-        std_degrees=count - 1.0,
-        level_degrees=np.full(len(LEVELS), count - 1.0),
-    )
-    return dataclasses.replace(law, errors=errors)
+    # Each is a mean over many samples, so its contributions are nearly normal.
+    error = np.std(_contributions(law, laws), axis=0, ddof=1) / np.sqrt(count)
+    found = [Scatter(float(one), degrees=count - 1.0) for one in error]
+    return dataclasses.replace(law, errors=_with_scatter(law.errors, found))
 
 
 def merge_allocations(laws: Sequence[Law]) -> Law:
-    """Merges the laws of the steps on several allocations of GPUs. The scatter of the allocations
-    gives the standard errors.
+    """Merges the laws of the steps on several allocations of GPUs. Allocations are the independent
+    samples: if they differ more than the steps on each, most lie wholly on one side of a quantile.
     """
-    means = tuple(law.mean for law in laws)
-    std = float(np.sqrt(np.mean([law.std**2 for law in laws])))
-    return dataclasses.replace(merge_randomisations(laws), allocations=Allocations(means, std))
+    law, count = merge_stretches(laws), len(laws)
+    if count < 2:
+        found = [Scatter(float("nan"))] * (2 + len(LEVELS))
+    else:
+        each = _contributions(law, laws)
+        # Of all allocations, from those at hand, as in an unbiased variance.
+        each = (each - each.mean(axis=0)) / np.sqrt(count * (count - 1))
+        found = [_scatter(mine, count - 1.0) for mine in each.T]
+    errors = dataclasses.replace(
+        _with_scatter(law.errors, found), support=float(count), level_support=count * SHARES
+    )
+    return dataclasses.replace(law, errors=errors, allocations=_allocations(laws))
+
+
+def _allocations(laws: Sequence[Law]) -> Allocations:
+    sizes, variances = np.array([(law.num_samples, law.std**2) for law in laws]).T
+    within = sizes @ variances / max(sizes.sum() - len(laws), 1)
+    return Allocations(tuple(law.mean for law in laws), float(np.sqrt(within)))
+
+
+def _contributions(law: Law, laws: Sequence[Law]) -> np.ndarray:
+    """What each of several laws contributes to the mean, the standard deviation and the levels of
+    the law of all, by the jackknife: how far the figure moves without it, times the number of the
+    others. Columns are figures.
+    """
+    quantiles = np.asarray(law.quantile(LEVELS))
+    sizes = np.array([[one.num_samples] for one in laws])
+    shift = np.array([[one.mean] for one in laws]) - law.mean
+    square = np.array([[one.std] for one in laws]) ** 2 + shift**2
+    below = np.array([one.cdf(quantiles) for one in laws])
+
+    def figures(moments):
+        mean, square, levels = moments[:, :1], moments[:, 1:2], moments[:, 2:]
+        return np.hstack([mean, np.sqrt(np.maximum(square - mean**2, 0.0)), levels])
+
+    sums = sizes * np.hstack([shift, square, below])
+    total, number = sums.sum(axis=0, keepdims=True), sizes.sum()
+    return (len(laws) - 1) * (figures(total / number) - figures((total - sums) / (number - sizes)))
+
+
+def _scatter(contributions: np.ndarray, most_degrees: float) -> Scatter:
+    squares = contributions**2
+    found = scatter(float(squares.sum()), dot(squares, contributions), dot(squares, squares))
+    return found._replace(degrees=min(found.degrees, most_degrees))
+
+
+def _with_scatter(errors: Errors, found: Sequence[Scatter]) -> Errors:
+    """The errors with the scatter of the mean, the standard deviation and the levels replaced."""
+    mean, std, *levels = found
+    error, skewness, degrees = np.array(levels).T
+    return dataclasses.replace(
+        errors,
+        mean=mean.error,
+        std=std.error,
+        mean_skewness=mean.skewness,
+        std_skewness=std.skewness,
+        mean_degrees=mean.degrees,
+        std_degrees=std.degrees,
+        levels=error,
+        level_skewness=skewness,
+        level_degrees=degrees,
+    )
 
 
 def _pool(laws: Sequence[Law], keys) -> Law:

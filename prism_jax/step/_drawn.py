@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._estimate import Scatter
 from .._misc import dot
-from ._errors import AbstractErrors, Scatter, SelectionErrors, with_atom
+from ._errors import AbstractErrors, SelectionErrors, with_atom
 from ._selection import Selection
 
 

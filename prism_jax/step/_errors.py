@@ -2,26 +2,16 @@
 
 import abc
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from .._estimate import Scatter, scatter
 from .._misc import dot
 from ._selection import Selection
 
 
 # How many steps, at most, the neighbourhood of a threshold is found from.
 _SOME_STEPS = 2**16
-
-
-class Scatter(NamedTuple):
-    """The scatter of an estimate: its standard error, its skewness, and the degrees of freedom of
-    the standard error, which is itself an estimate.
-    """
-
-    error: float
-    skewness: float = 0.0
-    degrees: float = float("inf")
 
 
 class AbstractErrors(abc.ABC):
@@ -169,19 +159,6 @@ class SelectionErrors(AbstractErrors):
                 # How many steps a regime has is dealt out evenly, and is off by about one.
                 sums[0] += ((common - overall) / self._num_steps) ** 2
         return scatter(*sums.tolist())
-
-
-def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
-    """The scatter of an estimate, from the sums of powers of the contribution of each sample.
-
-    The sum of fourth powers is the variance of the sum of squares. The part of it that is
-    correlated with the estimate is skewness; the rest is noise of the standard error.
-    """
-    if squares == 0:
-        return Scatter(0.0)
-    noise = fourths - cubes**2 / squares
-    degrees = 2 * squares**2 / noise if noise > 0 else float("inf")
-    return Scatter(squares**0.5, cubes / squares**1.5, degrees)
 
 
 def with_atom(found: Scatter, atom: float) -> Scatter:
