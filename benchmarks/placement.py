@@ -84,7 +84,7 @@ def instance(seed: int) -> tuple[dict[str, Any], Any, np.ndarray, int]:
 def against_random(seed: int) -> dict[str, Any]:
     import jax
 
-    from prism_jax.analysis import Quantile
+    from prism_jax.analysis import Quantile, bandwidth
     from prism_jax.placement import place, placed
     from prism_jax.placement._nodes import nodes_of
     from prism_jax.placement._placement import _step_times, _with_known_gpus
@@ -103,7 +103,8 @@ def against_random(seed: int) -> dict[str, Any]:
     ours, theirs = (
         _step_times(steps, nodes, order) for order in (found.order, others[int(values.argmin())])
     )
-    influence = p95.influence(theirs) - p95.influence(ours)
+    one, other = (p95.influence(steps, bandwidth(steps)) for steps in (theirs, ours))
+    influence = one - other
     row = {
         **about,
         "before": found.before.value,
@@ -120,7 +121,7 @@ def against_random(seed: int) -> dict[str, Any]:
 def against_all(seed: int) -> dict[str, Any]:
     import jax
 
-    from prism_jax.analysis import Quantile
+    from prism_jax.analysis import Quantile, bandwidth
     from prism_jax.placement._exchange import search
     from prism_jax.placement._nodes import nodes_of
     from prism_jax.placement._placement import _with_known_gpus

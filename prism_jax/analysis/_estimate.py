@@ -1,6 +1,7 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
 import itertools as it
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,10 +15,12 @@ from ..engine import (
     Weighting,
     composed_steps,
     given_the_rest,
+    last_draw,
     pull_back,
     support,
 )
 from ..program import Program
+from ..step import Over
 from ._bootstrap import Bootstrapped, bootstrapped, resampled_steps
 from ._density import bandwidth
 from ._objectives import AbstractObjective, Mean, check_objective
@@ -82,10 +85,8 @@ def figure(
 
 def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
     """`figure`, from steps that are already composed."""
-    if objective.exceeds is not None:
-        conditional = given_the_rest(composed, objective.exceeds, _width(composed))
-        if conditional is not None:
-            composed, objective = conditional, Mean()
+    if objective.exceeds is not None and (last := last_draw(composed, _width(composed))):
+        composed, objective = given_the_rest(composed, objective.exceeds, last), Mean()
     return Figure(objective.value(composed.steps), composed, objective)
 
 
@@ -96,7 +97,7 @@ def figure_value(found: Figure) -> Bootstrapped:
 
 def figure_gradient(found: Figure) -> Program:
     """The derivative of a figure with respect to the parameters of its program."""
-    (gradient,) = pull_back(found.composed, [_weighting(found)])
+    (gradient,) = pull_back(found.composed, [_dependence(found)(None)])
     return gradient
 
 
@@ -104,22 +105,87 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
     """The derivative of a figure, then the same with new weights of the replica samples, several
     times; and how many independent samples it rests on.
     """
-    composed = found.composed
-    every = _weighting(found)
-    again = (_weighting(found, *one) for one in resampled_steps(composed))
-    return pull_back(composed, it.chain([every], again)), support(composed, np.abs(every.slope))
+    weighting = _dependence(found)
+    again = (
+        weighting(those)._replace(resampled=decisions)
+        for those, decisions in resampled_steps(found.composed)
+    )
+    every = weighting(None)
+    return pull_back(found.composed, it.chain([every], again)), weighting.support()
 
 
-def _weighting(found: Figure, those: np.ndarray | None = None, again: Any = None) -> Weighting:
-    """How the figure depends on all steps; with `those`, on resampled ones."""
+def _dependence(found: Figure) -> "_Smoothed | _Conditional":
+    """How the figure depends on steps."""
     _, composed, objective = found
     width = _width(composed)
-    steps = composed.steps if those is None else composed.steps[those]
-    slope, influence = objective.slope(steps, width), objective.influence(steps, width)
-    influence = influence / len(steps)
-    if those is not None:
-        slope, influence = (np.bincount(those, x, len(composed.steps)) for x in (slope, influence))
-    return Weighting(slope, influence, again)
+    last = None if objective.level is None else last_draw(composed, width)
+    if last is None:
+        return _Smoothed(composed, objective, width)
+    return _conditional(composed, objective, width, last)
+
+
+class _Smoothed(NamedTuple):
+    """By the derivative of the figure with respect to each step, smoothed over `width` seconds."""
+
+    composed: Composed
+    objective: AbstractObjective
+    width: float
+
+    def __call__(self, those: np.ndarray | None) -> Weighting:
+        """For all steps, or for resampled ones, whose numbers are given."""
+        steps, number = self.composed.steps, len(self.composed.steps)
+        some = steps if those is None else steps[those]
+        slope = self.objective.slope(some, self.width)
+        influence = self.objective.influence(some, self.width) / number
+        if those is not None:
+            slope, influence = (np.bincount(those, x, number) for x in (slope, influence))
+        return Weighting(slope, influence)
+
+    def support(self) -> float:
+        """How many independent replica samples the derivative rests on."""
+        return support(self.composed, np.abs(self(None).slope))
+
+
+class _Conditional(NamedTuple):
+    """A quantile, by the probability that each step takes longer, given all its draws but `last`.
+    The probabilities are those at three step times: a quantile of few samples is not far from one.
+    """
+
+    composed: Composed
+    objective: AbstractObjective
+    last: str
+    at: float
+    gap: float
+    longer: Sequence[np.ndarray]
+
+    def __call__(self, those: np.ndarray | None) -> Weighting:
+        """For all steps, or for resampled ones, whose numbers are given."""
+        steps, number = self.composed.steps, len(self.composed.steps)
+        at, counts = self.at, np.ones(number)
+        if those is not None:
+            at = self.objective.value(steps[those])
+            counts = np.bincount(those, minlength=number).astype(float)
+        below, here, above = self.longer
+        away = (at - self.at) / self.gap
+        curvature = below + above - 2 * here
+        longer = here + away * (above - below) / 2 + away**2 * curvature / 2
+        density = ((below - above) / 2 - away * curvature) / self.gap
+        slope = counts / max(float(counts @ density), 1e-300)
+        over = Over(jnp.asarray(at, self.composed.run.plan.dtype), self.last)
+        return Weighting(slope, slope * (longer - counts @ longer / number), over)
+
+    def support(self) -> float:
+        """How many independent replica samples the derivative rests on."""
+        below, _, above = self.longer
+        return support(self.composed, below - above)
+
+
+def _conditional(
+    composed: Composed, objective: AbstractObjective, width: float, last: str
+) -> _Conditional:
+    at, gap = objective.value(composed.steps), width / 4
+    near = [given_the_rest(composed, at + by * gap, last).steps for by in (-1, 0, 1)]
+    return _Conditional(composed, objective, last, at, gap, near)
 
 
 def _width(composed: Composed) -> float:

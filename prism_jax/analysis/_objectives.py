@@ -46,6 +46,14 @@ class AbstractObjective(eqx.Module):
         """
         return None
 
+    @property
+    def level(self) -> float | None:
+        """The level in (0, 1), if the figure is a quantile; else `None`. Its derivative is that of
+        the probability that a step takes longer, over the density, where both are known without
+        smoothing over steps: see `Exceedance`.
+        """
+        return None
+
     @abc.abstractmethod
     def value(self, steps: Steps) -> float:
         """The figure itself."""
@@ -104,10 +112,11 @@ class Std(AbstractObjective):
 class Quantile(AbstractObjective):
     """The quantile of the step time at `q`, in seconds.
 
-    Its derivative is the mean derivative of the steps at the quantile, by local linear regression
-    on nearby steps. The derivative of a single order statistic does not converge (Hong, "Estimating
-    quantile sensitivities", 2009), and a plain mean over nearby steps is biased towards the side
-    with more steps.
+    Its derivative is that of the probability that a step takes longer, over the density there (see
+    `Exceedance`). Where neither the step factor nor the tail varies, it is the mean derivative of
+    the steps at the quantile, by local linear regression on nearby steps. The derivative of a
+    single order statistic does not converge (Hong, "Estimating quantile sensitivities", 2009), and
+    a plain mean over nearby steps is biased towards the side with more steps.
     """
 
     q: float = eqx.field(static=True)
@@ -125,6 +134,10 @@ class Quantile(AbstractObjective):
     @property
     def share(self) -> float:
         return min(self.q, 1 - self.q)
+
+    @property
+    def level(self) -> float:
+        return self.q
 
     def value(self, steps: Steps) -> float:
         return float(np.quantile(steps, self.q))

@@ -4,6 +4,7 @@ from ._composed import (
     composed_run as composed_run,
     composed_steps as composed_steps,
     given_the_rest as given_the_rest,
+    last_draw as last_draw,
     resample as resample,
     support as support,
 )

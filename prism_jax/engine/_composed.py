@@ -161,24 +161,20 @@ def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> t
     return tuple(slower(*both) for both in zip(stretches, theirs, strict=True))
 
 
-def given_the_rest(composed_: Composed, threshold: float, narrowest: float) -> Composed | None:
-    """The same steps as probabilities of taking longer than a threshold, given all draws of a step
-    except the last.
+def last_draw(composed_: Composed, narrowest: float) -> str | None:
+    """Which draw of a step may be left open: the step factor or the tail, whichever spreads steps
+    further; `None` if neither spreads a typical step by more than `narrowest` seconds.
+    """
+    plan = without_graph(composed_.run.plan)
+    spreads = last_spreads(plan, float(np.median(composed_.steps)))
+    last = max(spreads, key=lambda name: spreads[name], default=None)
+    return None if last is None or spreads[last] <= narrowest else last
 
-    **Arguments:**
 
-    - `composed_`: from `composed_steps`.
-    - `threshold`: in seconds.
-    - `narrowest`: by how much, in seconds, the last draw must at least spread a step.
-
-    **Returns:**
-
-    The probabilities; `None` if neither the step factor nor the tail spreads a step so far.
+def given_the_rest(composed_: Composed, threshold: float, last: str) -> Composed:
+    """The same steps as probabilities of taking longer than a threshold in seconds, given all draws
+    of a step except `last`: see `last_draw`.
     """
     run = composed_.run
-    spreads = last_spreads(without_graph(run.plan), float(np.median(composed_.steps)))
-    last = max(spreads, key=lambda name: spreads[name], default=None)
-    if last is None or spreads[last] <= narrowest:
-        return None
     over = Over(jnp.asarray(threshold, run.plan.dtype), last)
     return _of(run, composed_.stretches, over)

@@ -29,6 +29,7 @@ from ..replica import (
 from ..step import (
     STEP_TILES,
     AbstractOneDecides,
+    Over,
     Resampled,
     VectorRule,
     steps_of,
@@ -51,11 +52,13 @@ class Weighting(NamedTuple):
 
     - `slope`: the derivative of the figure with respect to each step.
     - `influence`: the derivative of the figure with respect to the logarithm of each step's weight.
+    - `over`: in place of that of the steps.
     - `resampled`: the decisions of all stretches, if their samples have new weights.
     """
 
     slope: Float[np.ndarray, " n"]
     influence: Float[np.ndarray, " n"]
+    over: Over | None = None
     resampled: tuple[Resampled, ...] | None = None
 
 
@@ -77,12 +80,12 @@ def pull_back(composed_: Composed, weightings: Iterable[Weighting]) -> list[Prog
 
 def _of_figure(composed_: Composed, weighting: Weighting) -> Any:
     """Derivatives with respect to the plan's tables."""
-    run = composed_.run
+    run, over = composed_.run, weighting.over or composed_.over
     of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
     for k, stretch in enumerate(composed_.stretches):
         mine = slice(stretch.draws.first, stretch.draws.first + stretch.steps)
         slope, influence = weighting.slope[mine], weighting.influence[mine]
-        of_tables, of_ends = _through_steps(composed_, stretch, slope, of_tables)
+        of_tables, of_ends = _through_steps(run, stretch, over, slope, of_tables)
         of_tables = _through_replicas(run, stretch, of_ends, of_tables)
         if isinstance(stretch.decision, VectorRule):
             selections = stretch.decision.selections
@@ -92,9 +95,9 @@ def _of_figure(composed_: Composed, weighting: Weighting) -> Any:
     return of_tables
 
 
-def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
+def _through_steps(run: Run, stretch: Stretch, over: Over | None, slope, of_tables):
     """Backpropagates through the composition of steps, to the plan and the ends of kept samples."""
-    run, decision = composed_.run, stretch.decision
+    decision = stretch.decision
     assert isinstance(decision, AbstractOneDecides)
     sinks, kept = run.program.sinks.number, decision.kept
     of_ends = np.zeros(kept.ends.shape)
@@ -109,7 +112,7 @@ def _through_steps(composed_: Composed, stretch: Stretch, slope, of_tables):
         ids = (kept.first + needed[some]).astype(np.uint32)
         return ids, ends, regimes[some], slope[needed[some]].astype(run.plan.dtype)
 
-    shared = (without_graph(run.plan), run.key, composed_.over)
+    shared = (without_graph(run.plan), run.key, over)
     options = {"per_batch": STEP_TILES, "size": tile_size(len(needed))}
     for batch in tiles(_step_vjp, shared, len(needed), inputs, **options):
         tables_share, ends_share = batch.arrays
