@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._allocation_coverage import allocation_rows
-from benchmarks.gradients import NAMES
+from benchmarks.gradients import NAMES, conditional_on
 
 
 _STEPS = 2**14
@@ -55,8 +55,7 @@ def _of_estimators(repetitions: int) -> Iterator[dict[str, Any]]:
             steps = composed_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
             objective = Exceedance(float(np.quantile(steps, 0.9)))
         probe = figure(program, objective, num_samples=_STEPS, key=jax.random.key(0))
-        over = probe.composed.over
-        label = NAMES[type(objective).__name__ + (over.last if over else "")]
+        label = NAMES[type(objective).__name__ + conditional_on(probe)]
 
         def both(num_samples, key, program=program, objective=objective, label=label):
             found = figure(program, objective, num_samples=num_samples, key=key)

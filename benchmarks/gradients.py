@@ -38,6 +38,8 @@ MOVED = 0.05
 NAMES = {
     "Mean": "mean: pathwise",
     "Std": "standard deviation: pathwise",
+    "Quantilestep": "quantile: given all but the step",
+    "Quantiletail": "quantile: given all but the tail",
     "Quantile": "quantile: local linear regression",
     "CVaR": "CVaR: pathwise beyond the quantile",
     "Exceedancestep": "exceedance: given all but the step",
@@ -127,8 +129,15 @@ def derivatives(
     jax.block_until_ready(figure_gradient(found))
     seconds = middle - start, time.process_time() - start
     rows = np.array([parameters.relative(gradient) for gradient in gradients(found)[0]])
-    over = found.composed.over
-    return rows, over.last if over else "", seconds
+    return rows, conditional_on(found), seconds
+
+
+def conditional_on(found) -> str:
+    """The draw that a figure's derivative leaves open; empty if there is none."""
+    from prism_jax.analysis._estimate import dependence
+
+    over = dependence(found)(None).over or found.composed.over
+    return over.last if over else ""
 
 
 def central_differences(

@@ -121,7 +121,7 @@ def against_random(seed: int) -> dict[str, Any]:
 def against_all(seed: int) -> dict[str, Any]:
     import jax
 
-    from prism_jax.analysis import Quantile, bandwidth
+    from prism_jax.analysis import Quantile
     from prism_jax.placement._exchange import search
     from prism_jax.placement._nodes import nodes_of
     from prism_jax.placement._placement import _with_known_gpus

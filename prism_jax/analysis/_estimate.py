@@ -97,7 +97,7 @@ def figure_value(found: Figure) -> Bootstrapped:
 
 def figure_gradient(found: Figure) -> Program:
     """The derivative of a figure with respect to the parameters of its program."""
-    (gradient,) = pull_back(found.composed, [_dependence(found)(None)])
+    (gradient,) = pull_back(found.composed, [dependence(found)(None)])
     return gradient
 
 
@@ -105,7 +105,7 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
     """The derivative of a figure, then the same with new weights of the replica samples, several
     times; and how many independent samples it rests on.
     """
-    weighting = _dependence(found)
+    weighting = dependence(found)
     again = (
         weighting(those)._replace(resampled=decisions)
         for those, decisions in resampled_steps(found.composed)
@@ -114,7 +114,7 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
     return pull_back(found.composed, it.chain([every], again)), weighting.support()
 
 
-def _dependence(found: Figure) -> "_Smoothed | _Conditional":
+def dependence(found: Figure) -> "_Smoothed | _Conditional":
     """How the figure depends on steps."""
     _, composed, objective = found
     width = _width(composed)
