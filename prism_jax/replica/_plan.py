@@ -28,6 +28,11 @@ from ._op_law import NUM_SCORES, SCORE_RANGE, Table
 from ._structure import all_kinds, kernels_of, ranks_of, structure_of
 
 
+# So many more stalls than the most of any stratum have all of the rest that matters: with the rates
+# and strata of `make_strata`, each number has less than 0.4 of the probability of the one before.
+_MORE_STALLS = 16
+
+
 class Parameters(eqx.Module):
     """The parameters of a program in shapes that many programs share: a mean for each kernel there
     is room for, and a law for each kind there is.
@@ -224,14 +229,16 @@ def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
         return jnp.ones((1,), dtype)
     rate = jnp.sum(rates)
     # Each from the one before it: powers and factorials alone overflow. A rate of zero and its
-    # derivative are right.
+    # derivative are right. The last is a sum of more terms, for one minus a sum has few digits.
     terms = [jnp.exp(-rate)]
-    for k in range(1, 1 + classes.stall_counts):
+    for k in range(1, 1 + classes.stall_counts + _MORE_STALLS):
         terms.append(terms[-1] * rate / k)
+    law = jnp.stack(terms)
     number = jnp.arange(len(terms), dtype=jnp.int32)
-    body = jnp.where(number < classes.most_stalls, jnp.stack(terms), 0)
-    rest = jnp.maximum(1 - jnp.sum(body), 0)
-    return jnp.where(number == classes.most_stalls, rest, body).astype(dtype)
+    last = jnp.sum(jnp.where(number >= classes.most_stalls, law, 0))
+    law = jnp.where(number < classes.most_stalls, law, 0)
+    law = jnp.where(number == classes.most_stalls, last, law)
+    return law[: 1 + classes.stall_counts].astype(dtype)
 
 
 def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
