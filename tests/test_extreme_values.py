@@ -9,6 +9,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.latency import Constant, Gamma, LogNormal, Normal, Scaled, ThreeMoment, Weibull
 from prism_jax.program import Network, Stall, Variability, assemble
+from prism_jax.replica import make_plan
 from prism_jax.workload import Branches, Kernel, Segment
 
 from .helpers import graph_of, lognormal, one_kernel
@@ -142,6 +143,24 @@ def test_means_that_were_changed_are_refused_by_the_name_of_the_kernel(single):
         changed = eqx.tree_at(lambda p: p.latencies.mean, program, jnp.full(1, np.float32(seconds)))
         with pytest.raises(ValueError, match=f"Kernel gemm 1.0 has a mean latency.*{match}"):
             prism.simulate(changed, num_samples=10, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3, 1e-20, 1e-37])
+def test_the_shares_of_rare_stalls_have_derivatives(rate, single):
+    """The share of the first of three equal ops falls with the rate of the others."""
+
+    def share(other):
+        stalls = {"gemm": Stall(jnp.asarray(rate), law), "norm": Stall(other, law)}
+        changed = eqx.tree_at(lambda p: p.variability.stalls, program, stalls)
+        return make_plan(changed).tables.stall_shares[0]
+
+    law, blocks = lognormal(0.1), [one_kernel(kind, 1.0) for kind in ("gemm", "norm", "norm")]
+    known = Variability(stalls={k: Stall(jnp.asarray(rate), law) for k in ("gemm", "norm")})
+    program = assemble(graph_of([(), (), ()]), blocks, variability=known)
+    value, slope = jax.value_and_grad(share)(jnp.asarray(rate))
+    assert value == (pytest.approx(1 / 3) if rate else 0)
+    # The derivative of r / (r + 2 s) with respect to s is -2 r / (r + 2 s)^2.
+    assert rate * float(slope) == pytest.approx(-2 / 9 if rate else 0, rel=1e-5)
 
 
 @pytest.mark.parametrize("x64", [False, True])

@@ -238,8 +238,10 @@ def _rates(stalls: Sequence[Stall], classes: Classes) -> Float[Array, " stalls"]
 
 
 def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
-    total = jnp.sum(rates)
-    return rates / jnp.where(total > 0, total, 1)
+    total = jax.lax.stop_gradient(jnp.sum(rates))
+    # Twice, because the derivative of the second division has the square of what it divides by.
+    rates = rates / jnp.where(total > 0, total, 1)
+    return rates / jnp.where(total > 0, jnp.sum(rates), 1)
 
 
 def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
