@@ -1,5 +1,6 @@
 import itertools as it
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,8 +136,6 @@ def test_stalls_occur_at_their_rate_and_add_their_size():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_number_of_stalls_is_poisson(rate, dtype):
     """With dozens of strata too, whose powers and factorials alone overflow."""
-    import equinox as eqx
-
     stalls = {"gemm": Stall(jnp.asarray(rate / 20), lognormal(0.0))}
     program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
     narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
@@ -157,6 +156,43 @@ def test_the_number_of_stalls_is_poisson(rate, dtype):
     np.testing.assert_allclose(found[:most], expected, rtol=1e-4, atol=1e-30)
     assert rate < 5 or most > 15
     np.testing.assert_allclose(slope, 20, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-4, 1e-3, 0.03, 1.0])
+def test_chances_of_few_stalls_keep_their_digits(rate):
+    """In single precision, of the last stratum too, which stands for itself and more; and their
+    derivatives, against differences of the law in double precision.
+    """
+    calls = 20
+    single = jnp.asarray(rate / calls, jnp.float32)
+    with jax.enable_x64(False):
+        stalls = {"gemm": Stall(single, lognormal(0.0))}
+        program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
+        counts, derivative = jax.jvp(
+            lambda x: (
+                make_plan(
+                    eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, x)
+                ).tables.stall_counts
+            ),
+            (single,),
+            (jnp.ones_like(single),),
+        )
+    most = max(stratum.stalls for stratum in program.strata)
+    number = np.arange(most)
+    given = calls * float(single)
+
+    def law(rate):
+        return np.append(
+            scipy.stats.poisson.pmf(number, rate), scipy.stats.poisson.sf(most - 1, rate)
+        )
+
+    assert counts.dtype == np.float32
+    np.testing.assert_allclose(counts[: most + 1], law(given), rtol=5e-6)
+    step = 1e-4 * given
+    slope = calls * (law(given + step) - law(given - step)) / (2 * step)
+    # That of one stall is zero at a rate of one.
+    allowed = 1e-5 * (np.abs(slope) + calls * law(given))
+    assert np.all(np.abs(np.asarray(derivative)[: most + 1] - slope) <= allowed)
 
 
 def test_the_jackknife_equals_resampling():
@@ -226,8 +262,6 @@ def test_a_rate_of_stalls_that_was_zero_when_compiled():
     program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
 
     def with_rate(rate):
-        import equinox as eqx
-
         return eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, jnp.asarray(rate))
 
     rare = simulate(with_rate(1e-4), num_samples=20_000, key=jax.random.key(0))

@@ -1,18 +1,25 @@
 """What `simulate` and `estimate` refuse."""
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..program import Program, check_variability, stall_rate
+from ..latency import AbstractLatency
+from ..program import Program, all_laws, check_means, check_scale, check_variability, stall_rate
 from ..random import check_key
-from ..replica import Plan
+from ..replica import Plan, every_kind
 
 
 # The cube of a normal approximates a sum of kernels well up to this skewness.
 MAX_SKEWNESS = 1.5
+# The most samples, 2^32, tell the mean of a law that is this wide to 1.5%, and none do beyond.
+MAX_SPREAD = 1000
 # The stratum with the most stalls also represents more stalls, whose probability must not matter.
 MAX_UNSEEN_STALLS = 1e-6
 
@@ -49,25 +56,20 @@ def check_num_samples(num_samples: Any) -> int:
 def check_plan(program: Program, plan: Plan) -> None:
     """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
     check_variability(program.variability)
-    moments = np.asarray(plan.tables.moments)
-    finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(plan))
-    if not finite or (moments[:2] < 0).any() or (np.asarray(plan.tables.mean) < 0).any():
+    table, tables = program.latencies, plan.tables
+    kinds = [table.kinds[kind] for kind in table.kind.value]
+    names = [f"Kernel {kind} {size}" for kind, size in zip(kinds, table.sizes, strict=True)]
+    check_means(np.asarray(table.mean), names, table.mean.dtype)
+    _check_laws(program, plan)
+    _check_collapse(program, plan, kinds)
+    parts = [getattr(tables, part.name) for part in dataclasses.fields(tables)]
+    parts = [plan.structure, *(part for part in parts if part is not tables.laws)]
+    finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(parts))
+    if not finite or (np.asarray(tables.moments)[:2] < 0).any():
         raise ValueError(
-            "Some latency of the program is negative or not finite; check the means and the "
-            "parameters of the laws (a negative or huge sigma does this)."
+            "Some latency of the program is negative or not finite; check the factors of the "
+            "network, the sizes of stalls and the program's adjustment."
         )
-    if program.resolution == "block":
-        direct = program.blocks.direct.value
-        collapsed = moments[2, : len(direct)][direct < 0]  # Others keep their own law.
-        skewness = max(
-            np.abs(x).max(initial=0) for x in (collapsed, np.asarray(plan.tables.skewness))
-        )
-        if skewness > MAX_SKEWNESS:
-            raise ValueError(
-                f"The kernels of a block have a summed latency of skewness {skewness:.2g}, and the "
-                f"collapse of blocks is right up to {MAX_SKEWNESS}; lower their spread, describe "
-                'what is rare and long as stalls, or use `resolution="kernel"`.'
-            )
     if len(program.stall_ops.value):
         rate, most = stall_rate(program), max(stratum.stalls for stratum in program.strata)
         unseen = float(plan.tables.stall_counts[most]) * rate / (most + 1)
@@ -76,3 +78,60 @@ def check_plan(program: Program, plan: Plan) -> None:
                 f"A replica's step has {rate:.2g} stalls on average, more than the program was "
                 "compiled for; compile it with the new rate."
             )
+
+
+def _check_laws(program: Program, plan: Plan) -> None:
+    """Raises if samples cannot tell the mean of some law, or the dtype does not hold its cubes."""
+    laws, found = all_laws(every_kind(program)), np.asarray(plan.tables.laws)
+    for (name, law), variance in zip(laws.items(), found[1], strict=True):
+        # What is no number here is computed again, for the law's own scale may be the reason.
+        if not variance <= MAX_SPREAD**2 and not (spread := _spread(law)) <= MAX_SPREAD:
+            times = f"{spread:.3g}" if spread < math.inf else "over 1e15"
+            raise ValueError(
+                f"The law of the {name} has a standard deviation of {times} times its mean, and "
+                f"samples do not tell the mean beyond {MAX_SPREAD} times; lower its spread."
+            )
+    for name, mean in zip(laws, found[0].tolist(), strict=True):
+        if name.startswith("residual"):  # Of others, only quantiles matter.
+            check_scale(f"the {name}", mean, found.dtype)
+
+
+def _spread(law: AbstractLatency) -> float:
+    """The standard deviation over the mean, in double precision; infinite beyond that."""
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), law)
+        mean, variance = float(wide.mean()), float(wide.variance())
+    if mean == 0:
+        return 0.0
+    spread = math.sqrt(variance) / mean
+    return spread if math.isfinite(spread) else math.inf
+
+
+def _check_collapse(program: Program, plan: Plan, kinds: Sequence[str]) -> None:
+    """Raises if three moments do not tell the latency of some block."""
+    if program.resolution != "block":
+        return
+    blocks, tables = program.blocks, plan.tables
+    several = blocks.direct.value < 0  # Others keep their own law.
+    moments = np.asarray(tables.moments)[:, : len(several)][:, several]
+    skewness = np.append(moments[2], np.asarray(tables.skewness))
+    finite = np.isfinite(moments).all() and np.isfinite(skewness).all()
+    if finite and np.abs(skewness).max(initial=0) <= MAX_SKEWNESS:
+        return
+    segments = blocks.segments.value
+    inside = blocks.class_segments.value[several].any(axis=0) @ segments
+    inside = inside + blocks.class_collectives.value[several].sum(axis=0)
+    for sides in (blocks.branches, blocks.around):
+        inside = inside + sides.communication.value.sum(axis=(0, 1))
+    inside = inside + np.abs(blocks.branches.compute.value).sum(axis=0) @ segments
+    laws = np.asarray(tables.laws, np.float64)[:, np.asarray(plan.structure.classes.kind)]
+    _, variance, third = laws[:, : len(kinds)]
+    mean = np.asarray(program.latencies.mean, np.float64)
+    worst = int(np.argmax((inside > 0) * np.abs(third) * mean**3))
+    found = f"{np.abs(skewness).max():.2g}" if finite else f"far above {MAX_SKEWNESS}"
+    raise ValueError(
+        f"The kernels of a block have a summed latency of skewness {found}, most of it by "
+        f"`{kinds[worst]}`, whose standard deviation is {np.sqrt(variance[worst]):.2g} times its "
+        f"mean, and the collapse of blocks is right up to {MAX_SKEWNESS}; lower this spread, "
+        'describe what is rare and long as stalls, or use `resolution="kernel"`.'
+    )

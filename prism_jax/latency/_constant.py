@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
 from ._log_sigma import log_sigma
-from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
 from ._scores import step_score
 from ._widen import widen
 
@@ -20,6 +20,7 @@ class Constant(AbstractLatency):
 
     def __init__(self, value: ArrayLike):
         (self.value,) = as_parameters(value)
+        check_held("value", value, self.value)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

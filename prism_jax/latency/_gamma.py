@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
 from ._gamma_series import temme_series
-from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
 from ._scores import log_density, log_ndtr, score_of_tails, step_score
 from ._widen import widen
 
@@ -177,6 +177,7 @@ class Gamma(AbstractLatency):
 
     def __init__(self, location: ArrayLike, cv: ArrayLike):
         self.location, self.cv = as_parameters(location, cv)
+        check_held("location", location, self.location)
 
     def __check_init__(self) -> None:
         _ = self.batch_shape

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
 from ._log_sigma import log_sigma
-from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
 from ._scores import step_score
 from ._widen import widen
 
@@ -43,6 +43,7 @@ class LogNormal(AbstractLatency):
 
     def __init__(self, median: ArrayLike, sigma: ArrayLike):
         self.median, self.sigma = as_parameters(median, sigma)
+        check_held("median", median, self.median)
 
     def __check_init__(self) -> None:
         _ = self.batch_shape

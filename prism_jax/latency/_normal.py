@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
-from ._parameters import Rule, as_parameters, broadcast_batch, non_negative
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
 from ._scores import log_density, step_score
 from ._widen import widen
 
@@ -27,6 +27,7 @@ class Normal(AbstractLatency):
 
     def __init__(self, location: ArrayLike, std: ArrayLike):
         self.location, self.std = as_parameters(location, std)
+        check_held("location", location, self.location)
 
     def __check_init__(self) -> None:
         _ = self.batch_shape

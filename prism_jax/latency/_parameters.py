@@ -26,6 +26,19 @@ def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
+def check_held(name: str, value: ArrayLike, held: Array) -> None:
+    """Raises if a value in seconds, not traced, is so small that its dtype makes it zero."""
+    if isinstance(value, jax.Array):
+        return
+    least, given = float(jnp.finfo(held.dtype).tiny), np.abs(np.asarray(value, np.float64))
+    lost = (given > 0) & (given < least)
+    if lost.any():
+        raise ValueError(
+            f"`{name}` is {given[lost].flat[0]:g}, less than the least number that {held.dtype} "
+            f"holds, {least:.2g}; give 0 or more, or set `jax_enable_x64`."
+        )
+
+
 def broadcast_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The common batch shape of parameters, which have equal rank or are scalars."""
     if len({len(shape) for shape in shapes if shape}) > 1:

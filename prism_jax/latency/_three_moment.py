@@ -5,7 +5,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
-from ._parameters import Rule, as_parameters, broadcast_batch, finite, non_negative
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, finite, non_negative
 from ._scores import step_score
 
 
@@ -66,6 +66,7 @@ class ThreeMoment(AbstractLatency):
 
     def __init__(self, location: ArrayLike, std: ArrayLike, skewness: ArrayLike):
         self.location, self.std, self.skewness = as_parameters(location, std, skewness)
+        check_held("location", location, self.location)
 
     def __check_init__(self) -> None:
         _ = self.batch_shape

@@ -3,7 +3,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import AbstractLatency
-from ._parameters import Rule, as_parameters, broadcast_batch, finite, non_negative
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, finite, non_negative
 from ._scores import step_score
 
 
@@ -21,6 +21,7 @@ class Scaled(AbstractLatency):
     def __init__(self, base: AbstractLatency, factor: ArrayLike):
         self.base = base
         self.factor = _like(factor, base)
+        check_held("factor", factor, self.factor)
 
     def __check_init__(self) -> None:
         _ = self.batch_shape

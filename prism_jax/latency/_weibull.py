@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
-from ._parameters import Rule, as_parameters, broadcast_batch, non_negative, positive
+from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative, positive
 from ._scores import expectation, log_ndtr, score_of_tails, step_score
 
 
@@ -25,6 +25,7 @@ class Weibull(AbstractLatency):
 
     def __init__(self, scale: ArrayLike, shape: ArrayLike):
         self.scale, self.shape = as_parameters(scale, shape)
+        check_held("scale", scale, self.scale)
 
     def __check_init__(self) -> None:
         _ = self.batch_shape

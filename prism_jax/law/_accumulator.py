@@ -18,7 +18,7 @@ _TILE = 4096
 def grid_of(pilot: np.ndarray) -> tuple[float, float]:
     """The two ends of the grid of bins, far beyond what the pilot saw."""
     low, middle, high = (float(x) for x in np.quantile(pilot, [0.01, 0.5, 0.99]))
-    spread = max((high - low) / 4.65, 1e-9 * abs(middle), 1e-15)
+    spread = max((high - low) / 4.65, 1e-9 * abs(middle)) or 1e-15
     smallest, largest = float(pilot.min()), float(pilot.max())
     return (
         max(min(middle - 30 * spread, 2 * smallest - middle), 0.0),

@@ -1,7 +1,12 @@
 from ._adjustment import Adjustment as Adjustment
 from ._assemble import KINDS as KINDS, assemble as assemble
 from ._branches import Overlaps as Overlaps, branch_moments as branch_moments, together as together
-from ._check import check_variability as check_variability
+from ._check import (
+    all_laws as all_laws,
+    check_means as check_means,
+    check_scale as check_scale,
+    check_variability as check_variability,
+)
 from ._collapse import (
     Collapse as Collapse,
     Sides as Sides,
@@ -66,7 +71,12 @@ from ._segment import (
 from ._sets import Sets as Sets
 from ._sinks import Sink as Sink, cut_at_sinks as cut_at_sinks, sinks_of as sinks_of
 from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
-from ._table import LatencyTable as LatencyTable, kernel_cumulants as kernel_cumulants
+from ._table import (
+    LatencyTable as LatencyTable,
+    kernel_cumulants as kernel_cumulants,
+    relative_cumulants as relative_cumulants,
+    unit_of as unit_of,
+)
 from ._throughput import Throughput as Throughput, throughput as throughput
 from ._variability import (
     Network as Network,

@@ -12,7 +12,7 @@ from ..latency import Constant
 from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
-from ._check import check_arguments, check_variability
+from ._check import check_arguments, check_means, check_variability
 from ._lay_out import lay_out
 from ._loaded import expert_loads
 from ._program import Ops, Program, Rows, Sinks
@@ -174,14 +174,10 @@ def _latency_table(
     for kind in (*variability.residual, *variability.stalls):
         if kind not in kinds and kind not in KINDS:
             raise ValueError(unknown_name("kind of kernel", kind, (*kinds, *KINDS)))
-    bad = [k for k in kernels if not (np.isfinite(k.mean) and k.mean >= 0)]
-    if bad:
-        raise ValueError(
-            f"Kernel {bad[0].kind} {bad[0].size} has a mean latency of {bad[0].mean} s; it must be "
-            "finite and not negative."
-        )
+    mean, dtype = np.array([kernel.mean for kernel in kernels]), jnp.result_type(float)
+    check_means(mean, [f"Kernel {kernel.kind} {kernel.size}" for kernel in kernels], dtype)
     return LatencyTable(
-        mean=jnp.asarray(np.array([kernel.mean for kernel in kernels]), jnp.result_type(float)),
+        mean=jnp.asarray(mean, dtype),
         kinds=tuple(kinds),
         kind=FrozenArray(np.array([kinds[kernel.kind] for kernel in kernels])),
         sizes=tuple(kernel.size for kernel in kernels),

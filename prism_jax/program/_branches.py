@@ -145,8 +145,9 @@ def together(
     variance_c = own + shared**2
     # The cube of a smaller number would underflow, and division by it fail.
     variance_c = jnp.where(variance_c > (_LEAST_VARIED * mean_c) ** 2, variance_c, 0)
+    std_c, skewness_c = shape_of(variance_c, third)
     weights, late_c, late_k = _quadrature(
-        (mean_c, *shape_of(variance_c, third), 1 - beta),
+        (mean_c, std_c, skewness_c, 1 - beta),
         (mean_k, *shape_of(variance_k, third_k), 1 - alpha),
     )
     by_compute, by_communication = mean_c + alpha * mean_k, mean_k + beta * mean_c
@@ -162,9 +163,10 @@ def together(
 
     first = mean(late)
     apart = late - _wide(first)
-    varies = variance_c > 0
-    slope = jnp.where(varies, mean(apart * late_c) / jnp.where(varies, variance_c, 1), 0)
-    shares = slope * shared
+    # The slope on compute times its shared part. Both are divided by the standard deviation, for
+    # the variance is small, and derivatives divide by its square.
+    inverse = jnp.where(std_c > 0, 1 / jnp.where(std_c > 0, std_c, 1), 0)
+    shares = mean(apart * (_wide(inverse) * late_c)) * (inverse * shared)
     variance = jnp.maximum(mean(apart**2) - shares**2, 0)
     return jnp.stack([about + first, variance, mean(apart**3), shares])
 

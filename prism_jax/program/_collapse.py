@@ -83,9 +83,8 @@ def segment_skewness(
     collapse: Collapse, cumulants: Float[Array, "3 kernels"]
 ) -> Float[Array, " segments"]:
     """The skewness of each segment on one member; zero if no other member waits."""
-    unit = jnp.max(cumulants[0], initial=1e-30)
-    counts = collapse.segments.T
-    _, skewness = shape_of(cumulants[1] / unit**2 @ counts, cumulants[2] / unit**3 @ counts)
+    _, variance, third = cumulants @ collapse.segments.T
+    _, skewness = shape_of(variance, third)
     return jnp.where(collapse.members > 1, skewness, 0)
 
 
@@ -116,13 +115,17 @@ def class_moments(
     **Arguments:**
 
     - `collapse`: the contents of the classes.
-    - `cumulants`: the cumulants of each kernel's latency.
+    - `cumulants`: the cumulants of each kernel's latency, in units of `unit_of` the means: in
+        seconds, third cumulants of kernels would underflow in single precision.
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
     - `load`: the laws of the loads of their members, if `collapse` has loads.
     - `apart`: whether to return the figures of communication alone.
+
+    **Returns:**
+
+    Latencies in the unit of the cumulants.
     """
-    unit, cumulants = _in_units(cumulants)
     serial = cumulants @ collapse.segments.T
     if load is not None and collapse.loads is not None:
         serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
@@ -159,7 +162,7 @@ def class_moments(
         found, more = of_sides(collapse.around, cumulants, network, inner, part)
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
-    return _in_seconds(whole, unit), shared * unit, _in_seconds(part, unit) if apart else None
+    return _moments(whole), shared, _moments(part) if apart else None
 
 
 def _shared(
@@ -179,17 +182,6 @@ def _shared(
     return class_segments @ jnp.where(some, 0, shared) + root(jnp.sum(of_each**2, axis=0))
 
 
-def _in_seconds(cumulants: Float[Array, "3 *shape"], unit) -> Float[Array, "3 *shape"]:
-    """The mean and the standard deviation in seconds, and the skewness."""
-    mean, variance, third = cumulants
-    std, skewness = shape_of(variance, third)
-    return jnp.stack([mean * unit, std * unit, skewness])
-
-
-def _in_units(cumulants: Float[Array, "3 kernels"]):
-    """A unit of time, and the cumulants in this unit: in seconds, third cumulants of kernels would
-    underflow in single precision.
-    """
-    unit = jax.lax.stop_gradient(jnp.max(cumulants[0]))
-    unit = jnp.where(unit > 0, unit, 1)
-    return unit, cumulants / jnp.stack([unit, unit**2, unit**3])[:, None]
+def _moments(cumulants: Float[Array, "3 *shape"]) -> Float[Array, "3 *shape"]:
+    """The mean, the standard deviation and the skewness."""
+    return jnp.stack([cumulants[0], *shape_of(cumulants[1], cumulants[2])])

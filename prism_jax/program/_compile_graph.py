@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from .._misc import check_type
@@ -10,6 +11,7 @@ from ..latency import AbstractLatency
 from ..schedule import SEND_RECV, OpGraph
 from ..workload import Block, Kernel, Segment
 from ._assemble import assemble
+from ._check import check_means, check_scale
 from ._program import Program
 from ._variability import Variability
 
@@ -80,7 +82,8 @@ def compile_graph(
     **Raises:**
 
     `ValueError` if there are no ops, an op waits for one that is not before it, a law is invalid,
-    or two ops of one kind have different laws.
+    two ops of one kind have different laws, or a latency is beyond the precision: in single
+    precision each is zero or at least 1.2e-38 s, and the longest is between 8e-19 and 1e18 s.
     """
     if not ops:
         raise ValueError("A graph without ops has no step time; give at least one `Op`.")
@@ -98,7 +101,12 @@ def compile_graph(
         )
     variability = Variability() if variability is None else variability
     kinds, laws = _kinds(ops, variability)
-    blocks = [_block(op, kind) for op, kind in zip(ops, kinds, strict=True)]
+    means, dtype = np.array([_mean(op) for op in ops]), jnp.result_type(float)
+    check_means(means, [f"Op {position}" for position in range(len(ops))], dtype)
+    for position, (op, mean) in enumerate(zip(ops, means.tolist(), strict=True)):
+        if isinstance(op.latency, AbstractLatency) and mean:
+            check_scale(f"op {position}", mean, dtype)
+    blocks = [_block(*one) for one in zip(ops, kinds, means.tolist(), strict=True)]
     return assemble(
         _graph(ops, sinks),
         blocks,
@@ -135,9 +143,12 @@ def _kinds(
     return kinds, {kind: law for kind, law in laws.items() if float(law.mean()) != 0}
 
 
-def _block(op: Op, kind: str) -> Block:
-    law = isinstance(op.latency, AbstractLatency)
-    mean = float(op.latency.mean() if law else op.latency)  # pyright: ignore
+def _mean(op: Op) -> float:
+    law = op.latency
+    return float(law.mean()) if isinstance(law, AbstractLatency) else float(law)
+
+
+def _block(op: Op, kind: str, mean: float) -> Block:
     kernel = Kernel(kind, f"{mean:g} s", mean, op.link)
     alone = Segment(((kernel, 1),)) if op.link is None else Segment((), kernel)
     return ((alone, 1),)

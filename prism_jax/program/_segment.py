@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
@@ -104,7 +105,7 @@ def segment_maxima(
     slowest = group.slowest
     std, skewness = shape_of(variance, third)
     # A constant segment is treated as one of tiny spread, so that its derivative is right too.
-    spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-12))  # Padding has no mean.
+    spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-18))  # Padding has no mean.
     grid = _grid(group, mean / spread, share)
     # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
     ratio = (slowest[:, None] / group.others)[:, :, None]
@@ -192,6 +193,11 @@ def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Ar
     return jnp.stack([*moments, jnp.zeros_like(slowest)])
 
 
+def least_std(dtype: DTypeLike) -> float:
+    """The least standard deviation whose cube the dtype holds: 7e-13 in single precision."""
+    return float(jnp.finfo(dtype).tiny) ** 0.32
+
+
 def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The square root; zero, with a derivative, of zero."""
     positive = x > 0
@@ -199,7 +205,11 @@ def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def shape_of(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
-    """The standard deviation and the skewness; zero, with a derivative, for a constant."""
-    constant, std = variance <= 0, root(variance)
-    skewness = third / jnp.where(constant, 1, variance) / jnp.where(constant, 1, std)
-    return std, jnp.where(constant, 0, skewness)
+    """The standard deviation and the skewness; zero, with a derivative, for a constant, and the
+    skewness also below `least_std`.
+    """
+    std = root(variance)
+    skewed = std > least_std(std.dtype)
+    # Divided three times: XLA turns two divisions in a row into one, by a product that underflows.
+    inverse = 1 / jnp.where(skewed, std, 1)
+    return std, jnp.where(skewed, third * inverse * inverse * inverse, 0)

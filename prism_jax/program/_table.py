@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
 from ..latency import AbstractLatency
+from ._segment import least_std
 
 
 class LatencyTable(eqx.Module):
@@ -35,28 +38,36 @@ class LatencyTable(eqx.Module):
     loading: Float[Array, " kernels"] | None = None
 
 
+def unit_of(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
+    """A unit of time in which no mean latency is above two: a power of two, in seconds, so that a
+    change of unit rounds nothing.
+    """
+    longest = jax.lax.stop_gradient(jnp.max(mean))
+    _, exponent = jnp.frexp(longest)
+    return jnp.where(longest > 0, jnp.ldexp(jnp.ones_like(longest), exponent - 1), 1)
+
+
+def relative_cumulants(laws: Sequence[AbstractLatency], dtype: DTypeLike) -> Float[Array, "3 laws"]:
+    """The mean of each law, and its variance and third central moment over powers of the mean."""
+    columns = []
+    for law in laws:
+        mean = law.mean()
+        column = [mean, law.variance() / mean**2, law.third_moment() / mean**3]
+        columns.append(jnp.stack(column).astype(dtype))
+    return jnp.stack(columns, axis=1)
+
+
 def kernel_cumulants(
-    mean: Float[Array, " kernels"], kind: Int[Array, " kernels"], laws: Sequence[AbstractLatency]
+    mean: Float[Array, " kernels"], shapes: Float[Array, "3 kernels"]
 ) -> Float[Array, "3 kernels"]:
-    """Mean, variance and third central moment of each kernel, in seconds to their power.
+    """Mean, variance and third central moment of each kernel, in the unit of the means to their
+    power. Kernels whose deviation is so small in this unit that its cube underflows are constant.
 
     **Arguments:**
 
-    - `mean`: the mean latency of each kernel.
-    - `kind`: the index of each kernel's law.
-    - `laws`: the laws, of which only the shape counts.
+    - `mean`: the mean latency of each kernel, in `unit_of` all.
+    - `shapes`: the law of each, as of `relative_cumulants`, of which only the shape counts.
     """
-    relative = []
-    for law in laws:
-        middle = law.mean()
-        relative.append(
-            jnp.stack(
-                [
-                    jnp.ones_like(middle),
-                    law.variance() / middle**2,
-                    law.third_moment() / middle**3,
-                ]
-            )
-        )
-    powers = jnp.stack([mean, mean**2, mean**3])
-    return jnp.stack(relative, axis=1).astype(mean.dtype)[:, kind] * powers
+    variance, third = shapes[1] * mean**2, shapes[2] * mean**3
+    varies = variance > least_std(mean.dtype) ** 2
+    return jnp.stack([mean, jnp.where(varies, variance, 0), jnp.where(varies, third, 0)])

@@ -29,7 +29,12 @@ from ._op_law import (
     table_score as table_score,
 )
 from ._pauses import poisson_stalls as poisson_stalls, stall_entries as stall_entries
-from ._plan import Plan as Plan, make_plan as make_plan, without_graph as without_graph
+from ._plan import (
+    Plan as Plan,
+    every_kind as every_kind,
+    make_plan as make_plan,
+    without_graph as without_graph,
+)
 from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of
 from ._structure import structure_of as structure_of
 from ._tiles import (

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -17,15 +18,23 @@ from ..program import (
     Stall,
     Unevenness,
     Variability,
+    all_laws,
     class_moments,
     fullest,
     gpu_factors,
     kernel_cumulants,
+    relative_cumulants,
     segment_skewness,
+    unit_of,
 )
 from ._arrays import Classes, Structure
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
 from ._structure import all_kinds, kernels_of, ranks_of, structure_of
+
+
+# So many more stalls than the most of any stratum have all of the rest that matters: with the rates
+# and strata of `make_strata`, each number has less than 0.4 of the probability of the one before.
+_MORE_STALLS = 16
 
 
 class Parameters(eqx.Module):
@@ -47,6 +56,8 @@ class Tables(eqx.Module):
 
     **Attributes:**
 
+    - `laws`: of each of `all_laws`, its mean, and its relative variance and third central moment,
+        to be checked.
     - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
         factor of the slowest GPU, in seconds.
     - `shared`: by how much a rank's other GPUs, given the slowest, make all its ops of a class
@@ -69,6 +80,7 @@ class Tables(eqx.Module):
     - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
     """
 
+    laws: Float[Array, "3 laws"]
     moments: Float[Array, "3 classes regimes nodes"]
     shared: Float[Array, "classes regimes nodes"] | None
     communication: Float[Array, "3 classes regimes"] | None
@@ -121,19 +133,25 @@ def make_plan(program: Program) -> Plan:
 
 def parameters_of(program: Program) -> Parameters:
     """The parameters of a program, padded."""
-    variability, table, adjustment = program.variability, program.latencies, program.adjustment
-    constant = Constant(np.ones((), table.mean.dtype))
-    residual = {kind: variability.residual.get(kind, constant) for kind in all_kinds(program)}
+    table, adjustment = program.latencies, program.adjustment
     number = 0 if adjustment is None else bucket(len(adjustment.latency), 16)
     return Parameters(
         mean=_grown(table.mean, kernels_of(program), 0),
         loading=None if table.loading is None else _grown(table.loading, kernels_of(program)),
-        variability=dataclasses.replace(variability, residual=residual),
+        variability=every_kind(program),
         unevenness=program.loads and program.loads.unevenness,
         latency_factor=adjustment and _grown(adjustment.latency, number),
         spread_factor=adjustment and _grown(adjustment.spread, number),
         gpu_factor=adjustment and _grown(adjustment.gpu, ranks_of(program)),
     )
+
+
+def every_kind(program: Program) -> Variability:
+    """The laws of a program, with one for each of `all_kinds`."""
+    constant = Constant(np.ones((), program.latencies.mean.dtype))
+    laws = program.variability.residual
+    residual = {kind: laws.get(kind, constant) for kind in all_kinds(program)}
+    return dataclasses.replace(program.variability, residual=residual)
 
 
 def _grown(x: Float[Array, " n"], number: int, fill: float = 1) -> Float[Array, " number"]:
@@ -150,7 +168,13 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     variability, mean = parameters.variability, parameters.mean
     dtype = mean.dtype
     laws = [variability.residual[kind] for kind in sorted(variability.residual)]
-    cumulants = kernel_cumulants(mean, classes.kind, laws)
+    unit = unit_of(mean)
+    shapes = relative_cumulants(laws, dtype)
+    cumulants = kernel_cumulants(mean / unit, shapes[:, classes.kind])
+    # These are only checked.
+    others = jax.lax.stop_gradient(list(all_laws(variability).values())[len(laws) :])
+    if others:
+        shapes = jnp.concatenate([shapes, relative_cumulants(others, dtype)], axis=1)
     regimes = jnp.ones((1,), dtype)
     network, probabilities = jnp.ones((len(mean), 1), dtype), jnp.ones((1,), dtype)
     if variability.network is not None:
@@ -174,10 +198,12 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     moments, shared, communication = class_moments(
         classes.collapse, cumulants, network, groups, load, apart=apart
     )
+    seconds = jnp.stack([unit, unit, jnp.ones_like(unit)])[:, None, None]
     return Tables(
-        moments=moments,
-        shared=shared if differ else None,
-        communication=communication,
+        laws=jax.lax.stop_gradient(shapes),
+        moments=moments * seconds[..., None],
+        shared=shared * unit if differ else None,
+        communication=None if communication is None else communication * seconds,
         skewness=segment_skewness(classes.collapse, cumulants),
         nodes=groups.slowest[0],
         tail_nodes=groups.slowest[1],
@@ -212,8 +238,10 @@ def _rates(stalls: Sequence[Stall], classes: Classes) -> Float[Array, " stalls"]
 
 
 def _shares(rates: Float[Array, " stalls"]) -> Float[Array, " stalls"]:
-    total = jnp.sum(rates)
-    return rates / jnp.where(total > 0, total, 1)
+    total = jax.lax.stop_gradient(jnp.sum(rates))
+    # Twice, because the derivative of the second division has the square of what it divides by.
+    rates = rates / jnp.where(total > 0, total, 1)
+    return rates / jnp.where(total > 0, jnp.sum(rates), 1)
 
 
 def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
@@ -224,14 +252,16 @@ def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
         return jnp.ones((1,), dtype)
     rate = jnp.sum(rates)
     # Each from the one before it: powers and factorials alone overflow. A rate of zero and its
-    # derivative are right.
+    # derivative are right. The last is a sum of more terms, for one minus a sum has few digits.
     terms = [jnp.exp(-rate)]
-    for k in range(1, 1 + classes.stall_counts):
+    for k in range(1, 1 + classes.stall_counts + _MORE_STALLS):
         terms.append(terms[-1] * rate / k)
+    law = jnp.stack(terms)
     number = jnp.arange(len(terms), dtype=jnp.int32)
-    body = jnp.where(number < classes.most_stalls, jnp.stack(terms), 0)
-    rest = jnp.maximum(1 - jnp.sum(body), 0)
-    return jnp.where(number == classes.most_stalls, rest, body).astype(dtype)
+    last = jnp.sum(jnp.where(number >= classes.most_stalls, law, 0))
+    law = jnp.where(number < classes.most_stalls, law, 0)
+    law = jnp.where(number == classes.most_stalls, last, law)
+    return law[: 1 + classes.stall_counts].astype(dtype)
 
 
 def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
