@@ -7,9 +7,13 @@ package's sampling, its collapse of blocks, or its rules of replicas. Arrays hav
 """
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+
+_score = statistics.NormalDist().inv_cdf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,7 @@ class _Batch:
     """Some steps."""
 
     def __init__(self, step: Step, laws: Laws, number: int, rng: np.random.Generator):
-        self.step, self.laws, self.rng = step, laws, rng
+        self.step, self.laws, self.number, self.rng = step, laws, number, rng
         ranks, alike = len(step.orders), (step.replicas, number)
         microbatches = sum("F" in token for token in step.orders[0])
         # Stalls and their sizes have a stream of their own: their number depends on the laws.
@@ -88,11 +92,16 @@ class _Batch:
         self.gpu = self.factor(laws.rank, (ranks, step.members, 1, *alike))
         self.worker = self.factor(laws.worker_step, (ranks, 1, 1, *alike))
         self.microbatch = self.factor(laws.microbatch, (microbatches, *alike))
-        self.whole = self.factor(laws.step, (number,))
+        # These two are dealt evenly over the steps, which leaves less noise.
+        self.whole = np.exp(laws.step * self.dealt(_score) - laws.step**2 / 2)
         probability, slowdown = laws.network
-        congested = rng.random(number, np.float32) < probability
+        congested = self.dealt(lambda share: share < probability)
         calm = 1 / (1 + probability * (slowdown - 1))  # So that the mean is one.
         self.congestion = np.where(congested, np.float32(slowdown * calm), np.float32(calm))
+
+    def dealt(self, of_share) -> np.ndarray:
+        """A function of the shares from 0 to 1, one of as many equal parts for each step."""
+        return self.rng.permutation([of_share((i + 0.5) / self.number) for i in range(self.number)])
 
     def factor(self, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
         z = self.rng.standard_normal(shape, np.float32)
@@ -135,7 +144,7 @@ class _Batch:
             total += self.row([(kernel, count)], factors, shape)
         return total
 
-    def block(self, block, factors: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def block(self, block, factors, shape: tuple[int, ...]) -> np.ndarray:
         """How long a block takes whose compute has `factors`, member by member on the first axis.
 
         In each of its segments the members run by themselves, also from one pair of branches to
@@ -203,11 +212,11 @@ class _Batch:
         return free
 
     def step_times(self) -> np.ndarray:
-        step, number = self.step, len(self.whole)
+        step, number = self.step, self.number
         # All replicas together reduce the gradients of a rank, and then all ranks meet.
         ends = self.pipelines().max(axis=1)
         reduced = [self.block(block, np.float32(1), (1, number)) for block in step.reductions]
         barrier = (ends + np.stack(reduced)).max(axis=0)
         everyone = (self.gpu * self.worker).reshape(-1, number)
         tail = self.block(step.tail, everyone, everyone.shape)
-        return self.whole.astype(float) * (barrier.astype(float) + tail)
+        return self.whole * (barrier.astype(float) + tail)
