@@ -120,11 +120,11 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     rows = jax.tree.map(lambda _: structure.graph.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
-        law = replace(law, microbatch=_microbatches(plan, sampled, key))
-        rows = replace(rows, microbatch=structure.graph.microbatch)
-        if plan.tables.loading is not None:
-            law = replace(law, loading=plan.tables.loading[structure.graph.row_class][:, None])
-            rows = replace(rows, loading=structure.graph.row)
+        assert plan.tables.loading is not None
+        loading = plan.tables.loading[structure.graph.row_class]
+        loading = loading[:, sampled.regimes] if loading.shape[1] > 1 else loading
+        law = replace(law, microbatch=_microbatches(plan, sampled, key), loading=loading)
+        rows = replace(rows, microbatch=structure.graph.microbatch, loading=structure.graph.row)
     if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
         spread = replace(law.class_law, spread=plan.tables.spread_factor[:, None])
         law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)

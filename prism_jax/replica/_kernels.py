@@ -69,7 +69,7 @@ class MemberLaw(AbstractOpLaw):
     row: Shaped[Array, "..."]
 
     def latency(self, op, z, common: MemberCommon):
-        alone = self.op_law.class_law.latency(z, common.common.residuals)
+        alone = self.op_law.with_data(self.op_law.class_law.latency(z, common.common.residuals))
         together = self._together(op, common)
         seconds = jnp.where(common.sequences.alone[self.row], alone, together)
         return self.op_law.finished(op, seconds, common.common)
@@ -80,6 +80,8 @@ class MemberLaw(AbstractOpLaw):
         slowdowns = common.sequences.slowdowns
         longest, dtype = steps.shape[1], common.mean.dtype
         factor = jnp.stack(self.members)
+        if self.op_law.microbatch is not None:
+            factor = factor * self.op_law.microbatch[None]
         shape = jnp.broadcast_shapes(self.row.shape, common.ids.shape)
         members = jnp.arange(count, dtype=jnp.uint32).reshape((count,) + (1,) * len(shape))
 

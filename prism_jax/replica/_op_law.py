@@ -125,7 +125,7 @@ class OpLaw(AbstractOpLaw):
 
     - `class_law`: the law of its class, given the slowest GPU and the regime of the network.
     - `microbatch`: the factor of its microbatch's data.
-    - `loading`: its loading on that factor; `None` if the factor acts in full.
+    - `loading`: its loading on that factor.
     - `factor`: the factor of the program's adjustment.
     - `given`: its score if this is given, or `nan`.
     """
@@ -139,18 +139,23 @@ class OpLaw(AbstractOpLaw):
     def latency(self, op, z, common: Common):
         if self.given is not None:
             z = jnp.where(jnp.isnan(self.given), z, self.given)
-        return self.finished(op, self.class_law.latency(z, common.residuals), common)
+        return self.finished(
+            op, self.with_data(self.class_law.latency(z, common.residuals)), common
+        )
+
+    def with_data(self, seconds):
+        """The latency of its kernels, with the factor of its microbatch's data."""
+        if self.microbatch is None:
+            return seconds
+        assert self.loading is not None
+        factor = self.microbatch
+        # As `1 + loading (f - 1)`, and to the last bit `f` where the loading is one.
+        return seconds * jnp.maximum(factor + (self.loading - 1) * (factor - 1), 0)
 
     def finished(self, op, seconds, common: Common):
         """The latency of the op from that of its kernels."""
         if self.factor is not None:
             seconds = seconds * self.factor
-        if self.microbatch is not None:
-            factor = self.microbatch
-            if self.loading is not None:
-                # As `1 + loading (f - 1)`, and to the last bit `f` where the loading is one.
-                factor = jnp.maximum(factor + (self.loading - 1) * (factor - 1), 0)
-            seconds = seconds * factor
         for pause in common.pauses:
             seconds = seconds + jnp.where(op == pause.op, pause.seconds, 0)
         return seconds

@@ -73,7 +73,8 @@ class Tables(eqx.Module):
     - `gpu`: the table of the factor of one GPU, where kernels are drawn one by one.
     - `slowest`, `tail_slowest`, `worker_step`, `microbatch`, `step`: tables of the shared factors,
         of `microbatch` perhaps sets.
-    - `loading`: what each class has of the factor of its microbatch; `None`: all of it.
+    - `loading`: what each class has of the factor of its microbatch, by regime: the share of its
+        compute; or, for a single kernel, its loading. `None` where no such factor varies.
     - `stall_shares`: the share of each entry of `Stalls`; `stall_sizes` by kind.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
@@ -97,7 +98,7 @@ class Tables(eqx.Module):
     tail_slowest: Table | None
     worker_step: Table | None
     microbatch: Table | Float[Array, "stretches factors"] | None
-    loading: Float[Array, " classes"] | None
+    loading: Float[Array, "classes regimes"] | None
     step: Table | None
     stall_shares: Float[Array, " stalls"] | None
     stall_sizes: Float[Array, "stall_kinds scores"] | None
@@ -189,6 +190,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
     apart = variability.worker_step is not None
+    by_data = variability.microbatch is not None
     unevenness = parameters.unevenness
     load = (
         classes.loads
@@ -196,14 +198,14 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         and fullest(classes.loads, unevenness, _gpu_spread(variability.rank, dtype))
     )
     moments, shared, communication = class_moments(
-        classes.collapse, cumulants, network, groups, load, apart=apart
+        classes.collapse, cumulants, network, groups, load, apart=apart or by_data
     )
     seconds = jnp.stack([unit, unit, jnp.ones_like(unit)])[:, None, None]
     return Tables(
         laws=jax.lax.stop_gradient(shapes),
         moments=moments * seconds[..., None],
         shared=shared * unit if differ else None,
-        communication=None if communication is None else communication * seconds,
+        communication=communication * seconds if apart and communication is not None else None,
         skewness=segment_skewness(classes.collapse, cumulants),
         nodes=groups.slowest[0],
         tail_nodes=groups.slowest[1],
@@ -217,7 +219,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         tail_slowest=slowest[1] if differ else None,
         worker_step=_optional(variability.worker_step, dtype),
         microbatch=_of_microbatches(variability.microbatch, dtype),
-        loading=_of_classes(parameters.loading, direct),
+        loading=_loadings(parameters.loading, direct, moments, communication) if by_data else None,
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
@@ -285,8 +287,15 @@ def _of_microbatches(law: AbstractLatency | Sets | None, dtype):
     return _optional(law, dtype)
 
 
-def _of_classes(loading, direct) -> Float[Array, " classes"] | None:
-    return None if loading is None else jnp.where(direct >= 0, loading[direct], 1)
+def _loadings(loading, direct, moments, communication) -> Float[Array, "classes regimes"]:
+    """The loading of each class on the factor of a microbatch. Of a block, it is the share of
+    compute in the mean, to first order in the factor: where a collective decides, compute beside it
+    does not count. The slowest GPU hardly changes it, so it is that of the middle node.
+    """
+    whole = moments[0, :, :, moments.shape[-1] // 2]
+    share = 1 - communication[0] / jnp.where(whole > 0, whole, 1)
+    single = 1 if loading is None else loading[direct][:, None]
+    return jnp.where(direct[:, None] >= 0, single, share)
 
 
 def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:

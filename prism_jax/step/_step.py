@@ -28,7 +28,7 @@ def compose_steps(
     key: KeyData,
     regimes: Int[Array, " samples"],
 ) -> Float[Array, " samples"]:
-    """Step times from the ends of each step's decisive replica: `G * max_s(E_s + RS_s) + tail`,
+    """Step times from the ends of each step's decisive replica: `G * (max_s(E_s + RS_s) + tail)`,
     where `G` is the factor of the step, `RS_s` are the gradient reductions that the pipeline rank
     still has to do from sink `s` on, and the tail follows the barrier of all ranks.
 
@@ -48,11 +48,7 @@ def compose_steps(
         GPUs. The tail is too short for this to matter.
     """
     barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
-    if plan.tables.step is not None:
-        barrier = barrier * look_up_one(plan.tables.step, z["step"])
-    if tail is not None:
-        barrier = barrier + tail.latency(z["tail"][None, :], plan.tables.residuals)[0]
-    return barrier
+    return _factor(plan, z["step"]) * (barrier + _seconds(plan, tail, z["tail"]))
 
 
 class Over(eqx.Module):
@@ -83,18 +79,14 @@ def steps_of(
     barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
     if over.last == "step":
         assert plan.tables.step is not None
-        left = jnp.broadcast_to(over.threshold, barrier.shape)
-        if tail is not None:
-            left = left - tail.latency(z["tail"][None, :], plan.tables.residuals)[0]
+        whole = barrier + _seconds(plan, tail, z["tail"])
         # Samples that only fill up a tile end at zero.
-        score = table_score(
-            plan.tables.step, left / jnp.where(barrier > 0, barrier, over.threshold)
-        )
+        whole = jnp.where(whole > 0, whole, over.threshold)
+        score = table_score(plan.tables.step, over.threshold / whole)
     else:
-        if plan.tables.step is not None:
-            barrier = barrier * look_up_one(plan.tables.step, z["step"])
         assert tail is not None
-        score = tail.score((over.threshold - barrier)[None, :], plan.tables.residuals)[0]
+        left = over.threshold / _factor(plan, z["step"]) - barrier
+        score = tail.score(left[None, :], plan.tables.residuals)[0]
     # Beyond the table nothing is known but that it hardly ever happens.
     return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 
@@ -173,15 +165,22 @@ def _factor(plan: Plan, score: Float[Array, " samples"]) -> Float[Array, " sampl
     return jnp.ones_like(score) if step is None else look_up_one(step, score)
 
 
+def _seconds(
+    plan: Plan, tail: ClassLaw | None, score: Float[Array, " samples"]
+) -> Float[Array, " samples"]:
+    """The tail of each step, before the factor of the step."""
+    if tail is None:
+        return jnp.zeros_like(score)
+    return tail.latency(score[None, :], plan.tables.residuals)[0]
+
+
 def last_draws(plan: Plan, step_ids: Any, key: Any, regimes: Any) -> Float[Array, "2 samples"]:
-    """The factor of each step and its tail, in seconds. See `compose_steps`."""
+    """The factor of each step and, with it, the step's tail, in seconds. See `compose_steps`."""
     sinks = len(plan.structure.sinks.first)
     ends = jnp.zeros((sinks, step_ids.shape[0]), plan.dtype)
     _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
     factor = _factor(plan, z["step"])
-    if tail is None:
-        return jnp.stack([factor, jnp.zeros_like(factor)])
-    return jnp.stack([factor, tail.latency(z["tail"][None, :], plan.tables.residuals)[0]])
+    return jnp.stack([factor, factor * _seconds(plan, tail, z["tail"])])
 
 
 def _reductions(
