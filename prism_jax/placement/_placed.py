@@ -32,7 +32,7 @@ class Placed:
     - `run`: the simulation.
     - `regimes`: `(steps,)`, of the network.
     - `factor`, `tail`: `(steps,)`; a step takes `factor * slowest + tail` seconds, where `slowest`
-        is the latest of its replicas.
+        is the latest of its replicas. The tail has the factor already.
     """
 
     run: Run

@@ -26,7 +26,7 @@ class LatencyTable(eqx.Module):
     - `on_network`: whether the network's regime applies to a kernel.
     - `loading`: for a kernel that is an op by itself, how strongly the factor `f` of its
         microbatch's data acts on it: it takes `1 + loading (f - 1)` times as long, but never a
-        negative time. On kernels of other ops, and on all kernels if `loading` is `None`, the
+        negative time. On the compute of other ops, and on all compute if `loading` is `None`, the
         factor acts in full.
     """
 

@@ -60,15 +60,16 @@ class Variability(eqx.Module):
         constant.
     - `rank`: the law of the persistent factor of a GPU on its compute. `None` if all GPUs are
         equal.
-    - `step`: the law of the factor of a step on all of its ops.
+    - `step`: the law of the factor of a step on all of its ops, also those after the barrier of all
+        ranks.
     - `worker_step`: the law of the factor of a pipeline rank of one replica, in one step, on its
         compute. The GPUs of the rank share it: it multiplies the factor of the slowest of them.
         Unlike that factor, it is drawn anew for each step. It does not act on what runs after the
         barrier of all ranks.
     - `microbatch`: the law of the factor of a microbatch's data on the compute for this microbatch:
         either one law for independent microbatches, or sets of factors that the microbatches of a
-        replica in one step take together. How strongly it acts on an op is the `loading` of its
-        kernel.
+        replica in one step take together. It does not act on collectives. How strongly it acts on
+        an op of a single kernel is the `loading` of this kernel.
     - `network`: the regime that all communication between nodes shares in a step.
     - `stalls`: the stalls of each kind of kernel that stalls.
     """
