@@ -139,8 +139,8 @@ def _over_tiles(function, the_program, num_samples, key):
     shared = (make_plan(the_program), key_data(key))
     totals: Any = None
     for batch in tiles(function, shared, num_samples, per_batch=tiles_of(shared[0])):
-        zero = jax.tree.map(lambda x: np.zeros(x.shape[1:]), batch.arrays)
-        totals = batch.added_to(zero if totals is None else totals)
+        found = jax.tree.map(lambda x: x.sum(axis=0, dtype=float), batch.by_tile())
+        totals = found if totals is None else jax.tree.map(np.add, totals, found)
     total, of_tables = totals
     return float(total) / num_samples, of_tables
 

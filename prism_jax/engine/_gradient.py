@@ -6,7 +6,7 @@ depend on stall rates and the network. Samples are not stored; they are drawn ag
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,9 @@ from jaxtyping import Float
 
 from ..program import Program
 from ..replica import (
+    Batch,
     Plan,
+    Tables,
     by_strata,
     given_scores,
     gradients_of,
@@ -74,53 +76,64 @@ def pull_back(composed_: Composed, weightings: Iterable[Weighting]) -> list[Prog
     For each figure, a program whose parameters are the derivatives, with `None` for everything that
     is not a float.
     """
-    found = [_of_figure(composed_, weighting) for weighting in weightings]
-    return gradients_of(composed_.run.program, found)
-
-
-def _of_figure(composed_: Composed, weighting: Weighting) -> Any:
-    """Derivatives with respect to the plan's tables."""
-    run, over = composed_.run, weighting.over or composed_.over
-    of_tables = jax.tree.map(lambda x: np.zeros(x.shape), run.plan.tables)
+    run, every = composed_.run, [*weightings]
+    sums = jax.tree.map(lambda x: np.zeros((len(every), *x.shape)), run.plan.tables)
     for k, stretch in enumerate(composed_.stretches):
         mine = slice(stretch.draws.first, stretch.draws.first + stretch.steps)
-        slope, influence = weighting.slope[mine], weighting.influence[mine]
-        of_tables, of_ends = _through_steps(run, stretch, over, slope, of_tables)
-        of_tables = _through_replicas(run, stretch, of_ends, of_tables)
+        slopes = np.stack([one.slope[mine] for one in every])
+        thresholds = [one.over or composed_.over for one in every]
+        of_ends = _through_steps(run, stretch, thresholds, slopes, sums)
+        _through_replicas(run, stretch, of_ends, sums)
         if isinstance(stretch.decision, VectorRule):
-            selections = stretch.decision.selections
-            if weighting.resampled is not None:
-                selections = weighting.resampled[k].selections
-            of_tables = through_weights(run, stretch, selections, influence, of_tables)
-    return of_tables
+            selections = [
+                stretch.decision.selections
+                if one.resampled is None
+                else one.resampled[k].selections
+                for one in every
+            ]
+            influences = [one.influence[mine] for one in every]
+            through_weights(run, stretch, selections, influences, sums)
+    return gradients_of(run.program, sums)
 
 
-def _through_steps(run: Run, stretch: Stretch, over: Over | None, slope, of_tables):
-    """Backpropagates through the composition of steps, to the plan and the ends of kept samples."""
+def _through_steps(
+    run: Run, stretch: Stretch, over: Sequence[Over | None], slopes: np.ndarray, sums: Tables
+) -> Float[np.ndarray, "figures kept sinks"]:
+    """Backpropagates through the composition of steps: adds to the derivatives with respect to
+    tables, and returns those with respect to the ends of kept samples.
+    """
     decision = stretch.decision
     assert isinstance(decision, AbstractOneDecides)
     sinks, kept = run.program.sinks.number, decision.kept
-    of_ends = np.zeros(kept.ends.shape)
-    needed = np.flatnonzero(_that_count(slope))
-    samples = decision.samples(0, stretch.steps)[needed]
-    regimes = decision.deal.regimes(0, stretch.steps)[needed]
+    of_ends = np.zeros((len(slopes), *kept.ends.shape))
+    figure, needed = np.nonzero(_that_count(slopes))
+    steps = np.arange(stretch.steps)
+    samples, regimes = decision.samples(0, len(steps)), decision.deal.regimes(0, len(steps))
+    # Given the rest, figures differ by their thresholds.
+    last = over[0].last if over[0] is not None else None
+    thresholds = np.array([0.0 if one is None else float(one.threshold) for one in over])
+    packed = _packed(figure, len(slopes), tile_size(len(needed)))
 
     def inputs(first, count):
-        some = slice(first, first + count)
+        some = packed.entries[first : first + count]
+        at = needed[some]
         ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
-        ends[:, :sinks] = kept.ends[samples[some]]
-        ids = (kept.first + needed[some]).astype(np.uint32)
-        return ids, ends, regimes[some], slope[needed[some]].astype(run.plan.dtype)
+        ends[:, :sinks] = kept.ends[samples[at]]
+        slope = np.where(some >= 0, slopes[figure[some], at], 0)
+        ids = (kept.first + at).astype(np.uint32)
+        dtype = run.plan.dtype
+        of_figure = thresholds[figure[some]].astype(dtype)
+        return ids, ends, regimes[at], slope.astype(dtype), of_figure
 
-    shared = (without_graph(run.plan), run.key, over)
-    options = {"per_batch": STEP_TILES, "size": tile_size(len(needed))}
-    for batch in tiles(_step_vjp, shared, len(needed), inputs, **options):
+    shared = (without_graph(run.plan), run.key, last)
+    for batch in packed.tiles(_step_vjp, shared, inputs, per_batch=STEP_TILES):
         tables_share, ends_share = batch.arrays
-        of_tables = dataclasses.replace(batch, arrays=tables_share).added_to(of_tables)
+        packed.add(sums, dataclasses.replace(batch, arrays=tables_share))
         of_steps = dataclasses.replace(batch, arrays=ends_share).samples()
         step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
-        np.add.at(of_ends, (samples[batch.first + step], sink), of_steps[step, sink])
-    return of_tables, of_ends
+        some = packed.entries[batch.first + step]
+        np.add.at(of_ends, (figure[some], samples[needed[some]], sink), of_steps[step, sink])
+    return of_ends
 
 
 def _that_count(slope: np.ndarray) -> np.ndarray:
@@ -129,8 +142,9 @@ def _that_count(slope: np.ndarray) -> np.ndarray:
     return size * len(slope) > _LEAST_SLOPE * size.sum()
 
 
-def _step_vjp(shared, _, ids, ends, regimes, slope):
-    plan, key, over = shared
+def _step_vjp(shared, _, ids, ends, regimes, slope, threshold):
+    plan, key, last = shared
+    over = None if last is None else Over(threshold, last)
 
     def forward(tables, ends):
         return steps_of(dataclasses.replace(plan, tables=tables), ends.T, ids, key, regimes, over)
@@ -139,27 +153,66 @@ def _step_vjp(shared, _, ids, ends, regimes, slope):
     return vjp(slope)
 
 
-def _through_replicas(run: Run, stretch: Stretch, of_ends, of_tables):
-    """Backpropagates through the replica samples that steps depend on, to the plan.
+def _through_replicas(run: Run, stretch: Stretch, of_ends: np.ndarray, sums: Tables) -> None:
+    """Backpropagates through the replica samples that steps depend on: adds to the derivatives with
+    respect to tables.
 
     Each pair of a sample and a deciding sink is backpropagated along one path.
     """
     draws, kept = stretch.draws, stretch.decision.kept
-    needed, sink = np.nonzero(of_ends)
+    figure, needed, sink = np.nonzero(of_ends)
     points = sobol_points(run, draws)
+    packed = _packed(figure, len(of_ends), tile_size(len(needed)))
 
     def inputs(first, count):
-        some = slice(first, first + count)
+        some = packed.entries[first : first + count]
         ids = kept.ids[needed[some]]
         given = () if points is None else (points[ids - np.uint32(draws.first)],)
-        weight = of_ends[needed[some], sink[some]].astype(kept.ends.dtype)
-        return ids, sink[some].astype(np.int32), weight, *given
+        weight = np.where(some >= 0, of_ends[figure[some], needed[some], sink[some]], 0)
+        return ids, sink[some].astype(np.int32), weight.astype(kept.ends.dtype), *given
 
     shared = (run.plan, draws.lead, run.key)
-    options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed))}
-    for batch in tiles(_replica_vjp, shared, len(needed), inputs, **options):
-        of_tables = batch.added_to(of_tables)
-    return of_tables
+    for batch in packed.tiles(_replica_vjp, shared, inputs, per_batch=tiles_of(run.plan)):
+        packed.add(sums, batch)
+
+
+class _Packed(NamedTuple):
+    """Entries of several figures in tiles, so that each tile has entries of one figure only.
+
+    **Attributes:**
+
+    - `entries`: the entry at each place, or -1 for none.
+    - `figure`: the figure of each tile.
+    - `size`: of a tile.
+    """
+
+    entries: np.ndarray
+    figure: np.ndarray
+    size: int
+
+    def tiles(self, function, shared, inputs, *, per_batch: int) -> Iterator[Batch]:
+        options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}
+        return tiles(function, shared, len(self.entries), inputs, **options)
+
+    def add(self, sums: Tables, batch: Batch) -> None:
+        """Adds the sums of tiles to those of their figures."""
+        first = batch.first // self.size
+
+        def add(total, of_tiles):
+            np.add.at(total, self.figure[first : first + len(of_tiles)], of_tiles)
+
+        jax.tree.map(add, sums, batch.by_tile())
+
+
+def _packed(figure: np.ndarray, figures: int, size: int) -> _Packed:
+    """See `_Packed`; `figure` is that of each entry, ascending."""
+    number = np.bincount(figure, minlength=figures)
+    in_tiles = -(-number // size)
+    of_tile = np.repeat(np.arange(figures), in_tiles)
+    start = size * (np.cumsum(in_tiles) - in_tiles) - (np.cumsum(number) - number)
+    entries = np.full(len(of_tile) * size, -1)
+    entries[np.arange(len(figure)) + start[figure]] = np.arange(len(figure))
+    return _Packed(entries, of_tile, size)
 
 
 def _replica_vjp(shared, _, ids, sink, weight, *points):

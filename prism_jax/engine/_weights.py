@@ -2,29 +2,47 @@
 
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..replica import stall_entries, tiles
+from ..replica import Tables, stall_entries, tiles
 from ..step import STEP_TILES, Selection, VectorRule
 from ._prepare import Run
 from ._run import Stretch
 
 
 def through_weights(
-    run: Run, stretch: Stretch, selections: Sequence[Selection], influence, of_tables
-):
-    """Through how likely stalls of each kind, and a congested network, are.
+    run: Run,
+    stretch: Stretch,
+    selections: Sequence[tuple[Selection, ...]],
+    influences: Sequence[np.ndarray],
+    sums: Tables,
+) -> None:
+    """Through how likely stalls of each kind, and a congested network, are: adds to the derivatives
+    of figures with respect to tables.
 
     **Arguments:**
 
-    - `selections`: those of the stretch, or the same with new weights of samples.
+    - `selections`: for each figure, those of the stretch, or the same with new weights of samples.
+    - `influences`: for each figure, as in [`Weighting`][].
+    """
+    if len(run.program.strata) == 1:
+        return
+    of_samples = np.zeros((len(influences), len(stretch.decision.kept.ids)))
+    for f, (mine, influence) in enumerate(zip(selections, influences, strict=True)):
+        of_counts, of_regime, of_samples[f] = _of_figure(run, stretch, mine, influence)
+        sums.stall_counts[f] += of_counts
+        sums.network[f] += of_regime
+    if sums.stall_shares is not None:
+        sums.stall_shares[:] += _through_entries(run, stretch, of_samples)
+
+
+def _of_figure(run: Run, stretch: Stretch, selections: tuple[Selection, ...], influence):
+    """The derivatives of a figure with respect to the probabilities of each number of stalls and of
+    each regime, and to the logarithm of the weight of each sample.
     """
     decision = stretch.decision
     assert isinstance(decision, VectorRule)
-    if len(run.program.strata) == 1:
-        return of_tables
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
     of_samples = np.zeros(len(decision.kept.ids))
@@ -41,41 +59,32 @@ def through_weights(
         of_stratum -= change.sum() * selection.mass
     # The samples of a stratum share its weight, so a relative change of it is one of theirs.
     stalls = np.array([stratum.stalls for stratum in run.program.strata])
-    of_counts = np.bincount(stalls, of_stratum, len(of_tables.stall_counts))
     likely = np.asarray(run.plan.tables.stall_counts, np.float64)
+    of_counts = np.bincount(stalls, of_stratum, len(likely))
     of_counts = np.where(likely > 0, of_counts / np.where(likely > 0, likely, 1), 0)
-    totals = (of_tables.stall_counts + of_counts, of_tables.network + of_regime)
-    of_tables = eqx.tree_at(lambda t: (t.stall_counts, t.network), of_tables, totals)
-    return _through_entries(run, stretch, of_samples, of_tables)
+    return of_counts, of_regime, of_samples
 
 
-def _through_entries(run: Run, stretch: Stretch, of_samples, of_tables):
+def _through_entries(run: Run, stretch: Stretch, of_samples: np.ndarray) -> np.ndarray:
     """Through which op each stall of a sample pauses, given how many there are: of the logarithm of
     a sample's likelihood, the derivative with respect to an entry's share is how many of its stalls
     are that entry, over the share.
     """
-    shares, kept = run.plan.tables.stall_shares, stretch.decision.kept
-    if shares is None:
-        return of_tables
+    kept, share = stretch.decision.kept, np.asarray(run.plan.tables.stall_shares, np.float64)
     stalls = np.array([stratum.stalls for stratum in run.program.strata])[kept.stratum]
-    needed = np.flatnonzero((stalls > 0) & (of_samples != 0))
+    needed = np.flatnonzero((stalls > 0) & (of_samples != 0).any(axis=0))
 
     def inputs(first, count):
         some = needed[first : first + count]
         return kept.ids[some], stalls[some].astype(np.int32)
 
-    counts = np.zeros(len(shares))
-    for batch in tiles(
-        _entries_tile, (run.plan, run.key), len(needed), inputs, per_batch=STEP_TILES
-    ):
+    counts = np.zeros((len(share), len(of_samples)))
+    shared = (run.plan, run.key)
+    for batch in tiles(_entries_tile, shared, len(needed), inputs, per_batch=STEP_TILES):
         entries = batch.samples()
-        weight = of_samples[needed[batch.first : batch.first + batch.count], None]
-        there = entries >= 0
-        weight = np.broadcast_to(weight, entries.shape)[there]
-        counts += np.bincount(entries[there], weight, len(counts))
-    share = np.asarray(shares, np.float64)
-    of_shares = np.where(share > 0, counts / np.where(share > 0, share, 1), 0)
-    return eqx.tree_at(lambda t: t.stall_shares, of_tables, of_tables.stall_shares + of_shares)
+        sample, stall = np.nonzero(entries >= 0)
+        np.add.at(counts, entries[sample, stall], of_samples.T[needed[batch.first + sample]])
+    return np.where(share > 0, counts.T / np.where(share > 0, share, 1), 0)
 
 
 def _entries_tile(shared, _, ids, stalls):

@@ -31,6 +31,7 @@ from ._op_law import (
 from ._pauses import poisson_stalls as poisson_stalls, stall_entries as stall_entries
 from ._plan import (
     Plan as Plan,
+    Tables as Tables,
     every_kind as every_kind,
     make_plan as make_plan,
     without_graph as without_graph,

@@ -1,7 +1,6 @@
 """Converts derivatives with respect to tables to derivatives with respect to parameters."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -18,16 +17,15 @@ def gradient_of(program: Program, of_tables: Tables) -> Program:
     """The derivative with respect to a program's parameters, from that with respect to its tables:
     a program with `None` for everything that is not a float.
     """
-    (gradient,) = gradients_of(program, [of_tables])
+    (gradient,) = gradients_of(program, jax.tree.map(lambda x: np.asarray(x)[None], of_tables))
     return gradient
 
 
-def gradients_of(program: Program, of_tables: Sequence[Tables]) -> list[Program]:
-    """`gradient_of` of several figures of a program."""
+def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
+    """`gradient_of` of several figures of a program, which are the first axis of each table."""
     classes = structure_of(program).classes
-    together = jax.tree.map(lambda *x: np.stack(x), *of_tables)
-    found = jax.tree.map(np.asarray, _tabulate_vjp(classes, parameters_of(program), together))
-    rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables))]
+    found = jax.tree.map(np.asarray, _tabulate_vjp(classes, parameters_of(program), of_tables))
+    rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables.mean))]
     return [_of_program(program, row) for row in rows]
 
 

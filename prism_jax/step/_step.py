@@ -57,12 +57,12 @@ class Over(eqx.Module):
 
     **Attributes:**
 
-    - `threshold`: in seconds.
+    - `threshold`: in seconds, for all steps or for each.
     - `last`: the draw that is not given: that of the `"step"` factor or of the `"tail"`. It must
         vary.
     """
 
-    threshold: Float[Array, ""]
+    threshold: Float[Array, "*steps"]
     last: str = eqx.field(static=True)
 
 
