@@ -1,4 +1,4 @@
-"""How often 95 % intervals contain the truth, which is estimated from a long run."""
+"""How often 95 % intervals contain the truth."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,10 @@ _STEPS = 2**14
 # The truth is of so many times as many steps.
 _LONGER = 64
 # Enough of the slowest of so many replicas for intervals.
-_STEPS_OF = {1: 2**14, 64: 2**15, 128: 2**16}
+_STEPS_OF = {1: 2**14, 64: 2**15, 128: 2**15}
+# Of `_of_sensitivity`: the spreads of ops and factors, the stalls of a step, and the median and the
+# spread of their size, in seconds.
+_SIGMA, _RANK, _STEP, _STALLS, _SIZE = 0.05, 0.01, 0.005, 0.02, (0.1, 0.5)
 
 
 def measure(repetitions: int, of: str | None = None) -> list[dict[str, Any]]:
@@ -104,7 +107,7 @@ def _of_what_if(repetitions: int) -> Iterator[dict[str, Any]]:
 
 def _of_sensitivity(repetitions: int) -> Iterator[dict[str, Any]]:
     """Of p95 of three ops one after the other, with factors and stalls, for some numbers of
-    replicas. A replica stalls so seldom that a step hardly does, too.
+    replicas. A replica stalls so seldom that a step hardly does, too. The truth is an integral.
     """
     import jax.numpy as jnp
 
@@ -114,43 +117,100 @@ def _of_sensitivity(repetitions: int) -> Iterator[dict[str, Any]]:
     from tests.helpers import lognormal
 
     ops = [prism.Op(1.0, kind=kind, after=[*range(i)][-1:]) for i, kind in enumerate("abc")]
-    parts = ["a", "rank", "step", "stalls of c"]
+    parts = {"a": "sigma", "rank": "rank", "step": "step", "stalls of c": "rate"}
     for num_replicas, num_samples in _STEPS_OF.items():
         variability = Variability(
-            residual=dict.fromkeys("abc", Normal(1.0, 0.05)),
-            rank=lognormal(0.01),
-            step=lognormal(0.005),
-            stalls={"c": Stall(jnp.asarray(0.02 / num_replicas), LogNormal(0.1, 0.5))},
+            residual=dict.fromkeys("abc", Normal(1.0, _SIGMA)),
+            rank=lognormal(_RANK),
+            step=lognormal(_STEP),
+            stalls={"c": Stall(jnp.asarray(_STALLS / num_replicas), LogNormal(*_SIZE))},
         )
         program = prism.compile_graph(ops, variability=variability, num_replicas=num_replicas)
+        name = f"R = {num_replicas}: {{}}".format
+        truth = {name("p95"): _p95(num_replicas)}
+        truth[name("mean of a")] = _slope(num_replicas, "mean")
+        for part, law in parts.items():
+            truth[name(f"spread of {part}")] = _slope(num_replicas, law)
+            gain = _p95(num_replicas) - _p95(num_replicas, **{law: 0.0})
+            truth[name(f"gain of {part}")] = gain
 
-        def sensitivity(count, key, program=program, replicas=num_replicas):
-            options = {"num_samples": count, "key": key, "parts": parts}
+        def sensitivity(count, key, program=program, name=name):
+            options = {"num_samples": count, "key": key, "parts": [*parts]}
             found = prism.sensitivity(program, prism.Quantile(0.95), **options)
-            rows = {f"R = {replicas}: p95": found.value}
+            rows = {name("p95"): found.value}
             for part in found.parts:
                 if part.name in parts:
                     for field in ("mean", "spread", "gain"):
                         if getattr(part, field) is not None:
-                            rows[f"R = {replicas}: {field} of {part.name}"] = getattr(part, field)
+                            rows[name(f"{field} of {part.name}")] = getattr(part, field)
             return rows
 
-        yield from _covered(sensitivity, num_samples, repetitions)
+        yield from _covered(sensitivity, num_samples, repetitions, truth)
+
+
+def _slope(num_replicas: int, law: str) -> float:
+    """The derivative of p95 with respect to a factor of one on a law."""
+    high, low = (_p95(num_replicas, **{law: 1 + by}) for by in (1e-3, -1e-3))
+    return (high - low) / 2e-3
+
+
+def _p95(num_replicas: int, **factors: float) -> float:
+    """The p95 of the step of `_of_sensitivity`, by numerical integration, with factors on the mean
+    and the spread of op `a`, on the spread of the GPU's and of the step's factor, or on the rate of
+    stalls.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm, poisson
+
+    of = {"mean": 1.0, "sigma": 1.0, "rank": 1.0, "step": 1.0, "rate": 1.0} | factors
+    z, weight = np.polynomial.hermite_e.hermegauss(40)
+    weight = weight / weight.sum()
+
+    def log_normal(sigma):
+        return np.exp(sigma * z - sigma**2 / 2)
+
+    gpu, step = log_normal(_RANK * of["rank"]), log_normal(_STEP * of["step"])
+    mean = of["mean"] + 2
+    std = _SIGMA * np.sqrt((of["mean"] * of["sigma"]) ** 2 + 2)
+    size = _SIZE[0] * np.exp(_SIZE[1] * z)
+    two = np.add.outer(size, size).ravel()
+    stalls = [(np.zeros(1), np.ones(1)), (size, weight), (two, np.outer(weight, weight).ravel())]
+    chances = poisson.pmf([0, 1, 2], _STALLS / num_replicas * of["rate"])
+
+    def until(t):  # The distribution function of one replica's end.
+        total = 0.0
+        for chance, (seconds, shares) in zip(chances / chances.sum(), stalls, strict=True):
+            score = (np.subtract.outer(t, seconds)[..., None] - gpu * mean) / (gpu * std)
+            total = total + chance * (norm.cdf(score) @ weight @ shares)
+        return total
+
+    def missing(t):
+        return weight @ until(t / step) ** num_replicas - 0.95
+
+    found: Any = brentq(missing, 2.0, 6.0, xtol=1e-12)
+    return found
 
 
 def _covered(
-    analysis: Callable[..., dict[str, Any]], num_samples: int, repetitions: int
+    analysis: Callable[..., dict[str, Any]],
+    num_samples: int,
+    repetitions: int,
+    truth: dict[str, float] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """How often the intervals of an analysis contain what a long one finds, of those given."""
+    """How often the intervals of an analysis, of those given, contain the truth; by default, what a
+    long one finds.
+    """
     import jax
 
-    truth = analysis(_LONGER * num_samples, jax.random.key(0))
+    if truth is None:
+        long = analysis(_LONGER * num_samples, jax.random.key(0))
+        truth = {name: estimate.value for name, estimate in long.items()}
     held: dict[str, list[bool]] = {name: [] for name in truth}
     for seed in range(repetitions):
         for name, estimate in analysis(num_samples, jax.random.key(1 + seed)).items():
             low, high = estimate.interval()
             if low == low:
-                held[name].append(low <= truth[name].value <= high)
+                held[name].append(low <= truth[name] <= high)
     for name, mine in held.items():
         yield {
             "what": name,

@@ -152,7 +152,9 @@ def test_the_shares_of_rare_stalls_have_derivatives(rate, single):
     def share(other):
         stalls = {"gemm": Stall(jnp.asarray(rate), law), "norm": Stall(other, law)}
         changed = eqx.tree_at(lambda p: p.variability.stalls, program, stalls)
-        return make_plan(changed).tables.stall_shares[0]
+        shares = make_plan(changed).tables.stall_shares
+        assert shares is not None
+        return shares[0]
 
     law, blocks = lognormal(0.1), [one_kernel(kind, 1.0) for kind in ("gemm", "norm", "norm")]
     known = Variability(stalls={k: Stall(jnp.asarray(rate), law) for k in ("gemm", "norm")})

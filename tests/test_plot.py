@@ -62,7 +62,7 @@ def _sensitivity(unit="s", scale=1e-3):
         for i, name in enumerate(names)
     )
     one = _estimate(1.0)
-    return Sensitivity("p95", unit, one, parts, one, one, {}, 1600, 16)
+    return Sensitivity("p95", unit, one, parts, one, one, {}, 1600)
 
 
 def _criticality():

@@ -184,11 +184,16 @@ def test_intervals_cover():
         return beside(*(figure_value(one) for one in found))
 
     truth = figures(400_000, 99).values
-    inside = []
+    inside, values, errors = [], [], []
     for seed in range(60):
-        low, high = figures(4_000, seed).interval()
+        found = figures(4_000, seed)
+        low, high = found.interval()
         inside.append((low <= truth) & (truth <= high))
+        values.append(found.values)
+        errors.append(found.scatter)
     assert np.all(np.mean(inside, axis=0) >= 0.85)
+    ratio = np.median(errors, axis=0) / np.std(values, axis=0)
+    assert np.all((ratio > 0.7) & (ratio < 1.5)), ratio
 
 
 @pytest.mark.slow
@@ -251,22 +256,41 @@ def _sum_of_normals(num_replicas: int, sigma: float = 0.05):
     return program, 3 + np.sqrt(3) * sigma * z, sigma * z / np.sqrt(3)
 
 
+@pytest.mark.parametrize("num_samples", [5_000, 40_000])
+def test_every_step_counts_in_derivatives(num_samples):
+    program, *_ = _sum_of_normals(num_replicas=1)
+    ones = neutral(program)
+    for objective, of_mean, of_spread in ((Mean(), 1, 0), (Std(), 0.05 / 3**0.5, 0.05 / 3**0.5)):
+        options = {"num_samples": num_samples, "key": jax.random.key(0)}
+        gradient = figure_gradient(figure(turn(program, ones), objective, **options))
+        knobs = through_knobs(program, ones, gradient)
+        allowed = 5 * 0.05 / np.sqrt(num_samples)
+        assert float(knobs.kernel_mean["a"]) == pytest.approx(of_mean, abs=allowed)
+        assert float(knobs.kernel_spread["a"]) == pytest.approx(of_spread, abs=allowed)
+
+
 @pytest.mark.slow
 def test_intervals_cover_where_few_replica_samples_decide():
-    """About 30 of them lie beyond p95, two in a sixteenth of the steps."""
+    """About 30 of them lie beyond p95."""
     program, value, of_spread = _sum_of_normals(num_replicas=16)
     ones = neutral(program)
-    inside = []
+    inside, values, errors = [], [], []
     for seed in range(100):
         options = {"num_samples": 10_000, "key": jax.random.key(seed)}
         found = figure(turn(program, ones), Quantile(0.95), **options)
-        knobs = [through_knobs(program, ones, one) for one in gradients(found)[0]]
+        slopes, rests_on = gradients(found)
+        knobs = [through_knobs(program, ones, one) for one in slopes]
         slopes = np.array([[float(one.kernel_spread["a"])] for one in knobs])
-        derivative = Bootstrapped(slopes[0], slopes[1:], figure_value(found).support)
-        low, high = beside(figure_value(found), derivative).interval()
-        inside.append((low < [value, of_spread]) & (high > [value, of_spread]))
-    # 0.95 within 2.3 standard errors of 100 seeds: 0.69 of them held the derivative in batches.
+        derivative = Bootstrapped(slopes[0], slopes[1:], np.array([rests_on]))
+        both = beside(figure_value(found), derivative)
+        low, high = both.interval()
+        values.append(both.values)
+        errors.append(both.scatter)
+        inside.append(~(low > [value, of_spread]) & ~(high < [value, of_spread]))
+    # 0.95 within 2.3 standard errors of 100 seeds.
     assert np.all(np.mean(inside, axis=0) >= 0.9)
+    ratio = np.median(errors, axis=0) / np.std(values, axis=0)
+    assert np.all((ratio > 0.8) & (ratio < 1.3))
 
 
 def test_new_weights_of_samples_mean_new_picks_of_steps():

@@ -2,7 +2,7 @@ from ._bootstrap import (
     MARGIN as MARGIN,
     Bootstrapped as Bootstrapped,
     bootstrapped as bootstrapped,
-    check_number as check_number,
+    check_num_steps as check_num_steps,
     combined as combined,
 )
 from ._criticality import Criticality as Criticality, criticality as criticality

@@ -1,8 +1,8 @@
 """Standard errors by the bootstrap, for every figure of the step time and its derivatives.
 
 Few replica samples may decide many steps, so samples are drawn anew, not steps: each sample gets a
-random weight (Rubin, "The Bayesian bootstrap", 1981). Nothing is simulated again. A step counts as
-many times more as its sample is picked more often with the new weights.
+random weight (Rubin, "The Bayesian bootstrap", 1981). No step is decided again. A step counts as
+often as the probability that its sample is picked with the new weights is higher than before.
 """
 
 import dataclasses
@@ -25,7 +25,6 @@ from ._objectives import AbstractObjective
 # Plain samples are drawn only if so many times fewer would reach the tail: derivatives, changes and
 # standard errors need more of them there than a quantile alone.
 MARGIN = 16
-# With fewer steps, `simulate` would have no use for their standard errors either.
 _FEWEST_STEPS = 32
 
 
@@ -53,7 +52,9 @@ class Bootstrapped:
     @property
     def standard_error(self) -> Float[np.ndarray, " figures"]:
         """The standard error of each figure; `nan` where it is not known."""
-        known = (self.support >= FEWEST) | (self.scatter == 0)
+        # A figure that is zero in all resamples, such as the gain of what does not vary, is known.
+        zero = (self.values == 0) & (self.scatter == 0)
+        known = (self.support >= FEWEST) | zero
         return np.where(known, self.scatter, np.nan)
 
     @property
@@ -110,7 +111,8 @@ def support_of(composed: Composed, objective: AbstractObjective) -> float:
     the number beyond it.
     """
     influence = objective.influence(composed.steps, bandwidth(composed.steps))
-    return support(composed, influence**2)
+    largest = np.abs(influence).max()
+    return support(composed, (influence / largest) ** 2) if largest > 0 else math.inf
 
 
 def resampled_steps(
@@ -127,7 +129,7 @@ def resampled_steps(
         yield np.repeat(order, np.diff(until, prepend=0)), decisions
 
 
-def check_number(num_samples: int) -> int:
+def check_num_steps(num_samples: int) -> int:
     """`num_samples` as an `int`.
 
     **Raises:**

@@ -119,9 +119,8 @@ def dependence(found: Figure) -> "_Smoothed | _Conditional":
     _, composed, objective = found
     width = _width(composed)
     last = None if objective.level is None else last_draw(composed, width)
-    if last is None:
-        return _Smoothed(composed, objective, width)
-    return _conditional(composed, objective, width, last)
+    conditional = last and _conditional(composed, objective, width, last)
+    return conditional or _Smoothed(composed, objective, width)
 
 
 class _Smoothed(NamedTuple):
@@ -148,7 +147,8 @@ class _Smoothed(NamedTuple):
 
 class _Conditional(NamedTuple):
     """A quantile, by the probability that each step takes longer, given all its draws but `last`.
-    The probabilities are those at three step times: a quantile of few samples is not far from one.
+    The probabilities `longer` are those at `at - gap`, `at` and `at + gap`, which resampled
+    quantiles are near.
     """
 
     composed: Composed
@@ -166,11 +166,13 @@ class _Conditional(NamedTuple):
             at = self.objective.value(steps[those])
             counts = np.bincount(those, minlength=number).astype(float)
         below, here, above = self.longer
-        away = (at - self.at) / self.gap
-        curvature = below + above - 2 * here
-        longer = here + away * (above - below) / 2 + away**2 * curvature / 2
-        density = ((below - above) / 2 - away * curvature) / self.gap
-        slope = counts / max(float(counts @ density), 1e-300)
+        lower, upper = (float(counts @ x) / self.gap for x in (below - here, here - above))
+        away = float(np.clip((at - self.at) / self.gap, -2, 2))
+        density = (lower + upper) / 2
+        if lower > 0 and upper > 0:  # Its logarithm is linear, so that it stays positive.
+            density = np.sqrt(lower * upper) * (upper / lower) ** away
+        longer = here + away * (above - below) / 2
+        slope = counts / density
         over = Over(jnp.asarray(at, self.composed.run.plan.dtype), self.last)
         return Weighting(slope, slope * (longer - counts @ longer / number), over)
 
@@ -182,9 +184,14 @@ class _Conditional(NamedTuple):
 
 def _conditional(
     composed: Composed, objective: AbstractObjective, width: float, last: str
-) -> _Conditional:
-    at, gap = objective.value(composed.steps), width / 4
+) -> _Conditional | None:
+    """`None` if no step could end near the quantile but for its last draw."""
+    at, steps = objective.value(composed.steps), composed.steps
+    apart = [objective.value(steps[those]) for those, _ in resampled_steps(composed)]
+    gap = max(width / 4, float(np.std(apart)))
     near = [given_the_rest(composed, at + by * gap, last).steps for by in (-1, 0, 1)]
+    if near[0].sum() <= near[2].sum():
+        return None
     return _Conditional(composed, objective, last, at, gap, near)
 
 

@@ -15,7 +15,7 @@ from .._misc import bisect
 from .._progress import progress_bar
 from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
-from ._bootstrap import MARGIN, check_number, combined, withheld
+from ._bootstrap import MARGIN, check_num_steps, combined, withheld
 from ._estimate import figure, figure_gradient, figure_value
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
@@ -111,7 +111,7 @@ def improve(
         raise ValueError("`costs` must hold a positive cost for each part that can be improved.")
     _check_search(budget, num_iterations)
     check_steps(objective, num_samples)
-    count = check_number(num_samples)
+    count = check_num_steps(num_samples)
     of_search, of_report = jax.random.split(key)
     search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
     search["like"] = composed_steps(turn(program, ones), **search)

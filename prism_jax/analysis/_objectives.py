@@ -147,7 +147,8 @@ class Quantile(AbstractObjective):
 
     def influence(self, steps: Steps, width: float) -> Steps:
         at = self.value(steps)
-        density = density_at(steps, at, width)
+        # In a gap between steps the density may underflow.
+        density = max(density_at(steps, at, width), float(np.finfo(float).tiny))
         below = steps <= at
         return (np.mean(below) - below) / density
 

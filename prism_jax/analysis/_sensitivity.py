@@ -14,7 +14,7 @@ from .._estimate import Estimate
 from .._summary import Summary
 from ..engine import check_program, vector_rule_notes
 from ..program import Program
-from ._bootstrap import MARGIN, Bootstrapped, check_number, combined, withheld
+from ._bootstrap import MARGIN, Bootstrapped, check_num_steps, combined, withheld
 from ._estimate import Figure, figure, figure_value, gradients
 from ._gains import falls
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
@@ -162,7 +162,7 @@ def sensitivity(
     parts = None if parts is None else check_parts(ones, parts)
     shapley = _check_shapley(ones, shapley)
     check_steps(objective, num_samples)
-    count = check_number(num_samples)
+    count = check_num_steps(num_samples)
     options: dict[str, Any] = {"key": key, "progress": progress}
     base = turn(program, ones)
     before = figure(base, objective, num_samples=count, margin=MARGIN, **options)

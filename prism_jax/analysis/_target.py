@@ -12,7 +12,7 @@ from .._estimate import Estimate
 from .._progress import progress_bar
 from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
-from ._bootstrap import MARGIN, check_number, withheld
+from ._bootstrap import MARGIN, check_num_steps, withheld
 from ._estimate import Figure, figure, figure_gradient, figure_value
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_steps
@@ -90,7 +90,7 @@ def target(
     check_parts(ones, [part])
     check_steps(objective, num_samples)
 
-    options: dict[str, Any] = {"num_samples": check_number(num_samples), "key": key}
+    options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
     options["margin"] = MARGIN
     base = composed_steps(turn(program, ones), **options)
 

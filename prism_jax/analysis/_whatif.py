@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from .._summary import Summary
 from ..engine import Composed, check_program, composed_steps, vector_rule_notes
 from ..law import QUANTILES
 from ..program import Program
-from ._bootstrap import MARGIN, Bootstrapped, bootstrapped, check_number, combined, withheld
+from ._bootstrap import MARGIN, Bootstrapped, bootstrapped, check_num_steps, combined, withheld
 from ._knobs import adjusted, neutral, turn
 from ._objectives import Mean, Quantile, Std
 
@@ -139,7 +139,7 @@ def what_if(
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 
-    options: dict[str, Any] = {"num_samples": check_number(num_samples), "key": key}
+    options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
     options |= {"margin": MARGIN, "progress": progress}
     base = composed_steps(program, **options)
     figures = {name: one for name, one in FIGURES.items() if num_samples >= _P99 or name != "p99"}
@@ -147,13 +147,19 @@ def what_if(
     def named(found: Bootstrapped) -> dict[str, Estimate]:
         return dict(zip(figures, found.estimates(), strict=True))
 
+    def supports(found: Bootstrapped) -> Iterable[tuple[str, float]]:
+        return zip(figures, found.support.tolist(), strict=True)
+
     before, changes = bootstrapped(base, [*figures.values()]), {}
+    few = dict(supports(before))
     for name, scenario in scenarios.items():
         after = bootstrapped(_composed(scenario, base, options), [*figures.values()])
-        changes[name] = named(combined(np.subtract, after, before))
+        change = combined(np.subtract, after, before)
+        changes[name] = named(change)
+        few |= {f"The change of {figure} by {name}": x for figure, x in supports(change)}
     notes = vector_rule_notes(base.run)
-    for name, rests_on in zip(figures, before.support.tolist(), strict=True):
-        notes += withheld(name, rests_on)
+    for what, rests_on in few.items():
+        notes += withheld(what, rests_on)
     return WhatIf(named(before), changes, len(base.steps), notes)
 
 
@@ -207,7 +213,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
 
     `ValueError` for a rank or a number of replicas that the program does not have.
     """
-    _check_number(factor, "factor on a rank's compute")
+    _check_num_steps(factor, "factor on a rank's compute")
     if not 0 <= _whole(rank) < program.num_ranks:
         raise ValueError(
             f"There is no pipeline rank {rank}; the program has 0 to {program.num_ranks - 1}."
@@ -225,7 +231,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 
-def _check_number(value: Any, what: str) -> None:
+def _check_num_steps(value: Any, what: str) -> None:
     if isinstance(value, str | bool) or not np.isscalar(value):
         raise ValueError(f"The {what} is {value!r}; give a number, such as 1.2 for 20 % more.")
 
@@ -244,7 +250,7 @@ def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
 
     `ValueError` for a kind that the program does not have.
     """
-    _check_number(factor, "factor on a latency")
+    _check_num_steps(factor, "factor on a latency")
     if kind not in program.latencies.kinds:
         raise ValueError(unknown_name("kind of kernel", kind, program.latencies.kinds))
     if not (np.isfinite(factor) and factor >= 0):

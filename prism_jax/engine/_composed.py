@@ -68,7 +68,7 @@ def composed_steps(
 
     **Arguments:**
 
-    - `margin`: plain sampling must reach the tail with so many times fewer samples, too.
+    - `margin`: the sampling is chosen as if so many times fewer steps were wanted.
     """
     num_samples = check_num_samples(num_samples)
     run = led(prepare(program, key), max(num_samples // margin, 1), like and like.run)

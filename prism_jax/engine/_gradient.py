@@ -6,6 +6,7 @@ depend on stall rates and the network. Samples are not stored; they are drawn ag
 """
 
 import dataclasses
+import itertools as it
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ from ._weights import through_weights
 
 # Steps whose slope is below this share of the mean slope are left out of derivatives.
 _LEAST_SLOPE = 1e-4
+# Derivatives with respect to the ends of samples are held for so many ends at once.
+_MOST_ENDS = 2**25
 
 
 class Weighting(NamedTuple):
@@ -76,7 +79,16 @@ def pull_back(composed_: Composed, weightings: Iterable[Weighting]) -> list[Prog
     For each figure, a program whose parameters are the derivatives, with `None` for everything that
     is not a float.
     """
-    run, every = composed_.run, [*weightings]
+    size = max(stretch.decision.kept.ends.size for stretch in composed_.stretches)
+    rest, found = iter(weightings), []
+    while some := [*it.islice(rest, max(_MOST_ENDS // size, 1))]:
+        found.append(_of_figures(composed_, some))
+    return gradients_of(composed_.run.program, jax.tree.map(lambda *x: np.concatenate(x), *found))
+
+
+def _of_figures(composed_: Composed, every: Sequence[Weighting]) -> Tables:
+    """The derivatives with respect to tables, whose first axis is the figures."""
+    run = composed_.run
     sums = jax.tree.map(lambda x: np.zeros((len(every), *x.shape)), run.plan.tables)
     for k, stretch in enumerate(composed_.stretches):
         mine = slice(stretch.draws.first, stretch.draws.first + stretch.steps)
@@ -93,7 +105,7 @@ def pull_back(composed_: Composed, weightings: Iterable[Weighting]) -> list[Prog
             ]
             influences = [one.influence[mine] for one in every]
             through_weights(run, stretch, selections, influences, sums)
-    return gradients_of(run.program, sums)
+    return sums
 
 
 def _through_steps(
@@ -139,7 +151,7 @@ def _through_steps(
 def _that_count(slope: np.ndarray) -> np.ndarray:
     """Whether a slope matters: those of steps far from a quantile sum to next to nothing."""
     size = np.abs(slope)
-    return size * len(slope) > _LEAST_SLOPE * size.sum()
+    return size * size.shape[1] > _LEAST_SLOPE * size.sum(axis=1, keepdims=True)
 
 
 def _step_vjp(shared, _, ids, ends, regimes, slope, threshold):

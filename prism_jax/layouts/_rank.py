@@ -12,7 +12,7 @@ from ..analysis import (
     AbstractObjective,
     Bootstrapped,
     Quantile,
-    check_number,
+    check_num_steps,
     check_objective,
     check_steps,
     combined,
@@ -149,7 +149,7 @@ def _check(jobs, objective, num_samples, top, margin) -> None:
             "`enumerate_layouts` or `load_job` gives."
         )
     check_ranks(objective)
-    check_number(num_samples)
+    check_num_steps(num_samples)
     check_steps(objective, num_samples)
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise ValueError(f"`top={top!r}` must be a whole number of at least 1.")

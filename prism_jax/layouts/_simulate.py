@@ -53,8 +53,7 @@ def simulate_chunk(chunk: Chunk) -> list[Bootstrapped | str]:
 def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Bootstrapped | str:
     try:
         program = compile_job(job)
-        options = {"num_samples": chunk.num_samples, "margin": MARGIN}
-        composed = composed_steps(program, key=key, **options)
+        composed = composed_steps(program, num_samples=chunk.num_samples, key=key, margin=MARGIN)
     except ValueError as error:
         return str(error)
     return bootstrapped(composed, [chunk.objective, Mean(), Quantile(0.95), Quantile(0.99)])

@@ -12,7 +12,14 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._progress import progress_bar
 from .._summary import Summary
-from ..analysis import AbstractObjective, Quantile, check_objective, check_reached, check_steps
+from ..analysis import (
+    AbstractObjective,
+    Quantile,
+    bandwidth,
+    check_objective,
+    check_reached,
+    check_steps,
+)
 from ..engine import check_num_samples, check_program
 from ..latency import LogNormal
 from ..program import Program
@@ -166,7 +173,8 @@ def place(
     before, after, at_worst = (
         _step_times(steps, nodes, one) for one in (np.arange(len(order)), order, worst_order)
     )
-    influence = objective.influence(before) - objective.influence(after)
+    one, other = (objective.influence(steps, bandwidth(steps)) for steps in (before, after))
+    influence = one - other
     gain = objective.value(before) - objective.value(after)
     replica, rank = np.divmod(nodes.places[:, 0], nodes.num_ranks)
     return Placement(
@@ -208,7 +216,8 @@ def _step_times(steps: Placed, nodes: Nodes, order: Order) -> Float[np.ndarray, 
 
 
 def _figure(objective: AbstractObjective, steps: np.ndarray) -> Estimate:
-    error = float(np.std(objective.influence(steps))) / math.sqrt(len(steps))
+    influence = objective.influence(steps, bandwidth(steps))
+    error = float(np.std(influence)) / math.sqrt(len(steps))
     return Estimate(objective.value(steps), error)
 
 

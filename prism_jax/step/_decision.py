@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .._misc import dot
 from ..replica import TILE
 from ._errors import AbstractErrors, IndependentErrors, SelectionErrors, UnknownErrors
 from ._reservoir import Replicas, resample_factors
@@ -105,8 +106,8 @@ class Resampled:
 
     **Attributes:**
 
-    - `counts`: `(steps,)`, how many times each step counts then: as many as its sample is picked
-        more often.
+    - `counts`: `(steps,)`, how many times each step counts then: the probability that its sample is
+        picked with the new weights, over that with the old ones.
     - `selections`: with the new weights, if steps pick samples.
     """
 
@@ -156,7 +157,7 @@ class OneEach(AbstractOneDecides, AbstractWeighed):
         return IndependentErrors(num_steps)
 
     def resample(self) -> Iterator[Resampled]:
-        for factors in resample_factors(self.kept):
+        for factors, _ in resample_factors(self.kept):
             yield Resampled(factors / np.mean(factors))
 
 
@@ -203,16 +204,22 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         regimes, position = self.picks(0, self.deal.num_steps)
-        for factors in resample_factors(self.kept):
-            counts = np.zeros(len(position))
+        stratum = self.kept.stratum[self.samples(0, self.deal.num_steps)]
+        strata = len(self.kept.counts)
+        number = np.bincount(stratum, minlength=strata)
+        for factors, dealt in resample_factors(self.kept):
+            counts, wanted = np.zeros(len(position)), dealt
             selections = tuple(one.reweighted(factors[one.order]) for one in self.selections)
             for g, (before, now) in enumerate(zip(self.selections, selections, strict=True)):
-                members = regimes == g
-                possible = before.picked > 0
-                more = np.divide(
-                    now.picked, before.picked, out=np.ones(len(possible)), where=possible
-                )
+                members, there = regimes == g, before.picked > 0
+                more = np.divide(now.picked, before.picked, out=np.ones(len(there)), where=there)
                 counts[members] = more[position[members]]
+                was, is_ = (np.bincount(one.stratum, one.picked, strata) for one in (before, now))
+                wanted = wanted + number * np.divide(is_, was, out=np.zeros(strata), where=was > 0)
+            # Steps are dealt to regimes and strata by their probabilities, to within about a step.
+            have = np.bincount(stratum, counts, strata)
+            wanted = np.maximum(wanted, 0)
+            counts *= np.divide(wanted, have, out=np.zeros(strata), where=have > 0)[stratum]
             yield Resampled(counts, selections)
 
 
@@ -243,4 +250,5 @@ class SlowestOf(AbstractWeighed):
             yield Resampled(np.prod([one.counts for one in each], axis=0))
 
     def of_samples(self, values: np.ndarray) -> np.ndarray:
-        return self.decisions[0].of_samples(values)
+        each = [one.of_samples(values) for one in self.decisions]
+        return max(each, key=lambda x: dot(x, x))  # Of the replicas that fewer samples decide.

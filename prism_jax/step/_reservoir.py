@@ -12,8 +12,8 @@ RESERVOIR = 2**18
 EXTREMES = 2**17
 NUM_RESAMPLES = 16
 _SLACK = 2**15
-# Factors on weights for the bootstrap are common to every so manieth sample: a prime, so that they
-# do not follow strata, which are dealt evenly.
+# Factors on weights for the bootstrap are common to every 4093rd sample: a prime, so that they do
+# not follow strata, which are dealt evenly.
 _GROUPS = 4093
 
 
@@ -48,14 +48,15 @@ class Replicas:
         return int(self.counts.sum())
 
 
-def resample_factors(kept: Replicas) -> Iterator[np.ndarray]:
-    """The factors on the weights of samples for each turn of the bootstrap. They depend on the id
-    alone, so differences between programs with common random numbers scatter as they should.
+def resample_factors(kept: Replicas) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each turn of the bootstrap, the factors on the weights of samples, and by how many steps
+    the number in each stratum is off. Both depend on the id or stratum alone, so differences
+    between programs with common random numbers scatter as they should.
     """
     group = (kept.ids - np.uint32(kept.first)) % np.uint32(_GROUPS)
     rng = np.random.default_rng(0)
     for _ in range(NUM_RESAMPLES):
-        yield rng.exponential(size=_GROUPS)[group]
+        yield rng.exponential(size=_GROUPS)[group], rng.normal(size=len(kept.counts))
 
 
 class Reservoir:
