@@ -3,6 +3,7 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -35,11 +36,11 @@ _CASES = [
 _fullest = jax.jit(fullest)
 
 
-def _loads(cases, experts=1, capacity=None, spread=1.0):
+def _loads(cases, experts: int | Sequence[int] = 1, capacity=None, spread=1.0):
     concentration, members, counts = (jnp.asarray(x, float) for x in zip(*cases, strict=True))
     alike = jnp.ones_like(members)
     capacity = None if capacity is None else jnp.asarray(capacity, float)
-    loads = Loads(members, counts, experts * alike, alike, capacity)
+    loads = Loads(members, counts, jnp.asarray(experts, float) * alike, alike, capacity)
     return loads, Unevenness(concentration, spread * alike)
 
 
@@ -66,10 +67,11 @@ def test_the_fullest_member_is_that_of_counted_tokens():
 
 
 @pytest.mark.slow
-def test_the_mean_of_the_fullest_has_its_derivative():
+@pytest.mark.parametrize("capacity", [None, [1.25] * 5])
+def test_the_mean_of_the_fullest_has_its_derivative(capacity):
     """Where all are equally popular, only the noise of counts is left, and nothing to gain."""
 
-    loads, uneven = _loads([(1.0, 8, 65536)] * 5)
+    loads, uneven = _loads([(1.0, 8, 65536)] * 5, 4, capacity)
 
     def mean(concentration):
         return jnp.sum(fullest(loads, Unevenness(concentration, uneven.spread)).load[0])
@@ -96,6 +98,54 @@ def test_what_is_dropped_is_cut(experts, error):
         drawn = _drawn(rng, 10_000, *case, experts, most).max(axis=1)
         assert mean == pytest.approx(np.mean(drawn), rel=error)
         assert mean < uncut - 1e-3 or case[0] == 1000.0
+
+
+# Concentration, members, tokens that are sent; experts of a member, and their capacity.
+_CUT = [
+    ((50.0, 8, 65536), 4, 1.5),
+    ((400.0, 8, 65536), 16, 1.25),
+    ((200.0, 16, 65536), 4, 1.25),
+    ((200.0, 16, 65536), 4, 3.0),
+    ((20.0, 8, 65536), 2, 1.25),
+    ((10.0, 8, 65536), 4, 1.5),
+    ((50.0, 2, 8192), 4, 1.25),
+    ((100.0, 8, 400), 4, 1.25),
+    ((1000.0, 64, 131072), 4, 1.1),
+    ((50.0, 8, 65536), 4, 1.0),
+    ((1000.0, 8, 65536), 4, 1.0),
+    ((np.inf, 8, 65536), 4, 1.0),
+    ((np.inf, 8, 8192), 16, 1.25),
+]
+_FREE = [(case, 2) for case in _CASES if case[0] >= 100]
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.float64, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=str
+)
+def test_loads_with_a_capacity_are_those_of_counted_tokens(dtype):
+    """Also without one, in the law of one that cuts nothing. The spread of a member's load is that
+    of differences between members, for which it waits.
+    """
+    rng, samples = np.random.default_rng(6), 20_000
+    all_cases = [*_CUT, *((*case, most) for most in (1e9, np.inf) for case in _FREE)]
+    cases, experts, capacity = zip(*all_cases, strict=True)
+    laws = _loads(cases, experts, capacity)
+    found = _fullest(*jax.tree.map(lambda x: x.astype(dtype), laws))
+    fullest, member = np.asarray(found.load)[:, : len(_CUT)], np.asarray(found.member)
+    for case, load, one in zip(_CUT, fullest.T, member.T, strict=False):
+        drawn = _drawn(rng, samples, *case[0], *case[1:])
+        apart = np.sqrt(np.mean(np.var(drawn, axis=1, ddof=1)))
+        assert one[0] == pytest.approx(np.mean(drawn), rel=0.003), case
+        assert np.sqrt(one[1]) == pytest.approx(apart, rel=0.015), case
+        top = drawn.max(axis=1)
+        assert load[0] == pytest.approx(np.mean(top), rel=0.003), case
+        assert load[1] > 0, case
+        squares = (top - np.mean(top)) ** 2
+        noise = np.std(squares) / np.sqrt(samples) / np.mean(squares) / 2
+        assert np.sqrt(load[1]) == pytest.approx(np.std(top), rel=0.01 + 4 * noise), case
+    cut, free = np.split(np.asarray(found.load)[:2, len(_CUT) :], 2, axis=1)
+    np.testing.assert_allclose(cut[0], free[0], rtol=0.002)
+    np.testing.assert_allclose(np.sqrt(cut[1]), np.sqrt(free[1]), rtol=0.02)
 
 
 def test_members_wait_for_the_slowest_of_load_times_gpu():

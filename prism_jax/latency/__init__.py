@@ -10,10 +10,15 @@ from ._normal import Normal as Normal
 from ._outlying import Outlying as Outlying
 from ._parameters import Rule as Rule
 from ._registry import families as families, make_latency as make_latency
-from ._scores import expectation as expectation, score_of_maximum as score_of_maximum
+from ._scores import (
+    log_density as log_density,
+    normal_nodes as normal_nodes,
+    score_of_maximum as score_of_maximum,
+)
 from ._three_moment import (
     ThreeMoment as ThreeMoment,
     cube_normal as cube_normal,
+    cube_normal_below as cube_normal_below,
     cube_normal_score as cube_normal_score,
 )
 from ._transform import Scaled as Scaled, Shifted as Shifted

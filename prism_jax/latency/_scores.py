@@ -82,9 +82,10 @@ def step_score(difference: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 @ft.lru_cache
-def _nodes(single: bool) -> tuple[np.ndarray, np.ndarray]:
+def normal_nodes(dtype: jnp.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Some four hundred equidistant scores, and their weights for expectations."""
     # The trapezoidal rule converges exponentially for analytic functions, and is honest for others.
-    reach = 9.0 if single else 13.0
+    reach = 9.0 if jnp.finfo(dtype).bits < 64 else 13.0
     z = np.linspace(-reach, reach, int(32 * reach) + 1)
     weights = np.exp(-0.5 * z * z)
     return z, weights / weights.sum()
@@ -93,7 +94,7 @@ def _nodes(single: bool) -> tuple[np.ndarray, np.ndarray]:
 def expectation(
     function: Callable[[Float[Array, ""]], Float[Array, "..."]], dtype: jnp.dtype
 ) -> Float[Array, "..."]:
-    r"""$\mathrm{E} f(Z)$ for a standard normal $Z$, by a fixed rule of some four hundred nodes."""
-    z, weights = _nodes(jnp.finfo(dtype).bits < 64)
+    r"""$\mathrm{E} f(Z)$ for a standard normal $Z$, by the rule of `normal_nodes`."""
+    z, weights = normal_nodes(dtype)
     values = jax.vmap(function)(jnp.asarray(z, dtype))
     return jnp.tensordot(jnp.asarray(weights, dtype), values, axes=1)

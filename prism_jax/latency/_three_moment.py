@@ -46,6 +46,23 @@ def cube_normal_score(y: Float[Array, "..."], skewness: Float[Array, "..."]) -> 
     return 3.0 * y / (root * (root + 1.0) + 1.0) + skewness / 6.0
 
 
+def _hermite(skewness: Float[Array, "..."]) -> tuple[Array, Array, Array, Array]:
+    """The coefficients of `cube_normal` in Hermite polynomials of the score."""
+    slope = 1.0 - skewness**2 / 36.0
+    second = skewness * slope / 6.0
+    third = skewness**2 / 108.0
+    zeroth = cube_normal(jnp.zeros_like(skewness), skewness) + second
+    return zeroth, slope**2 + 3.0 * third, second, third
+
+
+def cube_normal_below(z: Float[Array, "..."], skewness: Float[Array, "..."]) -> Float[Array, "..."]:
+    """By how much the mean of `cube_normal` is above that of scores below `z`, times the
+    probability of these over the density at `z`.
+    """
+    _, b1, b2, b3 = _hermite(skewness)
+    return b1 + b2 * z + b3 * (z * z - 1.0)
+
+
 class ThreeMoment(AbstractLatency):
     r"""A latency given by its mean, standard deviation and skewness: the cube of a normal.
 
@@ -84,25 +101,17 @@ class ThreeMoment(AbstractLatency):
         y = difference / jnp.where(varies, self.std, 1.0)
         return jnp.where(varies, cube_normal_score(y, self.skewness), step_score(difference))
 
-    def _hermite(self) -> tuple[Array, Array, Array, Array]:
-        """The coefficients of the standardised variable in Hermite polynomials of the score."""
-        slope = 1.0 - self.skewness**2 / 36.0
-        second = self.skewness * slope / 6.0
-        third = self.skewness**2 / 108.0
-        zeroth = cube_normal(jnp.zeros_like(self.skewness), self.skewness) + second
-        return zeroth, slope**2 + 3.0 * third, second, third
-
     def mean(self) -> Float[Array, "..."]:
-        zeroth, *_ = self._hermite()
+        zeroth, *_ = _hermite(self.skewness)
         return self.location + self.std * zeroth
 
     def variance(self) -> Float[Array, "..."]:
-        _, b1, b2, b3 = self._hermite()
+        _, b1, b2, b3 = _hermite(self.skewness)
         variance = self.std**2 * (b1**2 + 2.0 * b2**2 + 6.0 * b3**2)
         return jnp.broadcast_to(variance, self.batch_shape)
 
     def third_moment(self) -> Float[Array, "..."]:
-        _, b1, b2, b3 = self._hermite()
+        _, b1, b2, b3 = _hermite(self.skewness)
         moment = b2 * (6.0 * b1**2 + 8.0 * b2**2 + 36.0 * b1 * b3 + 108.0 * b3**2)
         return jnp.broadcast_to(self.std**3 * moment, self.batch_shape)
 

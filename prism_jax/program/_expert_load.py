@@ -21,7 +21,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..latency import Gamma, cube_normal, expectation, score_of_maximum
+from ..latency import Gamma, cube_normal, normal_nodes, score_of_maximum
+from ._cut_load import cut_loads, cv_of_expert
 from ._kept_load import Moments, kept_loads, of_fixed_sum
 from ._segment import shape_of
 
@@ -96,39 +97,53 @@ def fullest(
     known shares, see `kept_loads`.
 
     Without a capacity, it is as exact as the docstring of the module says. A capacity truncates the
-    fullest load, whose law is approximated by `ThreeMoment`. If a member has several experts, which
-    are truncated separately, the fullest load changes as much as that of independent members, which
-    is accurate to 2 % of the mean.
+    fullest load of members of one expert, whose law is approximated by `ThreeMoment`. For several
+    experts, which are truncated separately, see `_cut_load`: from a concentration of 10, the mean
+    is within 0.3 % and the standard deviation within 5 %, mostly 1 %, of counted tokens
+    (`tests/test_expert_load.py`). Down to 1 they are within 6 % and 20 %.
     """
-    load, member = _drawn_anew(loads, unevenness.concentration)
-    factor, rivals, first = unevenness.spread, loads.members, None
+    factor, rivals, first, kept = unevenness.spread, loads.members, None, None
     if loads.shares is not None:
         kept = kept_loads(loads.shares, loads.counts, loads.capacity, factor, gpu_spread)
         known = ~jnp.isnan(loads.shares[:, 0, 0])
+        rivals, first = jnp.where(known, kept.rivals, rivals), kept.first
+    # One call for both, because it is costly to compile.
+    numbers = jnp.concatenate([loads.members, rivals * loads.split])
+    scores = score_of_maximum(_scores(numbers.dtype), numbers[None, :])
+    of_members, of_ranks = jnp.split(scores, 2, axis=1)
+    load, member = _drawn_anew(loads, unevenness.concentration, of_members)
+    if kept is not None:
         load = jnp.where(known[None, :], kept.load, load)
         member = jnp.where(known[None, :], kept.member, member)
-        rivals, first = jnp.where(known, kept.rivals, rivals), kept.first
     powers = jnp.stack([factor, factor**2, factor**3])
 
     def spread(moments: Moments) -> Moments:
         return (moments.at[0].add(-1) * powers).at[0].add(1)
 
-    correction = (load - _independent(member, rivals * loads.split)) * powers
+    correction = (load - _independent(member, of_ranks)) * powers
     return Fullest(spread(load), spread(member), correction, rivals / loads.members, first)
 
 
-def _drawn_anew(loads: Loads, concentration) -> tuple[Moments, Moments]:
+def _drawn_anew(loads: Loads, concentration, scores) -> tuple[Moments, Moments]:
     """The fullest load and that of a member, if popularities are drawn for each microbatch."""
     concentration, stretch = _matched(loads.counts, concentration)
-    shape = jnp.maximum(concentration / loads.members, _LEAST_SHAPE)
-    ones = jnp.ones_like(shape)
-    load = _fullest_uncut(concentration, stretch, loads.members)
-    member = jnp.stack([ones, stretch**2 / shape, 2 * stretch**3 / shape**2])
+    cv = jnp.sqrt(loads.members / concentration)
     if loads.capacity is not None:
-        cut = _member(shape / loads.experts, stretch, loads.experts, loads.capacity)
-        several = load + _independent(cut, loads.members) - _independent(member, loads.members)
-        load = jnp.where(loads.experts > 1, several, _cut(load, loads.capacity))
-        member = cut
+        # One call for both, because the quantile of a gamma law is costly to compile.
+        of_one = jnp.broadcast_to(_scores(scores.dtype), scores.shape)
+        scores = jnp.concatenate([scores, of_one], axis=1)
+        cv = jnp.concatenate([cv, cv_of_expert(concentration, loads.members, loads.experts)])
+    most, *each = jnp.split(Gamma(1.0, cv).from_normal(scores) - 1, len(cv) // len(stretch), axis=1)
+    load = _fullest_uncut(most, concentration, stretch)
+    shape = jnp.maximum(concentration / loads.members, _LEAST_SHAPE)
+    member = jnp.stack([jnp.ones_like(shape), stretch**2 / shape, 2 * stretch**3 / shape**2])
+    if loads.capacity is not None:
+        sizes = (loads.members, loads.experts, loads.capacity)
+        fullest_cut, cut = cut_loads(each[0].T, concentration, stretch, *sizes)
+        limited = jnp.isfinite(loads.capacity)
+        one = _cut(load, loads.capacity)
+        load = jnp.where(limited & (loads.experts > 1), fullest_cut, one)
+        member = jnp.where(limited, cut, member)
     return load, member
 
 
@@ -144,45 +159,37 @@ def _matched(number, concentration) -> tuple[Float[Array, " loads"], Float[Array
     return root**2 - 1, jnp.sqrt(variance) * root
 
 
-def _fullest_uncut(concentration, stretch, members) -> Moments:
-    cv = jnp.sqrt(members / concentration)
-    mean, variance, third = _moments(
-        lambda z: Gamma(1.0, cv).from_normal(score_of_maximum(z, members)) - 1, cv
-    )
-    found = of_fixed_sum(jnp.stack([1 + mean, variance, third]), 1 / concentration)
+def _fullest_uncut(most, concentration, stretch) -> Moments:
+    """From the largest of as many gamma variates as members, minus their mean, at `_scores`."""
+    mean, variance, third = _moments(most)
+    moments = jnp.stack([1 + mean, variance, third])
+    found = of_fixed_sum(moments, 1 / concentration, 1 + mean)
     powers = jnp.stack([stretch, stretch**2, stretch**3])
     return (found.at[0].set(mean) * powers).at[0].add(1)
 
 
-def _member(shape, stretch, experts, capacity) -> Moments:
-    """The mean over independent experts, whose loads are truncated separately."""
-    law = Gamma(1.0, 1 / jnp.sqrt(shape))
-    mean, variance, third = _moments(
-        lambda z: jnp.minimum(stretch * (law.from_normal(z) - 1), capacity - 1), shape
-    )
-    return jnp.stack([1 + mean, variance / experts, third / experts**2])
-
-
-def _independent(member: Moments, members) -> Moments:
-    """The fullest of independent members."""
+def _independent(member: Moments, scores) -> Moments:
+    """The fullest of independent members, with the scores of one that it has at `_scores`."""
     std, skewness = shape_of(member[1], member[2])
-    mean, *rest = _moments(lambda z: std * cube_normal(score_of_maximum(z, members), skewness), std)
+    mean, *rest = _moments(std[None, :] * cube_normal(scores, skewness[None, :]))
     return jnp.stack([member[0] + mean, *rest])
 
 
 def _cut(load: Moments, most) -> Moments:
     """The moments of a load that is truncated at `most`."""
-    (std, skewness), room = shape_of(load[1], load[2]), most - load[0]
-    mean, *rest = _moments(lambda z: jnp.minimum(std * cube_normal(z, skewness), room), std)
+    std, skewness = shape_of(load[1], load[2])
+    apart = std[None, :] * cube_normal(_scores(std.dtype), skewness[None, :])
+    mean, *rest = _moments(jnp.minimum(apart, (most - load[0])[None, :]))
     return jnp.stack([load[0] + mean, *rest])
 
 
-def _moments(at_score, like) -> list[Float[Array, " loads"]]:
-    """The mean, the variance and the third central moment of a function of a normal score."""
+def _scores(dtype) -> Float[Array, "nodes 1"]:
+    return jnp.asarray(normal_nodes(dtype)[0][:, None], dtype)
 
-    def powers(z):
-        x = at_score(jnp.broadcast_to(z, like.shape))
-        return jnp.stack([x, x**2, x**3])
 
-    mean, second, third = expectation(powers, like.dtype)
-    return [mean, second - mean**2, third - 3 * mean * second + 2 * mean**3]
+def _moments(values: Float[Array, "nodes loads"]) -> list[Float[Array, " loads"]]:
+    """The mean, the variance and the third central moment of values at `_scores`."""
+    weights = jnp.asarray(normal_nodes(values.dtype)[1], values.dtype)
+    mean = weights @ values
+    apart = values - mean[None, :]
+    return [mean, weights @ apart**2, weights @ apart**3]

@@ -2,7 +2,10 @@ r"""The load of the fullest member of an expert-parallel group if popularities a
 
 A microbatch sends $N$ tokens by a multinomial law with known popularities. Counts of experts are
 approximated by independent Poisson variates. Their sum has the relative variance $1 / N$ and is
-nearly independent of their shares, so its effect on the fullest is removed as in `_expert_load`.
+nearly independent of their shares, so its effect on the fullest is removed as in `_expert_load`,
+and by regression if loads are truncated. The mean is then within 0.3 % of counted tokens, and the
+standard deviation within 8 %, or 20 % if nearly all loads are truncated
+(`tests/test_kept_popularity.py`).
 """
 
 import math
@@ -13,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..latency import cube_normal_score
-from ._segment import root
+from ..latency import cube_normal_below, cube_normal_score, log_density
+from ._segment import moments_of, root
 
 
 Moments = Float[Array, "3 *loads"]  # Mean, variance and third central moment.
@@ -74,16 +77,30 @@ def kept_loads(
     experts = jnp.stack(
         [number * share, number**2 * share / tokens, number**3 * share / tokens**2],
     )
-    if capacity is not None:
-        experts = _cut(experts, capacity[:, None, None])
     each = jnp.maximum(jnp.sum(there, axis=2), 1).astype(shares.dtype)
-    members = jnp.sum(jnp.where(there[None], experts, 0), axis=3)
-    members = members / jnp.stack([each, each**2, each**3])
     real = jnp.any(there, axis=2)
-    mean, variance, third = of_fixed_sum(_fullest(members, real), 1 / counts)
-    # Truncated loads have a smaller sum, so the subtraction may be too large.
+
+    def of_members(experts: Float[Array, "3 loads members experts"]):
+        total = jnp.sum(jnp.where(there[None], experts, 0), axis=3)
+        return total / jnp.stack([each, each**2, each**3])
+
+    laws = members = of_members(experts)
+    # The covariance of a member's load with the sum of all loads, over the variance of the sum.
+    slopes = laws[0]
+    if capacity is not None:
+        cut, kept = _cut(experts, capacity[:, None, None])
+        members = of_members(cut)
+        # A single expert is truncated with the fullest, which is exact.
+        laws = jnp.where((each == 1)[None], laws, members)
+        slopes = jnp.where(each == 1, slopes, of_members(kept[None] * experts)[0])
+    found, slope = _fullest(laws, slopes, real, capacity)
+    mean, variance, third = of_fixed_sum(found, 1 / counts, slope)
+    # If nearly all is truncated, the rest is rounding.
     varies = variance > 0
-    fullest = jnp.stack([mean, jnp.where(varies, variance, 0), jnp.where(varies, third, 0)])
+    variance = jnp.where(varies, variance, 0)
+    most_skewed = _MOST_SKEWNESS * variance**1.5
+    third = jnp.where(varies, jnp.clip(third, -most_skewed, most_skewed), 0)
+    fullest = jnp.stack([mean, variance, third])
     return Kept(fullest, *_rivals(members, real, factor, gpu_spread))
 
 
@@ -102,51 +119,59 @@ def _rivals(members: Float[Array, "3 loads members"], real, factor, gpu_spread):
     return member, number, jax.nn.one_hot(first, means.shape[1], dtype=means.dtype)
 
 
-def of_fixed_sum(moments: Moments, spread: Float[Array, "*loads"]) -> Moments:
-    """Moments of a member's part of a sum that is fixed at one, from those of the member if the sum
-    varies: independently of the parts, with the mean one, the variance `spread`, and the third
-    central moment of a gamma law.
+def of_fixed_sum(
+    moments: Moments, spread: Float[Array, "*loads"], slope: Float[Array, "*loads"]
+) -> Moments:
+    """Moments given a sum that is fixed at one, from those if the sum varies: with the mean one,
+    the variance `spread`, and the third central moment of a gamma law.
+
+    Exact for a part of the sum, if the parts over the sum are independent of it, as those of gamma
+    variates are: its `slope`, the covariance with the sum over `spread`, is its mean. Otherwise the
+    variance is what regression leaves, and the third moment is approximated.
     """
     middle, variance, third = moments
     # Divided by the moments of the sum: 1 + spread, and (1 + spread) (1 + 2 spread).
-    rest = third - 6 * middle * spread * variance + 4 * middle**3 * spread**2
+    rest = third - 6 * slope * spread * variance + 4 * slope**3 * spread**2
     return jnp.stack(
         [
             middle,
-            (variance - middle**2 * spread) / (1 + spread),
+            (variance - slope**2 * spread) / (1 + spread),
             rest / (1 + spread) / (1 + 2 * spread),
         ]
     )
 
 
-def _fullest(members: Float[Array, "3 loads members"], real) -> Moments:
-    """The fullest of independent members, each with a mean, a variance and a third moment."""
+def _fullest(members: Float[Array, "3 loads members"], slopes, real, most):
+    """The moments of the fullest of independent members, each with a mean, a variance and a third
+    moment, truncated at `most`; and its slope, as of `of_fixed_sum`, from those of members.
+    """
     mean, variance, third = members
     std = jnp.sqrt(jnp.maximum(variance, 1e-12))
     skewness = jnp.clip(third / std**3, -_MOST_SKEWNESS, _MOST_SKEWNESS)
     low = jnp.max(jnp.where(real, mean - _BEFORE * std, -jnp.inf), axis=1)
     high = jnp.max(jnp.where(real, mean + _AFTER * std, -jnp.inf), axis=1)
+    if most is not None:
+        high = jnp.minimum(high, most)
+        low = jnp.minimum(low, high)
     grid = low[:, None] + (high - low)[:, None] * jnp.asarray(_GRID, mean.dtype)[None, :]
     standard = (grid[:, None, :] - mean[:, :, None]) / std[:, :, None]
     # Far from a member the result is constant, and the cube would have huge numbers.
     standard = jnp.clip(standard, -30, 30)
-    below = jax.scipy.special.log_ndtr(cube_normal_score(standard, skewness[:, :, None]))
+    score = cube_normal_score(standard, skewness[:, :, None])
+    below = jax.scipy.special.log_ndtr(score)
     cdf = jnp.exp(jnp.sum(jnp.where(real[:, :, None], below, 0), axis=1))
     step = (high - low) * mean.dtype.type(_GRID[1])
-
-    def integral(values):
-        return jnp.trapezoid(values, axis=-1) * step
-
-    first = high - integral(cdf)
-    above = jnp.maximum(grid - first[:, None], 0)
-    beneath = jnp.maximum(first[:, None] - grid, 0)
-    second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
-    skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
-    return jnp.stack([first, second, skewed])
+    # A member below the grid has a lower mean, and the sum has by regression.
+    lower = jnp.exp(log_density(score) - below) * cube_normal_below(score, skewness[:, :, None])
+    lower = jnp.sum(jnp.where(real[:, :, None], (slopes / std)[:, :, None] * lower, 0), axis=1)
+    slope = jnp.trapezoid(cdf * lower, axis=-1) * step
+    return jnp.stack(moments_of(grid, cdf, step)), slope
 
 
-def _cut(experts: Float[Array, "3 *shape"], most) -> Float[Array, "3 *shape"]:
-    """The moments of the minimum of `most` and a normal variate, in closed form."""
+def _cut(experts: Float[Array, "3 *shape"], most):
+    """The moments of the minimum of `most` and a normal variate, in closed form, and the
+    probability that it is less.
+    """
     mean, variance, _ = experts
     std = jnp.sqrt(jnp.maximum(variance, 1e-12))
     # Beyond this, all or none is truncated.
@@ -162,4 +187,4 @@ def _cut(experts: Float[Array, "3 *shape"], most) -> Float[Array, "3 *shape"]:
     most_skewed = _MOST_SKEWNESS * spread**1.5
     skewed = jnp.clip(skewed, -most_skewed, most_skewed)
     middle = jnp.where(room > -8, mean + std * first, most)
-    return jnp.stack([middle, std**2 * spread, std**3 * skewed])
+    return jnp.stack([middle, std**2 * spread, std**3 * skewed]), 1 - rest

@@ -120,16 +120,7 @@ def segment_maxima(
     at_slowest = jax.scipy.special.ndtr(cube_normal_score(grid, skewness))
     cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * others
     step = grid[:, 1] - grid[:, 0]
-
-    def integral(values):
-        return jnp.trapezoid(values, axis=-1) * step
-
-    # Moments by integrating the survival above a centre and the distribution below it.
-    first = grid[:, -1] - integral(cdf)
-    above = jnp.maximum(grid - first[:, None], 0)
-    beneath = jnp.maximum(first[:, None] - grid, 0)
-    second = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
-    skewed = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
+    first, second, skewed = moments_of(grid, cdf, step)
     scale = slowest * std
     kept = _kept(cdf, at_slowest, later_each, later, deciding, share, step)
     return jnp.stack(
@@ -140,6 +131,26 @@ def segment_maxima(
             scale * root(kept),
         ]
     )
+
+
+def moments_of(
+    grid: Float[Array, "*laws points"],
+    cdf: Float[Array, "*laws points"],
+    step: Float[Array, "*laws"],
+) -> tuple[Float[Array, "*laws"], ...]:
+    """The mean, the variance and the third central moment of laws, from their distributions on
+    grids of a constant `step`. By integrals of the survival above the mean and of the distribution
+    below it, so the variance is never a difference, nor negative.
+    """
+
+    def integral(values):
+        return jnp.trapezoid(values, axis=-1) * step
+
+    mean = grid[..., -1] - integral(cdf)
+    above = jnp.maximum(grid - mean[..., None], 0)
+    beneath = jnp.maximum(mean[..., None] - grid, 0)
+    variance = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
+    return mean, variance, integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
 
 
 def _grid(group: Group, means, share) -> Float[Array, "nodes points"]:
