@@ -106,8 +106,8 @@ class Resampled:
 
     **Attributes:**
 
-    - `counts`: `(steps,)`, how many times each step counts then: the probability that its sample is
-        picked with the new weights, over that with the old ones.
+    - `counts`: `(steps,)`, how many times each step counts then: the probability that its sample or
+        one that this stands for is picked with the new weights, over that with the old ones.
     - `selections`: with the new weights, if steps pick samples.
     """
 
@@ -204,23 +204,31 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         regimes, position = self.picks(0, self.deal.num_steps)
-        stratum = self.kept.stratum[self.samples(0, self.deal.num_steps)]
-        strata = len(self.kept.counts)
-        number = np.bincount(stratum, minlength=strata)
+        members = [regimes == g for g in range(len(self.selections))]
+        nearest = [_nearest(position[mine], len(one.order)) for mine, one in self._each(members)]
         for factors, dealt in resample_factors(self.kept):
-            counts, wanted = np.zeros(len(position)), dealt
+            counts = np.zeros(len(position))
             selections = tuple(one.reweighted(factors[one.order]) for one in self.selections)
-            for g, (before, now) in enumerate(zip(self.selections, selections, strict=True)):
-                members, there = regimes == g, before.picked > 0
-                more = np.divide(now.picked, before.picked, out=np.ones(len(there)), where=there)
-                counts[members] = more[position[members]]
-                was, is_ = (np.bincount(one.stratum, one.picked, strata) for one in (before, now))
-                wanted = wanted + number * np.divide(is_, was, out=np.zeros(strata), where=was > 0)
-            # Steps are dealt to regimes and strata by their probabilities, to within about a step.
-            have = np.bincount(stratum, counts, strata)
-            wanted = np.maximum(wanted, 0)
-            counts *= np.divide(wanted, have, out=np.zeros(strata), where=have > 0)[stratum]
+            for g, (mine, before) in enumerate(self._each(members)):
+                was, is_ = (np.bincount(nearest[g], x.picked) for x in (before, selections[g]))
+                more = np.divide(is_, was, out=np.ones(len(was)), where=was > 0)
+                of_steps = more[nearest[g][position[mine]]]
+                # Steps are dealt to regimes by their probabilities, to within about a step.
+                wanted = max(len(of_steps) + dealt[g], 0)
+                counts[mine] = of_steps * (wanted / max(of_steps.sum(), 1e-300))
             yield Resampled(counts, selections)
+
+    def _each(self, members: list[np.ndarray]) -> Iterator[tuple[np.ndarray, Selection]]:
+        """The steps and the selection of each regime."""
+        return zip(members, self.selections, strict=True)
+
+
+def _nearest(picked: np.ndarray, number: int) -> np.ndarray:
+    """For each of `number` samples, the nearest one that steps picked, as its place among these. If
+    there are fewer steps than samples, the ones picked stand for the others between them.
+    """
+    some = np.unique(picked)
+    return np.searchsorted((some[1:] + some[:-1] + 1) // 2, np.arange(number), "right")
 
 
 @dataclasses.dataclass(frozen=True)

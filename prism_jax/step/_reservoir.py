@@ -50,8 +50,8 @@ class Replicas:
 
 def resample_factors(kept: Replicas) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each turn of the bootstrap, the factors on the weights of samples, and by how many steps
-    the number in each stratum is off. Both depend on the id or stratum alone, so differences
-    between programs with common random numbers scatter as they should.
+    the number in each regime of the network is off. They depend on the id and the regime alone, so
+    differences between programs with common random numbers scatter as they should.
     """
     group = (kept.ids - np.uint32(kept.first)) % np.uint32(_GROUPS)
     rng = np.random.default_rng(0)
