@@ -101,7 +101,10 @@ def bootstrapped(composed: Composed, objectives: Sequence[AbstractObjective]) ->
         return [objective.value(steps) for objective in objectives]
 
     steps = composed.steps
-    again = [values(steps[those]) for those, _ in resampled_steps(composed)]
+    if composed.over is None:
+        again = [values(some) for some in _picked_anew(composed)]
+    else:
+        again = [values(steps[those]) for those, _ in resampled_steps(composed)]
     rests_on = [support_of(composed, objective) for objective in objectives]
     return Bootstrapped(np.array(values(steps)), np.array(again), np.array(rests_on))
 
@@ -123,10 +126,26 @@ def resampled_steps(
     """
     order = np.argsort(composed.steps, kind="stable")
     for decisions in resample(composed):
-        until = np.cumsum(np.concatenate([one.counts for one in decisions])[order])
-        # Evenly spaced, which moves no quantile by more than half a step.
-        until = np.floor(until * (len(order) / until[-1]) + 0.5).astype(np.int64)
-        yield np.repeat(order, np.diff(until, prepend=0)), decisions
+        yield _drawn(order, np.concatenate([one.counts for one in decisions])), decisions
+
+
+def _picked_anew(composed: Composed) -> Iterator[Float[np.ndarray, " n"]]:
+    """For new weights of the samples, several times: the times of steps that pick samples anew, so
+    that what programs with common random numbers have in common cancels in their difference. A step
+    is taken to be later by as much as the score of its sample.
+    """
+    for decisions in resample(composed):
+        steps = composed.steps + np.concatenate([one.moved for one in decisions])
+        order = np.argsort(steps, kind="stable")
+        yield steps[_drawn(order, np.concatenate([one.own for one in decisions]))]
+
+
+def _drawn(order: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """As many steps as there are, each drawn as often as it counts, in the order given."""
+    until = np.cumsum(counts[order])
+    # Evenly spaced, which moves no quantile by more than half a step.
+    until = np.floor(until * (len(order) / until[-1]) + 0.5).astype(np.int64)
+    return np.repeat(order, np.diff(until, prepend=0))
 
 
 def check_num_steps(num_samples: int) -> int:

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools as ft
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,6 +20,8 @@ SILVER = np.sqrt(2) - 1
 # looked up in the order of memory. A block is what a device composes in one batch.
 STEP_TILES = 8
 BLOCK = STEP_TILES * TILE
+# So many steps in a row share a weight of their number in the bootstrap.
+_ROW = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +110,18 @@ class Resampled:
 
     - `counts`: `(steps,)`, how many times each step counts then: the probability that its sample or
         one that this stands for is picked with the new weights, over that with the old ones.
+    - `score`: `(steps,)`, the score (see [`Replicas`][]) of the sample that each step picks by the
+        new weights.
+    - `moved`: `(steps,)`, by how much it is above that of the old one.
+    - `own`: `(steps,)`, how many times each step counts if it picks anew: only its own draws are
+        resampled.
     - `selections`: with the new weights, if steps pick samples.
     """
 
     counts: np.ndarray
+    score: np.ndarray
+    moved: np.ndarray
+    own: np.ndarray
     selections: tuple[Selection, ...] = ()
 
 
@@ -158,7 +168,8 @@ class OneEach(AbstractOneDecides, AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         for factors, _ in resample_factors(self.kept):
-            yield Resampled(factors / np.mean(factors))
+            counts, score = factors / np.mean(factors), self.kept.score
+            yield Resampled(counts, score, np.zeros_like(score), counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +217,8 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
         regimes, position = self.picks(0, self.deal.num_steps)
         members = [regimes == g for g in range(len(self.selections))]
         nearest = [_nearest(position[mine], len(one.order)) for mine, one in self._each(members)]
+        score = self.kept.score[self.samples(0, len(position))]
+        own = _own_draws(regimes)
         for factors, dealt in resample_factors(self.kept):
             counts = np.zeros(len(position))
             selections = tuple(one.reweighted(factors[one.order]) for one in self.selections)
@@ -216,11 +229,31 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
                 # Steps are dealt to regimes by their probabilities, to within about a step.
                 wanted = max(len(of_steps) + dealt[g], 0)
                 counts[mine] = of_steps * (wanted / max(of_steps.sum(), 1e-300))
-            yield Resampled(counts, selections)
+            again = dataclasses.replace(self, selections=selections).samples(0, len(position))
+            after = self.kept.score[again]
+            yield Resampled(counts, after, after - score, own(), selections)
 
     def _each(self, members: list[np.ndarray]) -> Iterator[tuple[np.ndarray, Selection]]:
         """The steps and the selection of each regime."""
         return zip(members, self.selections, strict=True)
+
+
+def _own_draws(regimes: np.ndarray) -> Callable[[], np.ndarray]:
+    """Random weights of steps that keep how regimes and ranks are dealt: those of a few steps in a
+    row, whose ranks are next to each other, sum to their number.
+    """
+    within = np.zeros(len(regimes), np.int64)
+    for g in range(regimes.max() + 1):
+        members = regimes == g
+        within[members] = np.arange(np.sum(members))
+    row = within // _ROW * (regimes.max() + 1) + regimes
+    number, rng = np.bincount(row), np.random.default_rng(1)
+
+    def draw() -> np.ndarray:
+        weights = rng.exponential(size=len(regimes))
+        return weights * (number / np.maximum(np.bincount(row, weights), 1e-300))[row]
+
+    return draw
 
 
 def _nearest(picked: np.ndarray, number: int) -> np.ndarray:
@@ -255,7 +288,10 @@ class SlowestOf(AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         for each in zip(*(one.resample() for one in self.decisions), strict=True):
-            yield Resampled(np.prod([one.counts for one in each], axis=0))
+            counts = np.prod([one.counts for one in each], axis=0)
+            after = ft.reduce(np.maximum, (one.score for one in each))
+            before = ft.reduce(np.maximum, (one.score - one.moved for one in each))
+            yield Resampled(counts, after, after - before, each[0].own)
 
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         each = [one.of_samples(values) for one in self.decisions]
