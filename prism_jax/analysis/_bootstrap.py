@@ -1,8 +1,10 @@
 """Standard errors by the bootstrap, for every figure of the step time and its derivatives.
 
 Few replica samples may decide many steps, so samples are drawn anew, not steps: each sample gets a
-random weight (Rubin, "The Bayesian bootstrap", 1981). No step is decided again. A step counts as
-often as the probability that its sample is picked with the new weights is higher than before.
+random weight (Rubin, "The Bayesian bootstrap", 1981). Steps pick samples anew by these weights, and
+their own draws are weighted, too; no replica is simulated again. For derivatives, and for
+probabilities given the rest, steps keep their samples. Each then counts as often as the probability
+that its sample is picked with the new weights is higher than before.
 """
 
 import dataclasses

@@ -55,7 +55,9 @@ def _text(name: str, found, top: int) -> str:
     def cells(figure: Estimate | None, with_error: bool = True) -> str:
         if figure is None:
             return f"{'-':>11}" + f"{'-':>9}" * with_error
-        return f"{figure.value:>11.4g}" + f"{figure.standard_error:>9.1g}" * with_error
+        known = figure.standard_error == figure.standard_error
+        error = f"{figure.standard_error:.1g}" if known else "unknown"
+        return f"{figure.value:>11.4g}" + f"{error:>9}" * with_error
 
     shown, others = found.parts[:top], found.parts[top:]
     longest = max((part.mean.value for part in shown if part.mean), default=0.0)

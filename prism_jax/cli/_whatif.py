@@ -160,6 +160,7 @@ def _text(name: str, found) -> str:
     for scenario, changes in found.changes.items():
         rows = zip(*((changes[f].value, *changes[f].interval()) for f in figures), strict=True)
         for label, row in zip((scenario, "  from", "  to"), rows, strict=True):
-            lines.append("".join([f"{label:<28}", *(f"{x:>+12.4g} s" for x in row)]))
+            cells = (f"{x:>+12.4g} s" if x == x else f"{'unknown':>14}" for x in row)
+            lines.append("".join([f"{label:<28}", *cells]))
     lines += ["", f"{found.num_samples:,} steps of each, with common random numbers"]
     return "\n".join([*lines, *found.notes])
