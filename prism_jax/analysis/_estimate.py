@@ -185,7 +185,7 @@ class _Conditional(NamedTuple):
 def _conditional(
     composed: Composed, objective: AbstractObjective, width: float, last: str
 ) -> _Conditional | None:
-    """`None` if no step could end near the quantile but for its last draw."""
+    """`None` if no step can end near the quantile, whatever its last draw."""
     at, steps = objective.value(composed.steps), composed.steps
     apart = [objective.value(steps[those]) for those, _ in resampled_steps(composed)]
     gap = max(width / 4, float(np.std(apart)))
