@@ -126,7 +126,7 @@ class Resampled:
 
 
 class AbstractWeighed(AbstractDecision):
-    """Samples can weigh more or less without deciding steps anew: steps count so instead."""
+    """A decision that the bootstrap can repeat with other weights of its samples."""
 
     @abc.abstractmethod
     def resample(self) -> Iterator[Resampled]:
