@@ -2,15 +2,13 @@
 
 Few replica samples may decide many steps, so samples are drawn anew, not steps: each sample gets a
 random weight (Rubin, "The Bayesian bootstrap", 1981). Steps pick samples anew by these weights, and
-their own draws are weighted, too; no replica is simulated again. For derivatives, and for
-probabilities given the rest, steps keep their samples. Each then counts as often as the probability
-that its sample is picked with the new weights is higher than before.
+their own draws are weighted, too; no replica is simulated again.
 """
 
 import dataclasses
 import functools as ft
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,7 +17,6 @@ from .._estimate import Estimate
 from .._misc import counted
 from ..engine import Composed, check_num_samples, resample, support
 from ..law import FEWEST
-from ..step import Resampled
 from ._density import bandwidth
 from ._objectives import AbstractObjective
 
@@ -102,13 +99,9 @@ def bootstrapped(composed: Composed, objectives: Sequence[AbstractObjective]) ->
     def values(steps: np.ndarray) -> list[float]:
         return [objective.value(steps) for objective in objectives]
 
-    steps = composed.steps
-    if composed.over is None:
-        again = [values(some) for some in _picked_anew(composed)]
-    else:
-        again = [values(steps[those]) for those, _ in resampled_steps(composed)]
+    resampled = [values(again.steps[drawn(again, w)]) for again, w in resample(composed)]
     rests_on = [support_of(composed, objective) for objective in objectives]
-    return Bootstrapped(np.array(values(steps)), np.array(again), np.array(rests_on))
+    return Bootstrapped(np.array(values(composed.steps)), np.array(resampled), np.array(rests_on))
 
 
 def support_of(composed: Composed, objective: AbstractObjective) -> float:
@@ -120,31 +113,12 @@ def support_of(composed: Composed, objective: AbstractObjective) -> float:
     return support(composed, (influence / largest) ** 2) if largest > 0 else math.inf
 
 
-def resampled_steps(
-    composed: Composed,
-) -> Iterator[tuple[Int[np.ndarray, " n"], tuple[Resampled, ...]]]:
-    """For new weights of the samples, several times: as many steps as there are, drawn as often as
-    they count then. Their numbers, in ascending order of their times; and all decisions.
+def drawn(composed: Composed, weights: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """As many steps as there are, each drawn as often as it weighs, in ascending order of their
+    times.
     """
     order = np.argsort(composed.steps, kind="stable")
-    for decisions in resample(composed):
-        yield _drawn(order, np.concatenate([one.counts for one in decisions])), decisions
-
-
-def _picked_anew(composed: Composed) -> Iterator[Float[np.ndarray, " n"]]:
-    """For new weights of the samples, several times: the times of steps that pick samples anew, so
-    that what programs with common random numbers have in common cancels in their difference. A step
-    is taken to be later by as much as the score of its sample.
-    """
-    for decisions in resample(composed):
-        steps = composed.steps + np.concatenate([one.moved for one in decisions])
-        order = np.argsort(steps, kind="stable")
-        yield steps[_drawn(order, np.concatenate([one.own for one in decisions]))]
-
-
-def _drawn(order: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """As many steps as there are, each drawn as often as it counts, in the order given."""
-    until = np.cumsum(counts[order])
+    until = np.cumsum(weights[order])
     # Evenly spaced, which moves no quantile by more than half a step.
     until = np.floor(until * (len(order) / until[-1]) + 0.5).astype(np.int64)
     return np.repeat(order, np.diff(until, prepend=0))

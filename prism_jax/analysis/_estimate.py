@@ -1,7 +1,7 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
 import itertools as it
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,11 +17,11 @@ from ..engine import (
     given_the_rest,
     last_draw,
     pull_back,
+    resample,
     support,
 )
 from ..program import Program
-from ..step import Over
-from ._bootstrap import Bootstrapped, bootstrapped, resampled_steps
+from ._bootstrap import Bootstrapped, bootstrapped, drawn
 from ._density import bandwidth
 from ._objectives import AbstractObjective, Mean, check_objective
 
@@ -97,7 +97,7 @@ def figure_value(found: Figure) -> Bootstrapped:
 
 def figure_gradient(found: Figure) -> Program:
     """The derivative of a figure with respect to the parameters of its program."""
-    (gradient,) = pull_back(found.composed, [dependence(found)(None)])
+    (gradient,), _ = _pulled_back(found, [])
     return gradient
 
 
@@ -105,94 +105,59 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
     """The derivative of a figure, then the same with new weights of the replica samples, several
     times; and how many independent samples it rests on.
     """
-    weighting = dependence(found)
-    again = (
-        weighting(those)._replace(resampled=decisions)
-        for those, decisions in resampled_steps(found.composed)
-    )
-    every = weighting(None)
-    return pull_back(found.composed, it.chain([every], again)), weighting.support()
+    return _pulled_back(found, resample(found.composed))
 
 
-def dependence(found: Figure) -> "_Smoothed | _Conditional":
-    """How the figure depends on steps."""
-    _, composed, objective = found
-    width = _width(composed)
-    last = None if objective.level is None else last_draw(composed, width)
-    conditional = last and _conditional(composed, objective, width, last)
-    return conditional or _Smoothed(composed, objective, width)
+def _pulled_back(
+    found: Figure, resamples: Iterable[tuple[Composed, np.ndarray]]
+) -> tuple[list[Program], float]:
+    width, last = _width(found.composed), conditional_on(found)
+    all_alike = np.ones(len(found.composed.steps))
+    every = _weighting(found.composed, all_alike, found.objective, width, last)
+    again = (_weighting(*one, found.objective, width, last) for one in resamples)
+    pairs = pull_back(it.chain([every], again))
+    if last and found.composed.over is None:
+        # Of the time that a given share of steps exceed.
+        gradients = [jax.tree.map(lambda g, by=by: g / -by, g) for g, by in pairs]
+    else:
+        gradients = [gradient for gradient, _ in pairs]
+    return gradients, support(every.composed, every.relevance())
 
 
-class _Smoothed(NamedTuple):
-    """By the derivative of the figure with respect to each step, smoothed over `width` seconds."""
-
-    composed: Composed
-    objective: AbstractObjective
-    width: float
-
-    def __call__(self, those: np.ndarray | None) -> Weighting:
-        """For all steps, or for resampled ones, whose numbers are given."""
-        steps, number = self.composed.steps, len(self.composed.steps)
-        some = steps if those is None else steps[those]
-        slope = self.objective.slope(some, self.width)
-        influence = self.objective.influence(some, self.width) / number
-        if those is not None:
-            slope, influence = (np.bincount(those, x, number) for x in (slope, influence))
-        return Weighting(slope, influence)
-
-    def support(self) -> float:
-        """How many independent replica samples the derivative rests on."""
-        return support(self.composed, np.abs(self(None).slope))
-
-
-class _Conditional(NamedTuple):
-    """A quantile, by the probability that each step takes longer, given all its draws but `last`.
-    The probabilities `longer` are those at `at - gap`, `at` and `at + gap`, which resampled
-    quantiles are near.
+def conditional_on(found: Figure) -> str | None:
+    """The draw of a step that the derivative of a figure leaves open: that of a probability, or of
+    a quantile by the probability that a step takes longer. `None` if it is taken over steps, or if
+    no step ends near the quantile, whatever this draw.
     """
-
-    composed: Composed
-    objective: AbstractObjective
-    last: str
-    at: float
-    gap: float
-    longer: Sequence[np.ndarray]
-
-    def __call__(self, those: np.ndarray | None) -> Weighting:
-        """For all steps, or for resampled ones, whose numbers are given."""
-        steps, number = self.composed.steps, len(self.composed.steps)
-        at, counts = self.at, np.ones(number)
-        if those is not None:
-            at = self.objective.value(steps[those])
-            counts = np.bincount(those, minlength=number).astype(float)
-        below, here, above = self.longer
-        lower, upper = (float(counts @ x) / self.gap for x in (below - here, here - above))
-        away = float(np.clip((at - self.at) / self.gap, -2, 2))
-        density = (lower + upper) / 2
-        if lower > 0 and upper > 0:  # Its logarithm is linear, so that it stays positive.
-            density = np.sqrt(lower * upper) * (upper / lower) ** away
-        longer = here + away * (above - below) / 2
-        slope = counts / density
-        over = Over(jnp.asarray(at, self.composed.run.plan.dtype), self.last)
-        return Weighting(slope, slope * (longer - counts @ longer / number), over)
-
-    def support(self) -> float:
-        """How many independent replica samples the derivative rests on."""
-        below, _, above = self.longer
-        return support(self.composed, below - above)
+    _, composed, objective = found
+    if composed.over is not None:
+        return composed.over.last
+    last = None if objective.level is None else last_draw(composed, _width(composed))
+    if last is not None:
+        longer = given_the_rest(composed, found.value, last).steps
+        if not np.any(longer * (1 - longer)):
+            return None
+    return last
 
 
-def _conditional(
-    composed: Composed, objective: AbstractObjective, width: float, last: str
-) -> _Conditional | None:
-    """`None` if no step can end near the quantile, whatever its last draw."""
-    at, steps = objective.value(composed.steps), composed.steps
-    apart = [objective.value(steps[those]) for those, _ in resampled_steps(composed)]
-    gap = max(width / 4, float(np.std(apart)))
-    near = [given_the_rest(composed, at + by * gap, last).steps for by in (-1, 0, 1)]
-    if near[0].sum() <= near[2].sum():
-        return None
-    return _Conditional(composed, objective, last, at, gap, near)
+def _weighting(
+    composed: Composed,
+    weights: np.ndarray,
+    objective: AbstractObjective,
+    width: float,
+    last: str | None,
+) -> Weighting:
+    """How a figure depends on steps, smoothed over `width` seconds; or how the probability that a
+    step takes longer than the quantile does, given all draws but the last.
+    """
+    some = drawn(composed, weights)
+    if last and composed.over is None:
+        composed = given_the_rest(composed, objective.value(composed.steps[some]), last)
+        objective = Mean()
+    number, steps = len(composed.steps), composed.steps[some]
+    slope, influence = objective.slope(steps, width), objective.influence(steps, width) / number
+    slope, influence = (np.bincount(some, x, number) for x in (slope, influence))
+    return Weighting(composed, slope, influence)
 
 
 def _width(composed: Composed) -> float:

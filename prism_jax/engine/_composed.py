@@ -20,7 +20,6 @@ from ..step import (
     AbstractWeighed,
     OneEach,
     Over,
-    Resampled,
     SlowestOf,
     VectorRule,
     last_spreads,
@@ -122,9 +121,25 @@ def _of(
     return Composed(steps, run, stretches, over)
 
 
-def resample(composed_: Composed) -> Iterator[tuple[Resampled, ...]]:
-    """The decisions of all stretches with new weights of the replica samples, several times."""
-    return zip(*(_weighed(stretch).resample() for stretch in composed_.stretches), strict=True)
+def resample(composed_: Composed) -> Iterator[tuple[Composed, Float[np.ndarray, " n"]]]:
+    """The steps with new weights of the replica samples, several times, and the weight of each
+    step. Steps pick samples anew, so that what programs with common random numbers have in common
+    cancels in differences. A step is taken to be later by as much as the score of its sample;
+    probabilities are computed again.
+    """
+    decisions = [_weighed(stretch) for stretch in composed_.stretches]
+    before = np.concatenate([one.scores() for one in decisions])
+    for each in zip(*(one.resample() for one in decisions), strict=True):
+        pairs = zip(composed_.stretches, each, strict=True)
+        stretches = tuple(dataclasses.replace(one, decision=new.decision) for one, new in pairs)
+        if composed_.over is None:
+            after = np.concatenate([new.decision.scores() for new in each])
+            again = dataclasses.replace(
+                composed_, steps=composed_.steps + (after - before), stretches=stretches
+            )
+        else:
+            again = _of(composed_.run, stretches, composed_.over)
+        yield again, np.concatenate([new.weights for new in each])
 
 
 def support(composed_: Composed, values: Float[np.ndarray, " n"]) -> float:

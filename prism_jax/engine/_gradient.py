@@ -33,7 +33,6 @@ from ..step import (
     STEP_TILES,
     AbstractOneDecides,
     Over,
-    Resampled,
     VectorRule,
     steps_of,
 )
@@ -55,83 +54,90 @@ class Weighting(NamedTuple):
 
     **Attributes:**
 
-    - `slope`: the derivative of the figure with respect to each step.
+    - `composed`: the steps, or probabilities given a threshold.
+    - `slope`: the derivative of the figure with respect to each of them.
     - `influence`: the derivative of the figure with respect to the logarithm of each step's weight.
-    - `over`: in place of that of the steps.
-    - `resampled`: the decisions of all stretches, if their samples have new weights.
     """
 
+    composed: Composed
     slope: Float[np.ndarray, " n"]
     influence: Float[np.ndarray, " n"]
-    over: Over | None = None
-    resampled: tuple[Resampled, ...] | None = None
+
+    def relevance(self) -> Float[np.ndarray, " n"]:
+        """How much each step matters to the derivative. A probability of zero or one does not."""
+        size = np.abs(self.slope)
+        steps = self.composed.steps
+        return size if self.composed.over is None else size * steps * (1 - steps)
 
 
-def pull_back(composed_: Composed, weightings: Iterable[Weighting]) -> list[Program]:
+def pull_back(weightings: Iterable[Weighting]) -> list[tuple[Program, float]]:
     """The derivatives of figures with respect to the parameters of the program that was simulated.
 
     **Arguments:**
 
-    - `weightings`: one for each figure.
+    - `weightings`: one for each figure, all of one simulation, perhaps with other weights of its
+        samples.
 
     **Returns:**
 
     For each figure, a program whose parameters are the derivatives, with `None` for everything that
-    is not a float.
+    is not a float; and the derivative with respect to the threshold of its probabilities, or zero.
     """
-    size = max(stretch.decision.kept.ends.size for stretch in composed_.stretches)
     rest, found = iter(weightings), []
-    while some := [*it.islice(rest, max(_MOST_ENDS // size, 1))]:
-        found.append(_of_figures(composed_, some))
-    return gradients_of(composed_.run.program, jax.tree.map(lambda *x: np.concatenate(x), *found))
+    first = next(rest)
+    size = max(stretch.decision.kept.ends.size for stretch in first.composed.stretches)
+    some = [first, *it.islice(rest, max(_MOST_ENDS // size - 1, 0))]
+    while some:
+        found.append(_of_figures(some))
+        some = [*it.islice(rest, max(_MOST_ENDS // size, 1))]
+    tables, thresholds = jax.tree.map(lambda *x: np.concatenate(x), *found)
+    gradients = gradients_of(first.composed.run.program, tables)
+    return list(zip(gradients, thresholds.tolist(), strict=True))
 
 
-def _of_figures(composed_: Composed, every: Sequence[Weighting]) -> Tables:
-    """The derivatives with respect to tables, whose first axis is the figures."""
-    run = composed_.run
+def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, " figures"]]:
+    """The derivatives with respect to tables and to thresholds; figures are the first axis."""
+    run, stretches = every[0].composed.run, every[0].composed.stretches
     sums = jax.tree.map(lambda x: np.zeros((len(every), *x.shape)), run.plan.tables)
-    for k, stretch in enumerate(composed_.stretches):
-        mine = slice(stretch.draws.first, stretch.draws.first + stretch.steps)
-        slopes = np.stack([one.slope[mine] for one in every])
-        thresholds = [one.over or composed_.over for one in every]
-        of_ends = _through_steps(run, stretch, thresholds, slopes, sums)
+    of_thresholds = np.zeros(len(every))
+    for k, stretch in enumerate(stretches):
+        first = stretch.draws.first
+        mine = slice(first, first + stretch.steps)
+        of_ends = _through_steps(every, k, mine, sums, of_thresholds)
         _through_replicas(run, stretch, of_ends, sums)
         if isinstance(stretch.decision, VectorRule):
-            selections = [
-                stretch.decision.selections
-                if one.resampled is None
-                else one.resampled[k].selections
-                for one in every
-            ]
+            decisions = [one.composed.stretches[k].decision for one in every]
             influences = [one.influence[mine] for one in every]
-            through_weights(run, stretch, selections, influences, sums)
-    return sums
+            through_weights(run, stretch, decisions, influences, sums)
+    return sums, of_thresholds
 
 
 def _through_steps(
-    run: Run, stretch: Stretch, over: Sequence[Over | None], slopes: np.ndarray, sums: Tables
+    every: Sequence[Weighting], k: int, mine: slice, sums: Tables, of_thresholds: np.ndarray
 ) -> Float[np.ndarray, "figures kept sinks"]:
-    """Backpropagates through the composition of steps: adds to the derivatives with respect to
-    tables, and returns those with respect to the ends of kept samples.
+    """Backpropagates through the composition of the steps of stretch `k`: adds to the derivatives
+    with respect to tables and thresholds, and returns those with respect to the ends of kept
+    samples.
     """
-    decision = stretch.decision
-    assert isinstance(decision, AbstractOneDecides)
-    sinks, kept = run.program.sinks.number, decision.kept
-    of_ends = np.zeros((len(slopes), *kept.ends.shape))
-    figure, needed = np.nonzero(_that_count(slopes))
-    steps = np.arange(stretch.steps)
-    samples, regimes = decision.samples(0, len(steps)), decision.deal.regimes(0, len(steps))
+    run, kept = every[0].composed.run, every[0].composed.stretches[k].decision.kept
+    sinks = run.program.sinks.number
+    of_ends = np.zeros((len(every), *kept.ends.shape))
+    figure, needed = np.nonzero(np.stack([_that_count(one.relevance()[mine]) for one in every]))
+    slopes = np.stack([one.slope[mine] for one in every])[figure, needed]
+    samples = np.concatenate([_samples(one, k)[needed[figure == f]] for f, one in enumerate(every)])
+    regimes = every[0].composed.stretches[k].decision.deal.regimes(0, mine.stop - mine.start)
     # Given the rest, figures differ by their thresholds.
-    last = over[0].last if over[0] is not None else None
-    thresholds = np.array([0.0 if one is None else float(one.threshold) for one in over])
-    packed = _packed(figure, len(slopes), tile_size(len(needed)))
+    overs = [one.composed.over for one in every]
+    last = overs[0].last if overs[0] is not None else None
+    thresholds = np.array([0.0 if one is None else float(one.threshold) for one in overs])
+    packed = _packed(figure, len(every), tile_size(len(needed)))
 
     def inputs(first, count):
         some = packed.entries[first : first + count]
         at = needed[some]
         ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
-        ends[:, :sinks] = kept.ends[samples[at]]
-        slope = np.where(some >= 0, slopes[figure[some], at], 0)
+        ends[:, :sinks] = kept.ends[samples[some]]
+        slope = np.where(some >= 0, slopes[some], 0)
         ids = (kept.first + at).astype(np.uint32)
         dtype = run.plan.dtype
         of_figure = thresholds[figure[some]].astype(dtype)
@@ -139,29 +145,37 @@ def _through_steps(
 
     shared = (without_graph(run.plan), run.key, last)
     for batch in packed.tiles(_step_vjp, shared, inputs, per_batch=STEP_TILES):
-        tables_share, ends_share = batch.arrays
+        tables_share, *of_samples = batch.arrays
         packed.add(sums, dataclasses.replace(batch, arrays=tables_share))
-        of_steps = dataclasses.replace(batch, arrays=ends_share).samples()
+        of_steps, of_threshold = dataclasses.replace(batch, arrays=of_samples).samples()
         step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
         some = packed.entries[batch.first + step]
-        np.add.at(of_ends, (figure[some], samples[needed[some]], sink), of_steps[step, sink])
+        np.add.at(of_ends, (figure[some], samples[some], sink), of_steps[step, sink])
+        some = packed.entries[batch.first : batch.first + batch.count]
+        np.add.at(of_thresholds, figure[some], of_threshold)
     return of_ends
 
 
-def _that_count(slope: np.ndarray) -> np.ndarray:
-    """Whether a slope matters: those of steps far from a quantile sum to next to nothing."""
-    size = np.abs(slope)
-    return size * size.shape[1] > _LEAST_SLOPE * size.sum(axis=1, keepdims=True)
+def _samples(one: Weighting, k: int) -> np.ndarray:
+    """The sample that decides each step of stretch `k`."""
+    stretch = one.composed.stretches[k]
+    assert isinstance(stretch.decision, AbstractOneDecides)
+    return stretch.decision.samples(0, stretch.steps)
+
+
+def _that_count(size: np.ndarray) -> np.ndarray:
+    """Whether a step matters: those far from a quantile sum to next to nothing."""
+    return size * len(size) > _LEAST_SLOPE * size.sum()
 
 
 def _step_vjp(shared, _, ids, ends, regimes, slope, threshold):
     plan, key, last = shared
-    over = None if last is None else Over(threshold, last)
 
-    def forward(tables, ends):
+    def forward(tables, ends, threshold):
+        over = None if last is None else Over(threshold, last)
         return steps_of(dataclasses.replace(plan, tables=tables), ends.T, ids, key, regimes, over)
 
-    _, vjp = jax.vjp(forward, plan.tables, ends)
+    _, vjp = jax.vjp(forward, plan.tables, ends, threshold)
     return vjp(slope)
 
 

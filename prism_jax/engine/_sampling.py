@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 from ..law import FEWEST
+from ..replica import turned
+from ._draw import pilot_key
 from ._pilot import Pilot, draw_pilot, importance_gain
 from ._prepare import Run
 
@@ -32,12 +34,13 @@ def sampled(
 def led(run: Run, num_samples: int, like: Run | None = None) -> Run:
     """The run with its way of sampling, unless it has one.
 
-    It is that of `like`, of a program of the same graph, so that the same random numbers mean the
-    same where samples are weighted, too; but what leads far into the tail of few replicas does not
-    lead as far as many reach.
+    It is that of `like`, of a program of the same graph and with the same axes, so that the same
+    random numbers mean the same; but the shift along them is for a number of replicas, and another
+    number needs its own.
     """
     if run.sampling:
         return run
     if like is None or like.program.num_replicas != run.program.num_replicas:
         return sampled(run, num_samples)
-    return dataclasses.replace(run, sampling=like.sampling, lead=like.lead)
+    lead = like.lead and turned(like.lead, run.program, run.plan, pilot_key())
+    return dataclasses.replace(run, sampling=like.sampling, lead=lead)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..replica import Tables, stall_entries, tiles
-from ..step import STEP_TILES, Selection, VectorRule
+from ..step import STEP_TILES, AbstractDecision, VectorRule
 from ._prepare import Run
 from ._run import Stretch
 
@@ -14,7 +14,7 @@ from ._run import Stretch
 def through_weights(
     run: Run,
     stretch: Stretch,
-    selections: Sequence[tuple[Selection, ...]],
+    decisions: Sequence[AbstractDecision],
     influences: Sequence[np.ndarray],
     sums: Tables,
 ) -> None:
@@ -23,31 +23,30 @@ def through_weights(
 
     **Arguments:**
 
-    - `selections`: for each figure, those of the stretch, or the same with new weights of samples.
+    - `decisions`: for each figure, that of the stretch, or the same with new weights of samples.
     - `influences`: for each figure, as in [`Weighting`][].
     """
     if len(run.program.strata) == 1:
         return
     of_samples = np.zeros((len(influences), len(stretch.decision.kept.ids)))
-    for f, (mine, influence) in enumerate(zip(selections, influences, strict=True)):
-        of_counts, of_regime, of_samples[f] = _of_figure(run, stretch, mine, influence)
+    for f, (mine, influence) in enumerate(zip(decisions, influences, strict=True)):
+        of_counts, of_regime, of_samples[f] = _of_figure(run, mine, influence)
         sums.stall_counts[f] += of_counts
         sums.network[f] += of_regime
     if sums.stall_shares is not None:
         sums.stall_shares[:] += _through_entries(run, stretch, of_samples)
 
 
-def _of_figure(run: Run, stretch: Stretch, selections: tuple[Selection, ...], influence):
+def _of_figure(run: Run, decision: AbstractDecision, influence: np.ndarray):
     """The derivatives of a figure with respect to the probabilities of each number of stalls and of
     each regime, and to the logarithm of the weight of each sample.
     """
-    decision = stretch.decision
     assert isinstance(decision, VectorRule)
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
     of_samples = np.zeros(len(decision.kept.ids))
-    regimes, position = decision.picks(0, stretch.steps)
-    for g, selection in enumerate(selections):
+    regimes, position = decision.picks(0, len(influence))
+    for g, selection in enumerate(decision.selections):
         members = regimes == g
         if not members.any():
             continue

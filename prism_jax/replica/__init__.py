@@ -20,6 +20,7 @@ from ._lead import (
     leading_axes as leading_axes,
     num_axes as num_axes,
     sobol_scores as sobol_scores,
+    turned as turned,
 )
 from ._op_law import (
     SCORE_RANGE as SCORE_RANGE,

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..maxplus import bucket
 from ..program import Program
@@ -46,11 +46,14 @@ class Lead(eqx.Module):
     **Attributes:**
 
     - `axes`: which draws are leading axes.
+    - `order`: the same draws by number, the one along which the end rises fastest first; -1 for
+        none.
     - `direction`: the mean gradient of a replica's end along them, of unit length.
     - `shift`: how far half of the samples are shifted along it; zero for no shift.
     """
 
     axes: Axes
+    order: Int[np.ndarray, " axes"]
     direction: Float[Array, " axes"]
     shift: Float[Array, ""]
 
@@ -60,25 +63,43 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     counts, room = _counts(program), _room(program, plan)
     starts = np.cumsum([0, *room])
     there = np.concatenate([start + np.arange(n) for start, n in zip(starts, counts, strict=False)])
-    graph = graph_of(program, _PILOT_ROOM)
-    wide = eqx.tree_at(lambda plan: plan.structure.graph, plan, graph)
-    everything = _axes(wide, np.arange(starts[-1]), room)
-    gradient = np.asarray(_mean_gradient(wide, everything, int(starts[-1]), key_data(key)))
-    gradient = gradient[there]
+    gradient = _gradient(program, plan, key)
     # Axes of zero gradient are kept: the number of Sobol axes must not depend on values.
-    order = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
-    length = np.linalg.norm(gradient[order])
-    direction = np.zeros(_MOST_AXES)
-    direction[: len(order)] = gradient[order] / (length if length > 0 else 1)
+    leading = there[np.argsort(-np.abs(gradient[there]), kind="stable")[: num_axes(program)]]
+    order = np.append(leading, np.full(_MOST_AXES - len(leading), -1)).astype(np.int32)
     share = _AIM / program.num_replicas
     shift = -statistics.NormalDist().inv_cdf(share) if importance else 0.0
-    place = np.full(starts[-1], len(direction))
-    place[there[order]] = np.arange(len(order))
+    place = np.full(starts[-1], _MOST_AXES)
+    place[leading] = np.arange(len(leading))
     return Lead(
         axes=_axes(plan, place, room),
-        direction=jnp.asarray(direction, plan.dtype),
+        order=order,
+        direction=_direction(gradient, order, plan),
         shift=jnp.asarray(shift, plan.dtype),
     )
+
+
+def turned(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> Lead:
+    """The same axes, shifted in the direction of a program with other parameters. What varies less
+    in it would only make its samples weigh unlike.
+    """
+    order = np.asarray(lead.order)
+    return replace(lead, direction=_direction(_gradient(program, plan, key), order, plan))
+
+
+def _gradient(program: Program, plan: Plan, key: PRNGKeyArray) -> np.ndarray:
+    """The mean gradient along all axes that there is room for."""
+    graph, room = graph_of(program, _PILOT_ROOM), _room(program, plan)
+    wide = eqx.tree_at(lambda plan: plan.structure.graph, plan, graph)
+    everything = _axes(wide, np.arange(sum(room)), room)
+    return np.asarray(_mean_gradient(wide, everything, sum(room), key_data(key)))
+
+
+def _direction(gradient: np.ndarray, order: np.ndarray, plan: Plan) -> Float[Array, " axes"]:
+    """The gradient along the leading axes, as a vector of unit length."""
+    leading = np.where(order >= 0, gradient[order], 0)
+    length = np.linalg.norm(leading)
+    return jnp.asarray(leading / (length if length > 0 else 1), plan.dtype)
 
 
 def num_axes(program: Program) -> int:

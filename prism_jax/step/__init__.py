@@ -7,7 +7,6 @@ from ._decision import (
     AbstractOneDecides as AbstractOneDecides,
     AbstractWeighed as AbstractWeighed,
     OneEach as OneEach,
-    Resampled as Resampled,
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
 )

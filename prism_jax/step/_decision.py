@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,27 +103,13 @@ class AbstractDecision(abc.ABC):
         return ends, self.deal.regimes(first, count)
 
 
-@dataclasses.dataclass(frozen=True)
-class Resampled:
-    """A decision whose samples weigh more or less, for the bootstrap.
-
-    **Attributes:**
-
-    - `counts`: `(steps,)`, how many times each step counts then: the probability that its sample or
-        one that this stands for is picked with the new weights, over that with the old ones.
-    - `score`: `(steps,)`, the score (see [`Replicas`][]) of the sample that each step picks by the
-        new weights.
-    - `moved`: `(steps,)`, by how much it is above that of the old one.
-    - `own`: `(steps,)`, how many times each step counts if it picks anew: only its own draws are
-        resampled.
-    - `selections`: with the new weights, if steps pick samples.
+class Resampled(NamedTuple):
+    """A decision with other weights of its samples, and the weight of each step, `(steps,)`: steps
+    have draws of their own.
     """
 
-    counts: np.ndarray
-    score: np.ndarray
-    moved: np.ndarray
-    own: np.ndarray
-    selections: tuple[Selection, ...] = ()
+    decision: "AbstractWeighed"
+    weights: np.ndarray
 
 
 class AbstractWeighed(AbstractDecision):
@@ -133,6 +120,10 @@ class AbstractWeighed(AbstractDecision):
         """The decision with new weights of the samples, several times. The factors on weights are
         exponential: Rubin, "The Bayesian bootstrap" (1981).
         """
+
+    @abc.abstractmethod
+    def scores(self) -> np.ndarray:
+        """`(steps,)`, the score of the sample that decides each step: see [`Replicas`][]."""
 
     @abc.abstractmethod
     def of_samples(self, values: np.ndarray) -> np.ndarray:
@@ -148,6 +139,9 @@ class AbstractOneDecides(AbstractDecision):
 
     def ends(self, first: int, count: int) -> np.ndarray:
         return self.kept.ends.take(self.samples(first, count), axis=0)
+
+    def scores(self) -> np.ndarray:
+        return self.kept.score[self.samples(0, self.deal.num_steps)]
 
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         return np.bincount(self.samples(0, len(values)), values, len(self.kept.ids))
@@ -167,9 +161,8 @@ class OneEach(AbstractOneDecides, AbstractWeighed):
         return IndependentErrors(num_steps)
 
     def resample(self) -> Iterator[Resampled]:
-        for factors, _ in resample_factors(self.kept):
-            counts, score = factors / np.mean(factors), self.kept.score
-            yield Resampled(counts, score, np.zeros_like(score), counts)
+        for factors in resample_factors(self.kept):
+            yield Resampled(self, factors / np.mean(factors))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,28 +207,10 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
         return SelectionErrors(self.selections, picks, num_steps)
 
     def resample(self) -> Iterator[Resampled]:
-        regimes, position = self.picks(0, self.deal.num_steps)
-        members = [regimes == g for g in range(len(self.selections))]
-        nearest = [_nearest(position[mine], len(one.order)) for mine, one in self._each(members)]
-        score = self.kept.score[self.samples(0, len(position))]
-        own = _own_draws(regimes)
-        for factors, dealt in resample_factors(self.kept):
-            counts = np.zeros(len(position))
-            selections = tuple(one.reweighted(factors[one.order]) for one in self.selections)
-            for g, (mine, before) in enumerate(self._each(members)):
-                was, is_ = (np.bincount(nearest[g], x.picked) for x in (before, selections[g]))
-                more = np.divide(is_, was, out=np.ones(len(was)), where=was > 0)
-                of_steps = more[nearest[g][position[mine]]]
-                # Steps are dealt to regimes by their probabilities, to within about a step.
-                wanted = max(len(of_steps) + dealt[g], 0)
-                counts[mine] = of_steps * (wanted / max(of_steps.sum(), 1e-300))
-            again = dataclasses.replace(self, selections=selections).samples(0, len(position))
-            after = self.kept.score[again]
-            yield Resampled(counts, after, after - score, own(), selections)
-
-    def _each(self, members: list[np.ndarray]) -> Iterator[tuple[np.ndarray, Selection]]:
-        """The steps and the selection of each regime."""
-        return zip(members, self.selections, strict=True)
+        weights = _own_draws(self.deal.regimes(0, self.deal.num_steps))
+        for factors in resample_factors(self.kept):
+            again = (one.reweighted(factors[one.order]) for one in self.selections)
+            yield Resampled(dataclasses.replace(self, selections=tuple(again)), weights())
 
 
 def _own_draws(regimes: np.ndarray) -> Callable[[], np.ndarray]:
@@ -254,14 +229,6 @@ def _own_draws(regimes: np.ndarray) -> Callable[[], np.ndarray]:
         return weights * (number / np.maximum(np.bincount(row, weights), 1e-300))[row]
 
     return draw
-
-
-def _nearest(picked: np.ndarray, number: int) -> np.ndarray:
-    """For each of `number` samples, the nearest one that steps picked, as its place among these. If
-    there are fewer steps than samples, the ones picked stand for the others between them.
-    """
-    some = np.unique(picked)
-    return np.searchsorted((some[1:] + some[:-1] + 1) // 2, np.arange(number), "right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,10 +255,10 @@ class SlowestOf(AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         for each in zip(*(one.resample() for one in self.decisions), strict=True):
-            counts = np.prod([one.counts for one in each], axis=0)
-            after = ft.reduce(np.maximum, (one.score for one in each))
-            before = ft.reduce(np.maximum, (one.score - one.moved for one in each))
-            yield Resampled(counts, after, after - before, each[0].own)
+            yield Resampled(SlowestOf(tuple(one.decision for one in each)), each[0].weights)
+
+    def scores(self) -> np.ndarray:
+        return ft.reduce(np.maximum, (one.scores() for one in self.decisions))
 
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         each = [one.of_samples(values) for one in self.decisions]

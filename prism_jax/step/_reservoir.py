@@ -48,15 +48,14 @@ class Replicas:
         return int(self.counts.sum())
 
 
-def resample_factors(kept: Replicas) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each turn of the bootstrap, the factors on the weights of samples, and by how many steps
-    the number in each regime of the network is off. They depend on the id and the regime alone, so
-    differences between programs with common random numbers scatter as they should.
+def resample_factors(kept: Replicas) -> Iterator[np.ndarray]:
+    """For each turn of the bootstrap, the factors on the weights of samples. They depend on the id
+    alone, so differences between programs with common random numbers scatter as they should.
     """
     group = (kept.ids - np.uint32(kept.first)) % np.uint32(_GROUPS)
     rng = np.random.default_rng(0)
     for _ in range(NUM_RESAMPLES):
-        yield rng.exponential(size=_GROUPS)[group], rng.normal(size=len(kept.counts))
+        yield rng.exponential(size=_GROUPS)[group]
 
 
 class Reservoir:
