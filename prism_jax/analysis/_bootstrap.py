@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._misc import counted
@@ -99,7 +99,7 @@ def bootstrapped(composed: Composed, objectives: Sequence[AbstractObjective]) ->
     def values(steps: np.ndarray) -> list[float]:
         return [objective.value(steps) for objective in objectives]
 
-    resampled = [values(again.steps[drawn(again, w)]) for again, w in resample(composed)]
+    resampled = [values(drawn(one.composed, one.own)) for one in resample(composed)]
     rests_on = [support_of(composed, objective) for objective in objectives]
     return Bootstrapped(np.array(values(composed.steps)), np.array(resampled), np.array(rests_on))
 
@@ -113,15 +113,15 @@ def support_of(composed: Composed, objective: AbstractObjective) -> float:
     return support(composed, (influence / largest) ** 2) if largest > 0 else math.inf
 
 
-def drawn(composed: Composed, weights: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """As many steps as there are, each drawn as often as it weighs, in ascending order of their
-    times.
+def drawn(composed: Composed, weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """As many times as there are steps, evenly spaced in the law of the weighted steps, ascending.
+    They may lie between steps, for quantiles of programs that hardly differ must not differ by the
+    distance of two steps.
     """
     order = np.argsort(composed.steps, kind="stable")
-    until = np.cumsum(weights[order])
-    # Evenly spaced, which moves no quantile by more than half a step.
-    until = np.floor(until * (len(order) / until[-1]) + 0.5).astype(np.int64)
-    return np.repeat(order, np.diff(until, prepend=0))
+    weights = weights[order] * (len(order) / weights.sum())
+    middle = np.cumsum(weights) - weights / 2
+    return np.interp(np.arange(len(order)) + 0.5, middle, composed.steps[order])
 
 
 def check_num_steps(num_samples: int) -> int:

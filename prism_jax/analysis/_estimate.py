@@ -1,5 +1,6 @@
 """`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
 
+import functools as ft
 import itertools as it
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import (
+    Again,
     Composed,
     Weighting,
     composed_steps,
@@ -108,15 +110,15 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
     return _pulled_back(found, resample(found.composed))
 
 
-def _pulled_back(
-    found: Figure, resamples: Iterable[tuple[Composed, np.ndarray]]
-) -> tuple[list[Program], float]:
-    width, last = _width(found.composed), conditional_on(found)
-    all_alike = np.ones(len(found.composed.steps))
-    every = _weighting(found.composed, all_alike, found.objective, width, last)
-    again = (_weighting(*one, found.objective, width, last) for one in resamples)
+def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Program], float]:
+    composed = found.composed
+    depends = ft.partial(
+        _weighting, composed, found.objective, _width(composed), conditional_on(found)
+    )
+    every = depends(np.ones(len(composed.steps)), composed)
+    again = (depends(one.counts, one.composed) for one in resamples)
     pairs = pull_back(it.chain([every], again))
-    if last and found.composed.over is None:
+    if composed.over is None and every.composed.over is not None:
         # Of the time that a given share of steps exceed.
         gradients = [jax.tree.map(lambda g, by=by: g / -by, g) for g, by in pairs]
     else:
@@ -142,22 +144,22 @@ def conditional_on(found: Figure) -> str | None:
 
 def _weighting(
     composed: Composed,
-    weights: np.ndarray,
     objective: AbstractObjective,
     width: float,
     last: str | None,
+    weights: np.ndarray,
+    weighed: Composed,
 ) -> Weighting:
-    """How a figure depends on steps, smoothed over `width` seconds; or how the probability that a
-    step takes longer than the quantile does, given all draws but the last.
+    """How a figure of weighted steps depends on steps, smoothed over `width` seconds; or how the
+    probability that a step takes longer than the quantile does, given all draws but the last.
     """
-    some = drawn(composed, weights)
+    steps = drawn(composed, weights)
     if last and composed.over is None:
-        composed = given_the_rest(composed, objective.value(composed.steps[some]), last)
-        objective = Mean()
-    number, steps = len(composed.steps), composed.steps[some]
-    slope, influence = objective.slope(steps, width), objective.influence(steps, width) / number
-    slope, influence = (np.bincount(some, x, number) for x in (slope, influence))
-    return Weighting(composed, slope, influence)
+        composed = given_the_rest(composed, objective.value(steps), last)
+        steps, objective = drawn(composed, weights), Mean()
+    of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
+    slope, influence = (np.interp(composed.steps, steps, x) for x in of_steps)
+    return Weighting(composed, weights, weights * slope, influence, weighed.stretches)
 
 
 def _width(composed: Composed) -> float:

@@ -1,5 +1,6 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
 from ._composed import (
+    Again as Again,
     Composed as Composed,
     composed_run as composed_run,
     composed_steps as composed_steps,

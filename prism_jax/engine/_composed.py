@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -121,11 +122,25 @@ def _of(
     return Composed(steps, run, stretches, over)
 
 
-def resample(composed_: Composed) -> Iterator[tuple[Composed, Float[np.ndarray, " n"]]]:
-    """The steps with new weights of the replica samples, several times, and the weight of each
-    step. Steps pick samples anew, so that what programs with common random numbers have in common
-    cancels in differences. A step is taken to be later by as much as the score of its sample;
-    probabilities are computed again.
+class Again(NamedTuple):
+    """Simulated steps with new weights of the replica samples.
+
+    **Attributes:**
+
+    - `composed`: steps that pick samples anew.
+    - `own`: the weight of each of these, for their own draws.
+    - `counts`: the weight of each step that keeps its sample.
+    """
+
+    composed: Composed
+    own: Float[np.ndarray, " n"]
+    counts: Float[np.ndarray, " n"]
+
+
+def resample(composed_: Composed) -> Iterator[Again]:
+    """The steps with new weights of the replica samples, several times. Where steps pick samples
+    anew, what programs with common random numbers have in common cancels in differences. A step is
+    then taken to be later by as much as the score of its sample; probabilities are computed again.
     """
     decisions = [_weighed(stretch) for stretch in composed_.stretches]
     before = np.concatenate([one.scores() for one in decisions])
@@ -134,12 +149,12 @@ def resample(composed_: Composed) -> Iterator[tuple[Composed, Float[np.ndarray, 
         stretches = tuple(dataclasses.replace(one, decision=new.decision) for one, new in pairs)
         if composed_.over is None:
             after = np.concatenate([new.decision.scores() for new in each])
-            again = dataclasses.replace(
-                composed_, steps=composed_.steps + (after - before), stretches=stretches
-            )
+            steps = composed_.steps + (after - before)
+            again = dataclasses.replace(composed_, steps=steps, stretches=stretches)
         else:
             again = _of(composed_.run, stretches, composed_.over)
-        yield again, np.concatenate([new.weights for new in each])
+        weights = (np.concatenate(x) for x in zip(*(new[1:] for new in each), strict=True))
+        yield Again(again, *weights)
 
 
 def support(composed_: Composed, values: Float[np.ndarray, " n"]) -> float:

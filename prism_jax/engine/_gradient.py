@@ -55,13 +55,18 @@ class Weighting(NamedTuple):
     **Attributes:**
 
     - `composed`: the steps, or probabilities given a threshold.
+    - `weights`: how much each of them counts; one on average.
     - `slope`: the derivative of the figure with respect to each of them.
-    - `influence`: the derivative of the figure with respect to the logarithm of each step's weight.
+    - `influence`: the derivative of the figure with respect to each weight.
+    - `weighed`: the same stretches, perhaps with new weights of their samples, on which the weights
+        of steps depend.
     """
 
     composed: Composed
+    weights: Float[np.ndarray, " n"]
     slope: Float[np.ndarray, " n"]
     influence: Float[np.ndarray, " n"]
+    weighed: tuple[Stretch, ...]
 
     def relevance(self) -> Float[np.ndarray, " n"]:
         """How much each step matters to the derivative. A probability of zero or one does not."""
@@ -106,8 +111,8 @@ def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, "
         of_ends = _through_steps(every, k, mine, sums, of_thresholds)
         _through_replicas(run, stretch, of_ends, sums)
         if isinstance(stretch.decision, VectorRule):
-            decisions = [one.composed.stretches[k].decision for one in every]
-            influences = [one.influence[mine] for one in every]
+            decisions = [one.weighed[k].decision for one in every]
+            influences = [(one.influence[mine], one.weights[mine]) for one in every]
             through_weights(run, stretch, decisions, influences, sums)
     return sums, of_thresholds
 

@@ -4,18 +4,23 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from scipy.ndimage import uniform_filter1d
 
 from ..replica import Tables, stall_entries, tiles
-from ..step import STEP_TILES, AbstractDecision, VectorRule
+from ..step import STEP_TILES, AbstractDecision, Selection, VectorRule
 from ._prepare import Run
 from ._run import Stretch
+
+
+# Steps of the next ranks, whose contributions to a figure are alike but for their own draws.
+_NEIGHBOURS = 15
 
 
 def through_weights(
     run: Run,
     stretch: Stretch,
     decisions: Sequence[AbstractDecision],
-    influences: Sequence[np.ndarray],
+    influences: Sequence[tuple[np.ndarray, np.ndarray]],
     sums: Tables,
 ) -> None:
     """Through how likely stalls of each kind, and a congested network, are: adds to the derivatives
@@ -23,35 +28,39 @@ def through_weights(
 
     **Arguments:**
 
-    - `decisions`: for each figure, that of the stretch, or the same with new weights of samples.
-    - `influences`: for each figure, as in [`Weighting`][].
+    - `decisions`: for each figure, that of the stretch, perhaps with new weights of its samples;
+        steps keep those that they picked.
+    - `influences`: for each figure, its derivative with respect to the weight of each step, and
+        these weights.
     """
     if len(run.program.strata) == 1:
         return
     of_samples = np.zeros((len(influences), len(stretch.decision.kept.ids)))
     for f, (mine, influence) in enumerate(zip(decisions, influences, strict=True)):
-        of_counts, of_regime, of_samples[f] = _of_figure(run, mine, influence)
+        of_counts, of_regime, of_samples[f] = _of_figure(run, stretch, mine, *influence)
         sums.stall_counts[f] += of_counts
         sums.network[f] += of_regime
     if sums.stall_shares is not None:
         sums.stall_shares[:] += _through_entries(run, stretch, of_samples)
 
 
-def _of_figure(run: Run, decision: AbstractDecision, influence: np.ndarray):
+def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence, weights):
     """The derivatives of a figure with respect to the probabilities of each number of stalls and of
     each regime, and to the logarithm of the weight of each sample.
     """
+    decision = stretch.decision
     assert isinstance(decision, VectorRule)
+    assert isinstance(weighed, VectorRule)
     of_stratum = np.zeros(len(run.program.strata))
     of_regime = np.zeros(len(run.chances.network))
     of_samples = np.zeros(len(decision.kept.ids))
     regimes, position = decision.picks(0, len(influence))
-    for g, selection in enumerate(decision.selections):
+    for g, selection in enumerate(weighed.selections):
         members = regimes == g
         if not members.any():
             continue
-        of_regime[g] += influence[members].sum() / decision.deal.probabilities[g]
-        total = np.bincount(position[members], influence[members], len(selection.order))
+        of_regime[g] += weights[members] @ influence[members] / decision.deal.probabilities[g]
+        total = _of_picks(selection, position[members], influence[members], weights[members])
         change = selection.weight_derivatives(total)
         of_samples[selection.order] = change
         of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
@@ -62,6 +71,21 @@ def _of_figure(run: Run, decision: AbstractDecision, influence: np.ndarray):
     of_counts = np.bincount(stalls, of_stratum, len(likely))
     of_counts = np.where(likely > 0, of_counts / np.where(likely > 0, likely, 1), 0)
     return of_counts, of_regime, of_samples
+
+
+def _of_picks(
+    selection: Selection, position: np.ndarray, influence: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """What the steps that pick each sample contribute to a figure. Few steps pick samples of rare
+    strata, so samples count by the probability that they are picked, with the contribution that
+    steps of their rank make on average; and steps by what theirs is more than that.
+    """
+    order = np.argsort(position, kind="stable")
+    position, influence = position[order], influence[order]
+    average = uniform_filter1d(influence, _NEIGHBOURS, mode="nearest")
+    samples = np.arange(len(selection.order))
+    total = len(position) * selection.picked * np.interp(samples, position, average)
+    return total + np.bincount(position, weights[order] * (influence - average), len(samples))
 
 
 def _through_entries(run: Run, stretch: Stretch, of_samples: np.ndarray) -> np.ndarray:

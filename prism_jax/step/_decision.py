@@ -104,12 +104,19 @@ class AbstractDecision(abc.ABC):
 
 
 class Resampled(NamedTuple):
-    """A decision with other weights of its samples, and the weight of each step, `(steps,)`: steps
-    have draws of their own.
+    """A decision with other weights of its samples.
+
+    **Attributes:**
+
+    - `decision`: by which steps pick samples anew.
+    - `own`: `(steps,)`, the weight of each step that picks anew: its own draws are resampled, too.
+    - `counts`: `(steps,)`, the weight of each step that keeps its sample and its own draws: by how
+        much its sample is more likely to be picked with the new weights.
     """
 
     decision: "AbstractWeighed"
-    weights: np.ndarray
+    own: np.ndarray
+    counts: np.ndarray
 
 
 class AbstractWeighed(AbstractDecision):
@@ -162,7 +169,8 @@ class OneEach(AbstractOneDecides, AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         for factors in resample_factors(self.kept):
-            yield Resampled(self, factors / np.mean(factors))
+            counts = factors / np.mean(factors)
+            yield Resampled(self, counts, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,10 +215,31 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
         return SelectionErrors(self.selections, picks, num_steps)
 
     def resample(self) -> Iterator[Resampled]:
-        weights = _own_draws(self.deal.regimes(0, self.deal.num_steps))
+        regimes, position = self.picks(0, self.deal.num_steps)
+        own = _own_draws(regimes)
         for factors in resample_factors(self.kept):
-            again = (one.reweighted(factors[one.order]) for one in self.selections)
-            yield Resampled(dataclasses.replace(self, selections=tuple(again)), weights())
+            again = tuple(one.reweighted(factors[one.order]) for one in self.selections)
+            counts = np.zeros(len(position))
+            for g, (old, new) in enumerate(zip(self.selections, again, strict=True)):
+                mine = np.flatnonzero(regimes == g)
+                counts[mine] = _counts(old, new, position[mine])
+            yield Resampled(dataclasses.replace(self, selections=again), own(), counts)
+
+
+def _counts(old: Selection, new: Selection, picked: np.ndarray) -> np.ndarray:
+    """By how much the samples that steps picked are more likely to be picked with new weights. If
+    there are fewer steps than samples, each of these stands for those of its stratum around it.
+    """
+    counts, of_steps = np.zeros(len(picked)), old.stratum[picked]
+    for s in np.unique(of_steps):
+        members, mine = np.flatnonzero(old.stratum == s), np.flatnonzero(of_steps == s)
+        some, which = np.unique(picked[mine], return_inverse=True)
+        around = np.searchsorted((some[1:] + some[:-1] + 1) // 2, members, "right")
+        before, after = (np.bincount(around, one.picked[members]) for one in (old, new))
+        likelier = (after / np.maximum(before, 1e-300))[which]
+        whole = len(mine) * after.sum() / max(before.sum(), 1e-300)
+        counts[mine] = likelier * (whole / max(likelier.sum(), 1e-300))
+    return counts
 
 
 def _own_draws(regimes: np.ndarray) -> Callable[[], np.ndarray]:
@@ -255,7 +284,9 @@ class SlowestOf(AbstractWeighed):
 
     def resample(self) -> Iterator[Resampled]:
         for each in zip(*(one.resample() for one in self.decisions), strict=True):
-            yield Resampled(SlowestOf(tuple(one.decision for one in each)), each[0].weights)
+            decision = SlowestOf(tuple(one.decision for one in each))
+            counts = ft.reduce(np.multiply, (one.counts for one in each))
+            yield Resampled(decision, each[0].own, counts)
 
     def scores(self) -> np.ndarray:
         return ft.reduce(np.maximum, (one.scores() for one in self.decisions))
