@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from scipy.ndimage import uniform_filter1d
 
 from .._estimate import Estimate
 from .._misc import counted
@@ -25,6 +26,8 @@ from ._objectives import AbstractObjective
 # standard errors need more of them there than a quantile alone.
 MARGIN = 16
 _FEWEST_STEPS = 32
+# Of the steps beyond a quantile, the share that lies next to it.
+_NEAR = 1 / 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +99,22 @@ def beside(*some: Bootstrapped) -> Bootstrapped:
 def bootstrapped(composed: Composed, objectives: Sequence[AbstractObjective]) -> Bootstrapped:
     """Figures of simulated steps."""
 
-    def values(steps: np.ndarray) -> list[float]:
-        return [objective.value(steps) for objective in objectives]
-
-    resampled = [values(drawn(one.composed, one.own)) for one in resample(composed)]
+    values = [objective.value(composed.steps) for objective in objectives]
+    resampled = []
+    for again in resample(composed):
+        times, weights = in_order(again.composed.steps, again.own)
+        resampled.append([_value(objective, times, weights) for objective in objectives])
     rests_on = [support_of(composed, objective) for objective in objectives]
-    return Bootstrapped(np.array(values(composed.steps)), np.array(resampled), np.array(rests_on))
+    return Bootstrapped(np.array(values), np.array(resampled), np.array(rests_on))
+
+
+def _value(objective: AbstractObjective, times: np.ndarray, weights: np.ndarray) -> float:
+    """A figure of weighted times, in ascending order."""
+    if objective.level is not None:
+        # Weights act on the distances of steps, whose own scatter would count a second time.
+        near = int(objective.share * len(times) * _NEAR) + 1
+        times = uniform_filter1d(times, near, mode="nearest")
+    return objective.value(evenly(times, weights))
 
 
 def support_of(composed: Composed, objective: AbstractObjective) -> float:
@@ -113,15 +126,19 @@ def support_of(composed: Composed, objective: AbstractObjective) -> float:
     return support(composed, (influence / largest) ** 2) if largest > 0 else math.inf
 
 
-def drawn(composed: Composed, weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """As many times as there are steps, evenly spaced in the law of the weighted steps, ascending.
-    They may lie between steps, for quantiles of programs that hardly differ must not differ by the
-    distance of two steps.
+def in_order(steps: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Steps in ascending order of their times, and their weights."""
+    order = np.argsort(steps, kind="stable")
+    return steps[order], weights[order]
+
+
+def evenly(times: np.ndarray, weights: np.ndarray) -> Float[np.ndarray, " n"]:
+    """As many times as are given, evenly spaced in the law of the weighted times, in ascending
+    order. They may lie between two that are given: quantiles of programs that hardly differ must
+    not differ by the distance of two steps.
     """
-    order = np.argsort(composed.steps, kind="stable")
-    weights = weights[order] * (len(order) / weights.sum())
-    middle = np.cumsum(weights) - weights / 2
-    return np.interp(np.arange(len(order)) + 0.5, middle, composed.steps[order])
+    weights = weights * (len(times) / weights.sum())
+    return np.interp(np.arange(len(times)) + 0.5, np.cumsum(weights) - weights / 2, times)
 
 
 def check_num_steps(num_samples: int) -> int:

@@ -23,7 +23,7 @@ from ..engine import (
     support,
 )
 from ..program import Program
-from ._bootstrap import Bootstrapped, bootstrapped, drawn
+from ._bootstrap import Bootstrapped, bootstrapped, evenly, in_order
 from ._density import bandwidth
 from ._objectives import AbstractObjective, Mean, check_objective
 
@@ -153,10 +153,10 @@ def _weighting(
     """How a figure of weighted steps depends on steps, smoothed over `width` seconds; or how the
     probability that a step takes longer than the quantile does, given all draws but the last.
     """
-    steps = drawn(composed, weights)
+    steps = evenly(*in_order(composed.steps, weights))
     if last and composed.over is None:
         composed = given_the_rest(composed, objective.value(steps), last)
-        steps, objective = drawn(composed, weights), Mean()
+        steps, objective = evenly(*in_order(composed.steps, weights)), Mean()
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
     slope, influence = (np.interp(composed.steps, steps, x) for x in of_steps)
     return Weighting(composed, weights, weights * slope, influence, weighed.stretches)
