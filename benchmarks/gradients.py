@@ -134,10 +134,9 @@ def derivatives(
 
 def conditional_on(found) -> str:
     """The draw that a figure's derivative leaves open; empty if there is none."""
-    from prism_jax.analysis._estimate import dependence
+    from prism_jax.analysis import _estimate
 
-    over = dependence(found)(None).over or found.composed.over
-    return over.last if over else ""
+    return _estimate.conditional_on(found) or ""
 
 
 def central_differences(

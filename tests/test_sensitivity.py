@@ -23,7 +23,13 @@ from prism_jax.analysis import (
     slow_rank,
     what_if,
 )
-from prism_jax.analysis._bootstrap import Bootstrapped, beside, combined, resampled_steps
+from prism_jax.analysis._bootstrap import (
+    Bootstrapped,
+    beside,
+    combined,
+    evenly,
+    in_order,
+)
 from prism_jax.analysis._estimate import (
     figure,
     figure_gradient,
@@ -33,7 +39,7 @@ from prism_jax.analysis._estimate import (
 )
 from prism_jax.analysis._knobs import neutral, through_knobs, turn
 from prism_jax.cli import main
-from prism_jax.engine import composed_steps
+from prism_jax.engine import composed_steps, resample
 from prism_jax.latency import Gamma, Normal, Weibull, widen
 from prism_jax.maxplus import (
     cell_ends,
@@ -45,7 +51,6 @@ from prism_jax.maxplus import (
 )
 from prism_jax.program import Op, Stall, Variability, compile_graph
 from prism_jax.schedule import GPipe, OneFOneB
-from prism_jax.step import VectorRule
 
 from .helpers import lognormal, one_kernel, pipeline_program, random_dag, rich_program
 
@@ -296,18 +301,18 @@ def test_intervals_cover_where_few_replica_samples_decide():
 
 
 def test_new_weights_of_samples_mean_new_picks_of_steps():
-    """Steps that count more or less have the figures of steps that pick by the new weights."""
+    """Steps that keep their samples count as steps do that pick by the new weights, and these end
+    when their new samples do.
+    """
     program, *_ = _sum_of_normals(num_replicas=8)
     composed = composed_steps(program, num_samples=2**14, key=jax.random.key(0))
-    (stretch,) = composed.stretches
-    assert isinstance(stretch.decision, VectorRule)
-    for those, (again,) in resampled_steps(composed):
-        anew = dataclasses.replace(stretch.decision, selections=again.selections)
-        ends = anew.ends(0, stretch.steps)[:, 0]
+    for again in resample(composed):
+        ends = again.composed.stretches[0].decision.ends(0, 2**14)[:, 0]
+        np.testing.assert_allclose(again.composed.steps, ends, rtol=1e-5)
+        kept = evenly(*in_order(composed.steps, again.counts))
         for q in (0.05, 0.5, 0.95):
             there = np.quantile(composed.steps, q + np.array([-2e-3, 0, 2e-3]))
-            moved = np.quantile(composed.steps[those], q) - there[1]
-            assert abs(moved - (np.quantile(ends, q) - there[1])) < there[2] - there[0]
+            assert abs(np.quantile(kept, q) - np.quantile(ends, q)) < there[2] - there[0]
 
 
 def test_too_few_samples_withhold_standard_errors():

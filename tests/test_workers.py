@@ -217,7 +217,7 @@ def test_ray_ranks_layouts_as_one_process_also_after_a_worker_was_killed(cluster
         executor.marker = tmp_path / "killed"
         found = rank_layouts(jobs, executor=executor, **options)
     assert (tmp_path / "killed").exists()
-    assert found == alone
+    assert str(found.layouts) == str(alone.layouts)  # Unknown errors, `nan`, equal nothing.
 
 
 @pytest.mark.slow
