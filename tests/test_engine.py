@@ -1,3 +1,4 @@
+import contextlib
 import inspect
 import os
 import signal
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from prism_jax.engine import simulate
+from prism_jax.latency import LogNormal, Scaled
 from prism_jax.program import Stall, Variability, assemble
 from prism_jax.random import counters, key_data, normals, threefry
 from prism_jax.replica import sample_replica_ends
+from prism_jax.replica._structure import structure_of
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, evaluate
 from prism_jax.workload import Kernel, Segment
 
@@ -166,6 +169,23 @@ def test_parameter_values_and_keys_do_not_compile_again():
     assert np.all(second > first)
 
 
+@contextlib.contextmanager
+def _compilations():
+    """What XLA compiles meanwhile."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int):
+        del duration_secs, kwargs
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.mark.slow
 def test_a_second_program_of_a_bucket_compiles_nothing():
     """Other schedules, microbatches, replicas and costs; values and derivatives."""
@@ -178,27 +198,33 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
         pipeline_program(GPipe(4, 11), num_replicas=8, variability=variability, send_recv=0.1),
         pipeline_program(InterleavedOneFOneB(4, 4, 2), num_replicas=9, variability=variability),
     ]
-    compiled: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int):
-        del duration_secs, kwargs
-        if "backend_compile" in event:
-            compiled.append(event)
 
     def run(program):
         simulate(program, num_samples=9_000, key=jax.random.key(1), sampling="plain")
         arguments = {"num_samples": 9_000, "key": jax.random.key(1)}
         eqx.filter_grad(estimate)(program, Quantile(0.9), **arguments)
 
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    run(programs[0])
-    assert compiled
-    # Few distinct replica samples go back in small tiles, many in large ones.
-    run(pipeline_program(GPipe(4, 9), num_replicas=2, variability=variability))
-    for program in programs[1:]:
-        compiled.clear()
-        run(program)
+    with _compilations() as compiled:
+        run(programs[0])
+        assert compiled
+        # Few distinct replica samples go back in small tiles, many in large ones.
+        run(pipeline_program(GPipe(4, 9), num_replicas=2, variability=variability))
+        for program in programs[1:]:
+            compiled.clear()
+            run(program)
+            assert not compiled
+
+
+def test_what_the_host_knows_is_not_compiled():
+    """Parameters and index arrays, in shapes that no other test has."""
+    with _compilations() as compiled:
+        law = Scaled(LogNormal(np.ones((3, 5, 7)), np.full((1, 1, 7), 0.05)), 2.0)
+        blocks = [one_kernel("gemm", 1.0 + op) for op in range(300)]
+        program = assemble(graph_of([()] * 300, rank=range(300)), blocks)
+        structure = structure_of(program)
         assert not compiled
+    assert law.dtype == jnp.result_type(float)
+    assert int(structure.num_ranks) == 300
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from prism_jax.analysis import exposed_data_parallel
 from prism_jax.data import load_job
 from prism_jax.latency import AbstractLatency
 from prism_jax.program import Sink, assemble, cut_at_sinks, sinks_of
@@ -303,3 +304,25 @@ def test_sinks_that_do_not_fit_are_refused():
     graph = graph_of(_BEFORE, rank=_RANK)
     with pytest.raises(ValueError, match=r"sinks are of the ranks \[1, 0\]"):
         assemble(graph, [one_kernel("gemm", 1.0)] * 8, sinks=[Sink(1, (7,)), Sink(0, (3,))])
+
+
+def test_of_one_reduction_all_is_exposed(monkeypatch):
+    """Whichever replica is the slowest; and no pilot is drawn for it."""
+
+    def refuse(*run, **options):
+        raise AssertionError("A pilot was drawn.")
+
+    monkeypatch.setattr("prism_jax.engine._sampling.draw_pilot", refuse)
+    program = assemble(
+        graph_of([()]),
+        [one_kernel("gemm", 1.0)],
+        variability=prism.Variability(
+            residual={"gemm": lognormal(0.1), "reduce_scatter": lognormal(0.3)}
+        ),
+        sinks=[Sink(0, (0,), one_kernel("reduce_scatter", 0.5, "network"))],
+        num_replicas=64,
+    )
+    found = exposed_data_parallel(program, num_samples=4096, key=_KEY)
+    spread = 0.5 * np.sqrt(np.expm1(0.3**2))
+    assert np.mean(found) == pytest.approx(0.5, abs=4 * spread / np.sqrt(len(found)))
+    assert np.std(found) == pytest.approx(spread, rel=0.1)

@@ -1,12 +1,13 @@
 """The exposed data-parallel communication of simulated steps."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..cluster import COLLECTIVES
-from ..engine import Composed, composed_steps, exposed_reductions
+from ..engine import Composed, composed_run, exposed_reductions, prepare
 from ..program import Program, Sides
 
 
@@ -34,7 +35,9 @@ def exposed_data_parallel(
     number = min(num_samples, _MOST_STEPS)
     if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
         return np.zeros(number)
-    return exposed_of(composed_steps(program, num_samples=number, key=key))
+    # Far tails do not matter here, and plain sampling needs no pilot of its own.
+    run = dataclasses.replace(prepare(program, key), sampling="plain")
+    return exposed_of(composed_run(run, num_samples=number))
 
 
 def exposed_of(composed: Composed) -> Float[np.ndarray, " steps"]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
@@ -206,5 +206,5 @@ def given_the_rest(composed_: Composed, threshold: float, last: str) -> Composed
     of a step except `last`: see `last_draw`.
     """
     run = composed_.run
-    over = Over(jnp.asarray(threshold, run.plan.dtype), last)
+    over = Over(jax.device_put(np.asarray(threshold, run.plan.dtype)), last)
     return _of(run, composed_.stretches, over)

@@ -129,7 +129,7 @@ def _law(
         merge = merge_randomisations
     elif draws[0].allocation is not None:
         merge = merge_allocations
-    about = {"program": digest(run.program), "keys": (tuple(int(word) for word in run.key),)}
+    about = {"program": digest(run.program), "keys": (tuple(np.asarray(run.key).tolist()),)}
     laws: list[Law] = []
     first: Errors | None = None
     with interruptible() as interrupt:

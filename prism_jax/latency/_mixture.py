@@ -182,7 +182,7 @@ class Mixture(AbstractLatency):
     def __init__(
         self, weights: ArrayLike | Sequence[float], components: tuple[AbstractLatency, ...]
     ):
-        like = [jnp.zeros((), component.dtype) for component in components]
+        like = [np.zeros((), component.dtype) for component in components]
         self.weights = as_parameters(weights, *like)[0]
         self.components = tuple(components)
 

@@ -14,16 +14,24 @@ from jaxtyping import Array
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
     """Arrays of one floating-point dtype: that of the given arrays, or the default one."""
-    arrays = [jnp.asarray(value) for value in values]
     strong = [
-        array.dtype
-        for value, array in zip(values, arrays, strict=True)
+        jnp.result_type(value)
+        for value in values
         if isinstance(value, (jax.Array, np.ndarray))
-        and not array.weak_type
-        and jnp.issubdtype(array.dtype, jnp.floating)
+        and not getattr(value, "weak_type", False)
+        and jnp.issubdtype(value.dtype, jnp.floating)
     ]
-    dtype = ft.reduce(jnp.promote_types, strong) if strong else jnp.zeros(()).dtype
-    return [jnp.asarray(array, dtype) for array in arrays]
+    dtype = ft.reduce(jnp.promote_types, strong) if strong else jnp.result_type(float)
+    return [_as_array(value, dtype) for value in values]
+
+
+def _as_array(value: ArrayLike | Sequence[float], dtype) -> Array:
+    """An array; of numbers of the host by NumPy, for JAX would compile it."""
+    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return jax.device_put(array.astype(dtype))
+    return jnp.asarray(value, dtype)
 
 
 def check_held(name: str, value: ArrayLike, held: Array) -> None:

@@ -1,4 +1,5 @@
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -9,7 +10,7 @@ from ._scores import step_score
 
 def _like(value: ArrayLike, base: AbstractLatency) -> Array:
     """An array; a Python number takes the dtype of `base`."""
-    return as_parameters(value, jnp.zeros((), base.dtype))[0]
+    return as_parameters(value, np.zeros((), base.dtype))[0]
 
 
 class Scaled(AbstractLatency):

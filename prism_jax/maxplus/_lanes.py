@@ -1,7 +1,7 @@
 """The index arrays of a graph, padded to shapes that many graphs share."""
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Array, Int, Shaped, UInt32
 
@@ -75,8 +75,8 @@ def to_lanes(levels: Levels, num_sinks: int, least: tuple[int, int] = (1024, 2))
         before=_padded(cell[levels.predecessors.value], shape, -1),
         sinks=_padded(sinks, of_sinks, START),
         sink_cells=_padded(cell[levels.sink_ops.value], of_sinks, -1),
-        num_levels=jnp.asarray(number, jnp.int32),
-        counters=jnp.asarray(width, jnp.uint32),
+        num_levels=jax.device_put(np.int32(number)),
+        counters=jax.device_put(np.uint32(width)),
         num_slots=bucket(levels.num_slots, 64),
     )
 
@@ -102,4 +102,4 @@ def in_lanes(
 def _padded(array: np.ndarray, shape: tuple[int, ...], fill: int) -> Int[Array, "..."]:
     whole = np.full(shape, fill, np.int32)
     whole[tuple(map(slice, array.shape))] = array
-    return jnp.asarray(whole)
+    return jax.device_put(whole)  # `jnp.asarray` would compile a copy for each shape.

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -144,7 +145,7 @@ def _kernels(block: Block) -> Iterator[Kernel]:
 
 def _of_kinds(variability: Variability, kinds: Sequence[str]) -> Variability:
     """The same laws, with a residual law for each of these kinds, and only stalls of these."""
-    residual = {k: variability.residual.get(k, Constant(jnp.ones(()))) for k in kinds}
+    residual = {k: variability.residual.get(k, Constant(1.0)) for k in kinds}
     stalls = {k: stall for k, stall in variability.stalls.items() if k in kinds}
     return dataclasses.replace(variability, residual=residual, stalls=stalls)
 
@@ -177,7 +178,7 @@ def _latency_table(
     mean, dtype = np.array([kernel.mean for kernel in kernels]), jnp.result_type(float)
     check_means(mean, [f"Kernel {kernel.kind} {kernel.size}" for kernel in kernels], dtype)
     return LatencyTable(
-        mean=jnp.asarray(mean, dtype),
+        mean=jax.device_put(mean.astype(dtype)),
         kinds=tuple(kinds),
         kind=FrozenArray(np.array([kinds[kernel.kind] for kernel in kernels])),
         sizes=tuple(kernel.size for kernel in kernels),

@@ -5,8 +5,10 @@ of a rank, a step, a worker in one step, a microbatch, and the network.
 from collections.abc import Iterable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 from jaxtyping import Array, Float
 
 from ..data import Variation
@@ -117,13 +119,15 @@ def _law(variation: Variation) -> AbstractLatency:
 
 def _network(variation: Variation) -> Network:
     parameters = variation.parameters
-    return Network(
-        jnp.asarray(parameters["probability"], float), jnp.asarray(parameters["slowdown"], float)
-    )
+    return Network(_parameter(parameters["probability"]), _parameter(parameters["slowdown"]))
 
 
 def _stall(variation: Variation) -> Stall:
     parameters = dict(variation.parameters)
     rate, median = parameters.pop("rate"), parameters.pop("median_s")
     law = _law(msgspec.structs.replace(variation, parameters=parameters))
-    return Stall(jnp.asarray(rate, float), Scaled(law, median))
+    return Stall(_parameter(rate), Scaled(law, median))
+
+
+def _parameter(value: float) -> Float[Array, ""]:
+    return jax.device_put(np.float64(value))  # In the default dtype, and nothing is compiled.

@@ -1,5 +1,5 @@
 import equinox as eqx
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -40,8 +40,8 @@ def sequences_of(program: Program) -> Sequences:
     slowdowns = np.concatenate([branches.slowdowns.value, around.slowdowns.value[::-1]])
     slowdowns = slowdowns.astype(program.latencies.mean.dtype)
     return Sequences(
-        jnp.asarray(steps),
-        jnp.asarray(alone),
-        jnp.asarray(slowdowns) if len(slowdowns) else None,
+        jax.device_put(steps),
+        jax.device_put(alone),
+        jax.device_put(slowdowns) if len(slowdowns) else None,
         program.group_size,
     )

@@ -1,6 +1,7 @@
 """How replica samples are divided by rare events: the network's regime, the number of stalls."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
@@ -35,10 +36,10 @@ def strata_of(program: Program) -> Strata:
     regime = np.array([s.regime for s in program.strata], np.int32)
     stalls = np.array([s.stalls for s in program.strata], np.int32)
     return Strata(
-        bounds=jnp.asarray(np.pad(bounds, (0, padding), mode="edge")),
-        regime=jnp.asarray(np.pad(regime, (0, padding), mode="edge")),
-        stalls=jnp.asarray(np.pad(stalls, (0, padding), mode="edge")),
-        number=jnp.asarray(number, jnp.int32),
+        bounds=jax.device_put(np.pad(bounds, (0, padding), mode="edge")),
+        regime=jax.device_put(np.pad(regime, (0, padding), mode="edge")),
+        stalls=jax.device_put(np.pad(stalls, (0, padding), mode="edge")),
+        number=jax.device_put(np.int32(number)),
     )
 
 

@@ -1,6 +1,6 @@
 """The structure of a program, without the values of its parameters, as index arrays."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -20,10 +20,10 @@ def structure_of(program: Program) -> Structure:
         graph=graph_of(program),
         classes=_classes(program),
         sinks=_sinks(program),
-        tail=jnp.asarray(program.tail, jnp.int32),
+        tail=jax.device_put(np.int32(program.tail)),
         ranks=ranks_of(program),
-        num_ranks=jnp.asarray(program.num_ranks, jnp.uint32),
-        num_replicas=jnp.asarray(program.num_replicas, jnp.uint32),
+        num_ranks=jax.device_put(np.uint32(program.num_ranks)),
+        num_replicas=jax.device_put(np.uint32(program.num_replicas)),
         strata=strata_of(program),
         # Both, so that what follows the ops does not tell layouts apart; there are few.
         reductions=Mixed(collapsed=reduced, single=reduced),
@@ -40,8 +40,8 @@ def _sinks(program: Program) -> Sinks:
         reduction=_padded(sinks.reduction.value, room, -1),
         first=_padded(first, room),
         is_last=_padded(is_last, room, True),
-        contention=jnp.asarray(sinks.contention, program.latencies.mean.dtype),
-        number=jnp.asarray(sinks.number, jnp.uint32),
+        contention=jax.device_put(np.asarray(sinks.contention, program.latencies.mean.dtype)),
+        number=jax.device_put(np.uint32(sinks.number)),
     )
 
 
@@ -88,11 +88,11 @@ def _classes(program: Program) -> Classes:
         kind=_kinds(program),
         on_network=_padded(table.on_network.value, kernels_of(program), False),
         collapse=_collapse(program),
-        members=jnp.asarray([program.group_size, program.world_size], dtype),
+        members=jax.device_put(np.array([program.group_size, program.world_size], dtype)),
         loads=program.loads and program.loads.laws(dtype),
         stall_kind=_padded(kind, room, int(kind[-1])) if stalls else None,
         stall_calls=_padded(calls, room) if stalls else None,
-        most_stalls=jnp.asarray(most, jnp.int32),
+        most_stalls=jax.device_put(np.int32(most)),
         tables=_needs_tables(program),
         apart=program.resolution == "kernel",
         stall_counts=bucket(most, 4) if stalls else 0,
@@ -195,10 +195,10 @@ def all_kinds(program: Program) -> tuple[str, ...]:
 
 def _padded(array: np.ndarray, number: int, fill: int = 0) -> Shaped[Array, " number"]:
     array = array.astype(np.int32) if array.dtype == np.int64 else array
-    return jnp.asarray(np.append(array, np.full(number - len(array), fill, array.dtype)))
+    return jax.device_put(np.append(array, np.full(number - len(array), fill, array.dtype)))
 
 
 def _matrix(array: np.ndarray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
     whole = np.zeros(shape, dtype)
     whole[tuple(map(slice, array.shape))] = array
-    return jnp.asarray(whole)
+    return jax.device_put(whole)

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
@@ -93,7 +94,7 @@ def steps_of(
 
 def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
     """How far the last draws (step factor and tail) spread a step of a given length, in seconds."""
-    spreads = _last_spreads(plan, jnp.asarray(step_time, plan.dtype))
+    spreads = _last_spreads(plan, jax.device_put(np.asarray(step_time, plan.dtype)))
     there = {"step": plan.tables.step is not None, "tail": int(plan.structure.tail) >= 0}
     return {name: float(spreads[name]) for name, is_there in there.items() if is_there}
 
