@@ -153,12 +153,14 @@ def _weighting(
     """How a figure of weighted steps depends on steps, smoothed over `width` seconds; or how the
     probability that a step takes longer than the quantile does, given all draws but the last.
     """
-    steps = evenly(*in_order(composed.steps, weights))
+    steps, unit = evenly(*in_order(composed.steps, weights)), 1.0
     if last and composed.over is None:
-        composed = given_the_rest(composed, objective.value(steps), last)
+        at = objective.value(steps)
+        unit = 2.0 ** np.frexp(at)[1]  # Single precision does not hold what is per second of any.
+        composed = given_the_rest(composed, at, last)
         steps, objective = evenly(*in_order(composed.steps, weights)), Mean()
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
-    slope, influence = (np.interp(composed.steps, steps, x) for x in of_steps)
+    slope, influence = (unit * np.interp(composed.steps, steps, x) for x in of_steps)
     return Weighting(composed, weights, weights * slope, influence, weighed.stretches)
 
 
