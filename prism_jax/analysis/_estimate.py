@@ -161,6 +161,8 @@ def _weighting(
         steps, objective = evenly(*in_order(composed.steps, weights)), Mean()
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
     slope, influence = (unit * np.interp(composed.steps, steps, x) for x in of_steps)
+    if objective.level is not None:  # What all steps share acts on a quantile as it is.
+        slope = slope / (weights @ slope)
     return Weighting(composed, weights, weights * slope, influence, weighed.stretches)
 
 

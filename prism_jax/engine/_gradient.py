@@ -112,7 +112,10 @@ def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, "
         _through_replicas(run, stretch, of_ends, sums)
         if isinstance(stretch.decision, VectorRule):
             decisions = [one.weighed[k].decision for one in every]
-            influences = [(one.influence[mine], one.weights[mine]) for one in every]
+            influences = [
+                (one.influence[mine], one.weights[mine], one.composed.over is not None)
+                for one in every
+            ]
             through_weights(run, stretch, decisions, influences, sums)
     return sums, of_thresholds
 

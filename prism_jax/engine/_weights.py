@@ -20,7 +20,7 @@ def through_weights(
     run: Run,
     stretch: Stretch,
     decisions: Sequence[AbstractDecision],
-    influences: Sequence[tuple[np.ndarray, np.ndarray]],
+    influences: Sequence[tuple[np.ndarray, np.ndarray, bool]],
     sums: Tables,
 ) -> None:
     """Through how likely stalls of each kind, and a congested network, are: adds to the derivatives
@@ -30,8 +30,8 @@ def through_weights(
 
     - `decisions`: for each figure, that of the stretch, perhaps with new weights of its samples;
         steps keep those that they picked.
-    - `influences`: for each figure, its derivative with respect to the weight of each step, and
-        these weights.
+    - `influences`: for each figure, its derivative with respect to the weight of each step, these
+        weights, and whether the steps are probabilities.
     """
     if len(run.program.strata) == 1:
         return
@@ -44,7 +44,7 @@ def through_weights(
         sums.stall_shares[:] += _through_entries(run, stretch, of_samples)
 
 
-def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence, weights):
+def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence, weights, bounded):
     """The derivatives of a figure with respect to the probabilities of each number of stalls and of
     each regime, and to the logarithm of the weight of each sample.
     """
@@ -60,7 +60,11 @@ def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence,
         if not members.any():
             continue
         of_regime[g] += weights[members] @ influence[members] / decision.deal.probabilities[g]
-        total = _of_picks(selection, position[members], influence[members], weights[members])
+        some = position[members], influence[members], weights[members]
+        if bounded:
+            total = _of_picks(selection, *some)
+        else:  # The slowest steps may matter more than all others, and have no neighbours.
+            total = np.bincount(some[0], some[1] * some[2], len(selection.order))
         change = selection.weight_derivatives(total)
         of_samples[selection.order] = change
         of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
