@@ -161,8 +161,12 @@ def _weighting(
         steps, objective = evenly(*in_order(composed.steps, weights)), Mean()
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
     slope, influence = (unit * np.interp(composed.steps, steps, x) for x in of_steps)
-    if objective.level is not None:  # What all steps share acts on a quantile as it is.
-        slope = slope / (weights @ slope)
+    # What is added to all steps acts on the figure as before they were weighted.
+    found, wanted = weights @ slope, unit * of_steps[0].sum()
+    if objective.monotone and found > 0:
+        slope = slope * (wanted / found)
+    elif not objective.monotone:
+        slope = slope + (wanted - found) / weights.sum()
     return Weighting(composed, weights, weights * slope, influence, weighed.stretches)
 
 
