@@ -37,10 +37,10 @@ from prism_jax.analysis._estimate import (
     figure_value,
     gradients,
 )
-from prism_jax.analysis._knobs import neutral, through_knobs, turn
+from prism_jax.analysis._knobs import neutral, scaled, through_knobs, turn
 from prism_jax.cli import main
-from prism_jax.engine import composed_steps, resample
-from prism_jax.latency import Gamma, Normal, Weibull, widen
+from prism_jax.engine import composed_steps, led, prepare, resample
+from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, widen
 from prism_jax.maxplus import (
     cell_ends,
     cells,
@@ -313,6 +313,37 @@ def test_new_weights_of_samples_mean_new_picks_of_steps():
         for q in (0.05, 0.5, 0.95):
             there = np.quantile(composed.steps, q + np.array([-2e-3, 0, 2e-3]))
             assert abs(np.quantile(kept, q) - np.quantile(ends, q)) < there[2] - there[0]
+
+
+def test_a_quantile_in_a_gap_of_the_law_has_a_known_error():
+    """Which of two clusters of steps a quantile between them belongs to is uncertain, and so is its
+    derivative; some resampled ones lie where no step does.
+    """
+    two = Mixture((0.952, 0.048), (LogNormal(1.0, 0.001), LogNormal(2.0, 0.001)))
+    laws = Variability(residual={"a": two}, step=lognormal(0.002))
+    program = compile_graph([Op(1.0, kind="a")], variability=laws)
+    found, rests_on = gradients(
+        figure(program, Quantile(0.95), num_samples=2_000, key=jax.random.key(0))
+    )
+    assert rests_on >= 20
+    slopes = np.array([float(one.latencies.mean[0]) for one in found])
+    assert np.isfinite(slopes).all()
+    assert np.std(slopes[1:]) > 0.01  # Of a quantile within a cluster it would be 0.0005.
+
+
+def test_a_changed_program_shifts_along_what_still_varies():
+    """Along the same axes as the program that it is compared with."""
+    program, *_ = _sum_of_normals(num_replicas=64)
+    first = led(prepare(program, jax.random.key(0)), 1_000)
+    assert first.sampling == "importance"
+    changed = turn(program, scaled(neutral(program), {"a": 0.0}))
+    again = led(prepare(changed, jax.random.key(0)), 1_000, first)
+    assert first.lead is not None
+    assert again.lead is not None
+    np.testing.assert_array_equal(again.lead.order, first.lead.order)
+    for lead, expected in ((first.lead, [3**-0.5] * 3), (again.lead, [0, 2**-0.5, 2**-0.5])):
+        along = np.asarray(lead.direction)[[list(lead.order).index(op) for op in range(3)]]
+        np.testing.assert_allclose(along, expected, atol=0.03)
 
 
 def test_too_few_samples_withhold_standard_errors():

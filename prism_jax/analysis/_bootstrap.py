@@ -1,8 +1,10 @@
 """Standard errors by the bootstrap, for every figure of the step time and its derivatives.
 
 Few replica samples may decide many steps, so samples are drawn anew, not steps: each sample gets a
-random weight (Rubin, "The Bayesian bootstrap", 1981). Steps pick samples anew by these weights, and
-their own draws are weighted, too; no replica is simulated again.
+random weight (Rubin, "The Bayesian bootstrap", 1981), and no replica is simulated again. For
+values, steps pick samples anew by these weights, and their own draws are weighted, too. For
+derivatives, steps keep their samples and draws, and count by how much likelier their sample is
+picked: new picks would count twice what differs between samples of equal rank.
 """
 
 import dataclasses

@@ -119,8 +119,10 @@ def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Progra
     again = (depends(one.counts, one.composed) for one in resamples)
     pairs = pull_back(it.chain([every], again))
     if composed.over is None and every.composed.over is not None:
-        # Of the time that a given share of steps exceed.
-        gradients = [jax.tree.map(lambda g, by=by: g / -by, g) for g, by in pairs]
+        # Of the time that a given share of steps exceed. A resampled one may lie in a gap that no
+        # step reaches, where all derivatives of the probability are zero.
+        least = float(np.finfo(np.float32).tiny)
+        gradients = [jax.tree.map(lambda g, by=by: g / max(-by, least), g) for g, by in pairs]
     else:
         gradients = [gradient for gradient, _ in pairs]
     return gradients, support(every.composed, every.relevance())
