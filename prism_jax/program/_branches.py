@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from ..latency import cube_normal, cube_normal_score
 from ._segment import shape_of
+from ._slopes import keeps_slopes
 
 
 _OUTER = np.linspace(-6.0, 6.0, 25)
@@ -97,21 +98,10 @@ def branch_moments(
         for j in range(1, rows.shape[1]):
             communication = _longest(communication, rows[:, j])
 
-        def ends(more, communication):
-            # Only compute has the deviation that other GPUs share.
-            both = compute + jnp.pad(more, ((0, 1), (0, 0), (0, 0)))
-            return together(both, communication, slowdowns)
-
-        communication = communication[:, :, None]
-        none = jnp.zeros_like(communication)
         if not apart:
-            return ends(none, communication), None
-        # Cumulants are homogeneous in both latencies: the part of communication is the derivative
-        # with respect to a factor on it, over the order.
-        orders = jnp.arange(1, 4, dtype=compute.dtype)[:, None, None]
-        grows = orders * inside[:, :, None], orders * communication
-        whole, grows = jax.jvp(ends, (none, communication), grows)
-        return whole, (grows[:3] / orders)[..., compute.shape[-1] // 2]
+            return together(compute, communication[:, :, None], slowdowns), None
+        found = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
+        return found[:4], found[4:, :, compute.shape[-1] // 2]
 
     # One after the other, and computed again for the derivative, because it is large to keep.
     every = compute, rows, inside, overlaps.slowdowns
@@ -138,10 +128,45 @@ def together(
 
     The same four figures as `compute`. Differentiable with respect to all three arguments.
     """
-    shape = jnp.broadcast_shapes(compute.shape[1:], communication.shape[1:])
-    mean_c, own, third, shared = jnp.broadcast_to(compute, (4, *shape))
-    mean_k, variance_k, third_k = jnp.broadcast_to(communication, (3, *shape))
-    alpha, beta = (jnp.broadcast_to(x, shape) for x in slowdowns)
+    return _everywhere(_together, compute, communication, slowdowns)
+
+
+def with_part(
+    compute: Float[Array, "4 *#shape"],
+    communication: Float[Array, "3 *#shape"],
+    inside: Float[Array, "3 *#shape"],
+    slowdowns: Float[Array, "2"],
+) -> Float[Array, "7 *shape"]:
+    """The figures of `together`, and the part of communication in the first three, where compute
+    has a part `inside` that is communication too. As cumulants are homogeneous in all latencies,
+    this part is the derivative with respect to a factor on it, over the order.
+    """
+    return _everywhere(_with_part, compute, communication, inside, slowdowns)
+
+
+def _everywhere(function, *figures) -> Float[Array, "figures *shape"]:
+    """A function of a vector of figures, applied at each place of arrays of them."""
+    shape = jnp.broadcast_shapes(*(x.shape[1:] for x in figures))
+    figures = [x.reshape(len(x), *[1] * (len(shape) + 1 - x.ndim), *x.shape[1:]) for x in figures]
+    whole = jnp.concatenate([jnp.broadcast_to(x, (len(x), *shape)) for x in figures])
+    found = jax.vmap(function, in_axes=1, out_axes=1)(whole.reshape(len(whole), -1))
+    return found.reshape(-1, *shape)
+
+
+@keeps_slopes
+def _with_part(numbers: Float[Array, "12"]) -> Float[Array, "7"]:
+    compute, communication, inside, slowdowns = jnp.split(numbers, np.array([4, 7, 10]))
+    orders = jnp.arange(1, 4, dtype=numbers.dtype)
+    none = jnp.zeros_like(numbers[:1])
+    grows = jnp.concatenate([orders * inside, none, orders * communication, none, none])
+    given = jnp.concatenate([compute, communication, slowdowns])
+    whole, grows = jax.jvp(_ended, (given,), (grows,))
+    return jnp.concatenate([whole, grows[:3] / orders])
+
+
+def _ended(numbers: Float[Array, "9"]) -> Float[Array, "4"]:
+    """The figures of `together` for one compute and one communication."""
+    mean_c, own, third, shared, mean_k, variance_k, third_k, alpha, beta = numbers
     variance_c = own + shared**2
     # The cube of a smaller number would underflow, and division by it fail.
     variance_c = jnp.where(variance_c > (_LEAST_VARIED * mean_c) ** 2, variance_c, 0)
@@ -169,6 +194,9 @@ def together(
     shares = mean(apart * (_wide(inverse) * late_c)) * (inverse * shared)
     variance = jnp.maximum(mean(apart**2) - shares**2, 0)
     return jnp.stack([about + first, variance, mean(apart**3), shares])
+
+
+_together = keeps_slopes(_ended)
 
 
 def _longest(

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
+from ._slopes import keeps_slopes
 
 
 # Standard-normal scores of the slowest GPU's factor at which the moments are computed; between them
@@ -101,17 +102,25 @@ def segment_maxima(
 
     Differentiable. Source: the module's docstring.
     """
-    dtype = mean.dtype
-    slowest = group.slowest
+    shared = jnp.stack([mean, variance, third, count, jnp.asarray(share, mean.dtype)])
+    shared = jnp.broadcast_to(shared, (len(group.slowest), len(shared)))
+    return jax.vmap(_at_node)(jnp.column_stack([shared, group.slowest, group.others])).T
+
+
+@keeps_slopes
+def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
+    """The figures of `segment_maxima` for one factor of the slowest GPU."""
+    mean, variance, third, count, share, slowest = numbers[:6]
+    each, dtype = numbers[6:], numbers.dtype
     std, skewness = shape_of(variance, third)
     # A constant segment is treated as one of tiny spread, so that its derivative is right too.
     spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-18))  # Padding has no mean.
-    grid = _grid(group, mean / spread, share)
+    grid = _grid(slowest, each, mean / spread, share)
     # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
-    ratio = (slowest[:, None] / group.others)[:, :, None]
-    score = (ratio - 1) * (mean / spread) + ratio * grid[:, None, :]
+    ratio = (slowest / each)[:, None]
+    score = (ratio - 1) * (mean / spread) + ratio * grid[None, :]
     later_each = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
-    later = jnp.einsum("b,nby->ny", jnp.asarray(_BELOW_WEIGHTS, dtype), later_each)
+    later = jnp.asarray(_BELOW_WEIGHTS, dtype) @ later_each
     # By logarithms, because the numbers are nearly one in groups of many members.
     later_any = jnp.minimum(later, 1 - jnp.finfo(dtype).eps)
     deciding = share * count
@@ -119,7 +128,7 @@ def segment_maxima(
     # The slowest GPU is among them, or another member is in its place.
     at_slowest = jax.scipy.special.ndtr(cube_normal_score(grid, skewness))
     cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * others
-    step = grid[:, 1] - grid[:, 0]
+    step = grid[1] - grid[0]
     first, second, skewed = moments_of(grid, cdf, step)
     scale = slowest * std
     kept = _kept(cdf, at_slowest, later_each, later, deciding, share, step)
@@ -153,17 +162,17 @@ def moments_of(
     return mean, variance, integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
 
 
-def _grid(group: Group, means, share) -> Float[Array, "nodes points"]:
+def _grid(slowest, others, means, share) -> Float[Array, " points"]:
     """The grid of ends of a segment, in standard deviations from the mean end on the slowest GPU;
     `means` is the mean in this unit. If that GPU may not decide, other GPUs do.
     """
-    grid = jnp.asarray(_GRID, means.dtype)[None, :]
-    before = (1 - jnp.min(group.others, axis=1) / group.slowest) * means
-    before = jax.lax.stop_gradient(jnp.where(share < 1, before, 0))[:, None]
-    return grid - before * (grid[:, -1:] - grid) / (grid[:, -1:] - grid[:, :1])
+    grid = jnp.asarray(_GRID, means.dtype)
+    before = (1 - jnp.min(others) / slowest) * means
+    before = jax.lax.stop_gradient(jnp.where(share < 1, before, 0))
+    return grid - before * (grid[-1] - grid) / (grid[-1] - grid[0])
 
 
-def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Array, " nodes"]:
+def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Array, ""]:
     """The variance that the factors `b` of the others give to a segment's mean, in units of the
     square of its standard deviation: the covariance of two segments that the same GPUs run,
 
@@ -176,23 +185,23 @@ def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Ar
     cdf, at_slowest, later_each, later = (
         x[..., ::_COARSE] for x in (cdf, at_slowest, later_each, later)
     )
-    apart = later_each - later[:, None]
-    weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[None, :, None]
-    covariance = jnp.einsum("nbx,nby->nxy", weighted, apart)
+    apart = later_each - later[None, :]
+    weighted = apart * jnp.asarray(_BELOW_WEIGHTS, dtype)[:, None]
+    covariance = weighted.T @ apart
     below = 1 - jnp.minimum(later, 1 - jnp.finfo(dtype).eps)  # As in `cdf`.
-    weight = cdf[:, :, None] * cdf[:, None, :]
+    weight = jnp.outer(cdf, cdf)
     matters = weight > 1e-16  # The squares in derivatives of smaller weights would underflow.
 
     def relative(covariance, mean):
-        product = jnp.where(matters, mean[:, :, None] * mean[:, None, :], 1)
+        product = jnp.where(matters, jnp.outer(mean, mean), 1)
         return jnp.maximum(jnp.where(matters, covariance / product, 0), -0.5)
 
     gap = at_slowest - below
-    of_first = (1 - share) * (covariance + share * gap[:, :, None] * gap[:, None, :])
+    of_first = (1 - share) * (covariance + share * jnp.outer(gap, gap))
     # Without differences of nearly equal numbers, for spreads of GPUs far below a segment's.
     excess = (deciding - 1) * jnp.log1p(relative(covariance, below))
     excess += jnp.log1p(relative(of_first, share * at_slowest + (1 - share) * below))
-    total = jnp.sum(weight * jnp.expm1(excess), axis=(1, 2))
+    total = jnp.sum(weight * jnp.expm1(excess))
     return jnp.maximum((_COARSE * step) ** 2 * total, 0)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..host import on_host
 from ..program import Program
 from ._arrays import Classes
 from ._plan import Parameters, Tables, parameters_of, tabulate
@@ -24,7 +25,8 @@ def gradient_of(program: Program, of_tables: Tables) -> Program:
 def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
     """`gradient_of` of several figures of a program, which are the first axis of each table."""
     classes = structure_of(program).classes
-    found = jax.tree.map(np.asarray, _tabulate_vjp(classes, parameters_of(program), of_tables))
+    found = on_host(_tabulate_vjp, classes, parameters_of(program), of_tables)
+    found = jax.tree.map(np.asarray, found)
     rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables.mean))]
     return [_of_program(program, row) for row in rows]
 
@@ -62,7 +64,6 @@ def _cut(x, like):
     return jnp.asarray(x[: len(like)])
 
 
-@eqx.filter_jit
 def _tabulate_vjp(classes: Classes, parameters: Parameters, of_tables: Tables) -> Parameters:
     floats, rest = eqx.partition(parameters, eqx.is_inexact_array)
     tables, vjp = jax.vjp(lambda floats: tabulate(classes, eqx.combine(floats, rest)), floats)

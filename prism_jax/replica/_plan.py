@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from ..host import on_host
 from ..latency import AbstractLatency, Constant, log_sigma
 from ..maxplus import bucket
 from ..program import (
@@ -127,9 +128,9 @@ def without_graph(plan: Plan) -> Plan:
 
 
 def make_plan(program: Program) -> Plan:
-    """Computes the tables. Differentiable; compiled once for all programs of a bucket of shapes."""
+    """Computes the tables, on the host unless the program is traced. Differentiable."""
     structure = structure_of(program)
-    return Plan(structure, tabulate(structure.classes, parameters_of(program)))
+    return Plan(structure, on_host(tabulate, structure.classes, parameters_of(program)))
 
 
 def parameters_of(program: Program) -> Parameters:
@@ -160,10 +161,9 @@ def _grown(x: Float[Array, " n"], number: int, fill: float = 1) -> Float[Array, 
     padding = number - len(x)
     if isinstance(x, Tracer):
         return jnp.concatenate([x, jnp.full((padding,), fill, x.dtype)])
-    return jnp.asarray(np.append(np.asarray(x), np.full(padding, fill, x.dtype)))
+    return jax.device_put(np.append(np.asarray(x), np.full(padding, fill, x.dtype)))
 
 
-@eqx.filter_jit
 def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     """The tables of classes of ops and parameters."""
     variability, mean = parameters.variability, parameters.mean

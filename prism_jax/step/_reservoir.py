@@ -49,13 +49,21 @@ class Replicas:
 
 
 def resample_factors(kept: Replicas) -> Iterator[np.ndarray]:
-    """For each turn of the bootstrap, the factors on the weights of samples. They depend on the id
+    """For each turn of the bootstrap, the factors on the weights of samples. They depend on the ids
     alone, so differences between programs with common random numbers scatter as they should.
+
+    A run has as many samples of each stratum, and as many that are shifted, as any other: that is
+    every other one of importance sampling. So their factors have a mean of one.
     """
-    group = (kept.ids - np.uint32(kept.first)) % np.uint32(_GROUPS)
+    number = kept.ids - np.uint32(kept.first)
+    group, part = number % np.uint32(_GROUPS), kept.stratum * 2 + (kept.ids % np.uint32(2))
+    early = np.flatnonzero(number < RESERVOIR)  # These stand for all.
+    counts = np.maximum(np.bincount(part[early], minlength=part.max() + 1), 1)
     rng = np.random.default_rng(0)
     for _ in range(NUM_RESAMPLES):
-        yield rng.exponential(size=_GROUPS)[group]
+        factors = rng.exponential(size=_GROUPS)[group]
+        mean = np.bincount(part[early], factors[early], len(counts)) / counts
+        yield factors / np.where(mean > 0, mean, 1)[part]
 
 
 class Reservoir:

@@ -10,6 +10,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
 
+from ..host import on_host
 from ..random import KeyData, Stream, fold, normals
 from ..replica import (
     SCORE_RANGE,
@@ -94,12 +95,11 @@ def steps_of(
 
 def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
     """How far the last draws (step factor and tail) spread a step of a given length, in seconds."""
-    spreads = _last_spreads(plan, jax.device_put(np.asarray(step_time, plan.dtype)))
+    spreads = on_host(_last_spreads, plan, np.asarray(step_time, plan.dtype))
     there = {"step": plan.tables.step is not None, "tail": int(plan.structure.tail) >= 0}
     return {name: float(spreads[name]) for name, is_there in there.items() if is_there}
 
 
-@eqx.filter_jit
 def _last_spreads(plan: Plan, step_time: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
     one = jnp.ones((1, 1), plan.dtype)
     ends = {}

@@ -1,0 +1,328 @@
+"""What NumPy and SciPy do for the operations of JAX: each takes an equation and the values of its
+arguments. Real numbers are in double precision, whatever the equation says.
+"""
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Real numbers in double precision, and anything else as it is."""
+    return x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x
+
+
+def _exact(equation, number: int, x) -> np.ndarray:
+    """An argument of the dtype that the equation gives it."""
+    return np.asarray(x, equation.invars[number].aval.dtype)
+
+
+def _shape(equation) -> tuple[int, ...]:
+    return equation.outvars[0].aval.shape
+
+
+def _divide(equation, x, y):
+    if np.issubdtype(x.dtype, np.integer):  # Rounds towards zero.
+        return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(np.where(y == 0, 1, y)))
+    return x / y
+
+
+def _convert(equation, x, *_):
+    return wide(np.asarray(x).astype(equation.params["new_dtype"]))
+
+
+def _bitcast(equation, x):
+    return wide(_exact(equation, 0, x).view(equation.params["new_dtype"]))
+
+
+def _broadcast(equation, x, *_):
+    shape, places = _shape(equation), equation.params["broadcast_dimensions"]
+    kept = [1] * len(shape)
+    for place, size in zip(places, np.shape(x), strict=True):
+        kept[place] = size
+    return np.broadcast_to(np.reshape(x, kept), shape)
+
+
+def _iota(equation, *_):
+    shape, axis = _shape(equation), equation.params["dimension"]
+    along = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return wide(np.broadcast_to(along, shape).astype(equation.params["dtype"]))
+
+
+def _select(equation, which, *cases):
+    if len(cases) == 2:
+        return np.where(which, cases[1], cases[0])
+    return np.choose(which, cases)
+
+
+def _slice(equation, x):
+    params = equation.params
+    steps = params["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
+
+
+def _starts(x, starts, sizes) -> tuple[slice, ...]:
+    """Slices of so many sizes, moved to where they fit."""
+    starts = [min(max(int(s), 0), n - m) for s, n, m in zip(starts, x.shape, sizes, strict=True)]
+    return tuple(slice(s, s + m) for s, m in zip(starts, sizes, strict=True))
+
+
+def _dynamic_slice(equation, x, *starts):
+    return x[_starts(x, starts, equation.params["slice_sizes"])]
+
+
+def _dynamic_update_slice(equation, x, update, *starts):
+    x = np.array(x)
+    x[_starts(x, starts, update.shape)] = update
+    return x
+
+
+def _pad(equation, x, fill):
+    config = equation.params["padding_config"]
+    inner = [n + max(n - 1, 0) * gap for n, (_, _, gap) in zip(x.shape, config, strict=True)]
+    spread = np.full(inner, fill)
+    spread[tuple(slice(None, None, gap + 1) for _, _, gap in config)] = x
+    whole = np.full(_shape(equation), fill)
+    into, out_of = [], []
+    for n, (low, high, _) in zip(inner, config, strict=True):  # Less than zero cuts.
+        into.append(slice(max(low, 0), max(low, 0) + max(n + min(low, 0) + min(high, 0), 0)))
+        out_of.append(slice(max(-low, 0), n - max(-high, 0)))
+    whole[tuple(into)] = spread[tuple(out_of)]
+    return whole
+
+
+def _dot(equation, x, y):
+    (of_x, of_y), (batch_x, batch_y) = equation.params["dimension_numbers"]
+    letters = iter(string.ascii_letters)
+    names_x = [next(letters) for _ in range(x.ndim)]
+    names_y = [next(letters) for _ in range(y.ndim)]
+    for i, j in zip((*of_x, *batch_x), (*of_y, *batch_y), strict=True):
+        names_y[j] = names_x[i]
+    free_x = [name for i, name in enumerate(names_x) if i not in (*of_x, *batch_x)]
+    free_y = [name for j, name in enumerate(names_y) if j not in (*of_y, *batch_y)]
+    result = [names_x[i] for i in batch_x] + free_x + free_y
+    return np.einsum(f"{''.join(names_x)},{''.join(names_y)}->{''.join(result)}", x, y)
+
+
+def _squeeze(equation, x):
+    return np.reshape(x, _shape(equation))
+
+
+def _reduced(by: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda equation, x: by(x, axis=tuple(equation.params["axes"]))
+
+
+def _running(by: Any) -> Callable[..., Any]:
+    def along(equation, x):
+        axis = equation.params["axis"]
+        if equation.params["reverse"]:
+            return np.flip(by.accumulate(np.flip(x, axis), axis=axis), axis)
+        return by.accumulate(x, axis=axis)
+
+    return along
+
+
+def _split(equation, x):
+    params = equation.params
+    return np.split(x, np.cumsum(params["sizes"])[:-1], axis=params["axis"])
+
+
+def _unstack(equation, x):
+    return list(np.moveaxis(x, equation.params["axis"], 0))
+
+
+def _places(shape, windows, indices, about) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The place in an array of each element of a gathered or scattered one, and whether there is
+    such a place.
+
+    **Arguments:**
+
+    - `windows`: how much of each axis of the array a window takes.
+    - `about`: the axes of the result that lie in windows; those of the array that windows lack;
+        those that indices count; and batched axes of the array and of the indices.
+    """
+    in_windows, lacking, counted, batched, batched_indices = about
+    lacking = {*lacking, *batched}
+    batch = indices.shape[:-1]
+    ndim = len(batch) + len(in_windows)
+    in_batch = [i for i in range(ndim) if i not in in_windows]
+
+    def spread(x, axes):
+        kept = [1] * ndim
+        for axis, size in zip(axes, np.shape(x), strict=True):
+            kept[axis] = size
+        return np.reshape(x, kept)
+
+    axes = iter(in_windows)
+    places, valid = [], np.ones((1,) * ndim, bool)
+    for axis, size in enumerate(shape):
+        start = np.zeros((1,) * ndim, np.int64)
+        if axis in counted:
+            start = spread(indices[..., counted.index(axis)].astype(np.int64), in_batch)
+            valid = valid & (start >= 0) & (start <= size - windows[axis])
+            start = np.clip(start, 0, size - windows[axis])
+        elif axis in batched:
+            of_indices = batched_indices[batched.index(axis)]
+            start = spread(np.arange(size), [in_batch[of_indices]])
+        if axis not in lacking:
+            start = start + spread(np.arange(windows[axis]), [next(axes)])
+        places.append(start)
+    return tuple(places), valid
+
+
+def _gather(equation, x, indices):
+    params, about = equation.params, equation.params["dimension_numbers"]
+    places, valid = _places(
+        x.shape,
+        params["slice_sizes"],
+        indices,
+        (
+            about.offset_dims,
+            about.collapsed_slice_dims,
+            about.start_index_map,
+            about.operand_batching_dims,
+            about.start_indices_batching_dims,
+        ),
+    )
+    found = np.broadcast_to(x[places], _shape(equation))
+    if "FILL" in str(params["mode"]) and not valid.all():
+        fill = params["fill_value"]
+        if fill is None:
+            real = np.issubdtype(x.dtype, np.inexact)
+            fill = np.nan if real else np.iinfo(x.dtype).min if x.dtype.kind == "i" else 0
+        return np.where(valid, found, fill)
+    return found
+
+
+def _scatter(by: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Adds updates at their places, or puts them there. What has no place is left out."""
+
+    def into(equation, x, indices, updates):
+        about = equation.params["dimension_numbers"]
+        lacking = {*about.inserted_window_dims, *about.operand_batching_dims}
+        sizes = iter(updates.shape[i] for i in about.update_window_dims)
+        windows = [1 if axis in lacking else next(sizes) for axis in range(x.ndim)]
+        places, valid = _places(
+            x.shape,
+            windows,
+            indices,
+            (
+                about.update_window_dims,
+                about.inserted_window_dims,
+                about.scatter_dims_to_operand_dims,
+                about.operand_batching_dims,
+                about.scatter_indices_batching_dims,
+            ),
+        )
+        x, valid = np.array(x), np.broadcast_to(valid, updates.shape)
+        if "CLIP" in str(equation.params["mode"]):
+            valid = np.ones_like(valid)
+        places = tuple(np.broadcast_to(place, updates.shape)[valid] for place in places)
+        if by is None:
+            x[places] = updates[valid]
+        else:
+            by(x, places, updates[valid])
+        return x
+
+    return into
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that needs nothing but its arguments."""
+    return lambda equation, *args: function(*args)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{
+        name: _plain(function)
+        for name, function in {
+            "abs": np.abs,
+            "add": np.add,
+            "add_any": np.add,
+            "and": np.bitwise_and,
+            "cbrt": np.cbrt,
+            "ceil": np.ceil,
+            "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+            "copy": np.asarray,
+            "cos": np.cos,
+            "digamma": special.digamma,
+            "eq": np.equal,
+            "erf": special.erf,
+            "erf_inv": special.erfinv,
+            "erfc": special.erfc,
+            "exp": np.exp,
+            "exp2": np.exp2,
+            "expm1": np.expm1,
+            "floor": np.floor,
+            "ge": np.greater_equal,
+            "gt": np.greater,
+            "igamma": special.gammainc,
+            "igammac": special.gammaincc,
+            "is_finite": np.isfinite,
+            "le": np.less_equal,
+            "lgamma": special.gammaln,
+            "log": np.log,
+            "log1p": np.log1p,
+            "logistic": special.expit,
+            "lt": np.less,
+            "max": np.maximum,
+            "min": np.minimum,
+            "mul": np.multiply,
+            "ne": np.not_equal,
+            "neg": np.negative,
+            "not": np.invert,
+            "or": np.bitwise_or,
+            "pow": np.power,
+            "rsqrt": lambda x: 1 / np.sqrt(x),
+            "shift_left": np.left_shift,
+            "shift_right_arithmetic": np.right_shift,
+            "sign": np.sign,
+            "sin": np.sin,
+            "sqrt": np.sqrt,
+            "square": np.square,
+            "stop_gradient": np.asarray,
+            "sub": np.subtract,
+            "tanh": np.tanh,
+            "xor": np.bitwise_xor,
+        }.items()
+    },
+    "bitcast_convert_type": _bitcast,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda equation, *x: np.concatenate(x, axis=equation.params["dimension"]),
+    "convert_element_type": _convert,
+    "cummax": _running(np.maximum),
+    "cummin": _running(np.minimum),
+    "cumprod": _running(np.multiply),
+    "cumsum": _running(np.add),
+    "div": _divide,
+    "dot_general": _dot,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "empty2": lambda equation: wide(np.zeros(_shape(equation), equation.outvars[0].aval.dtype)),
+    "gather": _gather,
+    "integer_pow": lambda equation, x: x ** equation.params["y"],
+    "iota": _iota,
+    "pad": _pad,
+    "reduce_and": _reduced(np.all),
+    "reduce_max": _reduced(np.max),
+    "reduce_min": _reduced(np.min),
+    "reduce_or": _reduced(np.any),
+    "reduce_prod": _reduced(np.prod),
+    "reduce_sum": _reduced(np.sum),
+    "reshape": _squeeze,
+    "rev": lambda equation, x: np.flip(x, equation.params["dimensions"]),
+    "scatter": _scatter(None),
+    "scatter-add": _scatter(np.add.at),
+    "scatter_add": _scatter(np.add.at),
+    "scatter-mul": _scatter(np.multiply.at),
+    "select_n": _select,
+    "slice": _slice,
+    "split": _split,
+    "squeeze": _squeeze,
+    "stack": lambda equation, *x: np.stack(x, axis=equation.params["axis"]),
+    "transpose": lambda equation, x: np.transpose(x, equation.params["permutation"]),
+    "unstack": _unstack,
+}

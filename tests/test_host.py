@@ -1,0 +1,166 @@
+"""Functions evaluated on the host equal what XLA makes of them, and compile nothing."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from prism_jax.host import on_host
+from prism_jax.latency import Gamma, Weibull
+from prism_jax.program import Variability
+from prism_jax.replica import gradient_of, make_plan
+from prism_jax.schedule import OneFOneB
+
+from .helpers import lognormal, pipeline_program
+
+
+_MATRIX = np.random.default_rng(0).normal(size=(4, 5))
+
+
+def _pads(x):
+    return lax.pad(x, jnp.asarray(2.0, x.dtype), ((1, 2, 1), (-1, -2, 2)))
+
+
+def _gathers(x):
+    rows = jnp.array([3, 0, 7, -2])
+    kept = x.at[rows].get(mode="fill", fill_value=9), x.at[rows].get(mode="clip")
+    return *kept, x[jnp.array([0, 1]), 1:4], jnp.take_along_axis(x, rows[:, None] % 4, axis=1)
+
+
+def _scatters(x):
+    rows = jnp.array([3, 0, 3, 9])
+    few, many = x.at[rows, 2].add(1.5), x.at[rows[:3]].multiply(2.0, mode="drop")
+    return few, many, x.at[1].set(0.0), jax.grad(lambda x: jnp.sum(x[rows] ** 3))(x)
+
+
+def _slices(x):
+    moved = lax.dynamic_update_slice(x, x[:2, :2], (jnp.int32(3), jnp.int32(-1)))
+    cut = lax.dynamic_slice(x, (jnp.int32(2), jnp.int32(9)), (2, 3))
+    return moved, cut, lax.slice(x, (0, 1), (4, 5), (2, 3)), lax.rev(x, (1,))
+
+
+def _loops(x):
+    def body(carry, row):
+        return carry * 0.5 + row, jnp.sum(carry * row)
+
+    backward = lax.scan(body, x[0], x, reverse=True)
+    doubled = lax.while_loop(lambda y: jnp.sum(y) < 50, lambda y: 2 * y, jnp.abs(x[0]))
+    branch = lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x)
+    return backward, doubled, branch, lax.scan(body, x[0], x[:0])
+
+
+def _sums(x):
+    y = jnp.stack([x, x + 1], axis=1)
+    return (
+        jnp.cumsum(x, axis=1),
+        lax.cumsum(x, axis=0, reverse=True),
+        lax.cumprod(x, axis=0),
+        jnp.max(y, axis=(0, 1)),
+        jnp.einsum("abc,dbc->cad", y, y),
+        jnp.any(x > 1, axis=0),
+    )
+
+
+def _whole_numbers(x):
+    n = jnp.arange(-7, 8, dtype=jnp.int32)
+    mantissa, exponent = jnp.frexp(x)
+    return lax.div(n, jnp.full_like(n, 3)), lax.rem(n, jnp.full_like(n, 4)), mantissa, exponent
+
+
+def _special(x):
+    x = jnp.abs(x) + 0.5
+    shapes = jax.scipy.special.gammainc(x, 2 * x), jax.grad(lambda a: _total(a, x))(x)
+    return *shapes, jax.scipy.special.ndtri(x / 5), jax.scipy.special.log_ndtr(-9 * x), lax.sort(x)
+
+
+def _total(a, x):
+    return jnp.sum(jax.scipy.special.gammainc(a, 2 * x) + jax.scipy.special.gammaln(a))
+
+
+_FUNCTIONS = [
+    _pads, _gathers, _scatters, _slices, _loops, _sums, _whole_numbers, _special,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_to_what_is_compiled(function, dtype):
+    x = jnp.asarray(_MATRIX, dtype)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    try:
+        found, compiled = on_host(function, x), jax.jit(function)(x)
+    finally:
+        jax.config.update("jax_numpy_dtype_promotion", "strict")
+    tolerance = 2e-5 if dtype == np.float32 else 1e-10
+    for mine, whole in zip(jax.tree.leaves(found), jax.tree.leaves(compiled), strict=True):
+        assert mine.dtype == whole.dtype
+        np.testing.assert_allclose(mine, whole, rtol=tolerance, atol=tolerance)
+
+
+def test_single_precision_is_rounded_once():
+    x = jnp.asarray(_MATRIX[0], jnp.float32)
+
+    large = jnp.asarray(2.0**20, jnp.float32)
+
+    def cancels(x, large):
+        return (large + x) - large
+
+    assert np.array_equal(on_host(cancels, x, large), x)
+    assert not np.array_equal(cancels(x, large), x)
+
+
+def test_a_traced_argument_is_traced_on():
+    square = jax.jit(lambda x: on_host(jnp.square, x))
+    assert square(jnp.asarray(3.0)) == 9
+    assert jax.grad(lambda x: on_host(jnp.square, x))(jnp.asarray(3.0)) == 6
+
+
+@pytest.fixture
+def compiled():
+    """Gets an entry whenever XLA is asked for a program."""
+    asked: list[str] = []
+
+    def listen(event, seconds, **about):
+        if "backend_compile" in event:
+            asked.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield asked
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_another_set_of_laws_compiles_nothing(compiled):
+    one = make_plan(pipeline_program(OneFOneB(2, 4), num_replicas=4))
+    rank, step = lognormal(0.01), lognormal(0.02)
+    before = len(compiled)
+    for law in (Gamma(1.0, 0.1), Weibull(1.0, 9.0)):
+        laws = {"residual": {"gemm": law}, "rank": rank, "step": step}
+        variability = Variability(**laws)
+        other = make_plan(pipeline_program(OneFOneB(2, 4), variability=variability, num_replicas=4))
+        assert other.tables.step is not None
+    assert one.tables.step is None
+    assert len(compiled) == before
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_derivatives_of_tables(seed):
+    """Those of the host are those of a program that is traced."""
+    laws = {"residual": {"gemm": Gamma(1.0, 0.1)}, "rank": lognormal(0.01), "step": lognormal(0.02)}
+    program = pipeline_program(OneFOneB(2, 4), variability=Variability(**laws), num_replicas=4)
+
+    rng = np.random.default_rng(seed)
+    tables = make_plan(program).tables
+    weights = jax.tree.map(lambda x: rng.normal(size=x.shape), tables)
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def traced(program):
+        found = make_plan(program).tables
+        parts = jax.tree.map(lambda w, x: jnp.sum(jnp.asarray(w, x.dtype) * x), weights, found)
+        return sum(jax.tree.leaves(parts))
+
+    mine, whole = gradient_of(program, weights), traced(program)
+    for x, y in zip(jax.tree.leaves(mine), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
