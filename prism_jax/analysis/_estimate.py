@@ -156,6 +156,9 @@ def _weighting(
     probability that a step takes longer than the quantile does, given all draws but the last.
     """
     steps, unit = evenly(*in_order(composed.steps, weights)), 1.0
+    # Of how many steps lie beyond a threshold, whether or not a draw is left open.
+    levels = objective.level, objective.exceeds
+    bounded = composed.over is not None or levels != (None, None)
     if last and composed.over is None:
         at = objective.value(steps)
         unit = 2.0 ** np.frexp(at)[1]  # Single precision does not hold what is per second of any.
@@ -169,7 +172,7 @@ def _weighting(
         slope = slope * (wanted / found)
     elif not objective.monotone:
         slope = slope + (wanted - found) / weights.sum()
-    return Weighting(composed, weights, weights * slope, influence, weighed.stretches)
+    return Weighting(composed, weights, weights * slope, influence, weighed.stretches, bounded)
 
 
 def _width(composed: Composed) -> float:

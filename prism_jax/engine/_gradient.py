@@ -60,6 +60,8 @@ class Weighting(NamedTuple):
     - `influence`: the derivative of the figure with respect to each weight.
     - `weighed`: the same stretches, perhaps with new weights of their samples, on which the weights
         of steps depend.
+    - `bounded`: whether no step can matter more than others beyond the same threshold: a figure of
+        probabilities, smoothed over steps or not.
     """
 
     composed: Composed
@@ -67,6 +69,7 @@ class Weighting(NamedTuple):
     slope: Float[np.ndarray, " n"]
     influence: Float[np.ndarray, " n"]
     weighed: tuple[Stretch, ...]
+    bounded: bool
 
     def relevance(self) -> Float[np.ndarray, " n"]:
         """How much each step matters to the derivative. A probability of zero or one does not."""
@@ -112,10 +115,7 @@ def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, "
         _through_replicas(run, stretch, of_ends, sums)
         if isinstance(stretch.decision, VectorRule):
             decisions = [one.weighed[k].decision for one in every]
-            influences = [
-                (one.influence[mine], one.weights[mine], one.composed.over is not None)
-                for one in every
-            ]
+            influences = [(one.influence[mine], one.weights[mine], one.bounded) for one in every]
             through_weights(run, stretch, decisions, influences, sums)
     return sums, of_thresholds
 

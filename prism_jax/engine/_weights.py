@@ -31,7 +31,7 @@ def through_weights(
     - `decisions`: for each figure, that of the stretch, perhaps with new weights of its samples;
         steps keep those that they picked.
     - `influences`: for each figure, its derivative with respect to the weight of each step, these
-        weights, and whether the steps are probabilities.
+        weights, and whether this derivative is bounded: see [`Weighting`][].
     """
     if len(run.program.strata) == 1:
         return
@@ -60,11 +60,11 @@ def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence,
         if not members.any():
             continue
         of_regime[g] += weights[members] @ influence[members] / decision.deal.probabilities[g]
-        some = position[members], influence[members], weights[members]
+        some = position[members], influence[members]
         if bounded:
-            total = _of_picks(selection, *some)
+            total = _of_picks(decision.selections[g], selection, *some)
         else:  # The slowest steps may matter more than all others, and have no neighbours.
-            total = np.bincount(some[0], some[1] * some[2], len(selection.order))
+            total = np.bincount(some[0], some[1] * weights[members], len(selection.order))
         change = selection.weight_derivatives(total)
         of_samples[selection.order] = change
         of_stratum += np.bincount(selection.stratum, change, len(of_stratum))
@@ -78,18 +78,22 @@ def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence,
 
 
 def _of_picks(
-    selection: Selection, position: np.ndarray, influence: np.ndarray, weights: np.ndarray
+    before: Selection, selection: Selection, position: np.ndarray, influence: np.ndarray
 ) -> np.ndarray:
     """What the steps that pick each sample contribute to a figure. Few steps pick samples of rare
     strata, so samples count by the probability that they are picked, with the contribution that
-    steps of their rank make on average; and steps by what theirs is more than that.
+    steps of their rank make on average; and steps by what theirs is more than that. The latter is
+    of a step's own sample and draws, so it counts by how much likelier this sample alone is picked
+    than `before`: samples around it, for which the step may stand as well, would even that out.
     """
     order = np.argsort(position, kind="stable")
     position, influence = position[order], influence[order]
     average = uniform_filter1d(influence, _NEIGHBOURS, mode="nearest")
     samples = np.arange(len(selection.order))
     total = len(position) * selection.picked * np.interp(samples, position, average)
-    return total + np.bincount(position, weights[order] * (influence - average), len(samples))
+    old, new = before.picked[position], selection.picked[position]
+    likelier = np.divide(new, old, out=np.ones(len(position)), where=old > 0)
+    return total + np.bincount(position, likelier * (influence - average), len(samples))
 
 
 def _through_entries(run: Run, stretch: Stretch, of_samples: np.ndarray) -> np.ndarray:
