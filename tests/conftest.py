@@ -71,7 +71,7 @@ def _compiled_once(pytestconfig):
     if cache is None:  # With `-p no:cacheprovider`.
         return
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 @pytest.fixture(autouse=True, scope="module")

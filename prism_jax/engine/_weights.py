@@ -82,9 +82,10 @@ def _of_picks(
 ) -> np.ndarray:
     """What the steps that pick each sample contribute to a figure. Few steps pick samples of rare
     strata, so samples count by the probability that they are picked, with the contribution that
-    steps of their rank make on average; and steps by what theirs is more than that. The latter is
-    of a step's own sample and draws, so it counts by how much likelier this sample alone is picked
-    than `before`: samples around it, for which the step may stand as well, would even that out.
+    steps of their rank make on average; and steps by what theirs is more than that. This difference
+    is of a step's own sample and draws, so it counts by how much likelier this sample alone is
+    picked than `before`: samples around it, for which the step may stand as well, would even that
+    out.
     """
     order = np.argsort(position, kind="stable")
     position, influence = position[order], influence[order]
