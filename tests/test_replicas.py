@@ -326,12 +326,14 @@ def test_effective_samples_are_of_the_full_weights():
     assert found([0, 0, 0], [1] * 3, stalls) == pytest.approx(3)
 
 
-def test_the_bootstrap_has_as_many_shifted_samples_as_a_run():
+def test_errors_know_that_every_other_sample_is_shifted():
     """By importance sampling every other sample is shifted. How many of each there are does not
-    scatter: the standard error of the probability of a tail is its scatter over 600 runs.
+    scatter: by the bootstrap and by the jackknife, the standard error of the probability of a tail
+    is its scatter over 600 runs.
     """
     from prism_jax.step import Replicas
     from prism_jax.step._reservoir import resample_factors
+    from prism_jax.step._selection import select
 
     rng, number, shift = np.random.default_rng(0), 2000, 3.0
     stratum, counts = np.zeros(number, np.int32), np.array([number])
@@ -342,9 +344,18 @@ def test_the_bootstrap_has_as_many_shifted_samples_as_a_run():
         likelihood = 1 / (0.5 + 0.5 * np.exp(shift * z - shift**2 / 2))
         kept = Replicas(ids, z[:, None], z, stratum, likelihood, counts)
 
-        def tail(weights, z=z):
-            return weights[z > shift].sum() / weights.sum()
+        slow = z > shift
 
-        found.append(tail(likelihood))
-        errors.append(np.std([tail(likelihood * x) for x in resample_factors(kept)], ddof=1))
-    assert np.mean(errors) == pytest.approx(np.std(found), rel=0.08)
+        def late(weights, slow=slow):  # That one replica is late, and that one of 64 is.
+            tail = weights[slow].sum() / weights.sum()
+            return np.array([tail, 1 - (1 - tail) ** 64])
+
+        found.append(late(likelihood))
+        again = [late(likelihood * factors) for factors in resample_factors(kept)]
+        weights, variances = likelihood / likelihood.sum(), []
+        for replicas in (1, 64):
+            picks = select(kept, weights, np.ones(number, bool), replicas)
+            variances.append(picks.influences(picks.picked * slow[picks.order])[0])
+        errors.append([np.std(again, axis=0, ddof=1), np.sqrt(variances)])
+    expected = np.std(found, axis=0)
+    np.testing.assert_allclose(np.mean(errors, axis=0), [expected] * 2, rtol=0.08)

@@ -90,6 +90,10 @@ class Selection:
     - `num_replicas`: R.
     - `mass`: `(strata,)`, the weight of all samples of each stratum.
     - `rest`: `(strata,)`, the sum of the squared weights of samples that no step can pick.
+    - `side`: `(n,)`, 1 for samples that importance sampling shifts, which is every other one, and
+        -1 for others.
+    - `tilt`: `(strata,)`, the sum of the weights of samples that no step can pick, times `side`.
+    - `number`: `(strata,)`, how many samples were drawn.
     """
 
     order: np.ndarray
@@ -98,6 +102,9 @@ class Selection:
     num_replicas: int
     mass: np.ndarray
     rest: np.ndarray
+    side: np.ndarray
+    tilt: np.ndarray
+    number: np.ndarray
 
     def pick(self, rank: np.ndarray) -> np.ndarray:
         """Positions in `order`: the first sample for which the probability that a step picks it or
@@ -191,8 +198,8 @@ class Selection:
         on a mean over steps, by the infinitesimal jackknife, that is, resampling with Poisson
         weights in the limit of many resamples. The first is the variance over newly drawn samples.
 
-        A sample that many steps picked counts once. The number of samples in each stratum is fixed,
-        so only the scatter within strata counts.
+        A sample that many steps picked counts once. How many samples there are in each stratum, and
+        how many of them are shifted, is fixed, so only the scatter within these counts.
 
         **Arguments:**
 
@@ -209,6 +216,9 @@ class Selection:
         squares = change * change
         # The higher powers of those that no step reaches are as good as zero.
         variance = dot(change, change) + dot(self.rest, centre**2)
+        # The influences of a stratum sum to zero, and those of its two halves to half of this.
+        halves = np.bincount(self.stratum, self.side * change, len(self.mass)) - centre * self.tilt
+        variance -= float(np.sum(halves**2 / np.maximum(self.number, 1)))
         return variance, dot(squares, change), dot(squares, squares)
 
 
@@ -238,6 +248,7 @@ def select(
         share = -np.expm1(-25 / num_replicas)
         reached = min(int(np.searchsorted(np.cumsum(weight), share)) + 1, len(order))
     strata = len(kept.counts)
+    side = np.where(kept.ids[order] % np.uint32(2) == 1, 1, -1)
     return Selection(
         order=order[:reached].copy(),  # A view would keep the rest.
         weights=weight[:reached].copy(),
@@ -245,4 +256,7 @@ def select(
         num_replicas=num_replicas,
         mass=np.bincount(stratum, weight, strata),
         rest=np.bincount(stratum[reached:], weight[reached:] ** 2, strata),
+        side=side[:reached],
+        tilt=np.bincount(stratum[reached:], (weight * side)[reached:], strata),
+        number=kept.counts,
     )
