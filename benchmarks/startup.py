@@ -36,8 +36,7 @@ _KEEP = """
 import sys, time
 import equinox as eqx, jax
 import prism_jax as prism
-from prism_jax._cache import keep_compiled
-keep_compiled()
+prism.keep_compiled()
 options = {"num_samples": 20_000, "key": jax.random.key(0)}
 def gradient(program):
     jax.block_until_ready(eqx.filter_grad(prism.estimate)(program, prism.Quantile(0.95), **options))

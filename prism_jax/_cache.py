@@ -26,7 +26,14 @@ def cache_folder() -> pathlib.Path | None:
 
 
 def keep_compiled() -> None:
-    """Lets JAX keep what it compiles in `cache_folder`."""
+    """Lets JAX keep what it compiles, so that the same script or notebook starts faster the next
+    time. The command line does so by itself; the package alone changes nothing of JAX.
+
+    The folder is in the user's cache folder, which `prism-jax doctor` names. The environment
+    variable `PRISM_JAX_CACHE` moves it, or turns this off if it is `off`. A folder that JAX is
+    configured with by `JAX_COMPILATION_CACHE_DIR` stays. Where nothing can be written, nothing is
+    kept, without an error.
+    """
     mine = cache_folder()
     if mine is None:
         return

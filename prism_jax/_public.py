@@ -1,6 +1,7 @@
 """The public names, from where they are made."""
 
 from . import latency as latency, plot as plot, report as report
+from ._cache import keep_compiled as keep_compiled
 from ._estimate import Estimate as Estimate
 from .analysis import (
     CRPS as CRPS,

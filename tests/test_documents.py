@@ -115,7 +115,8 @@ def test_a_command_in_the_table_of_readme_runs(words):
         if any(code.page == name and code.language in ("bash", "python") for code in _RUNNING)
     ],
 )
-def test_the_blocks_of_a_page_run(page):
+def test_the_blocks_of_a_page_run(page, monkeypatch):
+    monkeypatch.setenv("PRISM_JAX_CACHE", "off")  # The tests keep compiled code elsewhere.
     names: dict[str, object] = {}
     for code in blocks(page):
         if code.reason:

@@ -8,8 +8,10 @@ import sys
 import tarfile
 import zipfile
 
+import jax
 import pytest
 
+import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._examples import EXAMPLES
 from prism_jax.cli._main import make_parser
@@ -72,6 +74,21 @@ def test_doctor_tells_what_is_there_and_what_is_wrong(capsys, monkeypatch, tmp_p
     text = capsys.readouterr().out
     assert "problem: `not-there` is not installed." in text
     assert "off" in text
+
+
+def test_a_script_keeps_compiled_code_where_it_can(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    told: dict[str, object] = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    (tmp_path / "file").touch()
+    for folder in ("off", str(tmp_path / "file")):
+        monkeypatch.setenv("PRISM_JAX_CACHE", folder)
+        prism.keep_compiled()
+        assert not told
+    monkeypatch.setenv("PRISM_JAX_CACHE", str(tmp_path))
+    prism.keep_compiled()
+    assert str(told["jax_compilation_cache_dir"]).startswith(str(tmp_path))
+    assert told["jax_persistent_cache_min_compile_time_secs"] == 0
 
 
 @pytest.fixture(scope="module")
