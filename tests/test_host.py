@@ -122,7 +122,7 @@ def compiled():
     """Gets an entry whenever XLA is asked for a program."""
     asked: list[str] = []
 
-    def listen(event, seconds, **about):
+    def listen(event, duration_secs, **kwargs):
         if "backend_compile" in event:
             asked.append(event)
 

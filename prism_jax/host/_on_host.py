@@ -39,7 +39,14 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
-    about = function, tree, signature, tuple(of_static), static_tree, jax.config.jax_enable_x64
+    about = (
+        function,
+        tree,
+        signature,
+        tuple(of_static),
+        static_tree,
+        jax.config.read("jax_enable_x64"),
+    )
     if about not in _traces:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
