@@ -47,6 +47,14 @@ class Replicas:
         """How many samples were drawn."""
         return int(self.counts.sum())
 
+    @property
+    def side(self) -> np.ndarray:
+        """`(n,)`, 1 for samples that importance sampling shifts, which is every other one, and -1
+        for the rest of them; 0 if none is shifted.
+        """
+        side = np.where(self.ids % np.uint32(2) == 1, 1, -1)
+        return side if (self.likelihood != 1).any() else 0 * side
+
 
 def resample_factors(kept: Replicas) -> Iterator[np.ndarray]:
     """For each turn of the bootstrap, the factors on the weights of samples. They depend on the ids
@@ -56,7 +64,7 @@ def resample_factors(kept: Replicas) -> Iterator[np.ndarray]:
     every other one of importance sampling. So their factors have a mean of one.
     """
     number = kept.ids - np.uint32(kept.first)
-    group, part = number % np.uint32(_GROUPS), kept.stratum * 2 + (kept.ids % np.uint32(2))
+    group, part = number % np.uint32(_GROUPS), 2 * kept.stratum + (kept.side == 1)
     early = np.flatnonzero(number < RESERVOIR)  # These stand for all.
     counts = np.maximum(np.bincount(part[early], minlength=part.max() + 1), 1)
     rng = np.random.default_rng(0)

@@ -90,8 +90,7 @@ class Selection:
     - `num_replicas`: R.
     - `mass`: `(strata,)`, the weight of all samples of each stratum.
     - `rest`: `(strata,)`, the sum of the squared weights of samples that no step can pick.
-    - `side`: `(n,)`, 1 for samples that importance sampling shifts, which is every other one, and
-        -1 for others.
+    - `side`: `(n,)`, as of [`Replicas`][].
     - `tilt`: `(strata,)`, the sum of the weights of samples that no step can pick, times `side`.
     - `number`: `(strata,)`, how many samples were drawn.
     """
@@ -248,7 +247,7 @@ def select(
         share = -np.expm1(-25 / num_replicas)
         reached = min(int(np.searchsorted(np.cumsum(weight), share)) + 1, len(order))
     strata = len(kept.counts)
-    side = np.where(kept.ids[order] % np.uint32(2) == 1, 1, -1)
+    side = kept.side[order]
     return Selection(
         order=order[:reached].copy(),  # A view would keep the rest.
         weights=weight[:reached].copy(),
