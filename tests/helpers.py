@@ -1,9 +1,11 @@
 """Oracles, which use neither JAX nor the package's graphs, and small programs for tests."""
 
+import contextlib
 import heapq
 import math
 from collections import Counter
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -204,3 +206,20 @@ def side_by_side(compute, longest, contention):
     a, b = contention
     x, y = compute * (1 + a), longest * (1 + b)
     return np.maximum(x + (y - x) / (1 + b), y + (x - y) / (1 + a))
+
+
+@contextlib.contextmanager
+def compilations():
+    """What XLA compiles meanwhile."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int):
+        del duration_secs, kwargs
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

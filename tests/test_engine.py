@@ -1,4 +1,3 @@
-import contextlib
 import inspect
 import os
 import signal
@@ -22,6 +21,7 @@ from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, 
 from prism_jax.workload import Kernel, Segment
 
 from .helpers import (
+    compilations,
     event_loop_ends,
     graph_of,
     lognormal,
@@ -169,23 +169,6 @@ def test_parameter_values_and_keys_do_not_compile_again():
     assert np.all(second > first)
 
 
-@contextlib.contextmanager
-def _compilations():
-    """What XLA compiles meanwhile."""
-    compiled: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int):
-        del duration_secs, kwargs
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.slow
 def test_a_second_program_of_a_bucket_compiles_nothing():
     """Other schedules, microbatches, replicas and costs; values and derivatives."""
@@ -204,7 +187,7 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
         arguments = {"num_samples": 9_000, "key": jax.random.key(1)}
         eqx.filter_grad(estimate)(program, Quantile(0.9), **arguments)
 
-    with _compilations() as compiled:
+    with compilations() as compiled:
         run(programs[0])
         assert compiled
         # Few distinct replica samples go back in small tiles, many in large ones.
@@ -217,7 +200,7 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
 
 def test_what_the_host_knows_is_not_compiled():
     """Parameters and index arrays, in shapes that no other test has."""
-    with _compilations() as compiled:
+    with compilations() as compiled:
         law = Scaled(LogNormal(np.ones((3, 5, 7)), np.full((1, 1, 7), 0.05)), 2.0)
         blocks = [one_kernel("gemm", 1.0 + op) for op in range(300)]
         program = assemble(graph_of([()] * 300, rank=range(300)), blocks)

@@ -218,7 +218,7 @@ def test_the_jackknife_equals_resampling():
     total = np.bincount(position, (times - times.mean()) / steps, len(selection.order))
     found = np.sqrt(selection.influences(total)[0])
     means = []
-    for _ in range(600):
+    for _ in range(400):
         resampled = rng.poisson(1.0, n).astype(float)
         again = select(kept, resampled / resampled.sum(), np.ones(n, bool), R)
         means.append(score[again.order][again.pick(uniform)].mean())
@@ -342,9 +342,7 @@ def test_errors_know_that_every_other_sample_is_shifted():
         ids = np.arange(number, dtype=np.uint32) + rng.integers(200_000, dtype=np.uint32)
         z = rng.normal(size=number) + shift * (ids % 2)
         likelihood = 1 / (0.5 + 0.5 * np.exp(shift * z - shift**2 / 2))
-        kept = Replicas(ids, z[:, None], z, stratum, likelihood, counts)
-
-        slow = z > shift
+        kept, slow = Replicas(ids, z[:, None], z, stratum, likelihood, counts), z > shift
 
         def late(weights, slow=slow):  # That one replica is late, and that one of 64 is.
             tail = weights[slow].sum() / weights.sum()

@@ -39,14 +39,8 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
-    about = (
-        function,
-        tree,
-        signature,
-        tuple(of_static),
-        static_tree,
-        jax.config.read("jax_enable_x64"),
-    )
+    wide_floats = jax.config.read("jax_enable_x64")
+    about = function, tree, signature, tuple(of_static), static_tree, wide_floats
     if about not in _traces:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
@@ -113,10 +107,7 @@ def _called(function: Any, args: list[Any]) -> list[Any]:
 # Equations that call a function of their own: under which name they have it.
 _NESTED = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
     "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }

@@ -215,9 +215,10 @@ class Selection:
         squares = change * change
         # The higher powers of those that no step reaches are as good as zero.
         variance = dot(change, change) + dot(self.rest, centre**2)
-        # The influences of a stratum sum to zero, and those of its two halves to half of this.
-        halves = np.bincount(self.stratum, self.side * change, len(self.mass)) - centre * self.tilt
-        variance -= float(np.sum(halves**2 / np.maximum(self.number, 1)))
+        # By how much the influences of shifted samples sum to more than those of the others: both
+        # halves of a stratum have means of opposite signs, which do not scatter.
+        apart = np.bincount(self.stratum, self.side * change, len(self.mass)) - centre * self.tilt
+        variance = max(variance - float(np.sum(apart**2 / np.maximum(self.number, 1))), 0.0)
         return variance, dot(squares, change), dot(squares, squares)
 
 
