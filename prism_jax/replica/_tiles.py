@@ -197,15 +197,16 @@ def _mesh() -> Mesh:
 def _compiled(function, shared) -> Callable[..., Any]:
     arrays, static = eqx.partition(shared, eqx.is_array)
     leaves, tree = jax.tree.flatten(static)
-    run = _jitted(jax.default_backend(), _wide())
-    return ft.partial(run, function, (tuple(leaves), tree), arrays)
+    run = _jitted(function, jax.default_backend(), _wide())
+    return ft.partial(run, (tuple(leaves), tree), arrays)
 
 
 @ft.cache
-def _jitted(backend: str, wide: bool):
+def _jitted(function, backend: str, wide: bool):
     options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if backend == "cpu" else {}
     # `eqx.filter_jit` would wait for the result, and leave the devices idle while the host works.
-    return jax.jit(ft.partial(_run, wide), static_argnums=(0, 1), **options)
+    run = ft.wraps(function)(ft.partial(_run, wide, function))  # JAX's log has the name.
+    return jax.jit(run, static_argnums=0, **options)
 
 
 def _run(wide: bool, function, static, arrays, turns, ids, inputs):
