@@ -26,11 +26,11 @@ from ._slopes import keeps_slopes
 NODE_SCORES = np.linspace(-4.5, 4.5, 19)
 
 # The members below A, by Gauss-Legendre in probability; the law of a segment, on a grid in units of
-# its standard deviation, and on every fourth point of it where pairs of points are integrated.
+# its standard deviation, and on every other point of it where pairs of points are integrated.
 _BELOW, _BELOW_WEIGHTS = np.polynomial.legendre.leggauss(24)
 _BELOW, _BELOW_WEIGHTS = (_BELOW + 1) / 2, _BELOW_WEIGHTS / 2
-_GRID = np.linspace(-7.0, 11.0, 181)
-_COARSE = 4
+_GRID = np.linspace(-7.0, 11.0, 73)
+_COARSE = 2
 
 
 class Group(eqx.Module):
@@ -149,7 +149,12 @@ def moments_of(
 ) -> tuple[Float[Array, "*laws"], ...]:
     """The mean, the variance and the third central moment of laws, from their distributions on
     grids of a constant `step`. By integrals of the survival above the mean and of the distribution
-    below it, so the variance is never a difference, nor negative.
+    below it, so the variance is not a difference of moments.
+
+    Trapezoids are exact for laws as smooth as the grid resolves, but for the kinks of these
+    integrands at the mean, where the slope of the first rises by 2 and the second derivative of the
+    other by 6. By the Euler-Maclaurin formula they add the Bernoulli polynomials of the mean's
+    place between two points.
     """
 
     def integral(values):
@@ -158,8 +163,12 @@ def moments_of(
     mean = grid[..., -1] - integral(cdf)
     above = jnp.maximum(grid - mean[..., None], 0)
     beneath = jnp.maximum(mean[..., None] - grid, 0)
+    place = (mean - grid[..., 0]) / step
+    place = place - jax.lax.stop_gradient(jnp.floor(place))
     variance = integral(2 * above * (1 - cdf) + 2 * beneath * cdf)
-    return mean, variance, integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
+    variance = variance + step**2 * (place * place - place + 1 / 6)
+    third = integral(3 * above**2 * (1 - cdf) - 3 * beneath**2 * cdf)
+    return mean, variance, third - step**3 * place * (place - 0.5) * (place - 1)
 
 
 def _grid(slowest, others, means, share) -> Float[Array, " points"]:
