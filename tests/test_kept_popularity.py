@@ -19,8 +19,8 @@ from prism_jax.program import (
     gpu_factors,
     segment_maxima,
 )
+from prism_jax.program._block_laws import _gpu_spread
 from prism_jax.program._collapse import Collapse
-from prism_jax.replica._plan import _gpu_spread
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
 

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray, unknown_name
+from ..host import on_host
 from ..latency import widen
 from ..program import Adjustment, Network, Program
 
@@ -64,11 +65,14 @@ def neutral(program: Program) -> Knobs:
     )
 
 
-@eqx.filter_jit
 def turn(program: Program, knobs: Knobs) -> Program:
     """The program with all knobs applied. Differentiable. Programs that differ only by knobs share
     their compiled code. An `adjustment` that the program already has is multiplied by the new one.
     """
+    return on_host(_turned, program, knobs)
+
+
+def _turned(program: Program, knobs: Knobs) -> Program:
     table, variability = program.latencies, program.variability
     factors = jnp.stack([knobs.kernel_mean[kind] for kind in table.kinds])
     residual = {k: widen(law, knobs.kernel_spread[k]) for k, law in variability.residual.items()}
@@ -131,10 +135,13 @@ def adjusted(
     )
 
 
-@eqx.filter_jit
 def through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
     """The derivative with respect to knobs, from that with respect to the turned program."""
-    _, vjp = jax.vjp(lambda knobs: eqx.filter(turn(program, knobs), eqx.is_inexact_array), knobs)
+    return on_host(_through_knobs, program, knobs, gradient)
+
+
+def _through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
+    _, vjp = jax.vjp(lambda knobs: eqx.filter(_turned(program, knobs), eqx.is_inexact_array), knobs)
     return vjp(gradient)[0]
 
 

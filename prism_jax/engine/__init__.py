@@ -17,5 +17,6 @@ from ._critical_paths import (
 from ._gradient import Weighting as Weighting, pull_back as pull_back
 from ._pilot import vector_rule_notes as vector_rule_notes
 from ._prepare import Run as Run, prepare as prepare
+from ._reference import reference_steps as reference_steps
 from ._sampling import led as led
 from ._simulate import simulate as simulate

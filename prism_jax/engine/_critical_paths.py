@@ -1,5 +1,6 @@
 """The critical paths of single steps: which ops are on them, and the slack of all ops."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import equinox as eqx
@@ -8,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
-from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies, without_graph
-from ..step import AbstractOneDecides, barriers
+from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies
+from ..step import AbstractOneDecides
 from ._composed import Composed
 from ._draw import sobol_points
 from ._prepare import Run
@@ -121,15 +122,12 @@ def _padded(x: np.ndarray, number: int) -> np.ndarray:
 
 def _barriers(run: Run, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
     """When each step has reduced its gradients, by each sink, and the step's factor."""
-    batches = step_tiles(_barrier_tile, (without_graph(run.plan), run.key), [stretch])
-    ready, factor = zip(*(batch.samples() for batch in batches), strict=True)
+    found = []
+    for batch in step_tiles(run, [stretch]):
+        _, ready, parts = batch.arrays
+        found.append(dataclasses.replace(batch, arrays=(ready, parts.factor)).samples())
+    ready, factor = zip(*found, strict=True)
     return np.concatenate(ready)[:, : run.program.sinks.number], np.concatenate(factor)
-
-
-def _barrier_tile(shared, ids, ends, regimes):
-    plan, key = shared
-    finished, factor = barriers(plan, ends.T, ids, key, regimes)
-    return finished.T, factor
 
 
 @eqx.filter_jit

@@ -10,11 +10,13 @@ import itertools as it
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from ..host import on_host
 from ..program import Program
 from ..replica import (
     Batch,
@@ -34,12 +36,14 @@ from ..step import (
     AbstractOneDecides,
     Over,
     VectorRule,
-    steps_of,
+    last_tables,
+    step_parts,
+    times_or_chances,
 )
 from ._composed import Composed
 from ._draw import sobol_points
 from ._prepare import Run
-from ._run import Stretch
+from ._run import Stretch, step_tile
 from ._weights import through_weights
 
 
@@ -134,10 +138,6 @@ def _through_steps(
     slopes = np.stack([one.slope[mine] for one in every])[figure, needed]
     samples = np.concatenate([_samples(one, k)[needed[figure == f]] for f, one in enumerate(every)])
     regimes = every[0].composed.stretches[k].decision.deal.regimes(0, mine.stop - mine.start)
-    # Given the rest, figures differ by their thresholds.
-    overs = [one.composed.over for one in every]
-    last = overs[0].last if overs[0] is not None else None
-    thresholds = np.array([0.0 if one is None else float(one.threshold) for one in overs])
     packed = _packed(figure, len(every), tile_size(len(needed)))
 
     def inputs(first, count):
@@ -145,22 +145,29 @@ def _through_steps(
         at = needed[some]
         ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
         ends[:, :sinks] = kept.ends[samples[some]]
-        slope = np.where(some >= 0, slopes[some], 0)
-        ids = (kept.first + at).astype(np.uint32)
-        dtype = run.plan.dtype
-        of_figure = thresholds[figure[some]].astype(dtype)
-        return ids, ends, regimes[at], slope.astype(dtype), of_figure
+        return (kept.first + at).astype(np.uint32), ends, regimes[at]
 
-    shared = (without_graph(run.plan), run.key, last)
-    for batch in packed.tiles(_step_vjp, shared, inputs, per_batch=STEP_TILES):
-        tables_share, *of_samples = batch.arrays
-        packed.add(sums, dataclasses.replace(batch, arrays=tables_share))
-        of_steps, of_threshold = dataclasses.replace(batch, arrays=of_samples).samples()
+    shared = (without_graph(run.plan), run.key)
+    slope = np.where(packed.entries >= 0, slopes[packed.entries], 0)
+    of_figure = figure[packed.entries]
+    overs = [one.composed.over for one in every]
+    over = None
+    if overs[0] is not None:  # Figures differ by their thresholds.
+        over = Over(np.array([one.threshold for one in overs if one])[of_figure], overs[0].last)
+    of_last, of_parts, of_threshold = _through_last(run, packed, inputs, over, slope)
+    np.add.at(of_thresholds, of_figure, of_threshold)
+    packed.add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
+
+    def all_inputs(first, count):
+        return *inputs(first, count), *(x[first : first + count] for x in of_parts)
+
+    for batch in packed.tiles(_step_vjp, shared, all_inputs, per_batch=STEP_TILES):
+        of_tables, of_steps = batch.arrays
+        packed.add(sums, dataclasses.replace(batch, arrays=of_tables).by_tile(), batch.first)
+        of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
         step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
         some = packed.entries[batch.first + step]
         np.add.at(of_ends, (figure[some], samples[some], sink), of_steps[step, sink])
-        some = packed.entries[batch.first : batch.first + batch.count]
-        np.add.at(of_thresholds, figure[some], of_threshold)
     return of_ends
 
 
@@ -176,15 +183,41 @@ def _that_count(size: np.ndarray) -> np.ndarray:
     return size * len(size) > _LEAST_SLOPE * size.sum()
 
 
-def _step_vjp(shared, _, ids, ends, regimes, slope, threshold):
-    plan, key, last = shared
+def _through_last(run: Run, packed: "_Packed", inputs, over: Over | None, slope: np.ndarray):
+    """From steps back to their parts: the derivatives with respect to the tables of the step's
+    factor and of residuals, by tile; with respect to each array of `StepParts`; and with respect to
+    each threshold.
+    """
+    shared, number = (without_graph(run.plan), run.key), len(packed.entries)
+    batches = tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
+    parts = [dataclasses.replace(batch, arrays=batch.arrays[2]).samples() for batch in batches]
+    parts = jax.tree.map(lambda *x: np.concatenate(x).reshape(-1, packed.size), *parts)
+    by_tile = jax.tree.map(lambda x: x.reshape(-1, packed.size), (over, slope))
+    of_last, *of_each = on_host(_last_vjp, last_tables(run.plan.tables), parts, *by_tile)
+    of_parts, of_threshold = jax.tree.map(lambda x: np.asarray(x).reshape(-1), of_each)
+    return of_last, jax.tree.leaves(of_parts), of_threshold
 
-    def forward(tables, ends, threshold):
-        over = None if last is None else Over(threshold, last)
-        return steps_of(dataclasses.replace(plan, tables=tables), ends.T, ids, key, regimes, over)
 
-    _, vjp = jax.vjp(forward, plan.tables, ends, threshold)
-    return vjp(slope)
+def _last_vjp(last, parts, over: Over | None, slope):
+    def of_tile(parts, over, slope):
+        real, rest = eqx.partition((last, parts, over), eqx.is_inexact_array)
+        _, vjp = jax.vjp(lambda real: times_or_chances(*eqx.combine(real, rest)), real)
+        of_last, of_parts, of_over = vjp(slope)[0]
+        return of_last, of_parts, slope * 0 if over is None else of_over.threshold
+
+    return jax.vmap(of_tile)(parts, over, slope)
+
+
+def _step_vjp(shared, _, ids, ends, regimes, *of_parts):
+    plan, key = shared
+
+    def forward(tables, ends):
+        whole = dataclasses.replace(plan, tables=tables)
+        _, parts = step_parts(whole, ends.T, ids, key, regimes)
+        return eqx.filter(parts, eqx.is_inexact_array)
+
+    parts, vjp = jax.vjp(forward, plan.tables, ends)
+    return vjp(jax.tree.unflatten(jax.tree.structure(parts), of_parts))
 
 
 def _through_replicas(run: Run, stretch: Stretch, of_ends: np.ndarray, sums: Tables) -> None:
@@ -207,7 +240,7 @@ def _through_replicas(run: Run, stretch: Stretch, of_ends: np.ndarray, sums: Tab
 
     shared = (run.plan, draws.lead, run.key)
     for batch in packed.tiles(_replica_vjp, shared, inputs, per_batch=tiles_of(run.plan)):
-        packed.add(sums, batch)
+        packed.add(sums, batch.by_tile(), batch.first)
 
 
 class _Packed(NamedTuple):
@@ -228,14 +261,14 @@ class _Packed(NamedTuple):
         options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}
         return tiles(function, shared, len(self.entries), inputs, **options)
 
-    def add(self, sums: Tables, batch: Batch) -> None:
-        """Adds the sums of tiles to those of their figures."""
-        first = batch.first // self.size
+    def add(self, sums: Any, of_tiles: Any, first: int = 0) -> None:
+        """Adds the sums of tiles, from an entry on, to those of their figures."""
 
         def add(total, of_tiles):
-            np.add.at(total, self.figure[first : first + len(of_tiles)], of_tiles)
+            start = first // self.size
+            np.add.at(total, self.figure[start : start + len(of_tiles)], of_tiles)
 
-        jax.tree.map(add, sums, batch.by_tile())
+        jax.tree.map(add, sums, of_tiles)
 
 
 def _packed(figure: np.ndarray, figures: int, size: int) -> _Packed:

@@ -77,7 +77,10 @@ def rule_of_replicas(pilot: Pilot) -> str:
 
 def vector_rule_notes(run: Run) -> tuple[str, ...]:
     """A warning for figures that follow the vector rule; empty where the rule is accurate."""
-    low = 0.0 if _rules_are_one(run) else vector_rule_is_low_by(draw_pilot(run))
+    # Sampled as the run is, for which samples are drawn already by the same compiled code.
+    low = 0.0
+    if not _rules_are_one(run):
+        low = vector_rule_is_low_by(draw_pilot(run, run.sampling or None))
     if low <= _TOLERANCE:
         return ()
     return (

@@ -1,11 +1,11 @@
 """Runs: decides the steps of each stretch, and composes them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..host import on_host
 from ..law import LEVELS, Errors
 from ..replica import Batch, interruptible, tiles, without_graph
 from ..step import (
@@ -13,7 +13,9 @@ from ..step import (
     AbstractDecision,
     Over,
     decide,
-    steps_of,
+    last_tables,
+    step_parts,
+    times_or_chances,
 )
 from ._draw import Advance, Draws, parts, reservoirs
 from ._prepare import Run
@@ -71,45 +73,46 @@ def composed(
     """The steps of consecutive stretches, a batch at a time, in order: their times, or the
     probabilities that they exceed a threshold.
     """
-    shared = (without_graph(run.plan), run.key, over)
-    for batch in step_tiles(_step_tile, shared, stretches):
-        yield batch.samples()
+    for batch in step_tiles(run, stretches):
+        times, _, of_steps = batch.arrays
+        if over is None:
+            yield dataclasses.replace(batch, arrays=times).samples()
+        else:
+            of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
+            tables = last_tables(run.plan.tables)
+            yield np.asarray(on_host(times_or_chances, tables, of_steps, over))
         advance(batch.count)
 
 
-def step_tiles(
-    function: Callable[..., Any],
-    shared: Any,
-    stretches: Sequence[Stretch],
-    inputs: Callable[[int, int], tuple[np.ndarray, ...]] = lambda first, count: (),
-) -> Iterator[Batch]:
-    """Applies a function to tiles of the steps of consecutive stretches. Its arguments are
-    `shared`, the ids of steps, the ends of the replicas that decide them (padded to all sinks),
-    their regimes, and further `inputs` of steps, which are numbered from zero.
-    """
-    ends = np.cumsum([stretch.steps for stretch in stretches])
-    plan, first_id = shared[0], stretches[0].decision.kept.first
+def step_tiles(run: Run, stretches: Sequence[Stretch]) -> Iterator[Batch]:
+    """What `step_tile` gives for the steps of consecutive stretches."""
+    last = np.cumsum([stretch.steps for stretch in stretches])
+    plan, first_id = run.plan, stretches[0].decision.kept.first
 
-    def all_inputs(first, count):
-        first -= first_id
+    def inputs(first, count):
+        ids = np.arange(first, first + count, dtype=np.uint32)
         # With room for all sinks, and copied once.
-        latest = np.zeros((count, len(plan.structure.sinks.first)), plan.dtype)
+        ends = np.zeros((count, len(plan.structure.sinks.first)), plan.dtype)
         regimes = np.zeros(count, np.int32)
         start = 0
-        for k, begin, end in parts(ends, first, count):
+        for k, begin, end in parts(last, first - first_id, count):
             some = slice(start, start + end - begin)
             mine, regimes[some] = stretches[k].decision.inputs(begin, end - begin)
-            latest[some, : mine.shape[1]] = mine
+            ends[some, : mine.shape[1]] = mine
             start = some.stop
-        return latest, regimes, *inputs(first, count)
+        return ids, ends, regimes
 
-    total = int(ends[-1])
-    return tiles(function, shared, total, all_inputs, first=first_id, per_batch=STEP_TILES)
+    shared, total = (without_graph(plan), run.key), int(last[-1])
+    return tiles(step_tile, shared, total, inputs, first=first_id, per_batch=STEP_TILES)
 
 
-def _step_tile(shared, ids, ends, regimes):
-    plan, key, over = shared
-    return steps_of(plan, ends.T, ids, key, regimes, over)
+def step_tile(shared, _, ids, ends, regimes):
+    """One tile: the times of steps, when each sink is reduced, `(steps, sinks)`, and the parts of
+    steps. One function for all that is asked of steps, because it takes seconds to compile.
+    """
+    plan, key = shared
+    ready, of_steps = step_parts(plan, ends.T, ids, key, regimes)
+    return of_steps.times(), ready.T, of_steps
 
 
 def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:

@@ -121,4 +121,4 @@ def _through_entries(run: Run, stretch: Stretch, of_samples: np.ndarray) -> np.n
 
 def _entries_tile(shared, _, ids, stalls):
     plan, key = shared
-    return jnp.stack(stall_entries(plan, ids, stalls, key), axis=1)
+    return stall_entries(plan, ids, stalls, key).T

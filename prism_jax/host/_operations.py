@@ -215,6 +215,12 @@ def _scatter_add(equation, x, indices, updates):
     return x
 
 
+def _round(equation, x):
+    if "EVEN" in str(equation.params["rounding_method"]):
+        return np.round(x)
+    return np.sign(x) * np.floor(np.abs(x) + 0.5)
+
+
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """An operation that needs nothing but its arguments."""
     return lambda equation, *args: function(*args)
@@ -256,12 +262,15 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
             "not": np.invert,
             "or": np.bitwise_or,
             "pow": np.power,
+            "shift_left": np.left_shift,
             "shift_right_arithmetic": np.right_shift,
+            "shift_right_logical": np.right_shift,  # Of unsigned numbers, which these are.
             "sign": np.sign,
             "sqrt": np.sqrt,
             "square": np.square,
             "stop_gradient": np.asarray,
             "sub": np.subtract,
+            "xor": np.bitwise_xor,
         }.items()
     },
     "bitcast_convert_type": _bitcast,
@@ -275,12 +284,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "gather": _gather,
     "integer_pow": lambda equation, x: x ** equation.params["y"],
     "iota": _iota,
+    "optimization_barrier": lambda equation, *x: x,
     "pad": _pad,
     "reduce_max": _reduced(np.max),
     "reduce_min": _reduced(np.min),
     "reduce_or": _reduced(np.any),
     "reduce_sum": _reduced(np.sum),
     "reshape": _squeeze,
+    "round": _round,
     "scatter": _scatter,
     "scatter-add": _scatter_add,
     "select_n": _select,

@@ -1,3 +1,4 @@
+from ._by_numpy import critical_ops as critical_ops, op_ends as op_ends
 from ._lanes import (
     Lanes as Lanes,
     bucket as bucket,

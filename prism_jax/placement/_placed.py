@@ -20,7 +20,7 @@ from ..replica import (
     tiles_of,
     without_graph,
 )
-from ..step import SILVER, barriers, last_draws
+from ..step import SILVER, step_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,9 @@ def _all(run: Run, function: Callable[..., Any], shared, number: int, inputs) ->
 
 def _last_tile(shared, ids, regimes):
     plan, key = shared
-    return last_draws(plan, ids, key, regimes).T
+    ends = jnp.zeros((len(plan.structure.sinks.first), len(ids)), plan.dtype)
+    _, parts = step_parts(plan, ends, ids, key, regimes)
+    return jnp.stack([parts.factor, parts.factor * parts.tail], axis=1)
 
 
 def _ready_tile(shared, _, slowest, noise, step, regimes):
@@ -143,7 +145,7 @@ def _ready_tile(shared, _, slowest, noise, step, regimes):
     ids = noise * number + step
     stalls = poisson_stalls(plan, ids, key)
     ends = replica_ends(plan, Sampled(ids, regimes, stalls, slowest=slowest.T), key)
-    return jnp.max(barriers(plan, ends, step, key, regimes)[0], axis=0)
+    return step_parts(plan, ends, step, key, regimes)[1].barrier
 
 
 def _slope_tile(shared, _, slowest, *rest):

@@ -1,5 +1,10 @@
 from ._adjustment import Adjustment as Adjustment
 from ._assemble import KINDS as KINDS, assemble as assemble
+from ._block_laws import (
+    BlockLaws as BlockLaws,
+    block_laws as block_laws,
+    block_laws_of as block_laws_of,
+)
 from ._branches import Overlaps as Overlaps, branch_moments as branch_moments, together as together
 from ._check import (
     all_laws as all_laws,
@@ -13,6 +18,7 @@ from ._collapse import (
     class_moments as class_moments,
     segment_skewness as segment_skewness,
 )
+from ._collapse_of import collapse_of as collapse_of, kernels_of as kernels_of
 from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,

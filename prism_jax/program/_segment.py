@@ -151,7 +151,7 @@ def moments_of(
     grids of a constant `step`. By integrals of the survival above the mean and of the distribution
     below it, so the variance is not a difference of moments.
 
-    Trapezoids are exact for laws as smooth as the grid resolves, but for the kinks of these
+    Trapezoids are exact for laws as smooth as the grid resolves, except for the kinks of these
     integrands at the mean, where the slope of the first rises by 2 and the second derivative of the
     other by 6. By the Euler-Maclaurin formula they add the Bernoulli polynomials of the mean's
     place between two points.

@@ -45,12 +45,15 @@ def counters(number: int) -> UInt32[Array, "number 1"]:
 
 def uniforms(
     key: KeyData,
-    sample_ids: UInt32[Array, " samples"],
-    counter: int | UInt32[Array, ""],
+    sample_ids: UInt32[Array, "*ids"],
+    counters: UInt32[Array, "*counters"],
     dtype: jnp.dtype,
-) -> tuple[Float[Array, " samples"], Float[Array, " samples"]]:
-    """Two uniforms in (0, 1) for each sample, of 23 bits in float32 and 32 in float64."""
-    words = threefry(key, sample_ids, jnp.full_like(sample_ids, counter))
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+    """Two uniforms in (0, 1) for each counter and sample, of 23 bits in float32 and 32 in float64.
+    Shapes are as for `normals`.
+    """
+    shape = np.broadcast_shapes(counters.shape, sample_ids.shape)
+    words = threefry(key, jnp.broadcast_to(sample_ids, shape), jnp.broadcast_to(counters, shape))
     drop = 0 if dtype == jnp.float64 else 9
     first, second = (
         ((word >> np.uint32(drop)).astype(dtype) + dtype.type(0.5)) * dtype.type(2.0 ** (drop - 32))

@@ -1,6 +1,7 @@
 from ._class_laws import (
     class_laws as class_laws,
     mean_reductions as mean_reductions,
+    reduction_laws as reduction_laws,
     until_reduced as until_reduced,
 )
 from ._ends import (
@@ -26,6 +27,7 @@ from ._op_law import (
     SCORE_RANGE as SCORE_RANGE,
     ClassLaw as ClassLaw,
     Single as Single,
+    Table as Table,
     look_up_one as look_up_one,
     table_score as table_score,
 )

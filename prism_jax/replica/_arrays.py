@@ -127,7 +127,8 @@ class Structure(eqx.Module):
     - `ranks`: how many pipeline ranks there is room for.
     - `num_ranks`, `num_replicas`: as in the program.
     - `strata`: how replica samples are divided.
-    - `reductions`, `last`: the kinds of law of gradient reductions, and of the tail.
+    - `reduced`: whether gradients are reduced at all.
+    - `last`: the kinds of law of the tail.
     """
 
     graph: Graph
@@ -138,5 +139,5 @@ class Structure(eqx.Module):
     num_ranks: UInt32[Array, ""]
     num_replicas: UInt32[Array, ""]
     strata: Strata
-    reductions: Mixed
+    reduced: bool = eqx.field(static=True)
     last: Mixed

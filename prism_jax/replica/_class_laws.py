@@ -120,13 +120,27 @@ def _with_factor(
     )
 
 
+def reduction_laws(plan: Plan) -> ClassLaw:
+    """The law of the gradient reduction of each sink, `(sinks, regimes)`; without a meaning where
+    there is none. GPUs make no difference to communication.
+    """
+    about, tables = plan.structure.classes, plan.tables
+    classes = plan.structure.sinks.reduction
+    direct = about.direct[classes]
+    kinds = jnp.where(direct >= 0, about.kind[direct], 0)[:, None]
+    sigma, kind = (tables.sigmas[kinds], None) if tables.residuals is None else (None, kinds)
+    # Of a class that is one kernel the first is zero, of others the second.
+    collapsed = Collapsed(*tables.moments[:, classes][..., 0])
+    return ClassLaw(collapsed, Single(tables.mean[classes], sigma, kind))
+
+
 def mean_reductions(plan: Plan) -> Float[Array, "sinks regimes"]:
     """How long after each sink its rank has reduced its gradients, if reductions take their mean
     latencies, in seconds.
     """
-    classes = plan.structure.sinks.reduction
-    means = plan.tables.moments[0, classes, :, 0] + plan.tables.mean[classes]
-    return until_reduced(plan.structure.sinks, jnp.where((classes >= 0)[:, None], means, 0))
+    sinks = plan.structure.sinks
+    means = plan.tables.moments[0, sinks.reduction, :, 0] + plan.tables.mean[sinks.reduction]
+    return until_reduced(sinks, jnp.where((sinks.reduction >= 0)[:, None], means, 0))
 
 
 def until_reduced(

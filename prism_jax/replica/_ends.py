@@ -239,7 +239,7 @@ def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samp
     places = factors.shape[1] - length + 1
     words = fold(key, Stream.MICROBATCHES)
     sets = counters(int(microbatch[-1]) // length + 1)
-    u = jax.vmap(lambda set_: uniforms(words, sampled.ids, set_[0], plan.dtype)[0])(sets)
+    u, _ = uniforms(words, sampled.ids, sets, plan.dtype)
     most = factors.shape[0] * places - 1
     drawn = jnp.minimum((u * (most + 1)).astype(jnp.int32), most)
     first = drawn // places * factors.shape[1] + drawn % places

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from ..maxplus import bucket
+from ..host import on_host
+from ..maxplus import cells, critical_ops
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
-from ._ends import Axes, by_strata, replica_ends
+from ._ends import Axes, by_strata, replica_latencies
 from ._plan import Plan
-from ._structure import graph_of
 
 
 _MOST_AXES = 256
@@ -30,10 +30,7 @@ _MOST_AXES = 256
 _SHIFTED = 0.5
 # The gradient is the mean over this many samples, or fewer if there are many axes.
 _PILOT_SAMPLES = 1024
-_PILOT_NUMBERS = 2**24
-# It is compiled for these many levels and lanes, which hold most graphs: fewer programs of its own
-# cost less than padding does in so few samples.
-_PILOT_ROOM = (4096, 16)
+_PILOT_NUMBERS = 2**20
 # Sobol points that are made at once, a power of two.
 _POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
@@ -60,22 +57,19 @@ class Lead(eqx.Module):
 
 def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance: bool) -> Lead:
     """Finds the leading axes by the mean gradient of a replica's end."""
-    counts, room = _counts(program), _room(program, plan)
-    starts = np.cumsum([0, *room])
-    there = np.concatenate([start + np.arange(n) for start, n in zip(starts, counts, strict=False)])
     gradient = _gradient(program, plan, key)
     # Axes of zero gradient are kept: the number of Sobol axes must not depend on values.
-    leading = there[np.argsort(-np.abs(gradient[there]), kind="stable")[: num_axes(program)]]
+    leading = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
     order = np.append(leading, np.full(_MOST_AXES - len(leading), -1)).astype(np.int32)
     share = _AIM / program.num_replicas
     shift = -statistics.NormalDist().inv_cdf(share) if importance else 0.0
-    place = np.full(starts[-1], _MOST_AXES)
-    place[leading] = np.arange(len(leading))
+    row = np.full(len(gradient), _MOST_AXES)
+    row[leading] = np.arange(len(leading))
     return Lead(
-        axes=_axes(plan, place, room),
+        axes=_axes(program, plan, row, _MOST_AXES),
         order=order,
         direction=_direction(gradient, order, plan),
-        shift=jnp.asarray(shift, plan.dtype),
+        shift=jax.device_put(np.asarray(shift, plan.dtype)),
     )
 
 
@@ -87,19 +81,53 @@ def turned(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> Lead:
     return replace(lead, direction=_direction(_gradient(program, plan, key), order, plan))
 
 
-def _gradient(program: Program, plan: Plan, key: PRNGKeyArray) -> np.ndarray:
-    """The mean gradient along all axes that there is room for."""
-    graph, room = graph_of(program, _PILOT_ROOM), _room(program, plan)
-    wide = eqx.tree_at(lambda plan: plan.structure.graph, plan, graph)
-    everything = _axes(wide, np.arange(sum(room)), room)
-    return np.asarray(_mean_gradient(wide, everything, sum(room), key_data(key)))
+def _gradient(program: Program, plan: Plan, key: PRNGKeyArray) -> Float[np.ndarray, " axes"]:
+    """The mean gradient of the end of a replica without stalls, along all axes: that of the latency
+    of each op, if it is on the critical path. By NumPy, because it takes seconds to compile.
+    """
+    number = sum(_counts(program))
+    work = number
+    if program.resolution == "kernel":
+        sequences = plan.structure.graph.sequences
+        assert sequences is not None
+        work = number * sequences.steps.shape[1] * sequences.members
+    samples = int(np.clip(_PILOT_NUMBERS // work, 16, _PILOT_SAMPLES))
+    words = key_data(key)
+    rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
+    scores = rng.standard_normal((number, samples)).astype(plan.dtype)
+    axes = _axes(program, plan, np.arange(number), number)
+    cell = cells(program.levels, plan.structure.graph.lanes.width)[:-1]
+    of_ops = plan, axes, cell, words
+    latencies, after = on_host(_latencies, *of_ops, scores)
+    after = np.asarray(after)[: program.sinks.number]
+    critical = critical_ops(program.levels, np.asarray(latencies), after)
+    slopes = on_host(_latencies_vjp, *of_ops, scores, critical.astype(plan.dtype))
+    return np.mean(np.asarray(slopes), axis=1)
+
+
+def _latencies(plan: Plan, axes: Axes, cell, key: KeyData, scores: Float[Array, "axes samples"]):
+    """The latencies of ops in their cells, and what follows the sinks, from scores of all axes."""
+    sampled = by_strata(plan, jnp.arange(scores.shape[1], dtype=jnp.uint32))
+    none = jnp.zeros_like(sampled.stalls)
+    latencies = replica_latencies(plan, replace(sampled, stalls=none, given=(axes, scores)), key)
+    rows = jax.tree.map(lambda row: row.reshape(-1)[cell], latencies.rows)
+    law = jax.tree.map(lambda table, row: table[row], latencies.tables, rows)
+    op = plan.structure.graph.lanes.ops.reshape(-1)[cell][:, None]
+    found = law.latency(op, jnp.zeros((), plan.dtype), latencies.common)
+    after = mean_reductions(plan)[:, sampled.regimes]
+    return jnp.broadcast_to(found, (len(cell), scores.shape[1])), after
+
+
+def _latencies_vjp(plan, axes, cell, key, scores, of_latencies):
+    _, vjp = jax.vjp(lambda scores: _latencies(plan, axes, cell, key, scores)[0], scores)
+    return vjp(of_latencies)[0]
 
 
 def _direction(gradient: np.ndarray, order: np.ndarray, plan: Plan) -> Float[Array, " axes"]:
     """The gradient along the leading axes, as a vector of unit length."""
     leading = np.where(order >= 0, gradient[order], 0)
     length = np.linalg.norm(leading)
-    return jnp.asarray(leading / (length if length > 0 else 1), plan.dtype)
+    return jax.device_put(np.asarray(leading / (length if length > 0 else 1), plan.dtype))
 
 
 def num_axes(program: Program) -> int:
@@ -113,41 +141,23 @@ def _counts(program: Program) -> tuple[int, int, int, int]:
     return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps
 
 
-def _room(program: Program, plan: Plan) -> tuple[int, int, int, int]:
-    """The number of axes that there is room for."""
-    ranks, microbatches = plan.structure.ranks, plan.structure.graph.num_microbatches
-    worker_steps = 0 if program.variability.worker_step is None else ranks
-    return bucket(program.num_ops, 4096, 4), ranks, microbatches, worker_steps
+def _axes(program: Program, plan: Plan, row: Int[np.ndarray, " axes"], rows: int) -> Axes:
+    """Axes from the row of scores that each op, rank, microbatch and rank in its step takes, of so
+    many rows.
+    """
+    parts = np.split(row, np.cumsum(_counts(program))[:-1])
 
+    def padded(part, number):
+        fill = np.full(number - len(part), rows)
+        return jax.device_put(np.append(part, fill).astype(np.int32))
 
-def _axes(plan: Plan, place: np.ndarray, room: tuple[int, int, int, int]) -> Axes:
-    """Axes from the row of scores that each op, rank, microbatch and rank in its step takes."""
-    ops, ranks, microbatches, worker_steps = np.split(place.astype(np.int32), np.cumsum(room)[:-1])
-    lanes = np.asarray(plan.structure.graph.lanes.ops)
-    none = np.int32(place.max() + 1)
+    ops, graph, ranks = np.append(parts[0], rows), plan.structure.graph, plan.structure.ranks
     return Axes(
-        ops=jnp.asarray(np.where(lanes >= 0, ops[lanes], none)),
-        ranks=jnp.asarray(ranks),
-        microbatches=jnp.asarray(microbatches),
-        worker_steps=jnp.asarray(worker_steps) if len(worker_steps) else None,
+        ops=jax.device_put(ops[np.asarray(graph.lanes.ops)].astype(np.int32)),
+        ranks=padded(parts[1], ranks),
+        microbatches=padded(parts[2], graph.num_microbatches),
+        worker_steps=padded(parts[3], ranks) if len(parts[3]) else None,
     )
-
-
-@eqx.filter_jit
-def _mean_gradient(plan: Plan, axes: Axes, number: int, key: KeyData) -> Float[Array, " axes"]:
-    """The mean gradient of the end of a replica without stalls, along all axes."""
-    samples = int(np.clip(_PILOT_NUMBERS // number, 16, _PILOT_SAMPLES))
-    ids = jnp.arange(samples, dtype=jnp.uint32)
-    sampled = by_strata(plan, ids)
-    sampled = replace(sampled, stalls=jnp.zeros_like(sampled.stalls))
-    reductions = mean_reductions(plan)[:, sampled.regimes]
-
-    def total(z):
-        ends = replica_ends(plan, replace(sampled, given=(axes, z)), key)
-        return jnp.sum(jnp.max(ends + reductions, axis=0))
-
-    z = normals(fold(key, Stream.LEAD), ids, counters(number), plan.dtype)
-    return jnp.mean(jax.grad(total)(z), axis=1)
 
 
 def shifted_scores(

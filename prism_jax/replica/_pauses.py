@@ -1,11 +1,12 @@
 """Where the stalls of a sample are, and how long they last."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from ..random import KeyData, Stream, fold, normals, uniforms
-from ._op_law import Pause, look_up
+from ..random import KeyData, Stream, counters, fold, normals, uniforms
+from ._op_law import Pauses, look_up
 from ._plan import Plan
 
 
@@ -14,18 +15,16 @@ def pauses_of(
     sample_ids: UInt32[Array, " samples"],
     number: Int[Array, " samples"],
     key: KeyData,
-) -> tuple[Pause, ...]:
-    """The stalls of samples with a given number of stalls."""
+) -> Pauses | None:
+    """The stalls of samples with a given number of stalls; `None` if no op may stall."""
     stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
     if stalls is None or kinds is None or plan.tables.stall_shares is None:
-        return ()
-    words, pauses = fold(key, Stream.STALLS), []
-    for j, entry in enumerate(stall_entries(plan, sample_ids, number, key)):
-        z = normals(words, sample_ids, jnp.uint32(2 * j + 1), plan.dtype)
-        where = jnp.where(entry >= 0, stalls.op[entry], -2)
-        seconds = look_up(plan.tables.stall_sizes, kinds[entry], z)
-        pauses.append(Pause(where[None, :], seconds[None, :]))
-    return tuple(pauses)
+        return None
+    entries = stall_entries(plan, sample_ids, number, key)
+    counter = np.uint32(2) * counters(stalls.most) + np.uint32(1)
+    z = normals(fold(key, Stream.STALLS), sample_ids, counter, plan.dtype)
+    op = jnp.where(entries >= 0, stalls.op[entries], -2)
+    return Pauses(op, look_up(plan.tables.stall_sizes, kinds[entries], z))
 
 
 def stall_entries(
@@ -33,19 +32,16 @@ def stall_entries(
     sample_ids: UInt32[Array, " samples"],
     number: Int[Array, " samples"],
     key: KeyData,
-) -> list[Int[Array, " samples"]]:
+) -> Int[Array, "stalls samples"]:
     """The entry of `Stalls` that each of so many stalls of a sample is, or -1 for none."""
     assert plan.structure.graph.stalls is not None
     assert plan.tables.stall_shares is not None
-    words = fold(key, Stream.STALLS)
     # An entry that cannot stall has no share, and is never drawn.
     shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
-    last, entries = len(shares) - 1, []
-    for j in range(plan.structure.graph.stalls.most):
-        u, _ = uniforms(words, sample_ids, 2 * j, plan.dtype)
-        entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, last)
-        entries.append(jnp.where(number > j, entry, -1))
-    return entries
+    stall = counters(plan.structure.graph.stalls.most)
+    u, _ = uniforms(fold(key, Stream.STALLS), sample_ids, np.uint32(2) * stall, plan.dtype)
+    entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, len(shares) - 1)
+    return jnp.where(number[None, :] > stall.astype(jnp.int32), entry, -1)
 
 
 def poisson_stalls(

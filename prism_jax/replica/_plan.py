@@ -20,17 +20,13 @@ from ..program import (
     Unevenness,
     Variability,
     all_laws,
-    class_moments,
-    fullest,
-    gpu_factors,
-    kernel_cumulants,
+    block_laws,
+    kernels_of,
     relative_cumulants,
-    segment_skewness,
-    unit_of,
 )
 from ._arrays import Classes, Structure
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._structure import all_kinds, kernels_of, ranks_of, structure_of
+from ._structure import all_kinds, ranks_of, structure_of
 
 
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
@@ -60,7 +56,8 @@ class Tables(eqx.Module):
     - `laws`: of each of `all_laws`, its mean, and its relative variance and third central moment,
         to be checked.
     - `moments`: mean, standard deviation and skewness of each class, by regime of the network and
-        factor of the slowest GPU, in seconds.
+        factor of the slowest GPU, in seconds; zero for a class that is one kernel with a law of its
+        own.
     - `shared`: by how much a rank's other GPUs, given the slowest, make all its ops of a class
         vary together: a standard deviation in seconds. `None` where GPUs are equal.
     - `communication`: the same of its communication alone, where compute has factors of its own in
@@ -169,62 +166,55 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     variability, mean = parameters.variability, parameters.mean
     dtype = mean.dtype
     laws = [variability.residual[kind] for kind in sorted(variability.residual)]
-    unit = unit_of(mean)
     shapes = relative_cumulants(laws, dtype)
-    cumulants = kernel_cumulants(mean / unit, shapes[:, classes.kind])
+    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
+    found = block_laws(
+        classes.collapse,
+        variability,
+        mean,
+        shapes[:, classes.kind],
+        classes.on_network,
+        classes.members,
+        scores,
+        classes.direct,
+        parameters.loading,
+        classes.loads,
+        parameters.unevenness,
+    )
     # These are only checked.
     others = jax.lax.stop_gradient(list(all_laws(variability).values())[len(laws) :])
     if others:
         shapes = jnp.concatenate([shapes, relative_cumulants(others, dtype)], axis=1)
-    regimes = jnp.ones((1,), dtype)
-    network, probabilities = jnp.ones((len(mean), 1), dtype), jnp.ones((1,), dtype)
-    if variability.network is not None:
-        regimes = variability.network.factors().astype(dtype)
-        network = jnp.where(classes.on_network[:, None], regimes[None, :], 1)
-        probabilities = variability.network.probabilities().astype(dtype)
     direct = classes.direct
-    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
-    groups, slowest = gpu_factors(variability.rank, classes.members, scores)
+    single = (direct >= 0)[:, None]
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
     rates = _rates(stalls, classes)
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None
-    apart = variability.worker_step is not None
-    by_data = variability.microbatch is not None
-    unevenness = parameters.unevenness
-    load = (
-        classes.loads
-        and unevenness
-        and fullest(classes.loads, unevenness, _gpu_spread(variability.rank, dtype))
-    )
-    moments, shared, communication = class_moments(
-        classes.collapse, cumulants, network, groups, load, apart=apart or by_data
-    )
-    seconds = jnp.stack([unit, unit, jnp.ones_like(unit)])[:, None, None]
     return Tables(
         laws=jax.lax.stop_gradient(shapes),
-        moments=moments * seconds[..., None],
-        shared=shared * unit if differ else None,
-        communication=communication * seconds if apart and communication is not None else None,
-        skewness=segment_skewness(classes.collapse, cumulants),
-        nodes=groups.slowest[0],
-        tail_nodes=groups.slowest[1],
-        mean=jnp.where((direct >= 0)[:, None], mean[direct][:, None] * network[direct], 0),
+        moments=jnp.where(single[..., None], 0, found.moments),
+        shared=found.shared if differ else None,
+        communication=None if variability.worker_step is None else found.communication,
+        skewness=found.skewness,
+        nodes=found.nodes[0],
+        tail_nodes=found.nodes[1],
+        mean=jnp.where(single, mean[direct][:, None] * found.on_network[direct], 0),
         kernel_mean=mean,
-        regimes=regimes,
+        regimes=found.regimes,
         sigmas=jnp.stack([_sigma(law, dtype) for law in laws]),
         residuals=jnp.stack([_relative(law, dtype) for law in laws]) if classes.tables else None,
         gpu=_optional(variability.rank, dtype) if classes.apart else None,
-        slowest=slowest[0] if differ else None,
-        tail_slowest=slowest[1] if differ else None,
+        slowest=found.at_scores[0] if differ else None,
+        tail_slowest=found.at_scores[1] if differ else None,
         worker_step=_optional(variability.worker_step, dtype),
         microbatch=_of_microbatches(variability.microbatch, dtype),
-        loading=_loadings(parameters.loading, direct, moments, communication) if by_data else None,
+        loading=found.loading,
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
         stall_counts=_counts(rates, classes, dtype),
-        network=probabilities,
+        network=found.probabilities,
         latency_factor=parameters.latency_factor,
         spread_factor=parameters.spread_factor,
         gpu_factor=parameters.gpu_factor,
@@ -285,27 +275,6 @@ def _of_microbatches(law: AbstractLatency | Sets | None, dtype):
     if isinstance(law, Sets):
         return (law.factors / law.mean()).astype(dtype)
     return _optional(law, dtype)
-
-
-def _loadings(loading, direct, moments, communication) -> Float[Array, "classes regimes"]:
-    """The loading of each class on the factor of a microbatch. Of a block, it is the share of
-    compute in the mean, to first order in the factor: where a collective decides, compute beside it
-    does not count. The slowest GPU hardly changes it, so it is that of the middle node.
-    """
-    whole = moments[0, :, :, moments.shape[-1] // 2]
-    share = 1 - communication[0] / jnp.where(whole > 0, whole, 1)
-    single = 1 if loading is None else loading[direct][:, None]
-    return jnp.where(direct[:, None] >= 0, single, share)
-
-
-def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
-    """The standard deviation of a GPU's factor over its mean."""
-    if law is None:
-        return jnp.zeros((), dtype)
-    variance = law.variance()
-    varies = variance > 0  # The square root of zero has no derivative.
-    std = jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 0)
-    return (std / law.mean()).astype(dtype)
 
 
 def _optional(law: AbstractLatency | None, dtype) -> Table | None:

@@ -2,11 +2,11 @@
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Int, Shaped
 
 from ..latency import log_sigma
 from ..maxplus import bucket, in_lanes, to_lanes
-from ..program import KINDS, Collapse, Overlaps, Program, Sets, Sides
+from ..program import KINDS, Program, Sets, collapse_of, kernels_of
 from ._arrays import Classes, Graph, Mixed, Sinks, Stalls, Structure
 from ._sequences import sequences_of
 from ._strata import strata_of
@@ -15,7 +15,6 @@ from ._strata import strata_of
 def structure_of(program: Program) -> Structure:
     """The structure of a program."""
     direct, tail = program.blocks.direct.value, np.array([program.tail])
-    reduced = bool((program.sinks.reduction.value >= 0).any())
     return Structure(
         graph=graph_of(program),
         classes=_classes(program),
@@ -25,8 +24,7 @@ def structure_of(program: Program) -> Structure:
         num_ranks=jax.device_put(np.uint32(program.num_ranks)),
         num_replicas=jax.device_put(np.uint32(program.num_replicas)),
         strata=strata_of(program),
-        # Both, so that what follows the ops does not tell layouts apart; there are few.
-        reductions=Mixed(collapsed=reduced, single=reduced),
+        reduced=bool((program.sinks.reduction.value >= 0).any()),
         last=_mixed(direct[tail[tail >= 0]]),
     )
 
@@ -87,7 +85,7 @@ def _classes(program: Program) -> Classes:
         compute=_padded(blocks.compute.value, number, False),
         kind=_kinds(program),
         on_network=_padded(table.on_network.value, kernels_of(program), False),
-        collapse=_collapse(program),
+        collapse=collapse_of(program),
         members=jax.device_put(np.array([program.group_size, program.world_size], dtype)),
         loads=program.loads and program.loads.laws(dtype),
         stall_kind=_padded(kind, room, int(kind[-1])) if stalls else None,
@@ -101,11 +99,6 @@ def _classes(program: Program) -> Classes:
 
 def _most_stalls(program: Program) -> int:
     return max(stratum.stalls for stratum in program.strata)
-
-
-def kernels_of(program: Program) -> int:
-    """How many kernels there is room for."""
-    return bucket(len(program.latencies.kind.value), 64)
 
 
 def ranks_of(program: Program) -> int:
@@ -131,41 +124,6 @@ def _needs_tables(program: Program) -> bool:
 
 def _mixed(direct: np.ndarray) -> Mixed:
     return Mixed(collapsed=bool((direct < 0).any()), single=bool((direct >= 0).any()))
-
-
-def _collapse(program: Program) -> Collapse:
-    blocks, dtype = program.blocks, program.latencies.mean.dtype
-    members = blocks.members.value
-    num_segments = bucket(len(members), 32)
-    num_kernels, num_classes = kernels_of(program), bucket(len(blocks.direct.value), 16)
-    return Collapse(
-        segments=_matrix(blocks.segments.value, (num_segments, num_kernels), dtype),
-        class_segments=_matrix(blocks.class_segments.value, (num_classes, num_segments), dtype),
-        class_collectives=_matrix(
-            blocks.class_collectives.value, (num_classes, num_kernels), dtype
-        ),
-        members=_padded(members.astype(dtype), num_segments),
-        # A group as large as the world is the world.
-        group=_padded((members > program.group_size).astype(np.int32), num_segments),
-        overlaps=_overlaps(program, blocks.branches, num_segments),
-        around=_overlaps(program, blocks.around, num_classes),
-        loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
-    )
-
-
-def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None:
-    dtype = program.latencies.mean.dtype
-    number, rows, _ = sides.communication.value.shape
-    if not number:
-        return None
-    room, num_classes = bucket(number, 8), bucket(len(program.blocks.direct.value), 16)
-    kernels = (room, rows, kernels_of(program))
-    return Overlaps(
-        compute=_matrix(sides.compute.value, (room, num_inner), dtype),
-        communication=_matrix(sides.communication.value, kernels, dtype),
-        slowdowns=_matrix(sides.slowdowns.value, (room, 2), dtype),
-        classes=_matrix(sides.classes.value, (num_classes, room), dtype),
-    )
 
 
 def _stalls(program: Program) -> Stalls | None:
@@ -196,9 +154,3 @@ def all_kinds(program: Program) -> tuple[str, ...]:
 def _padded(array: np.ndarray, number: int, fill: int = 0) -> Shaped[Array, " number"]:
     array = array.astype(np.int32) if array.dtype == np.int64 else array
     return jax.device_put(np.append(array, np.full(number - len(array), fill, array.dtype)))
-
-
-def _matrix(array: np.ndarray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
-    whole = np.zeros(shape, dtype)
-    whole[tuple(map(slice, array.shape))] = array
-    return jax.device_put(whole)

@@ -61,6 +61,7 @@ class Batch:
         return jax.tree.map(lambda x: _collect(x, self.count, self.size)[:number], self.arrays)
 
 
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 # A loop over small arrays gains from the widest vectors that there are.
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
 
@@ -112,7 +113,9 @@ def tiles(
             ids = np.arange(start, start + count, dtype=np.uint32)
             slices = [_tiled(x, size, room, devices) for x in (ids, *inputs(start, count))]
             turns = np.int32(-(-count // (size * devices)))
-            arrays = call(turns, slices[0], slices[1:])
+            # JAX sets it within derivatives, and would compile the same anew without it.
+            with jax.sharding.use_abstract_mesh(_NO_MESH):
+                arrays = call(turns, slices[0], slices[1:])
             in_hand.append(Batch(start, count, arrays, size))
             # The devices have the next batch in hand before the host waits for the last one.
             if len(in_hand) > 1:
@@ -219,6 +222,7 @@ def _run(wide: bool, function, static, arrays, turns, ids, inputs):
         if wide:
             return jax.vmap(lambda *tile: function(shared, *tile))(ids, *inputs)
 
+        @ft.partial(jax.jit, inline=True)  # Traced once for its shapes and for the loop.
         def one(turn):
             at_turn = [lax.dynamic_index_in_dim(x, turn, keepdims=False) for x in (ids, *inputs)]
             return function(shared, *at_turn)

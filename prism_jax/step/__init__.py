@@ -26,9 +26,9 @@ from ._selection import (
 )
 from ._step import (
     Over as Over,
-    barriers as barriers,
-    compose_steps as compose_steps,
-    last_draws as last_draws,
+    StepParts as StepParts,
     last_spreads as last_spreads,
-    steps_of as steps_of,
+    last_tables as last_tables,
+    step_parts as step_parts,
+    times_or_chances as times_or_chances,
 )

@@ -1,7 +1,5 @@
 """Composes steps from replicas: gradient reduction, the barrier of all ranks, and the tail."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,23 +14,47 @@ from ..replica import (
     SCORE_RANGE,
     ClassLaw,
     Plan,
+    Table,
+    Tables,
     class_laws,
     look_up_one,
+    reduction_laws,
     table_score,
     until_reduced,
 )
 
 
-def compose_steps(
+class StepParts(eqx.Module):
+    """What steps consist of: each takes `factor * (barrier + tail)`, in seconds.
+
+    **Attributes:**
+
+    - `barrier`: when all pipeline ranks have reduced their gradients.
+    - `factor`: of the step.
+    - `tail`: what follows the barrier.
+    - `tail_law`: the law of the tail, given its slowest GPU; `None` if there is none.
+    """
+
+    barrier: Float[Array, " steps"]
+    factor: Float[Array, " steps"]
+    tail: Float[Array, " steps"]
+    tail_law: ClassLaw | None
+
+    def times(self) -> Float[Array, " steps"]:
+        """Step times in seconds."""
+        return self.factor * (self.barrier + self.tail)
+
+
+def step_parts(
     plan: Plan,
-    ends: Float[Array, "sinks samples"],
-    step_ids: UInt32[Array, " samples"],
+    ends: Float[Array, "sinks steps"],
+    step_ids: UInt32[Array, " steps"],
     key: KeyData,
-    regimes: Int[Array, " samples"],
-) -> Float[Array, " samples"]:
-    """Step times from the ends of each step's decisive replica: `G * (max_s(E_s + RS_s) + tail)`,
-    where `G` is the factor of the step, `RS_s` are the gradient reductions that the pipeline rank
-    still has to do from sink `s` on, and the tail follows the barrier of all ranks.
+    regimes: Int[Array, " steps"],
+) -> tuple[Float[Array, "sinks steps"], StepParts]:
+    """Composes steps from the ends of each step's decisive replica: `G * (max_s(E_s + RS_s) +
+    tail)`, where `G` is the factor of the step, `RS_s` are the gradient reductions that the
+    pipeline rank still has to do from sink `s` on, and the tail follows the barrier of all ranks.
 
     **Arguments:**
 
@@ -42,15 +64,36 @@ def compose_steps(
 
     **Returns:**
 
-    Step times in seconds. Differentiable in `ends` and the plan.
+    When the rank of each sink has reduced its gradients, if the sink decides, and the parts of the
+    steps. Differentiable in `ends` and the plan.
 
     !!! note
 
         The slowest GPU of the tail is drawn independently, although it is one of the replicas'
         GPUs. The tail is too short for this to matter.
     """
-    barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
-    return _factor(plan, z["step"]) * (barrier + _seconds(plan, tail, z["tail"]))
+    sinks, number = plan.structure.sinks, plan.structure.sinks.number
+    room = len(sinks.first)
+    # Counted by the sinks that there are, so that numbers do not depend on padding.
+    counter = jnp.arange(room, dtype=jnp.uint32)
+    counter = jnp.concatenate([counter, number + jnp.arange(3, dtype=jnp.uint32)])[:, None]
+    z = normals(fold(key, Stream.STEPS), step_ids, counter, plan.dtype)
+    ready = ends
+    if plan.structure.reduced:
+        there = (sinks.reduction >= 0)[:, None]
+        reductions = jnp.where(there, _reductions(plan, z[:room], regimes), 0)
+        ready = ends + until_reduced(sinks, reductions)
+    factor, tail = jnp.ones_like(z[0]), jnp.zeros_like(z[0])
+    if plan.tables.step is not None:
+        factor = look_up_one(plan.tables.step, z[room])
+    slowest = jnp.ones((1, len(z[0])), z.dtype)
+    if plan.tables.tail_slowest is not None:
+        slowest = look_up_one(plan.tables.tail_slowest, z[room + 1])[None, :]
+    law = _tail(plan, slowest, regimes)
+    if law is not None:
+        tail = law.latency(z[room + 2][None, :], plan.tables.residuals)[0]
+        law = jax.tree.map(lambda x: jnp.broadcast_to(x[0], tail.shape), law)
+    return ready, StepParts(jnp.max(ready, axis=0), factor, tail, law)
 
 
 class Over(eqx.Module):
@@ -64,31 +107,44 @@ class Over(eqx.Module):
         vary.
     """
 
-    threshold: Float[Array, "*steps"]
+    threshold: Float[Array, "*steps"] | Float[np.ndarray, "*steps"]
     last: str = eqx.field(static=True)
 
 
-def steps_of(
-    plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any, over: Over | None
+class LastTables(eqx.Module):
+    """The tables of the last draws: of the factor of the step, and of laws without a closed form.
+    `None` for none.
+    """
+
+    step: Table | None
+    residuals: Float[Array, "kinds scores"] | None
+
+
+def last_tables(tables: Tables) -> LastTables:
+    """Those of a plan."""
+    return LastTables(tables.step, tables.residuals)
+
+
+def times_or_chances(
+    tables: LastTables, parts: StepParts, over: Over | None
 ) -> Float[Array, " steps"]:
-    """The result of `compose_steps` or, with `over`, a probability for each step: conditional Monte
-    Carlo (Fu, Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009).
-    The probability is the conditional mean of an indicator function but, unlike this, has a
-    derivative.
+    """The times of steps or, with `over`, a probability for each: conditional Monte Carlo (Fu, Hong
+    and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). The probability
+    is the conditional mean of an indicator function but, unlike this, has a derivative.
     """
     if over is None:
-        return compose_steps(plan, ends, step_ids, key, regimes)
-    barrier, z, tail = _before_last(plan, ends, step_ids, key, regimes)
+        return parts.times()
+    threshold = jnp.asarray(over.threshold)
     if over.last == "step":
-        assert plan.tables.step is not None
-        whole = barrier + _seconds(plan, tail, z["tail"])
+        assert tables.step is not None
+        whole = parts.barrier + parts.tail
         # Samples that only fill up a tile end at zero.
-        whole = jnp.where(whole > 0, whole, over.threshold)
-        score = table_score(plan.tables.step, over.threshold / whole)
+        whole = jnp.where(whole > 0, whole, threshold)
+        score = table_score(tables.step, threshold / whole)
     else:
-        assert tail is not None
-        left = over.threshold / _factor(plan, z["step"]) - barrier
-        score = tail.score(left[None, :], plan.tables.residuals)[0]
+        assert parts.tail_law is not None
+        left = threshold / parts.factor - parts.barrier
+        score = parts.tail_law.score(left, tables.residuals)
     # Beyond the table nothing is known but that it hardly ever happens.
     return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 
@@ -120,79 +176,10 @@ def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw |
     return class_laws(plan, classes, structure.last, slowest, plan.tables.tail_nodes, regimes)
 
 
-def _before_last(plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any):
-    """When all ranks have met, the scores of the step factor and the tail, and the tail's law."""
-    z, last = _scores(plan, step_ids, key)
-    finished = _finished(plan, ends, z, regimes)
-    slowest = jnp.ones((1, ends.shape[1]), ends.dtype)
-    if plan.tables.tail_slowest is not None:
-        slowest = look_up_one(plan.tables.tail_slowest, last["slowest"])[None, :]
-    return jnp.max(finished, axis=0), last, _tail(plan, slowest, regimes)
-
-
-def _scores(plan: Plan, step_ids, key):
-    """Scores of the reductions, `(sinks, samples)`, and of the last draws, `(samples,)` each."""
-    sinks, number = len(plan.structure.sinks.first), plan.structure.sinks.number
-    # Counted by the sinks that there are, so that numbers do not depend on padding.
-    counter = jnp.arange(sinks, dtype=jnp.uint32)
-    counter = jnp.concatenate([counter, number + jnp.arange(3, dtype=jnp.uint32)])[:, None]
-    z = normals(fold(key, Stream.STEPS), step_ids, counter, plan.dtype)
-    return z[:sinks], {"step": z[sinks], "slowest": z[sinks + 1], "tail": z[sinks + 2]}
-
-
-def _finished(plan: Plan, ends, z, regimes) -> Float[Array, "sinks samples"]:
-    """When the rank of each sink has reduced its gradients, if this sink decides."""
-    mixed = plan.structure.reductions
-    if not (mixed.collapsed or mixed.single):
-        return ends
-    sinks = plan.structure.sinks
-    there = (sinks.reduction >= 0)[:, None]
-    return ends + until_reduced(sinks, jnp.where(there, _reductions(plan, z, regimes), 0))
-
-
-def barriers(
-    plan: Plan, ends: Any, step_ids: Any, key: Any, regimes: Any
-) -> tuple[Float[Array, "sinks samples"], Float[Array, " samples"]]:
-    """When the rank of each sink has reduced its gradients, if this sink decides, and the factor of
-    the step. See `compose_steps`.
-    """
-    z, last = _scores(plan, step_ids, key)
-    return _finished(plan, ends, z, regimes), _factor(plan, last["step"])
-
-
-def _factor(plan: Plan, score: Float[Array, " samples"]) -> Float[Array, " samples"]:
-    """The factor of each step."""
-    step = plan.tables.step
-    return jnp.ones_like(score) if step is None else look_up_one(step, score)
-
-
-def _seconds(
-    plan: Plan, tail: ClassLaw | None, score: Float[Array, " samples"]
-) -> Float[Array, " samples"]:
-    """The tail of each step, before the factor of the step."""
-    if tail is None:
-        return jnp.zeros_like(score)
-    return tail.latency(score[None, :], plan.tables.residuals)[0]
-
-
-def last_draws(plan: Plan, step_ids: Any, key: Any, regimes: Any) -> Float[Array, "2 samples"]:
-    """The factor of each step and, with it, the step's tail, in seconds. See `compose_steps`."""
-    sinks = len(plan.structure.sinks.first)
-    ends = jnp.zeros((sinks, step_ids.shape[0]), plan.dtype)
-    _, z, tail = _before_last(plan, ends, step_ids, key, regimes)
-    factor = _factor(plan, z["step"])
-    return jnp.stack([factor, factor * _seconds(plan, tail, z["tail"])])
-
-
 def _reductions(
-    plan: Plan, z: Float[Array, "sinks samples"], regimes: Int[Array, " samples"]
-) -> Float[Array, "sinks samples"]:
-    structure, classes = plan.structure, plan.structure.sinks.reduction
-    number = plan.tables.mean.shape[1]
-    ones = jnp.ones((z.shape[0], number), z.dtype)
-    of_regimes = jnp.arange(number, dtype=jnp.int32)
-    nodes = plan.tables.nodes
-    laws = class_laws(plan, classes, structure.reductions, ones, nodes, of_regimes)
+    plan: Plan, z: Float[Array, "sinks steps"], regimes: Int[Array, " steps"]
+) -> Float[Array, "sinks steps"]:
+    """How long the reduction of each sink takes."""
 
     def one(row):
         law, score = row
@@ -201,4 +188,4 @@ def _reductions(
 
     # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
     # number of devices.
-    return lax.map(one, (laws, z))
+    return lax.map(one, (reduction_laws(plan), z))

@@ -1,0 +1,146 @@
+"""Every replica of every step, one after the other: no tiles, no weights, nothing compiled.
+
+Whatever is faster must be equal to this in law. To understand the engine, begin here.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ..host import on_host
+from ..latency import cube_normal, score_of_maximum, widen
+from ..maxplus import op_ends
+from ..program import BlockLaws, Program, Sets, block_laws_of
+
+
+def reference_steps(
+    program: Program, num_steps: int, seed: int, *, same_gpus: bool = False
+) -> Float[np.ndarray, " steps"]:
+    """The times of steps in seconds, for `resolution="block"`. With `same_gpus`, all steps run on
+    the same GPUs.
+    """
+    rng, laws, sinks = np.random.default_rng(seed), on_host(block_laws_of, program), program.sinks
+    regime = rng.choice(len(laws.probabilities), num_steps, p=np.asarray(laws.probabilities))
+    ends = np.zeros((sinks.number, num_steps))
+    for _ in range(program.num_replicas):
+        ends = np.maximum(ends, _sinks(program, laws, regime, rng, same_gpus))
+    # The reductions of a rank run one after the other, while its last backwards run.
+    after, left = np.zeros_like(ends), np.zeros(num_steps)
+    for sink in reversed(range(sinks.number)):
+        left, reduction = left * (sink not in sinks.last), sinks.reduction.value[sink]
+        if reduction >= 0:
+            left = left + _seconds(
+                program, laws, reduction, regime, rng.normal(size=(1, num_steps))
+            )
+        after[sink] = left
+    first = np.searchsorted(sinks.rank.value, sinks.rank.value)
+    steps = (ends + after + sinks.contention * (after[first] - after)).max(axis=0)
+    if program.tail >= 0:
+        slowest, others, z = rng.normal(size=(3, num_steps))
+        slowest = _factors(program.variability.rank, slowest, program.world_size)
+        shared, z = (slowest, 1.0, others), z[None]
+        steps += _seconds(program, laws, program.tail, regime, z, *shared, in_tail=True)[0]
+    return steps * _factors(program.variability.step, rng.normal(size=num_steps))
+
+
+def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndarray:
+    """When the sinks of one replica end, `(sinks, steps)`."""
+    laws_of, ops, groups = program.variability, program.ops, program.adjustment
+    shape = program.num_ranks, len(regime)
+    gpus = rng.normal(size=(2, shape[0], 1 if same_gpus else shape[1])) * np.ones(shape)
+    slowest, others = _factors(laws_of.rank, gpus[0], program.group_size), gpus[1]
+    if groups is not None:
+        slowest = 1 + np.asarray(groups.gpu)[:, None] * (slowest - 1)
+    worker = _factors(laws_of.worker_step, rng.normal(size=shape))
+    data = _factors_of_data(laws_of.microbatch, rng, program.num_microbatches, shape[1])
+    seconds = np.zeros((program.num_ops, shape[1]))
+    for row, c in enumerate(program.rows.class_.value):
+        mine, rank, spread = ops.row.value == row, program.rows.rank.value[row], 1.0
+        if groups is not None:
+            spread = np.asarray(groups.spread)[groups.group.value[mine], None]
+        z, shared = (
+            rng.normal(size=(mine.sum(), shape[1])),
+            (slowest[rank], worker[rank], others[rank]),
+        )
+        seconds[mine] = _seconds(program, laws, c, regime, z, *shared, spread)
+        if program.blocks.compute.value[c] and laws.loading is not None:
+            factor, loading = data[ops.microbatch.value[mine]], np.asarray(laws.loading)[c, regime]
+            seconds[mine] *= np.maximum(factor + (loading - 1) * (factor - 1), 0)
+    if groups is not None:
+        seconds *= np.asarray(groups.latency)[groups.group.value, None]
+    kinds = sorted(laws_of.stalls)
+    stalls = program.stall_ops.value, program.stall_kinds.value, program.stall_counts.value
+    for op, kind, calls in zip(*stalls, strict=True):
+        stall = laws_of.stalls[kinds[kind]]
+        step = np.repeat(np.arange(shape[1]), rng.poisson(float(stall.rate) * calls, shape[1]))
+        sizes = _factors(stall.size, rng.normal(size=len(step))) * float(stall.size.mean())
+        np.add.at(seconds[op], step, sizes)
+    return op_ends(program.levels, seconds)[0][program.levels.sink_ops.value].max(axis=1)
+
+
+def _seconds(
+    program: Program,
+    laws: BlockLaws,
+    c,
+    regime,
+    z,
+    slowest: Any = 1.0,
+    worker: Any = 1.0,
+    others: Any = 0.0,
+    spread: Any = 1.0,
+    *,
+    in_tail: bool = False,
+) -> np.ndarray:
+    """The latencies of ops of class `c` at their scores, `(ops, steps)`, given the factors of the
+    slowest GPU and of the worker, the score of the other GPUs, and a factor on their own spread.
+    """
+    kernel, compute = program.blocks.direct.value[c], program.blocks.compute.value[c]
+    slowest, worker = (x * np.ones(len(regime)) if compute else 1.0 for x in (slowest, worker))
+    if kernel >= 0:
+        kind = program.latencies.kinds[program.latencies.kind.value[kernel]]
+        mean = float(program.latencies.mean[kernel]) * np.asarray(laws.on_network)[kernel, regime]
+        return (
+            mean * slowest * worker * _factors(program.variability.residual.get(kind), z, 1, spread)
+        )
+    tables = np.concatenate([np.asarray(laws.moments)[:, c], np.asarray(laws.shared)[None, c]])
+    at, nodes = slowest * np.ones(len(regime)), np.asarray(laws.nodes)[int(in_tail)]
+    of_regimes = [[np.interp(at, nodes, row) for row in table] for table in tables]
+    mean, std, skewness, shared = np.array(of_regimes)[:, regime, np.arange(len(regime))]
+    if in_tail:  # No other op runs on its GPUs.
+        std = np.hypot(std, shared)
+    else:
+        mean = mean + others * shared
+    if laws.communication is not None:  # The cumulants of compute and communication add up.
+        apart, own, skewed = np.asarray(laws.communication)[:, c, regime]
+        mean, third = apart + worker * (mean - apart), skewed * own**3
+        third = third + worker**3 * (skewness * std**3 - third)
+        std = np.sqrt(np.maximum(own**2 + worker**2 * (std**2 - own**2), 0))
+        skewness = third / np.maximum(std, 1e-99) ** 3
+    return np.maximum(mean + spread * std * np.asarray(on_host(cube_normal, z, skewness[None])), 0)
+
+
+def _factors_of_data(law, rng, number: int, steps: int) -> np.ndarray:
+    """The factor of each microbatch's data, and at last one for ops without a microbatch."""
+    drawn = np.zeros((number, steps))
+    if not isinstance(law, Sets):
+        return np.concatenate([_factors(law, rng.normal(size=drawn.shape)), np.ones((1, steps))])
+    factors = np.asarray(law.factors) / float(law.mean())
+    for first in range(0, number, law.length):
+        stretch = rng.integers(len(factors), size=steps)
+        start = rng.integers(factors.shape[1] - law.length + 1, size=steps)
+        for i in range(first, min(first + law.length, number)):
+            drawn[i] = factors[stretch, start + i - first]
+    return np.concatenate([drawn, np.ones((1, steps))])
+
+
+def _factors(law, z: np.ndarray, number: int = 1, spread: float | np.ndarray = 1.0) -> np.ndarray:
+    """The slowest of a number of draws of a law, relative to its mean, at scores."""
+    if law is None:
+        return np.ones(z.shape)
+    z = z if number == 1 else np.asarray(on_host(score_of_maximum, z, np.float64(number)))
+    return np.asarray(on_host(_relative, law, z, spread * np.ones(z.shape)))
+
+
+def _relative(law, z, spread):
+    return widen(law, spread).from_normal(z) / law.mean()
