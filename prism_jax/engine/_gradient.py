@@ -138,7 +138,7 @@ def _through_steps(
     slopes = np.stack([one.slope[mine] for one in every])[figure, needed]
     samples = np.concatenate([_samples(one, k)[needed[figure == f]] for f, one in enumerate(every)])
     regimes = every[0].composed.stretches[k].decision.deal.regimes(0, mine.stop - mine.start)
-    packed = _packed(figure, len(every), tile_size(len(needed)))
+    packed = _packed(figure, len(every))
 
     def inputs(first, count):
         some = packed.entries[first : first + count]
@@ -229,7 +229,7 @@ def _through_replicas(run: Run, stretch: Stretch, of_ends: np.ndarray, sums: Tab
     draws, kept = stretch.draws, stretch.decision.kept
     figure, needed, sink = np.nonzero(of_ends)
     points = sobol_points(run, draws)
-    packed = _packed(figure, len(of_ends), tile_size(len(needed)))
+    packed = _packed(figure, len(of_ends))
 
     def inputs(first, count):
         some = packed.entries[first : first + count]
@@ -271,9 +271,9 @@ class _Packed(NamedTuple):
         jax.tree.map(add, sums, of_tiles)
 
 
-def _packed(figure: np.ndarray, figures: int, size: int) -> _Packed:
+def _packed(figure: np.ndarray, figures: int) -> _Packed:
     """See `_Packed`; `figure` is that of each entry, ascending."""
-    number = np.bincount(figure, minlength=figures)
+    number, size = np.bincount(figure, minlength=figures), tile_size(len(figure) // figures)
     in_tiles = -(-number // size)
     of_tile = np.repeat(np.arange(figures), in_tiles)
     start = size * (np.cumsum(in_tiles) - in_tiles) - (np.cumsum(number) - number)

@@ -1,5 +1,6 @@
 """Evaluates a JAX function by NumPy: on small arrays, to compile takes far longer than to run."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from ._operations import OPERATIONS, wide
 
 
-_MOST_TRACES = 256
+_MOST_TRACES, _MOST_CALLS = 256, 4096
 _traces: dict[Any, tuple[ClosedJaxpr, Any]] = {}
+_calls: dict[tuple[int, bytes], tuple[ClosedJaxpr, list[Any]]] = {}
 
 
 def on_host(function: Callable[..., Any], *args: Any) -> Any:
@@ -104,6 +106,21 @@ def _called(function: Any, args: list[Any]) -> list[Any]:
     return _evaluate(function, [], args)
 
 
+def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
+    """The same, remembered: programs that differ in one law have most of their segments in common,
+    and each is an iteration of a loop over them.
+    """
+    about = hashlib.blake2b(digest_size=16)
+    for x in args:
+        about.update(np.ascontiguousarray(x))
+    key = id(function), about.digest()
+    if key not in _calls:
+        if len(_calls) >= _MOST_CALLS:
+            _calls.clear()
+        _calls[key] = function, _called(function, args)  # Kept, so that its number stays its own.
+    return _calls[key][1]
+
+
 # Equations that call a function of their own: under which name they have it.
 _NESTED = {
     "jit": "jaxpr",
@@ -119,8 +136,9 @@ def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
     slices = args[num_consts + num_carry :]
     length = params["length"]
     each: list[Any] = [None] * length
+    call = _called if num_carry else _called_once
     for i in reversed(range(length)) if params["reverse"] else range(length):
-        found = _called(params["jaxpr"], [*consts, *carry, *(x[i] for x in slices)])
+        found = call(params["jaxpr"], [*consts, *carry, *(x[i] for x in slices)])
         carry, each[i] = found[:num_carry], found[num_carry:]
     if not length:
         shapes = params["jaxpr"].out_avals[num_carry:]

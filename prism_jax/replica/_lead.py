@@ -30,7 +30,7 @@ _MOST_AXES = 256
 _SHIFTED = 0.5
 # The gradient is the mean over this many samples, or fewer if there are many axes.
 _PILOT_SAMPLES = 1024
-_PILOT_NUMBERS = 2**20
+_PILOT_NUMBERS = 2**19
 # Sobol points that are made at once, a power of two.
 _POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
