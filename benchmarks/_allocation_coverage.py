@@ -56,6 +56,7 @@ def _population() -> list[Law]:
     from prism_jax.engine import prepare
     from prism_jax.engine._draw import all_draws
     from prism_jax.engine._run import composed, decided_stretches, errors_of
+    from prism_jax.engine._sampling import Explicit
     from prism_jax.law import Accumulator, grid_of
     from prism_jax.program import Variability
     from prism_jax.schedule import OneFOneB
@@ -63,8 +64,8 @@ def _population() -> list[Law]:
 
     laws = Variability(residual={"gemm": lognormal(0.01)}, rank=lognormal(0.03))
     program = pipeline_program(OneFOneB(1, 1), variability=laws, num_replicas=4)
-    run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling="plain")
-    draws = all_draws(run, _POPULATION * _STEPS, explicit=True, allocations=_POPULATION)
+    run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Explicit(_POPULATION))
+    draws = all_draws(run, _POPULATION * _STEPS)
     stretches = list(decided_stretches(run, draws))
     steps = np.concatenate(list(composed(run, stretches))).reshape(_POPULATION, _STEPS)
     errors = errors_of(stretches[0].decision, steps[0].copy())

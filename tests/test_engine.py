@@ -92,7 +92,7 @@ _DEVICES = """
 import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
-from prism_jax.engine import prepare, simulate
+from prism_jax.engine import Plain, prepare, simulate
 from prism_jax.engine._draw import Draws
 from prism_jax.engine._run import decided_stretches
 from tests.helpers import rich_program
@@ -114,7 +114,7 @@ with jax.enable_x64(True):
     program = rich_program(8)
     kept = []
     for n in (5000, 20_000):
-        (stretch,) = decided_stretches(prepare(program, key), [Draws("plain", None, 0, n)])
+        (stretch,) = decided_stretches(prepare(program, key), [Draws(Plain(), 0, n)])
         kept.append(np.asarray(stretch.decision.kept.ends[:5000]))
     assert np.array_equal(*kept)
     digest.update(kept[0].tobytes())

@@ -8,7 +8,7 @@ import numpy as np
 
 import prism_jax as prism
 from prism_jax._estimate import Estimate
-from prism_jax.engine import prepare
+from prism_jax.engine import Plain, prepare
 from prism_jax.engine._draw import all_draws
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.law._errors import pooled_errors
@@ -46,7 +46,7 @@ def test_a_sample_that_decides_many_steps_is_no_atom_where_their_own_draws_sprea
 
 
 def test_more_steps_of_many_replicas_are_divided_into_stretches_that_reach_the_tail():
-    run = dataclasses.replace(prepare(_program(1024), jax.random.key(0)), sampling="plain")
+    run = dataclasses.replace(prepare(_program(1024), jax.random.key(0)), sampling=Plain())
     for number in (10**6, 10**8, 10**9):
         draws = all_draws(run, number)
         assert sum(draw.steps for draw in draws) == number

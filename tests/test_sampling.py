@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from prism_jax import Variability, load_law, merge_laws, save_law, simulate
-from prism_jax.engine import prepare
+from prism_jax.engine import Plain, prepare
 from prism_jax.engine._draw import all_draws
 from prism_jax.schedule import OneFOneB
 
@@ -82,7 +82,7 @@ def test_more_replicas_than_samples_can_show():
 
 def test_long_runs_come_in_parts_and_sharpen_the_whole_law():
     program = _program()
-    plain = dataclasses.replace(prepare(program, jax.random.key(0)), sampling="plain")
+    plain = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Plain())
     pieces = all_draws(plain, 1_000_000)
     assert sum(draws.steps for draws in pieces) == 1_000_000
     assert len(pieces) > 2

@@ -39,7 +39,7 @@ from prism_jax.analysis._estimate import (
 )
 from prism_jax.analysis._knobs import neutral, scaled, through_knobs, turn
 from prism_jax.cli import main
-from prism_jax.engine import composed_steps, led, prepare, resample
+from prism_jax.engine import composed_steps, prepare, resample, sampled
 from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, widen
 from prism_jax.maxplus import (
     cell_ends,
@@ -334,14 +334,17 @@ def test_a_quantile_in_a_gap_of_the_law_has_a_known_error():
 def test_a_changed_program_shifts_along_what_still_varies():
     """Along the same axes as the program that it is compared with."""
     program, *_ = _sum_of_normals(num_replicas=64)
-    first = led(prepare(program, jax.random.key(0)), 1_000)
-    assert first.sampling == "importance"
+    first = sampled(prepare(program, jax.random.key(0)), 1_000)
+    assert first.sampling is not None
+    assert first.sampling.name == "importance"
     changed = turn(program, scaled(neutral(program), {"a": 0.0}))
-    again = led(prepare(changed, jax.random.key(0)), 1_000, first)
-    assert first.lead is not None
-    assert again.lead is not None
-    np.testing.assert_array_equal(again.lead.order, first.lead.order)
-    for lead, expected in ((first.lead, [3**-0.5] * 3), (again.lead, [0, 2**-0.5, 2**-0.5])):
+    again = sampled(prepare(changed, jax.random.key(0)), 1_000, first)
+    assert again.sampling is not None
+    before, after = first.sampling.lead, again.sampling.lead
+    assert before is not None
+    assert after is not None
+    np.testing.assert_array_equal(after.order, before.order)
+    for lead, expected in ((before, [3**-0.5] * 3), (after, [0, 2**-0.5, 2**-0.5])):
         along = np.asarray(lead.direction)[[list(lead.order).index(op) for op in range(3)]]
         np.testing.assert_allclose(along, expected, atol=0.03)
 

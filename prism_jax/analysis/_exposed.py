@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..cluster import COLLECTIVES
-from ..engine import Composed, composed_run, exposed_reductions, prepare
+from ..engine import Composed, Plain, composed_run, exposed_reductions, prepare
 from ..program import Program, Sides
 
 
@@ -36,7 +36,7 @@ def exposed_data_parallel(
     if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
         return np.zeros(number)
     # Far tails do not matter here, and plain sampling needs no pilot of its own.
-    run = dataclasses.replace(prepare(program, key), sampling="plain")
+    run = dataclasses.replace(prepare(program, key), sampling=Plain())
     return exposed_of(composed_run(run, num_samples=number))
 
 

@@ -26,10 +26,10 @@ from ..step import (
     last_spreads,
 )
 from ._check import check_num_samples
+from ._choose import sampled
 from ._draw import Advance, all_draws
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches
-from ._sampling import led
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +64,14 @@ def composed_steps(
     decide them.
 
     With `like`, steps of a program with the same graph, samples are drawn along the same leading
-    axes: see `led`. See `composed_run` for `unlike`.
+    axes: see `sampled`. See `composed_run` for `unlike`.
 
     **Arguments:**
 
     - `margin`: the sampling is chosen as if so many times fewer steps were wanted.
     """
     num_samples = check_num_samples(num_samples)
-    run = led(prepare(program, key), max(num_samples // margin, 1), like and like.run)
+    run = sampled(prepare(program, key), max(num_samples // margin, 1), like and like.run)
     other = unlike and (prepare(unlike[0], key), unlike[1])
     # Each sample is drawn, then composed.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
@@ -101,7 +101,7 @@ def composed_run(
     """
     num_samples, program = check_num_samples(num_samples), run.program
     with interruptible():
-        run = led(run, num_samples)
+        run = sampled(run, num_samples)
         draws = all_draws(run, num_samples)
         number = program.num_replicas - (unlike[1] if unlike else 0)
         stretches = tuple(decided_stretches(run, draws, num_replicas=number, advance=advance))

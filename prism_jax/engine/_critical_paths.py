@@ -12,7 +12,6 @@ from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_e
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies
 from ..step import AbstractOneDecides
 from ._composed import Composed
-from ._draw import sobol_points
 from ._prepare import Run
 from ._run import Stretch, step_tiles
 
@@ -66,7 +65,7 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
             continue
         finished, factor = _barriers(run, stretch)
         samples = decision.samples(0, draws.steps)
-        points = sobol_points(run, draws)
+        points = draws.sampling.points(run, draws)
         for start in range(0, len(mine), number):
             steps = mine[start : start + number]
             local = steps - draws.first

@@ -41,7 +41,6 @@ from ..step import (
     times_or_chances,
 )
 from ._composed import Composed
-from ._draw import sobol_points
 from ._prepare import Run
 from ._run import Stretch, step_tile
 from ._weights import through_weights
@@ -228,7 +227,7 @@ def _through_replicas(run: Run, stretch: Stretch, of_ends: np.ndarray, sums: Tab
     """
     draws, kept = stretch.draws, stretch.decision.kept
     figure, needed, sink = np.nonzero(of_ends)
-    points = sobol_points(run, draws)
+    points = draws.sampling.points(run, draws)
     packed = _packed(figure, len(of_ends))
 
     def inputs(first, count):

@@ -10,9 +10,10 @@ from .._misc import dot
 from ..law import FEWEST
 from ..random import key_data
 from ..step import ExactRule, SlowestDrawn, decide, sample_weights
-from ._draw import Draws, find_lead, pilot_key
+from ._draw import Draws
 from ._prepare import Run
 from ._run import Stretch, composed, decided_stretches
+from ._sampling import named, pilot_key
 
 
 _SAMPLES = 4096
@@ -24,7 +25,7 @@ _LEAST_SUPPORT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """A few steps; `run` has the pilot's key, and the leading axes if it needs them."""
+    """A few steps; `run` has the pilot's key and its way of sampling."""
 
     run: Run
     stretch: Stretch
@@ -35,14 +36,16 @@ class Pilot:
 
 
 def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
-    """Draws a pilot. By default it is plain if its samples reach the tail that decides steps."""
-    if sampling is None:
+    """Draws a pilot, sampled as the run is or by name. By default it is plain if its samples reach
+    the tail that decides steps.
+    """
+    if sampling is None and run.sampling is None:
         plain = run.program.num_replicas * FEWEST <= _SAMPLES
         sampling = "plain" if plain else "importance"
-    led = sampling == "importance" and run.lead is not None
-    lead = run.lead if led else find_lead(run, sampling)
-    run = dataclasses.replace(run, key=key_data(pilot_key()), lead=lead)
-    (stretch,) = decided_stretches(run, [Draws(sampling, lead, 0, _SAMPLES)])
+    mine = run.sampling if sampling is None else named(sampling, run)
+    assert mine is not None
+    run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=mine)
+    (stretch,) = decided_stretches(run, [Draws(mine, 0, _SAMPLES)])
     return Pilot(run, stretch)
 
 
@@ -77,10 +80,9 @@ def rule_of_replicas(pilot: Pilot) -> str:
 
 def vector_rule_notes(run: Run) -> tuple[str, ...]:
     """A warning for figures that follow the vector rule; empty where the rule is accurate."""
-    # Sampled as the run is, for which samples are drawn already by the same compiled code.
     low = 0.0
     if not _rules_are_one(run):
-        low = vector_rule_is_low_by(draw_pilot(run, run.sampling or None))
+        low = vector_rule_is_low_by(draw_pilot(run))
     if low <= _TOLERANCE:
         return ()
     return (

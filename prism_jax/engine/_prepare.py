@@ -1,14 +1,19 @@
 """Computations that are made once for a program, before samples are drawn."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from jaxtyping import PRNGKeyArray
 
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Lead, Plan, make_plan
+from ..replica import Plan, make_plan
 from ..step import Chances, chances_of
 from ._check import check_plan, check_program
+
+
+if TYPE_CHECKING:
+    from ._sampling import AbstractSampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,16 +22,14 @@ class Run:
 
     **Attributes:**
 
-    - `sampling`: how replica samples are drawn; empty until this is chosen.
-    - `lead`: the leading axes of importance sampling, after they were found.
+    - `sampling`: how replica samples are drawn; `None` until this is chosen.
     """
 
     program: Program
     plan: Plan
     key: KeyData
     chances: Chances
-    sampling: str = ""
-    lead: Lead | None = None
+    sampling: "AbstractSampling | None" = None
 
 
 def prepare(program: Program, key: PRNGKeyArray) -> Run:

@@ -46,15 +46,14 @@ def decided_stretches(
 
     `KeyboardInterrupt` after Ctrl-C, after a last stretch of the steps drawn so far.
     """
-    replicas = run.program.num_replicas if num_replicas is None else num_replicas
+    replicas = num_replicas or draws[0].sampling.num_replicas(run.program)
     with interruptible() as interrupt:
         for mine, reservoir, interrupted in reservoirs(run, draws, advance):
             kept = reservoir.replicas()
             if kept.drawn:
                 steps = kept.drawn if interrupted else mine.steps
-                number = 1 if mine.explicit else replicas
                 decision = decide(
-                    run.chances, kept, run.key, steps, num_replicas=number, exact=exact
+                    run.chances, kept, run.key, steps, num_replicas=replicas, exact=exact
                 )
                 # Drawn samples are still composed; a Ctrl-C during the decision ends the run later.
                 interrupted |= interrupt.came

@@ -1,46 +1,251 @@
-"""Which way of sampling a run takes by itself."""
+"""How the samples of a run are drawn."""
 
+import abc
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
-from ..law import FEWEST
-from ..replica import turned
-from ._draw import pilot_key
-from ._pilot import Pilot, draw_pilot, importance_gain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..law import Law, merge_allocations, merge_randomisations, merge_stretches
+from ..program import Program
+from ..replica import (
+    Lead,
+    Sampled,
+    by_strata,
+    given_scores,
+    leading_axes,
+    mean_reductions,
+    num_axes,
+    poisson_stalls,
+    regimes_and_stalls,
+    replica_ends,
+    sobol_scores,
+    stratum_of,
+    tiles,
+    tiles_of,
+)
+from ..step import EXTREMES, RESERVOIR
+from ._draw import Draws, parts
 from ._prepare import Run
 
 
-def sampled(
-    run: Run, num_samples: int, *, explicit: bool = False, pilot: Pilot | None = None
-) -> Run:
-    """The run with its way of sampling, and the leading axes that it takes: importance sampling
-    where the rule of replicas reaches beyond so many plain samples, and it has more support there.
+# Independent scramblings of the Sobol points.
+RANDOMISATIONS = 16
+_MOST_LAWS = 16
+# The pilots that find the leading axes and set the grid always use this key, so that results of
+# other keys can be merged.
+_PILOT_SEED = 0
 
-    **Arguments:**
 
-    - `explicit`: whether all replicas of each step are simulated.
-    - `pilot`: of the run, if there is one.
+def pilot_key() -> PRNGKeyArray:
+    return jax.random.key(_PILOT_SEED)
+
+
+class AbstractSampling(abc.ABC):
+    """How replica samples are drawn: in stretches, which are independent. The law is that of the
+    steps of all.
     """
-    beyond = -math.log(0.95) / run.program.num_replicas * num_samples
-    if explicit or run.program.num_replicas == 1 or beyond >= FEWEST:
-        return dataclasses.replace(run, sampling="plain")
-    if pilot is None or pilot.stretch.draws.sampling != "importance":
-        pilot = draw_pilot(run, "importance")
-    if importance_gain(pilot) <= 1:
-        return dataclasses.replace(run, sampling="plain")
-    return dataclasses.replace(run, sampling="importance", lead=pilot.run.lead)
+
+    name: ClassVar[str]  # For users, and in files of laws.
+    lead: Lead | None = None  # The leading axes, if samples are not drawn by their law alone.
+
+    @abc.abstractmethod
+    def stretches(self, program: Program, num_steps: int) -> int:
+        """Into how many stretches a run is divided."""
+
+    @abc.abstractmethod
+    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+        """The samples of stretches, at most one stretch at a time: ids, ends `(n, sinks)`, scores,
+        strata and likelihoods.
+        """
+
+    def replicas(self, num_steps: int) -> int:
+        """How many samples a stretch of so many steps has."""
+        return num_steps
+
+    def num_replicas(self, program: Program) -> int:
+        """Of how many samples a step takes the slowest."""
+        return program.num_replicas
+
+    def points(self, run: Run, draws: Draws) -> Float[np.ndarray, "samples axes"] | None:
+        """The scores of the leading axes of a stretch, where they are not drawn."""
+        del run, draws
+
+    def merged(self, laws: list[Law]) -> Law:
+        """The law of all stretches from the law of each."""
+        return merge_stretches(laws)
+
+    def kept(self, laws: list[Law]) -> list[Law]:
+        """The same laws, or fewer of more stretches, so that memory stays flat."""
+        return [merge_stretches(laws)] if len(laws) == _MOST_LAWS else laws
 
 
-def led(run: Run, num_samples: int, like: Run | None = None) -> Run:
-    """The run with its way of sampling, unless it has one.
+class AbstractOfOneReplica(AbstractSampling):
+    """Draws samples of one replica."""
 
-    It is that of `like`, of a program of the same graph and with the same axes, so that the same
-    random numbers mean the same; but the shift along them is for a number of replicas, and another
-    number needs its own.
+    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+        # Short stretches share tiles.
+        ends, points = np.cumsum([mine.replicas for mine in draws]), self.points(run, draws[0])
+
+        def ids_of(first, count):
+            for k, start, end in parts(ends, first, count):
+                yield np.arange(draws[k].first + start, draws[k].first + end, dtype=np.uint32)
+
+        def inputs(first, count):
+            ids = np.concatenate([*ids_of(first, count)])
+            return (ids,) if points is None else (ids, points[first : first + count])
+
+        shared, size = (run.plan, self.lead, run.key), tiles_of(run.plan)
+        for batch in tiles(_replica_tile, shared, int(ends[-1]), inputs, per_batch=size):
+            found, start = batch.samples(), 0
+            for ids in ids_of(batch.first, batch.count):
+                latest, *rest = (x[start : start + len(ids)] for x in found)
+                yield ids, latest[:, : run.program.sinks.number], *rest
+                start += len(ids)
+
+
+def _replica_tile(shared, _, ids, *points):
+    """One tile: ends `(samples, sinks)`, score, stratum and likelihood."""
+    plan, lead, key = shared
+    given, likelihood = given_scores(lead, ids, key, *points)
+    sampled = by_strata(plan, ids, given)
+    ends = replica_ends(plan, sampled, key)
+    score = jnp.max(ends + mean_reductions(plan)[:, sampled.regimes], axis=0)
+    return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(AbstractOfOneReplica):
+    """By their law."""
+
+    name = "plain"
+
+    def stretches(self, program: Program, num_steps: int) -> int:
+        # A short stretch leans: by R / 2 over its length, in the logarithm of the chance that no
+        # replica is slower. All samples that steps reach are kept up to the second length.
+        reach = math.sqrt(2 * program.num_replicas * num_steps)
+        reach = max(reach, program.num_replicas * EXTREMES / 25)
+        return math.ceil(num_steps / max(RESERVOIR, min(reach, num_steps)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Importance(AbstractOfOneReplica):
+    """Half of them slower than their law, and weighted."""
+
+    name = "importance"
+    lead: Lead
+
+    def stretches(self, program: Program, num_steps: int) -> int:
+        return 1
+
+    def replicas(self, num_steps: int) -> int:
+        # A sample costs up to three times as much as a plain one.
+        return -(-num_steps // 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sobol(AbstractOfOneReplica):
+    """By quasi-random points along the leading axes, scrambled anew for each stretch."""
+
+    name = "sobol"
+    lead: Lead
+
+    def stretches(self, program: Program, num_steps: int) -> int:
+        return min(RANDOMISATIONS, num_steps)
+
+    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+        for mine in draws:  # Each has points of its own.
+            yield from super().samples(run, [mine])
+
+    def points(self, run: Run, draws: Draws) -> Float[np.ndarray, "samples axes"]:
+        seed = (*(int(word) for word in np.asarray(run.key)), draws.first)
+        number, room = num_axes(run.program), len(self.lead.direction)
+        return sobol_scores(number, room, draws.steps, seed, run.plan.dtype)
+
+    def merged(self, laws: list[Law]) -> Law:
+        return merge_randomisations(laws)
+
+    def kept(self, laws: list[Law]) -> list[Law]:
+        return laws
+
+
+@dataclasses.dataclass(frozen=True)
+class Explicit(AbstractSampling):
+    """All replicas of each step, by their law. The latest end of each sink represents them, as if a
+    step had a single replica.
+
+    **Attributes:**
+
+    - `allocations`: on how many sets of GPUs the steps run, each stretch on its own; by default,
+        each step has its own GPUs.
     """
-    if run.sampling:
-        return run
-    if like is None or like.program.num_replicas != run.program.num_replicas:
-        return sampled(run, num_samples)
-    lead = like.lead and turned(like.lead, run.program, run.plan, pilot_key())
-    return dataclasses.replace(run, sampling=like.sampling, lead=lead)
+
+    name = "plain"
+    allocations: int | None = None
+
+    def stretches(self, program: Program, num_steps: int) -> int:
+        return self.allocations or Plain().stretches(program, num_steps)
+
+    def num_replicas(self, program: Program) -> int:
+        return 1
+
+    def merged(self, laws: list[Law]) -> Law:
+        return merge_stretches(laws) if self.allocations is None else merge_allocations(laws)
+
+    def kept(self, laws: list[Law]) -> list[Law]:
+        return super().kept(laws) if self.allocations is None else laws
+
+    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+        replicas, sinks = run.program.num_replicas, run.program.sinks.number
+        regime = run.chances.regime
+        first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
+        for mine in draws:
+            rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
+            allocation = None if self.allocations is None else np.uint32(mine.number)
+            begin = mine.first
+            for batch in tiles(
+                _explicit_tile,
+                (run.plan, run.key, allocation),
+                mine.steps * replicas,
+                first=mine.first * replicas,
+                per_batch=tiles_of(run.plan),
+            ):
+                ends, regimes = batch.samples()
+                ends = np.concatenate([rest[0], ends[:, :sinks]])
+                regimes = np.concatenate([rest[1], regimes])
+                steps = len(ends) // replicas
+                rest = ends[steps * replicas :], regimes[steps * replicas :]
+                if not steps:
+                    continue
+                latest = ends[: steps * replicas].reshape(steps, replicas, -1).max(axis=1)
+                stratum = first_of[regimes[: steps * replicas : replicas]]
+                ids = np.arange(begin, begin + steps, dtype=np.uint32)
+                begin += steps
+                yield ids, latest, latest.max(axis=1), stratum, np.ones(steps, np.float32)
+
+
+def _explicit_tile(shared, ids):
+    """One tile: ends `(samples, sinks)`, and the regime of each sample's step."""
+    plan, key, allocation = shared
+    number = plan.structure.num_replicas
+    regimes, _ = regimes_and_stalls(plan.structure.strata, ids // number)
+    gpu_ids = None if allocation is None else allocation * number + ids % number
+    stalls = poisson_stalls(plan, ids, key)
+    ends = replica_ends(plan, Sampled(ids, regimes, stalls, gpu_ids=gpu_ids), key)
+    return ends.T, regimes
+
+
+def named(name: str, run: Run) -> AbstractSampling:
+    """The sampling of a name, with the leading axes of a run: `"plain"`, `"importance"` or
+    `"sobol"`.
+    """
+    if name == Plain.name:
+        return Plain()
+    kind = {one.name: one for one in (Importance, Sobol)}[name]
+    shifted = kind is Importance
+    return kind(leading_axes(run.program, run.plan, pilot_key(), importance=shifted))

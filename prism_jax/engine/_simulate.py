@@ -13,19 +13,17 @@ from ..law import (
     Errors,
     Law,
     grid_of,
-    merge_allocations,
-    merge_randomisations,
-    merge_stretches,
 )
 from ..program import Program, digest
 from ..replica import interruptible
 from ..step import Chances, effective_samples
 from ._check import check_num_samples, check_program
-from ._draw import RANDOMISATIONS, Advance, Draws, all_draws, find_lead
+from ._choose import chosen
+from ._draw import Advance, Draws, all_draws
 from ._pilot import Pilot, draw_pilot, rule_of_replicas
 from ._prepare import Run, prepare
 from ._run import Stretch, composed, decided_stretches, errors_of
-from ._sampling import sampled
+from ._sampling import AbstractSampling, Explicit, named
 
 
 _MOST_SOBOL = 2**24
@@ -87,48 +85,46 @@ def simulate(
     check_program(program, key)
     if allocations is not None:
         _check_allocations(program, num_samples, replicas, allocations)
-        replicas, sampling = "explicit", "plain"
+        replicas, sampling = "explicit", "auto"
     _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
-    run, explicit = prepare(program, key), replicas == "explicit"
+    run = prepare(program, key)
     # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that
     # laws of one program can be merged.
     pilot = draw_pilot(run)
     grid = grid_of(pilot.steps())
-    run = _sampled(run, pilot, num_samples, sampling, explicit)
+    if replicas == "explicit":
+        how: AbstractSampling = Explicit(allocations)
+    else:
+        how = chosen(run, num_samples, pilot) if sampling == "auto" else _named(sampling, pilot)
+    run = dataclasses.replace(run, sampling=how)
     rule = rule_of_replicas(pilot) if replicas == "auto" else replicas
     compiled = time.perf_counter()
-    draws = all_draws(run, num_samples, explicit=explicit, allocations=allocations)
+    draws = all_draws(run, num_samples)
     # Each sample is drawn, then composed.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
         law = _law(run, draws, grid, rule == "exact", advance)
     return dataclasses.replace(
         law,
         requested=num_samples,
-        sampling=run.sampling,
+        sampling=how.name,
         replicas=rule,
         compile_s=compiled - started,
         run_s=time.perf_counter() - compiled,
     )
 
 
-def _sampled(run: Run, pilot: Pilot, num_samples: int, sampling: str, explicit: bool) -> Run:
-    """The run with its way of sampling, and the leading axes that it takes."""
-    if sampling == "auto":
-        return sampled(run, num_samples, explicit=explicit, pilot=pilot)
-    lead = pilot.run.lead if sampling == pilot.stretch.draws.sampling else find_lead(run, sampling)
-    return dataclasses.replace(run, sampling=sampling, lead=lead)
+def _named(name: str, pilot: Pilot) -> AbstractSampling:
+    """The sampling of a name, with the leading axes of the pilot if it has them."""
+    mine = pilot.run.sampling
+    return mine if mine is not None and mine.name == name else named(name, pilot.run)
 
 
 def _law(
     run: Run, draws: list[Draws], grid: tuple[float, float], exact: bool, advance: Advance
 ) -> Law:
     """The law of all stretches, or, after Ctrl-C, of the steps so far."""
-    merge = merge_stretches
-    if draws[0].sampling == "sobol":
-        merge = merge_randomisations
-    elif draws[0].allocation is not None:
-        merge = merge_allocations
+    sampling = draws[0].sampling
     about = {"program": digest(run.program), "keys": (tuple(np.asarray(run.key).tolist()),)}
     laws: list[Law] = []
     first: Errors | None = None
@@ -150,12 +146,11 @@ def _law(
                             _law_of_stretch(run.chances, stretch, accumulator, errors, about)
                         )
                         first = errors
-                if len(laws) == RANDOMISATIONS and merge is merge_stretches:
-                    laws = [merge_stretches(laws)]  # So that memory stays flat.
+                laws = sampling.kept(laws)
         except KeyboardInterrupt:
             if not laws:
                 raise
-        law = merge(laws)
+        law = sampling.merged(laws)
         # An interrupted law says how many steps it has, so the interrupt needs no message.
         interrupt.late, interrupt.came = interrupt.came and not law.interrupted, False
     return law

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from scipy.ndimage import uniform_filter1d
 

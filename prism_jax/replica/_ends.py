@@ -71,7 +71,6 @@ def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = No
     return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), given)
 
 
-@eqx.filter_jit
 def sample_replica_ends(
     program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
 ) -> Float[Array, "sinks samples"]:
@@ -81,7 +80,9 @@ def sample_replica_ends(
     The step factor, which all replicas share, is not applied. The network's regime and the number
     of stalls are those of the stratum of each sample. The function is pure: it works under
     `jax.jit`, under `jax.vmap` over keys and parameters, and under reverse-mode differentiation
-    with respect to the parameters of the program.
+    with respect to the parameters of the program. Outside of these, each call makes the tables of
+    the program's laws anew, which takes some tenths of a second; within `jax.jit`, they are
+    compiled, which takes seconds once.
 
     **Arguments:**
 
@@ -93,15 +94,19 @@ def sample_replica_ends(
 
     The end of each sink in each sample, in seconds.
     """
-    plan, words = make_plan(program), key_data(key)
+    ends = _sampled_ends(make_plan(program), sample_ids, key_data(key))
+    return ends[: program.sinks.number]
+
+
+@eqx.filter_jit
+def _sampled_ends(plan: Plan, sample_ids: UInt32[Array, " samples"], words: KeyData):
     number = sample_ids.shape[0]
     # In tiles of one size, and more than one: XLA compiles a loop of one turn as something else,
     # and the bits must not depend on the number of samples.
     padding = max(-number % TILE, 2 * TILE - number)
     tiles = jnp.pad(sample_ids, (0, padding)).reshape(-1, TILE)
     ends = lax.map(lambda ids: replica_ends(plan, by_strata(plan, ids), words), tiles)
-    ends = jnp.moveaxis(ends, 0, 1).reshape(ends.shape[1], -1)
-    return ends[: program.sinks.number, :number]
+    return jnp.moveaxis(ends, 0, 1).reshape(ends.shape[1], -1)[:, :number]
 
 
 def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "sinks samples"]:
