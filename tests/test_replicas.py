@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prism_jax.engine import _draw, simulate
+from prism_jax.engine import _sampling, simulate
 from prism_jax.program import Stall, Variability
 from prism_jax.replica import make_plan, sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB
@@ -237,7 +237,7 @@ def test_a_long_run_is_right_although_most_samples_are_forgotten(num_replicas, m
     for room in (_reservoir, _selection):
         monkeypatch.setattr(room, "RESERVOIR", 2_000)
         monkeypatch.setattr(room, "EXTREMES", 1_000)
-    monkeypatch.setattr(_draw, "RESERVOIR", 2_000)
+    monkeypatch.setattr(_sampling, "RESERVOIR", 2_000)
     program = pipeline_program(
         OneFOneB(2, 3),
         variability=Variability(residual={"gemm": lognormal(0.2)}),
