@@ -32,6 +32,7 @@ from ..replica import (
     without_graph,
 )
 from ..step import (
+    BLOCK,
     STEP_TILES,
     AbstractOneDecides,
     Over,
@@ -137,36 +138,38 @@ def _through_steps(
     slopes = np.stack([one.slope[mine] for one in every])[figure, needed]
     samples = np.concatenate([_samples(one, k)[needed[figure == f]] for f, one in enumerate(every)])
     regimes = every[0].composed.stretches[k].decision.deal.regimes(0, mine.stop - mine.start)
-    packed = _packed(figure, len(every))
-
-    def inputs(first, count):
-        some = packed.entries[first : first + count]
-        at = needed[some]
-        ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
-        ends[:, :sinks] = kept.ends[samples[some]]
-        return (kept.first + at).astype(np.uint32), ends, regimes[at]
-
-    shared = (without_graph(run.plan), run.key)
-    slope = np.where(packed.entries >= 0, slopes[packed.entries], 0)
-    of_figure = figure[packed.entries]
     overs = [one.composed.over for one in every]
-    over = None
-    if overs[0] is not None:  # Figures differ by their thresholds.
-        over = Over(np.array([one.threshold for one in overs if one])[of_figure], overs[0].last)
-    of_last, of_parts, of_threshold = _through_last(run, packed, inputs, over, slope)
-    np.add.at(of_thresholds, of_figure, of_threshold)
-    packed.add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
+    thresholds = np.array([0.0 if one is None else one.threshold for one in overs])
+    last = None if overs[0] is None else overs[0].last
+    # Some at a time, so that memory holds few of their parts.
+    for packed in _packed(figure, len(every)).pieces(BLOCK):
 
-    def all_inputs(first, count):
-        return *inputs(first, count), *(x[first : first + count] for x in of_parts)
+        def inputs(first, count, packed=packed):
+            some = packed.entries[first : first + count]
+            at = needed[some]
+            ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
+            ends[:, :sinks] = kept.ends[samples[some]]
+            return (kept.first + at).astype(np.uint32), ends, regimes[at]
 
-    for batch in packed.tiles(_step_vjp, shared, all_inputs, per_batch=STEP_TILES):
-        of_tables, of_steps = batch.arrays
-        packed.add(sums, dataclasses.replace(batch, arrays=of_tables).by_tile(), batch.first)
-        of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
-        step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
-        some = packed.entries[batch.first + step]
-        np.add.at(of_ends, (figure[some], samples[some], sink), of_steps[step, sink])
+        slope = np.where(packed.entries >= 0, slopes[packed.entries], 0)
+        of_figure = figure[packed.entries]
+        # Figures differ by their thresholds.
+        over = None if last is None else Over(thresholds[of_figure], last)
+        of_last, of_parts, of_threshold = _through_last(run, packed, inputs, over, slope)
+        np.add.at(of_thresholds, of_figure, of_threshold)
+        packed.add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
+
+        def all_inputs(first, count, inputs=inputs, of_parts=of_parts):
+            return *inputs(first, count), *(x[first : first + count] for x in of_parts)
+
+        shared = (without_graph(run.plan), run.key)
+        for batch in packed.tiles(_step_vjp, shared, all_inputs, per_batch=STEP_TILES):
+            of_tables, of_steps = batch.arrays
+            packed.add(sums, dataclasses.replace(batch, arrays=of_tables).by_tile(), batch.first)
+            of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
+            step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
+            some = packed.entries[batch.first + step]
+            np.add.at(of_ends, (figure[some], samples[some], sink), of_steps[step, sink])
     return of_ends
 
 
@@ -255,6 +258,12 @@ class _Packed(NamedTuple):
     entries: np.ndarray
     figure: np.ndarray
     size: int
+
+    def pieces(self, number: int) -> Iterator["_Packed"]:
+        """The same, at most so many entries at a time."""
+        for start in range(0, len(self.entries), number):
+            tiles_ = slice(start // self.size, (start + number) // self.size)
+            yield _Packed(self.entries[start : start + number], self.figure[tiles_], self.size)
 
     def tiles(self, function, shared, inputs, *, per_batch: int) -> Iterator[Batch]:
         options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}

@@ -1,6 +1,7 @@
 from ._chances import Chances as Chances, chances_of as chances_of
 from ._decide import decide as decide
 from ._decision import (
+    BLOCK as BLOCK,
     SILVER as SILVER,
     STEP_TILES as STEP_TILES,
     AbstractDecision as AbstractDecision,
