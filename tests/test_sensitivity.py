@@ -18,6 +18,7 @@ from prism_jax.analysis import (
     Scenario,
     Std,
     criticality,
+    estimate,
     scale_kernel,
     sensitivity,
     slow_rank,
@@ -26,9 +27,11 @@ from prism_jax.analysis import (
 from prism_jax.analysis._bootstrap import (
     Bootstrapped,
     beside,
+    bootstrapped,
     combined,
     evenly,
     in_order,
+    withheld,
 )
 from prism_jax.analysis._estimate import (
     figure,
@@ -556,3 +559,22 @@ def test_mistakes_on_the_command_line(words, part, capsys):
     error = capsys.readouterr().err
     assert part in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("sigma", "objective"), [(0.0, Std()), (0.1, Exceedance(100.0))])
+def test_where_no_step_counts_derivatives_are_zero(sigma, objective):
+    """Of steps that are all equal, or all on one side of the threshold."""
+    program = compile_graph([Op(lognormal(sigma))])
+    options = {"num_samples": 100, "key": jax.random.key(0)}
+    found = eqx.filter_grad(estimate)(program, objective, **options)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(found))
+
+
+def test_with_no_sample_beyond_it_the_error_of_a_figure_is_unknown():
+    """Also where it is zero in all resamples. A change that is zero in all of them is known."""
+    program = compile_graph([Op(lognormal(0.1))], num_replicas=4)
+    steps = composed_steps(program, num_samples=60, key=jax.random.key(0))
+    found = bootstrapped(steps, [Exceedance(100.0)])
+    assert np.isnan(found.standard_error).all()
+    assert "far more steps" in withheld("It", float(found.support[0]))[0]
+    assert (combined(np.subtract, found, found).standard_error == 0).all()

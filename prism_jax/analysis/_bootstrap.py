@@ -19,7 +19,7 @@ from scipy.ndimage import uniform_filter1d
 from .._estimate import Estimate
 from .._misc import counted
 from ..engine import Composed, check_num_samples, resample, support
-from ..law import FEWEST
+from ..law import FEWEST, more_steps
 from ._density import bandwidth
 from ._objectives import AbstractObjective
 
@@ -56,10 +56,7 @@ class Bootstrapped:
     @property
     def standard_error(self) -> Float[np.ndarray, " figures"]:
         """The standard error of each figure; `nan` where it is not known."""
-        # A figure that is zero in all resamples, such as the gain of what does not vary, is known.
-        zero = (self.values == 0) & (self.scatter == 0)
-        known = (self.support >= FEWEST) | zero
-        return np.where(known, self.scatter, np.nan)
+        return np.where(self.support >= FEWEST, self.scatter, np.nan)
 
     @property
     def degrees(self) -> Float[np.ndarray, " figures"]:
@@ -86,7 +83,15 @@ def combined(function: Callable[..., np.ndarray], *some: Bootstrapped) -> Bootst
     fewest = ft.reduce(np.minimum, (one.support for one in some))
     if fewest.shape != values.shape:
         fewest = np.full(values.shape, fewest.min(initial=np.inf))
-    return Bootstrapped(values, np.asarray(function(*(one.resampled for one in some))), fewest)
+    resampled = np.asarray(function(*(one.resampled for one in some)))
+    return Bootstrapped(values, resampled, sure_of_zeros(values, resampled, fewest))
+
+
+def sure_of_zeros(values: np.ndarray, resampled: np.ndarray, fewest: np.ndarray) -> np.ndarray:
+    """The support of changes and derivatives: those that are zero in all resamples, such as by what
+    does not vary, need no samples.
+    """
+    return np.where((values == 0) & (resampled == 0).all(axis=0), np.inf, fewest)
 
 
 def beside(*some: Bootstrapped) -> Bootstrapped:
@@ -125,7 +130,10 @@ def support_of(composed: Composed, objective: AbstractObjective) -> float:
     """
     influence = objective.influence(composed.steps, bandwidth(composed.steps))
     largest = np.abs(influence).max()
-    return support(composed, (influence / largest) ** 2) if largest > 0 else math.inf
+    if largest > 0:
+        return support(composed, (influence / largest) ** 2)
+    # Steps that are all equal are known; of steps that vary, none lies beyond the figure.
+    return math.inf if np.ptp(composed.steps) == 0 else 0.0
 
 
 def in_order(steps: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -162,9 +170,8 @@ def withheld(what: str, rests_on: float) -> tuple[str, ...]:
     """A note for a figure whose standard error is not known; empty if it is."""
     if rests_on >= FEWEST:
         return ()
-    times = math.ceil(FEWEST / max(rests_on, 0.01))
     few = counted(round(rests_on), "independent replica sample")
     return (
-        f"{what} rests on {few}, and a standard error needs {FEWEST}: simulate about {times:,} "
-        "times as many steps.",
+        f"{what} rests on {few}, and a standard error needs {FEWEST}: simulate "
+        f"{more_steps(rests_on)}.",
     )

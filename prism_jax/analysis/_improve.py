@@ -16,7 +16,7 @@ from .._progress import progress_bar
 from ..engine import check_program, composed_steps, vector_rule_notes
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps, combined, withheld
-from ._estimate import figure, figure_gradient, figure_value
+from ._estimate import figure, figure_gradient, figure_of, figure_value
 from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
@@ -115,6 +115,7 @@ def improve(
     of_search, of_report = jax.random.split(key)
     search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
     search["like"] = composed_steps(turn(program, ones), **search)
+    check_reached(objective, figure_of(search["like"], objective).value)
 
     def improved(removed):
         return scaled(ones, dict(zip(costs, 1 - removed, strict=True)))
@@ -123,7 +124,6 @@ def improve(
         knobs = improved(removed)
         changed = turn(program, knobs)
         found = figure(changed, objective, **search)
-        check_reached(objective, found.value)
         gradient = through_knobs(program, knobs, figure_gradient(found))
         advance(1)
         return found.value, np.array([-float(of_part(gradient, name)) for name in costs])

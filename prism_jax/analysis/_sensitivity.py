@@ -14,7 +14,14 @@ from .._estimate import Estimate
 from .._summary import Summary
 from ..engine import check_program, vector_rule_notes
 from ..program import Program
-from ._bootstrap import MARGIN, Bootstrapped, check_num_steps, combined, withheld
+from ._bootstrap import (
+    MARGIN,
+    Bootstrapped,
+    check_num_steps,
+    combined,
+    sure_of_zeros,
+    withheld,
+)
 from ._estimate import Figure, figure, figure_value, gradients
 from ._gains import falls
 from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
@@ -206,7 +213,8 @@ def _with_errors(program: Program, ones: Knobs, before: Figure) -> Bootstrapped:
     found, rests_on = gradients(before)
     knobs = [through_knobs(program, ones, gradient) for gradient in found]
     slopes = np.array([list(_derivatives(program, one).values()) for one in knobs])
-    return Bootstrapped(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
+    fewest = sure_of_zeros(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
+    return Bootstrapped(slopes[0], slopes[1:], fewest)
 
 
 def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:

@@ -226,7 +226,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
 
     `ValueError` for a rank or a number of replicas that the program does not have.
     """
-    _check_num_steps(factor, "factor on a rank's compute")
+    _check_factor(factor, "factor on a rank's compute")
     if not 0 <= _whole(rank) < program.num_ranks:
         raise ValueError(
             f"There is no pipeline rank {rank}; the program has 0 to {program.num_ranks - 1}."
@@ -244,7 +244,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 
-def _check_num_steps(value: Any, what: str) -> None:
+def _check_factor(value: Any, what: str) -> None:
     if isinstance(value, str | bool) or not np.isscalar(value):
         raise ValueError(f"The {what} is {value!r}; give a number, such as 1.2 for 20 % more.")
 
@@ -263,7 +263,7 @@ def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
 
     `ValueError` for a kind that the program does not have.
     """
-    _check_num_steps(factor, "factor on a latency")
+    _check_factor(factor, "factor on a latency")
     if kind not in program.latencies.kinds:
         raise ValueError(unknown_name("kind of kernel", kind, program.latencies.kinds))
     if not (np.isfinite(factor) and factor >= 0):

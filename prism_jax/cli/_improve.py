@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines += ["", "share of each part's spread to remove"]
     for name, share in sorted(found.removed.items(), key=lambda row: -row[1]):
         lines.append(f"{name:<24}{share:>12.3f}")
-    lines += ["", f"{found.num_samples:,} steps for each figure, {len(found.path)} iterations"]
+    lines += ["", f"{found.num_samples:,} steps for each figure, {len(found.path) - 2} iterations"]
     return {"job": job.name, **plain(found)}, "\n".join([*lines, *found.notes])
 
 

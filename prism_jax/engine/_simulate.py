@@ -83,10 +83,11 @@ def simulate(
     """
     num_samples = check_num_samples(num_samples)
     check_program(program, key)
+    _check_options(program, num_samples, replicas, sampling)
     if allocations is not None:
         _check_allocations(program, num_samples, replicas, allocations)
-        replicas, sampling = "explicit", "auto"
-    _check_options(program, num_samples, replicas, sampling)
+        replicas = "explicit"
+        _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
     run = prepare(program, key)
     # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that

@@ -1,6 +1,11 @@
 from ._accumulator import Accumulator as Accumulator, grid_of as grid_of
 from ._allocations import Allocations as Allocations
-from ._errors import FEWEST as FEWEST, LEVELS as LEVELS, Errors as Errors
+from ._errors import (
+    FEWEST as FEWEST,
+    LEVELS as LEVELS,
+    Errors as Errors,
+    more_steps as more_steps,
+)
 from ._file import load_law as load_law, save_law as save_law
 from ._histogram import (
     NUM_BINS as NUM_BINS,

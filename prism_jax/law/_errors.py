@@ -1,6 +1,7 @@
 """Standard errors of the figures of a law."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,13 @@ LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 SHARES = np.minimum(LEVELS, 1 - LEVELS)
 # With fewer independent replica samples than this beyond a quantile, its interval is not known.
 FEWEST = 20
+
+
+def more_steps(support: float, what: str = "steps") -> str:
+    """How many more steps a standard error needs that rests on so many independent samples."""
+    if support < 1:  # No sample says how many.
+        return f"far more {what}, or ask for what is less far out"
+    return f"about {math.ceil(FEWEST / support):,} times as many {what}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

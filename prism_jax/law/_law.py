@@ -11,7 +11,7 @@ from .._misc import quoted
 from .._summary import Summary
 from ._allocations import Allocations
 from ._compared import AbstractCompared
-from ._errors import FEWEST, Errors
+from ._errors import FEWEST, Errors, more_steps
 from ._histogram import Histogram
 
 
@@ -221,14 +221,13 @@ class Law(AbstractCompared):
         if not self.errors.known or beyond < FEWEST:
             number, one = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
             verb = ("is" if one else "are") if q is None else ("lies" if one else "lie")
-            times = math.ceil(FEWEST / max(beyond, 0.01))
             sample, more = "independent replica sample", "steps"
             if self.allocations:
                 sample, more = "allocation", "allocations"
             return (
                 f"only {number} {sample}{'' if one else 's'} {verb} "
-                f"{'behind' if q is None else 'beyond'} it, and {FEWEST} are needed: about "
-                f"{times:,} times as many {more}"
+                f"{'behind' if q is None else 'beyond'} it, and {FEWEST} are needed: "
+                f"{more_steps(beyond, more)}"
             )
         return "the grid of step times misses an end of it; simulate more steps"
 
