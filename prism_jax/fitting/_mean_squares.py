@@ -98,27 +98,6 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
     )
 
 
-def noise_of_means(
-    body: Logs, axes: tuple[int, ...], variances: tuple[Variance, ...]
-) -> np.ndarray:
-    """The variance of means over `axes`, from the variances within them."""
-    residual, worker_step, microbatch = (v.known for v in variances)
-    there = ~np.isnan(body)
-
-    def repeats(merged: tuple[int, ...]) -> np.ndarray:
-        """For each mean, one over the number of different draws of a component in it."""
-        counts = np.sum(there, axis=merged, keepdims=True).astype(float)
-        rest = tuple(axis for axis in axes if axis not in merged)
-        total = np.sum(counts, axis=rest, keepdims=True)
-        return np.sum(counts**2, axis=rest, keepdims=True) / np.maximum(total, 1) ** 2
-
-    return (
-        residual * repeats(())
-        + worker_step * repeats((2, 3))
-        + microbatch * repeats(tuple(axis for axis in (1, 2) if axis in axes))
-    )
-
-
 def between_workers(
     worker: np.ndarray, loadings: np.ndarray, noise: float, data: float
 ) -> Variance:
