@@ -151,10 +151,10 @@ def _through_steps(
             ends[:, :sinks] = kept.ends[samples[some]]
             return (kept.first + at).astype(np.uint32), ends, regimes[at]
 
-        slope = np.where(packed.entries >= 0, slopes[packed.entries], 0)
+        slope = np.where(packed.entries >= 0, slopes[packed.entries], 0).astype(run.plan.dtype)
         of_figure = figure[packed.entries]
         # Figures differ by their thresholds.
-        over = None if last is None else Over(thresholds[of_figure], last)
+        over = None if last is None else Over(thresholds[of_figure].astype(run.plan.dtype), last)
         of_last, of_parts, of_threshold = _through_last(run, packed, inputs, over, slope)
         np.add.at(of_thresholds, of_figure, of_threshold)
         packed.add((sums.step, sums.residuals), (of_last.step, of_last.residuals))

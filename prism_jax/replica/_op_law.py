@@ -98,11 +98,11 @@ class ClassLaw(eqx.Module):
         return table_score(residuals[self.single.kind.reshape(-1)[0]], ratio)
 
 
-class Pauses(eqx.Module):
-    """The stalls of each sample: the op that each pauses, or -2 for none, and how long it lasts."""
+class Pause(eqx.Module):
+    """One stall of each sample: the op that it pauses, or -2 for none, and how long it lasts."""
 
-    op: Int[Array, "stalls samples"]
-    seconds: Float[Array, "stalls samples"]
+    op: Int[Array, "1 samples"]
+    seconds: Float[Array, "1 samples"]
 
 
 class Common(eqx.Module):
@@ -111,11 +111,11 @@ class Common(eqx.Module):
     **Attributes:**
 
     - `residuals`: tables of laws that have no cheap closed form.
-    - `pauses`: the stalls of each sample; `None` if no op may stall.
+    - `pauses`: the stalls of each sample.
     """
 
     residuals: Float[Array, "kinds scores"] | None
-    pauses: Pauses | None
+    pauses: tuple[Pause, ...]
 
 
 class OpLaw(AbstractOpLaw):
@@ -156,10 +156,8 @@ class OpLaw(AbstractOpLaw):
         """The latency of the op from that of its kernels."""
         if self.factor is not None:
             seconds = seconds * self.factor
-        if common.pauses is not None:
-            for stall in range(len(common.pauses.op)):
-                paused = op == common.pauses.op[stall][None]
-                seconds = seconds + jnp.where(paused, common.pauses.seconds[stall][None], 0)
+        for pause in common.pauses:
+            seconds = seconds + jnp.where(op == pause.op, pause.seconds, 0)
         return seconds
 
 

@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Int, UInt32
 
 from ..random import KeyData, Stream, counters, fold, normals, uniforms
-from ._op_law import Pauses, look_up
+from ._op_law import Pause, look_up
 from ._plan import Plan
 
 
@@ -15,16 +15,17 @@ def pauses_of(
     sample_ids: UInt32[Array, " samples"],
     number: Int[Array, " samples"],
     key: KeyData,
-) -> Pauses | None:
-    """The stalls of samples with a given number of stalls; `None` if no op may stall."""
+) -> tuple[Pause, ...]:
+    """The stalls of samples with a given number of stalls."""
     stalls, kinds = plan.structure.graph.stalls, plan.structure.classes.stall_kind
     if stalls is None or kinds is None or plan.tables.stall_shares is None:
-        return None
+        return ()
     entries = stall_entries(plan, sample_ids, number, key)
     counter = np.uint32(2) * counters(stalls.most) + np.uint32(1)
     z = normals(fold(key, Stream.STALLS), sample_ids, counter, plan.dtype)
     op = jnp.where(entries >= 0, stalls.op[entries], -2)
-    return Pauses(op, look_up(plan.tables.stall_sizes, kinds[entries], z))
+    seconds = look_up(plan.tables.stall_sizes, kinds[entries], z)
+    return tuple(Pause(op[j : j + 1], seconds[j : j + 1]) for j in range(len(op)))
 
 
 def stall_entries(
