@@ -179,8 +179,10 @@ def test_bad_allocations_are_refused():
     for allocations in (0, 51, 101):
         with pytest.raises(ValueError, match="at least 1"):
             simulate(program, num_samples=100, key=key, allocations=allocations)
-    with pytest.raises(ValueError, match="leave out"):
+    with pytest.raises(ValueError, match="leave out `replicas='exact'`"):
         simulate(program, num_samples=100, key=key, allocations=2, replicas="exact")
+    with pytest.raises(ValueError, match="leave out `sampling='importance'`"):
+        simulate(program, num_samples=100, key=key, allocations=2, sampling="importance")
     equal = pipeline_program(OneFOneB(1, 1))
     with pytest.raises(ValueError, match="GPUs that differ"):
         simulate(equal, num_samples=100, key=key, allocations=2)

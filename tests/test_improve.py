@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from prism_jax.analysis import Quantile, Std, improve, target
+from prism_jax.analysis import Exceedance, Quantile, Std, improve, target
 from prism_jax.analysis._improve import _affordable, _descend
 from prism_jax.cli import main
-from prism_jax.program import Variability
+from prism_jax.program import Op, Variability, compile_graph
 from prism_jax.schedule import GPipe
 
 from .helpers import lognormal, one_kernel, pipeline_program
@@ -58,6 +58,14 @@ def test_a_budget_for_everything_takes_all_away():
     assert found.removed == {"gemm": 1.0, "optimizer": 1.0}
     assert found.spent == 3.0
     assert found.after.value == pytest.approx(0, abs=1e-5)
+
+
+def test_a_probability_may_fall_to_zero():
+    """An improvement that no step exceeds the threshold after is not a mistake."""
+    ops = [Op(lognormal(0.1), kind="a"), Op(lognormal(0.1), kind="b", after=[0])]
+    options = {"num_samples": 400, "key": jax.random.key(0), "num_iterations": 2}
+    found = improve(compile_graph(ops), Exceedance(2.3), {"a": 1.0, "b": 1.0}, 1.9, **options)
+    assert min(found.path) == 0 < found.before.value
 
 
 def test_what_is_affordable_is_the_nearest():

@@ -42,7 +42,7 @@ def _alike(steps: np.ndarray, law: prism.Law) -> None:
     error = np.hypot(np.std(steps) * np.sqrt((kurtosis - 1) / number) / 2, law.errors.std)
     assert abs(np.std(steps) - law.std) < 4 * error
     for q in (0.05, 0.5, 0.95, 0.99):
-        error = 2 * np.sqrt(q * (1 - q) / number)  # The law has as many steps or more.
+        error = np.sqrt(2 * q * (1 - q) / number)  # The law has as many steps or more.
         assert abs(np.mean(steps <= law.quantile(q)) - q) < 4 * error
 
 

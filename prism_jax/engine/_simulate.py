@@ -83,11 +83,10 @@ def simulate(
     """
     num_samples = check_num_samples(num_samples)
     check_program(program, key)
-    _check_options(program, num_samples, replicas, sampling)
     if allocations is not None:
-        _check_allocations(program, num_samples, replicas, allocations)
+        _check_allocations(program, num_samples, replicas, sampling, allocations)
         replicas = "explicit"
-        _check_options(program, num_samples, replicas, sampling)
+    _check_options(program, num_samples, replicas, sampling)
     started = time.perf_counter()
     run = prepare(program, key)
     # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that
@@ -170,7 +169,7 @@ def _law_of_stretch(
     )
 
 
-def _check_allocations(program, num_samples, replicas, allocations) -> None:
+def _check_allocations(program, num_samples, replicas, sampling, allocations) -> None:
     if isinstance(allocations, bool) or not isinstance(allocations, int | np.integer):
         raise ValueError(f"`allocations={allocations!r}` must be a whole number of at least 1.")
     if not 1 <= allocations <= max(num_samples // 2, 1):
@@ -178,8 +177,12 @@ def _check_allocations(program, num_samples, replicas, allocations) -> None:
             f"`allocations={allocations}` must be at least 1 and no more than half of the "
             f"{num_samples} steps, because each needs two to be told apart from the others."
         )
-    if replicas == "exact":
-        raise ValueError("`allocations` simulates every replica; leave out `replicas='exact'`.")
+    fits = {"replicas": (replicas, "explicit"), "sampling": (sampling, "plain")}
+    for name, (given, only) in fits.items():
+        if given not in ("auto", only):
+            raise ValueError(
+                f"`allocations` simulates every replica; leave out `{name}={given!r}`."
+            )
     if program.variability.rank is None:
         raise ValueError(
             "`allocations` needs GPUs that differ, but the program's `variability.rank` is `None`; "
