@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.engine import simulate
+from prism_jax.engine import gpu_set_factors, prepare, simulate
 from prism_jax.law import (
     Accumulator,
     Allocations,
@@ -51,6 +51,32 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     assert law.run_mean_std(10_000) > 90 * law.std / np.sqrt(10_000)
     low, high = law.mean_interval()
     assert (high - low) / 2 == pytest.approx(1.984 * between / np.sqrt(allocations), rel=0.02)
+
+
+def test_sets_of_gpus_differ_by_their_factors_and_not_by_the_noise_of_their_steps():
+    """Closed form: means differ as the factors of one GPU do, however noisy the steps are."""
+    laws = Variability(
+        residual={"gemm": lognormal(0.05)}, rank=lognormal(0.02), step=lognormal(0.05)
+    )
+    program = pipeline_program(OneFOneB(1, 1), variability=laws)
+    sets, seeds = 64, 24
+    spreads = [
+        gpu_set_factors(prepare(program, jax.random.key(seed)), sets, 3).std(ddof=1)
+        for seed in range(seeds)
+    ]
+    # The noise of three steps adds more than the factors have.
+    error = 0.02**2 * np.sqrt(2 / sets) * (1 + 0.05**2 / 3 / 0.02**2)
+    variance = np.mean(np.square(spreads))
+    assert abs(variance - 0.02**2) < 4 * error / np.sqrt(seeds)
+
+
+def test_sets_of_gpus_of_several_replicas_differ_as_allocations_do():
+    program = _program(OneFOneB(2, 4), num_replicas=8)
+    law = simulate(program, num_samples=20_000, key=jax.random.key(1), allocations=400)
+    factors = gpu_set_factors(prepare(program, jax.random.key(2)), 400, 4)
+    between = law.run_mean_std(np.inf) / law.mean
+    assert factors.std() == pytest.approx(between, rel=4 / np.sqrt(400))
+    assert factors.mean() == pytest.approx(1, rel=1e-9)
 
 
 def _intervals(law):

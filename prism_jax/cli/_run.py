@@ -15,7 +15,7 @@ HELP = "print how long a whole training run takes, including interruptions"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
-    # Enough for the mean to be known to a hundredth of the spread, with each replica simulated.
+    # Enough for the mean to be known to a hundredth of the spread.
     parser.set_defaults(samples=8_192)
     parser.add_argument(
         "--steps", type=count, required=True, metavar="N", help="training steps of a run"

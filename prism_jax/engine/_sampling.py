@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import jax
@@ -201,40 +201,62 @@ class Explicit(AbstractSampling):
         return super().kept(laws) if self.allocations is None else laws
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        replicas, sinks = run.program.num_replicas, run.program.sinks.number
-        regime = run.chances.regime
+        regime, first = run.chances.regime, draws[0].first
         first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
-        for mine in draws:
-            rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
-            allocation = None if self.allocations is None else np.uint32(mine.number)
-            begin = mine.first
-            for batch in tiles(
-                _explicit_tile,
-                (run.plan, run.key, allocation),
-                mine.steps * replicas,
-                first=mine.first * replicas,
-                per_batch=tiles_of(run.plan),
-            ):
-                ends, regimes = batch.samples()
-                ends = np.concatenate([rest[0], ends[:, :sinks]])
-                regimes = np.concatenate([rest[1], regimes])
-                steps = len(ends) // replicas
-                rest = ends[steps * replicas :], regimes[steps * replicas :]
-                if not steps:
-                    continue
-                latest = ends[: steps * replicas].reshape(steps, replicas, -1).max(axis=1)
-                stratum = first_of[regimes[: steps * replicas : replicas]]
-                ids = np.arange(begin, begin + steps, dtype=np.uint32)
-                begin += steps
-                yield ids, latest, latest.max(axis=1), stratum, np.ones(steps, np.float32)
+        numbers = np.array([mine.number for mine in draws])
+        ends = np.cumsum([mine.steps for mine in draws])
+
+        def on_gpus(row):
+            if self.allocations is None:
+                return first + row, first + row
+            return first + row, numbers[np.searchsorted(ends, row, side="right")]
+
+        begin = 0
+        for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
+            done = 0
+            for k, start, last in parts(ends, begin, len(latest)):
+                mine, of_regime = (x[done : done + last - start] for x in (latest, regimes))
+                ids = np.arange(draws[k].first + start, draws[k].first + last, dtype=np.uint32)
+                ones = np.ones(len(ids), np.float32)
+                yield ids, mine, mine.max(axis=1), first_of[of_regime], ones
+                done += len(ids)
+            begin += done
 
 
-def _explicit_tile(shared, ids):
+def slowest_ends(
+    run: Run, num_steps: int, on_gpus: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The latest end of each sink among all replicas of steps, `(steps, sinks)`, and the regimes of
+    these, some steps at a time.
+
+    **Arguments:**
+
+    - `on_gpus`: gives, for the numbers of some steps, the ids of their draws, and the ids of the
+        sets of GPUs that they run on.
+    """
+    replicas, sinks = run.program.num_replicas, run.program.sinks.number
+
+    def inputs(begin, count):
+        step, replica = np.divmod(np.arange(begin, begin + count), replicas)
+        return tuple((x * replicas + replica).astype(np.uint32) for x in on_gpus(step))
+
+    rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
+    shared, size = (run.plan, run.key), tiles_of(run.plan)
+    for batch in tiles(_explicit_tile, shared, num_steps * replicas, inputs, per_batch=size):
+        ends, regimes = batch.samples()
+        ends = np.concatenate([rest[0], ends[:, :sinks]])
+        regimes = np.concatenate([rest[1], regimes])
+        steps = len(ends) // replicas
+        whole = steps * replicas
+        rest = ends[whole:], regimes[whole:]
+        if steps:
+            yield ends[:whole].reshape(steps, replicas, -1).max(axis=1), regimes[:whole:replicas]
+
+
+def _explicit_tile(shared, _, ids, gpu_ids):
     """One tile: ends `(samples, sinks)`, and the regime of each sample's step."""
-    plan, key, allocation = shared
-    number = plan.structure.num_replicas
-    regimes, _ = regimes_and_stalls(plan.structure.strata, ids // number)
-    gpu_ids = None if allocation is None else allocation * number + ids % number
+    plan, key = shared
+    regimes, _ = regimes_and_stalls(plan.structure.strata, ids // plan.structure.num_replicas)
     stalls = poisson_stalls(plan, ids, key)
     ends = replica_ends(plan, Sampled(ids, regimes, stalls, gpu_ids=gpu_ids), key)
     return ends.T, regimes

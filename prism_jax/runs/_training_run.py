@@ -11,7 +11,8 @@ from .._estimate import Estimate
 from .._misc import check_type
 from .._progress import progress_bar
 from ..data import Failures, load_failures
-from ..engine import simulate
+from ..engine import gpu_set_factors, prepare, simulate
+from ..law import FEWEST
 from ..program import Program
 from ..random import key_data
 from ..replica import interruptible
@@ -23,8 +24,10 @@ from ._run_law import DAY, RunLaw
 
 # Runs side by side, few enough for what they are to stay in a core's cache.
 _BLOCK = 4096
-# Sets of GPUs of which the program's steps are simulated, and how many a run can have in turn.
-_ALLOCATIONS = 64
+# Sets of GPUs whose steps are simulated, the steps of each, and how many sets a run has in turn.
+# The variance between them is then known to a quarter of itself.
+_GPU_SETS = 128
+_STEPS_OF_SET = 8
 _SETS = 32
 # Of a central difference in the logarithm of a cost, and the runs that it is taken of.
 _APART = 0.1
@@ -95,12 +98,13 @@ def training_run(
     losing = float(sum(rates[[not cause.announced for cause in failures.causes]]))
     best = _best(losing, failures.blocking_s)
 
-    varies = program.variability.rank is not None and num_samples >= 2 * _ALLOCATIONS
+    # Of the law only the mean and the spread count, which plain samples give unless they are few.
+    plain = program.num_replicas * FEWEST <= num_samples
     law = simulate(
         program,
         num_samples=num_samples,
         key=key,
-        allocations=_ALLOCATIONS if varies else None,
+        sampling="plain" if plain else "auto",
         progress=progress,
     )
     if law.interrupted:
@@ -113,7 +117,10 @@ def training_run(
     else:
         best = _best(losing, costs.blocking_s)
     check_ends(work, costs, failures, rates, num_spares)
-    steps = _Steps(law, num_steps, autocorrelation_time)
+    factors = np.ones(1)
+    if program.variability.rank is not None:
+        factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
+    steps = _Steps(law, factors, num_steps, autocorrelation_time)
     simulated = _Simulation(work, law.mean, steps, failures, per_second, num_spares, known_rates)
     seeds = np.asarray(key_data(key)).tolist()
     with progress_bar(num_runs, progress, "runs", "run") as bar:
@@ -208,15 +215,9 @@ class _Simulation:
 class _Steps:
     """What sets of GPUs take for the steps of a run."""
 
-    def __init__(self, law, num_steps: int, autocorrelation_time: float):
-        self.factors, within = np.ones(1), law.std
-        if law.allocations is not None:
-            means, within = np.array(law.allocations.means), law.allocations.std
-            steps_each = law.num_samples / len(means)
-            # The means scatter more than the sets differ, by what a mean of some steps does.
-            between = law.allocations.run_mean_std(math.inf, steps_each)
-            shrunk = between / max(float(means.std(ddof=1)), 1e-300)
-            self.factors = 1 + shrunk * (means / means.mean() - 1)
+    def __init__(self, law, factors: np.ndarray, num_steps: int, autocorrelation_time: float):
+        self.factors = factors
+        within = math.sqrt(max(law.std**2 - law.mean**2 * factors.var(), 0.0))
         # One more check of both numbers, with the words of the law.
         if not (autocorrelation_time >= 1 and math.isfinite(autocorrelation_time)):
             raise ValueError(
