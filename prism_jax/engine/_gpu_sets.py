@@ -22,9 +22,7 @@ def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray
     - `num_sets`: at least two.
     - `num_steps`: on each set, with every replica simulated; at least two.
     """
-    found = slowest_ends(
-        run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps)
-    )
+    found = slowest_ends(run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps))
     ends, regimes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     # The slowness of the step is the same on all sets, so it is left out.
     times = _without_factor(run, ends, regimes, num_steps).reshape(num_sets, num_steps)
