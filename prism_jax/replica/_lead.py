@@ -28,9 +28,11 @@ from ._plan import Plan
 _MOST_AXES = 256
 # Half of the samples are drawn by the law itself, so that no weight exceeds two.
 _SHIFTED = 0.5
-# The gradient is the mean over this many samples, or fewer if there are many axes.
+# The gradient is the mean over this many samples, or fewer if there are many axes. A quarter is
+# enough for the direction along given axes.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**19
+_FOR_DIRECTION = 4
 # Sobol points that are made at once, a power of two.
 _POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
@@ -77,13 +79,19 @@ def turned(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> Lead:
     """The same axes, shifted in the direction of a program with other parameters. What varies less
     in it would only make its samples weigh unlike.
     """
-    order = np.asarray(lead.order)
-    return replace(lead, direction=_direction(_gradient(program, plan, key), order, plan))
+    gradient = _gradient(program, plan, key, fewer=_FOR_DIRECTION)
+    return replace(lead, direction=_direction(gradient, np.asarray(lead.order), plan))
 
 
-def _gradient(program: Program, plan: Plan, key: PRNGKeyArray) -> Float[np.ndarray, " axes"]:
+def _gradient(
+    program: Program, plan: Plan, key: PRNGKeyArray, *, fewer: int = 1
+) -> Float[np.ndarray, " axes"]:
     """The mean gradient of the end of a replica without stalls, along all axes: that of the latency
     of each op, if it is on the critical path. By NumPy, because it takes seconds to compile.
+
+    **Arguments:**
+
+    - `fewer`: of so many times fewer samples.
     """
     number = sum(_counts(program))
     work = number
@@ -91,7 +99,7 @@ def _gradient(program: Program, plan: Plan, key: PRNGKeyArray) -> Float[np.ndarr
         sequences = plan.structure.graph.sequences
         assert sequences is not None
         work = number * sequences.steps.shape[1] * sequences.members
-    samples = int(np.clip(_PILOT_NUMBERS // work, 16, _PILOT_SAMPLES))
+    samples = int(np.clip(_PILOT_NUMBERS // work, 16 * fewer, _PILOT_SAMPLES)) // fewer
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
     scores = rng.standard_normal((number, samples)).astype(plan.dtype)
