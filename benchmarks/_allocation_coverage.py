@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_jax.law import Law, figures, merge_allocations, merge_stretches
+from prism_jax.law import Law, figures, merge_allocations, merge_chunks
 
 
 _POPULATION, _STEPS = 4_000, 8
@@ -27,7 +27,7 @@ def allocation_rows(repetitions: int) -> list[dict[str, Any]]:
     often one that is not contains the truth (`nan` if none is given).
     """
     population = _population()
-    truth = figures(merge_stretches(population), quantiles=_QUANTILES)
+    truth = figures(merge_chunks(population), quantiles=_QUANTILES)
     return [row for number in _ALLOCATIONS for row in _rows(population, truth, number, repetitions)]
 
 
@@ -55,7 +55,7 @@ def _population() -> list[Law]:
 
     from prism_jax.engine import prepare
     from prism_jax.engine._draw import all_draws
-    from prism_jax.engine._run import composed, decided_stretches, errors_of
+    from prism_jax.engine._run import decided_chunks, errors_of, step_times
     from prism_jax.engine._sampling import Explicit
     from prism_jax.law import Accumulator, grid_of
     from prism_jax.program import Variability
@@ -66,9 +66,9 @@ def _population() -> list[Law]:
     program = pipeline_program(OneFOneB(1, 1), variability=laws, num_replicas=4)
     run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Explicit(_POPULATION))
     draws = all_draws(run, _POPULATION * _STEPS)
-    stretches = list(decided_stretches(run, draws))
-    steps = np.concatenate(list(composed(run, stretches))).reshape(_POPULATION, _STEPS)
-    errors = errors_of(stretches[0].decision, steps[0].copy())
+    chunks = list(decided_chunks(run, draws))
+    steps = np.concatenate(list(step_times(run, chunks))).reshape(_POPULATION, _STEPS)
+    errors = errors_of(chunks[0].decision, steps[0].copy())
     grid, population = grid_of(steps.ravel()), []
     for mine in steps:
         accumulator = Accumulator(grid)

@@ -56,14 +56,14 @@ def _of_estimators(repetitions: int) -> Iterator[dict[str, Any]]:
     from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
     from prism_jax.analysis._bootstrap import Bootstrapped
     from prism_jax.analysis._estimate import figure, figure_value, gradients
-    from prism_jax.engine import composed_steps
+    from prism_jax.engine import simulated_steps
 
     cases = [("chain, log-normal", o) for o in (Mean(), Std(), Quantile(0.9), CVaR(0.9), None)]
     cases.append(("1f1b, random tail", None))
     for name, objective in cases:
         program = programs()[name]
         if objective is None:
-            steps = composed_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
+            steps = simulated_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
             objective = Exceedance(float(np.quantile(steps, 0.9)))
         probe = figure(program, objective, num_samples=_STEPS, key=jax.random.key(0))
         label = NAMES[type(objective).__name__ + conditional_on(probe)]

@@ -34,7 +34,7 @@ def communication(job: str, wider: float) -> dict[str, Any]:
 
     from prism_jax import Quantile, Std, load_job
     from prism_jax.analysis._estimate import figure
-    from prism_jax.analysis._knobs import ELEMENTARY, neutral, parts_of, scaled, turn
+    from prism_jax.analysis._knobs import ELEMENTARY, apply_knobs, neutral, parts_of, scaled
     from prism_jax.cluster import COLLECTIVES
     from prism_jax.program import compile_job
 
@@ -48,10 +48,10 @@ def communication(job: str, wider: float) -> dict[str, Any]:
     def of(without: set[str]) -> dict[str, float]:
         factors = {name: 0.0 if name in without else wider for name in own}
         factors |= dict.fromkeys(without, 0.0)
-        changed = turn(program, scaled(ones, factors))
+        changed = apply_knobs(program, scaled(ones, factors))
         options: dict[str, Any] = {"num_samples": SAMPLES, "key": jax.random.key(0)}
-        value, composed, _ = figure(changed, Std(), **options)
-        return {"std": value, "p95": Quantile(0.95).value(composed.steps)}
+        value, simulated, _ = figure(changed, Std(), **options)
+        return {"std": value, "p95": Quantile(0.95).value(simulated.steps)}
 
     whole, rest, alone, none = of(set()), of(mine), of(parts - mine), of(parts)
     share = {

@@ -86,12 +86,12 @@ def pairs_of(name: str, program: Any, seed: int) -> list[dict[str, Any]]:
 
     parameters = Parameters(program)
     found = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
-    composed = found.composed
-    moved = MOVED * float(np.std(composed.steps))
+    simulated = found.simulated
+    moved = MOVED * float(np.std(simulated.steps))
     slopes = parameters.relative(figure_gradient(found))
     by = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
-    objectives.append(Exceedance(float(np.quantile(composed.steps, 0.9))))
+    objectives.append(Exceedance(float(np.quantile(simulated.steps, 0.9))))
     options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "margin": MARGIN}
     options["key"] = jax.random.key(seed)
     for objective in objectives:  # Compiles.
@@ -145,15 +145,15 @@ def central_differences(
     """Central differences by row, as in `derivatives`, objective and parameter, with common random
     numbers.
     """
-    from prism_jax.analysis._bootstrap import beside
+    from prism_jax.analysis._bootstrap import stacked
     from prism_jax.analysis._estimate import figure_of, figure_value
-    from prism_jax.engine import composed_steps
+    from prism_jax.engine import simulated_steps
 
-    like = composed_steps(program, **options)
+    like = simulated_steps(program, **options)
 
     def figures(i, by):
-        composed = composed_steps(parameters.changed(i, by), like=like, **options)
-        found = beside(*(figure_value(figure_of(composed, o)) for o in objectives))
+        simulated = simulated_steps(parameters.changed(i, by), like=like, **options)
+        found = stacked(*(figure_value(figure_of(simulated, o)) for o in objectives))
         return np.concatenate([found.values[None], found.resampled])
 
     found = [

@@ -18,11 +18,13 @@ class Summary:
     - `title`: one sentence.
     - `rows`: the rows, each as long as the `header`, if there is one. Rows beyond the first few are
         only counted.
+    - `notes`: sentences below the rows.
     """
 
     title: str
     rows: Sequence[Sequence[Any]]
     header: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def text(self) -> str:
         """The summary as text, in columns of equal width."""
@@ -54,7 +56,7 @@ class Summary:
 
     def _more(self) -> list[str]:
         left = len(self.rows) - _MOST_ROWS
-        return [f"... and {left:,} more"] if left > 0 else []
+        return [f"... and {left:,} more"] * (left > 0) + [*self.notes]
 
 
 def _cell(value: Any) -> str:

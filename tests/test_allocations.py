@@ -15,7 +15,8 @@ from prism_jax.law import (
     grid_of,
     load_law,
     merge_allocations,
-    merge_stretches,
+    merge_chunks,
+    merge_laws,
     save_law,
 )
 from prism_jax.program import Variability
@@ -74,7 +75,7 @@ def test_sets_of_gpus_of_several_replicas_differ_as_allocations_do():
     program = _program(OneFOneB(2, 4), num_replicas=8)
     law = simulate(program, num_samples=20_000, key=jax.random.key(1), allocations=400)
     factors = gpu_set_factors(prepare(program, jax.random.key(2)), 400, 4)
-    between = law.run_mean_std(np.inf) / law.mean
+    between = law.run_mean_std(10**9) / law.mean
     assert factors.std() == pytest.approx(between, rel=4 / np.sqrt(400))
     assert factors.mean() == pytest.approx(1, rel=1e-9)
 
@@ -103,7 +104,7 @@ def _laws_of_allocations(number: int, steps_each: int = 50, between: float = 1.0
 def test_intervals_are_those_of_as_many_samples_as_there_are_allocations(allocations, given):
     """Allocations are drawn, with replacement, from some whose law is known exactly."""
     population = [*_laws_of_allocations(500)]
-    law = merge_stretches(population)
+    law = merge_chunks(population)
     truth = [law.mean, law.std, *(law.quantile(q) for q in (0.05, 0.5, 0.95))]
     known = np.array([mark != " " for mark in given.ljust(5)])
     rng, repetitions, held = np.random.default_rng(allocations), 150, np.zeros(5)
@@ -231,3 +232,19 @@ def test_allocations_from_the_command_line(capsys):
     assert found["run_mean_std_s"] > found["std_within_s"] / 100
     assert main([*words, "--allocations", "401"]) == 2
     assert "allocations" in capsys.readouterr().err
+
+
+def test_merged_laws_keep_their_allocations():
+    program = _program(OneFOneB(1, 1))
+    laws = [
+        simulate(program, num_samples=40 * steps, key=jax.random.key(steps), allocations=40)
+        for steps in (50, 100)
+    ]
+    merged = merge_laws(laws)
+    assert merged.allocations is not None
+    both = [law.allocations for law in laws if law.allocations is not None]
+    assert merged.allocations.means == both[0].means + both[1].means
+    variances = [mine.std**2 for mine in both]
+    assert merged.allocations.std == pytest.approx(np.sqrt(np.average(variances, weights=[1, 2])))
+    plain = simulate(program, num_samples=100, key=jax.random.key(0))
+    assert merge_laws([merged, plain]).allocations is None

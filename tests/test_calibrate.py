@@ -21,7 +21,7 @@ from prism_jax.data import (
     load_priors,
     save_job,
 )
-from prism_jax.engine import composed_steps, simulate
+from prism_jax.engine import simulate, simulated_steps
 from prism_jax.fitting import agreement, calibrate, core_spread, observe
 from prism_jax.fitting._calibrated_job import without_calibration
 from prism_jax.fitting._collective_noise import Split, most_likely_noise
@@ -68,8 +68,10 @@ def _autoregressive(rng, number, decay=0.9):
 def _runs(job, *, number=1000, runs=3, seed=0):
     """Step times as a cluster would log them: what steps share comes and goes."""
     rng = np.random.default_rng(seed)
-    composed = composed_steps(compile_job(job), num_samples=number * runs, key=jax.random.key(seed))
-    parts = np.split(composed.steps, runs)
+    simulated = simulated_steps(
+        compile_job(job), num_samples=number * runs, key=jax.random.key(seed)
+    )
+    parts = np.split(simulated.steps, runs)
     return [part * np.exp(_STEP * _autoregressive(rng, number)) for part in parts]
 
 

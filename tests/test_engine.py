@@ -94,7 +94,7 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
 from prism_jax.engine import Plain, prepare, simulate
 from prism_jax.engine._draw import Draws
-from prism_jax.engine._run import decided_stretches
+from prism_jax.engine._run import decided_chunks
 from tests.helpers import rich_program
 assert len(jax.devices()) == int(sys.argv[1])
 key = jax.random.key(3)
@@ -114,8 +114,8 @@ with jax.enable_x64(True):
     program = rich_program(8)
     kept = []
     for n in (5000, 20_000):
-        (stretch,) = decided_stretches(prepare(program, key), [Draws(Plain(), 0, n)])
-        kept.append(np.asarray(stretch.decision.kept.ends[:5000]))
+        (chunk,) = decided_chunks(prepare(program, key), [Draws(Plain(), 0, n)])
+        kept.append(np.asarray(chunk.decision.kept.ends[:5000]))
     assert np.array_equal(*kept)
     digest.update(kept[0].tobytes())
     for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):

@@ -62,9 +62,9 @@ def test_gradients_equal_differences(num_replicas):
 
 
 def _steps(program, seed):
-    from prism_jax.engine import composed_steps
+    from prism_jax.engine import simulated_steps
 
-    return composed_steps(program, num_samples=64_000, key=jax.random.key(1000 + seed)).steps
+    return simulated_steps(program, num_samples=64_000, key=jax.random.key(1000 + seed)).steps
 
 
 def test_the_value_is_that_of_the_law():

@@ -25,7 +25,7 @@ from prism_jax.latency import (
     families,
     log_sigma,
     make_latency,
-    widen,
+    scale_spread,
 )
 from prism_jax.latency._scores import expectation
 from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
@@ -314,7 +314,7 @@ def test_every_family(name):
     if sigma is not None:
         np.testing.assert_allclose(x, law.from_normal(0.0) * jnp.exp(sigma * z), rtol=1e-9)
     for factor in (0.0, 1.0):
-        wide = widen(law, factor)
+        wide = scale_spread(law, factor)
         np.testing.assert_allclose(wide.mean(), law.mean(), rtol=1e-4)
         np.testing.assert_allclose(wide.variance(), factor * law.variance(), rtol=1e-6, atol=1e-12)
     steps = np.asarray(law.from_normal(np.random.default_rng(0).standard_normal(20_000)))

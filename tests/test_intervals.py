@@ -124,7 +124,7 @@ def test_the_skewness_of_laws_put_together_is_that_of_their_mean():
 def test_the_interval_of_a_quantile_ends_where_the_distribution_function_s_does():
     """Its width there counts: beyond the knee of a law nearly nothing is unknown."""
     errors = made_law().errors
-    low, high = errors.around(0.95, 0.95)
+    low, high = errors.interval_levels(0.95, 0.95)
     for p, sign in ((low, 1), (high, -1)):
         error, _ = errors.of_level(p)
         reach = Estimate(0.0, error, 40.0).interval()[1]
@@ -132,13 +132,13 @@ def test_the_interval_of_a_quantile_ends_where_the_distribution_function_s_does(
     # An interval of nearly no confidence lies beside a skewed estimate.
     for skewness, sign in ((0.2, -1), (-0.2, 1)):
         skewed = dataclasses.replace(errors, level_skewness=errors.level_skewness + skewness)
-        ends = skewed.around(0.95, 0.001)
+        ends = skewed.interval_levels(0.95, 0.001)
         assert ends[0] < ends[1]
         assert min(sign * (end - 0.95) for end in ends) > 0
     from prism_jax.law import LEVELS
 
     knee = dataclasses.replace(errors, levels=np.where(LEVELS > 0.96, 0.0, errors.levels))
-    assert knee.around(0.95, 0.95)[1] < high
+    assert knee.interval_levels(0.95, 0.95)[1] < high
 
 
 def test_what_goes_with_the_estimate_is_no_noise_of_its_error():

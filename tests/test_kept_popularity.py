@@ -203,7 +203,7 @@ def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, ki
         members=jnp.full(kinds, float(members)),
         group=jnp.zeros(kinds, int),
         overlaps=None,
-        around=None,
+        outer_overlaps=None,
         loads=jnp.eye(kinds),
     )
     cumulants = jnp.asarray([[1.0], [1e-4], [0.0]]) * jnp.ones((1, kinds))

@@ -7,7 +7,7 @@ from prism_jax import Estimate
 from prism_jax.engine._run import errors_of
 from prism_jax.law import NUM_BINS, Accumulator, Allocations, grid_of, merge_histograms
 from prism_jax.step import Replicas, VectorRule
-from prism_jax.step._decision import Deal
+from prism_jax.step._decision import Systematic
 from prism_jax.step._selection import select
 
 from .helpers import made_law
@@ -29,7 +29,7 @@ def _law(steps, batches=7):
         counts=np.array([n]),
     )
     selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
-    decision = VectorRule(kept, Deal(np.ones(1), n, (0.6, 0.5), (0, 0), 0), (selection,))
+    decision = VectorRule(kept, Systematic(np.ones(1), n, (0.6, 0.5), (0, 0), 0), (selection,))
     ordered = steps[decision.samples(0, n)]
     accumulator = Accumulator(grid_of(steps[:4096]))
     for part in np.array_split(ordered, batches):

@@ -13,7 +13,7 @@ from prism_jax.data import Layer, Model, ScheduleConfig, load_job, load_model
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
-from prism_jax.workload.modules._around import close_backward, close_module, open_module
+from prism_jax.workload.modules._gather import close_backward, close_module, open_module
 
 from .helpers import kernel_flop, kernels_of, lower_job
 

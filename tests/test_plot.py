@@ -18,7 +18,7 @@ from prism_jax import plot
 from prism_jax._estimate import Estimate
 from prism_jax.analysis import Criticality, Part, Sensitivity
 from prism_jax.cli import main
-from prism_jax.engine import composed_steps
+from prism_jax.engine import simulated_steps
 from prism_jax.plot._chrome_trace import op_name
 from prism_jax.plot._gantt import critical_line
 from prism_jax.program import RankMemory
@@ -354,7 +354,7 @@ def test_a_sampled_step_runs_as_an_event_loop_does(program, step):
     assert np.all(step.reduction_s[:, 1] > step.reduction_s[:, 0])
     tail = step.step_s - step.barrier_s
     assert tail == pytest.approx(0.3, rel=0.5)  # The optimizer's.
-    steps = composed_steps(program, num_samples=512, key=jax.random.key(0)).steps
+    steps = simulated_steps(program, num_samples=512, key=jax.random.key(0)).steps
     assert np.mean(steps <= step.step_s) == pytest.approx(0.9, abs=1 / 512)
     sends = np.flatnonzero(ops["phase"] == "SR")
     receivers = step.receivers[sends]

@@ -46,7 +46,7 @@ def _tied(num_replicas=64):
 def _decided(program) -> ExactRule:
     """The exact rule on a pilot's replicas."""
     pilot = draw_pilot(prepare(program, jax.random.key(0)))
-    kept, run = pilot.stretch.decision.kept, pilot.run
+    kept, run = pilot.chunk.decision.kept, pilot.run
     number = program.num_replicas
     exact = decide(run.chances, kept, run.key, 4096, num_replicas=number, exact=True)
     assert isinstance(exact, ExactRule)

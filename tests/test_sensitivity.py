@@ -26,11 +26,11 @@ from prism_jax.analysis import (
 )
 from prism_jax.analysis._bootstrap import (
     Bootstrapped,
-    beside,
     bootstrapped,
     combined,
     evenly,
     in_order,
+    stacked,
     withheld,
 )
 from prism_jax.analysis._estimate import (
@@ -40,10 +40,10 @@ from prism_jax.analysis._estimate import (
     figure_value,
     gradients,
 )
-from prism_jax.analysis._knobs import neutral, scaled, through_knobs, turn
+from prism_jax.analysis._knobs import apply_knobs, neutral, scaled, through_knobs
 from prism_jax.cli import main
-from prism_jax.engine import composed_steps, prepare, resample, sampled
-from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, widen
+from prism_jax.engine import prepare, resample, sampled, simulated_steps
+from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, scale_spread
 from prism_jax.maxplus import (
     cell_ends,
     cells,
@@ -71,7 +71,7 @@ def test_derivatives_are_those_of_differences():
     def moved(field, where, by):
         old = getattr(ones, field)
         new = {**old, where: old[where] + by} if isinstance(old, dict) else old.at[where].add(by)
-        return turn(program, dataclasses.replace(ones, **{field: new}))
+        return apply_knobs(program, dataclasses.replace(ones, **{field: new}))
 
     cases = [
         ("kernel_mean", "gemm", rows["gemm"].mean),
@@ -85,13 +85,13 @@ def test_derivatives_are_those_of_differences():
         ("gpu_spread", 2, rows["GPUs of rank 2"].spread),
     ]
 
-    options |= {"like": composed_steps(program, **options)}
+    options |= {"like": simulated_steps(program, **options)}
     ends = [
         figure_value(figure(moved(field, where, by), objective, **options))
         for field, where, *_ in cases
         for by in (step, -step)
     ]
-    expected = combined(lambda x: (x[:, ::2] - x[:, 1::2]) / (2 * step), beside(*ends))
+    expected = combined(lambda x: (x[:, ::2] - x[:, 1::2]) / (2 * step), stacked(*ends))
     for (field, where, ours), theirs in zip(cases, expected.estimates(), strict=True):
         assert ours is not None
         truth = theirs.value
@@ -172,7 +172,7 @@ def test_what_cannot_be_asked(options, part):
 def test_a_wider_law_keeps_its_mean(law, rel):
     mean, std = float(law.mean()), float(jnp.sqrt(law.variance()))
     for factor in (0.0, 0.5, 1.0):
-        wide = widen(law, factor)
+        wide = scale_spread(law, factor)
         assert float(wide.mean()) == pytest.approx(mean, rel=1e-6)
         assert float(jnp.sqrt(wide.variance())) == pytest.approx(factor * std, rel=rel, abs=1e-6)
 
@@ -186,10 +186,10 @@ def test_intervals_cover():
 
     def figures(count, seed):
         options = {"num_samples": count, "key": jax.random.key(seed)}
-        steps = composed_steps(program, **options)
+        steps = simulated_steps(program, **options)
         found = [figure_of(steps, o) for o in (Exceedance(threshold), *objectives)]
-        assert found[0].composed.over is not None
-        return beside(*(figure_value(one) for one in found))
+        assert found[0].simulated.exceedance is not None
+        return stacked(*(figure_value(one) for one in found))
 
     truth = figures(400_000, 99).values
     inside, values, errors = [], [], []
@@ -216,11 +216,11 @@ def test_the_conditional_probability_is_that_of_the_steps():
         (tail, "tail"),
         (rich_program(step=None), None),
     ):
-        steps = composed_steps(program, **options).steps
+        steps = simulated_steps(program, **options).steps
         threshold = float(np.quantile(steps, 0.9))
-        value, composed, _ = figure(program, Exceedance(threshold), **options)
+        value, simulated, _ = figure(program, Exceedance(threshold), **options)
         assert value == pytest.approx(0.1, abs=4 * np.sqrt(0.09 / number))
-        assert (composed.over and composed.over.last) == last
+        assert (simulated.exceedance and simulated.exceedance.last) == last
 
 
 @pytest.mark.slow
@@ -235,18 +235,18 @@ def test_conditional_probabilities_have_derivatives(varying):
         OneFOneB(3, 4), variability=variability, tail=one_kernel("optimizer", 5.0)
     )
     options = {"num_samples": 3001, "key": jax.random.key(3)}
-    threshold = float(np.quantile(composed_steps(program, **options).steps, 0.9))
+    threshold = float(np.quantile(simulated_steps(program, **options).steps, 0.9))
     found = figure(program, Exceedance(threshold), **options)
-    composed = found.composed
-    assert composed.over is not None
-    assert composed.over.last == varying
+    simulated = found.simulated
+    assert simulated.exceedance is not None
+    assert simulated.exceedance.last == varying
     slopes = figure_gradient(found).latencies.mean
     assert np.all(np.isfinite(slopes))
     ends = []
     for by in (1e-4, -1e-4):
         mean = program.latencies.mean * (1 + by)
         moved = eqx.tree_at(lambda p: p.latencies.mean, program, mean)
-        ends.append(figure(moved, Exceedance(threshold), like=composed, **options)[0])
+        ends.append(figure(moved, Exceedance(threshold), like=simulated, **options)[0])
     by_all = float(jnp.sum(slopes * program.latencies.mean))
     assert by_all == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-2)
     assert figure(program, Exceedance(99.0), **options)[0] == 0
@@ -270,7 +270,7 @@ def test_every_step_counts_in_derivatives(num_samples):
     ones = neutral(program)
     for objective, of_mean, of_spread in ((Mean(), 1, 0), (Std(), 0.05 / 3**0.5, 0.05 / 3**0.5)):
         options = {"num_samples": num_samples, "key": jax.random.key(0)}
-        gradient = figure_gradient(figure(turn(program, ones), objective, **options))
+        gradient = figure_gradient(figure(apply_knobs(program, ones), objective, **options))
         knobs = through_knobs(program, ones, gradient)
         allowed = 5 * 0.05 / np.sqrt(num_samples)
         assert float(knobs.kernel_mean["a"]) == pytest.approx(of_mean, abs=allowed)
@@ -285,12 +285,12 @@ def test_intervals_cover_where_few_replica_samples_decide():
     inside, values, errors = [], [], []
     for seed in range(100):
         options = {"num_samples": 10_000, "key": jax.random.key(seed)}
-        found = figure(turn(program, ones), Quantile(0.95), **options)
+        found = figure(apply_knobs(program, ones), Quantile(0.95), **options)
         slopes, rests_on = gradients(found)
         knobs = [through_knobs(program, ones, one) for one in slopes]
         slopes = np.array([[float(one.kernel_spread["a"])] for one in knobs])
         derivative = Bootstrapped(slopes[0], slopes[1:], np.array([rests_on]))
-        both = beside(figure_value(found), derivative)
+        both = stacked(figure_value(found), derivative)
         low, high = both.interval()
         values.append(both.values)
         errors.append(both.scatter)
@@ -308,13 +308,13 @@ def test_new_weights_of_samples_mean_new_picks_of_steps():
     when their new samples do.
     """
     program, *_ = _sum_of_normals(num_replicas=8)
-    composed = composed_steps(program, num_samples=2**14, key=jax.random.key(0))
-    for again in resample(composed):
-        ends = again.composed.stretches[0].decision.ends(0, 2**14)[:, 0]
-        np.testing.assert_allclose(again.composed.steps, ends, rtol=1e-5)
-        kept = evenly(*in_order(composed.steps, again.counts))
+    simulated = simulated_steps(program, num_samples=2**14, key=jax.random.key(0))
+    for again in resample(simulated):
+        ends = again.simulated.chunks[0].decision.ends(0, 2**14)[:, 0]
+        np.testing.assert_allclose(again.simulated.steps, ends, rtol=1e-5)
+        kept = evenly(*in_order(simulated.steps, again.counts))
         for q in (0.05, 0.5, 0.95):
-            there = np.quantile(composed.steps, q + np.array([-2e-3, 0, 2e-3]))
+            there = np.quantile(simulated.steps, q + np.array([-2e-3, 0, 2e-3]))
             assert abs(np.quantile(kept, q) - np.quantile(ends, q)) < there[2] - there[0]
 
 
@@ -340,7 +340,7 @@ def test_a_changed_program_shifts_along_what_still_varies():
     first = sampled(prepare(program, jax.random.key(0)), 1_000)
     assert first.sampling is not None
     assert first.sampling.name == "importance"
-    changed = turn(program, scaled(neutral(program), {"a": 0.0}))
+    changed = apply_knobs(program, scaled(neutral(program), {"a": 0.0}))
     again = sampled(prepare(changed, jax.random.key(0)), 1_000, first)
     assert again.sampling is not None
     before, after = first.sampling.lead, again.sampling.lead
@@ -422,7 +422,7 @@ def test_criticality_is_the_derivative_of_the_mean():
     found = criticality(program, **options)
     assert found.num_steps == 10_000
     rows = {row.name: row for row in sensitivity(program, Mean(), parts=[], **options).parts}
-    steps = composed_steps(program, **options).steps
+    steps = simulated_steps(program, **options).steps
     for stage in range(3):
         row = rows[f"stage {stage}"]
         share = found.stages["share"][stage] * steps.mean()
@@ -448,12 +448,12 @@ def test_a_slow_rank_in_one_replica_of_many():
     found = what_if(program, {"one": one, "all": every}, **options)
     change = {name: found.changes[name]["p50"].value for name in ("one", "all")}
     assert 0 < change["one"] < change["all"]
-    slow = composed_steps(dataclasses.replace(one.program, num_replicas=1), **options)
+    slow = simulated_steps(dataclasses.replace(one.program, num_replicas=1), **options)
     # Seven like the others, and one that is slow.
-    rest = composed_steps(dataclasses.replace(program, num_replicas=7), **options)
+    rest = simulated_steps(dataclasses.replace(program, num_replicas=7), **options)
     factor = np.random.default_rng(0).permutation(len(rest.steps))
     apart = np.maximum(slow.steps, rest.steps[factor])
-    whole = composed_steps(program, unlike=(one.program, 1), **options).steps
+    whole = simulated_steps(program, unlike=(one.program, 1), **options).steps
     for q in (0.05, 0.5, 0.95):
         assert np.quantile(whole, q) == pytest.approx(np.quantile(apart, q), rel=1e-3)
     assert np.std(whole) == pytest.approx(np.std(apart), rel=0.03)
@@ -503,7 +503,7 @@ def test_changes_are_on_top_of_each_other():
     both = slow_rank(scale_kernel(program, "gemm", 0.5).program, 1, 1.2, replicas=None).program
     other = scale_kernel(slow_rank(program, 1, 1.2, replicas=None).program, "gemm", 0.5).program
     options = {"num_samples": 500, "key": jax.random.key(0)}
-    steps = [composed_steps(p, **options).steps for p in (both, other, program)]
+    steps = [simulated_steps(p, **options).steps for p in (both, other, program)]
     np.testing.assert_allclose(steps[0], steps[1], rtol=1e-9)
     assert np.all(steps[0] < steps[2])
 
@@ -573,7 +573,7 @@ def test_where_no_step_counts_derivatives_are_zero(sigma, objective):
 def test_with_no_sample_beyond_it_the_error_of_a_figure_is_unknown():
     """Also where it is zero in all resamples. A change that is zero in all of them is known."""
     program = compile_graph([Op(lognormal(0.1))], num_replicas=4)
-    steps = composed_steps(program, num_samples=60, key=jax.random.key(0))
+    steps = simulated_steps(program, num_samples=60, key=jax.random.key(0))
     found = bootstrapped(steps, [Exceedance(100.0)])
     assert np.isnan(found.standard_error).all()
     assert "far more steps" in withheld("It", float(found.support[0]))[0]

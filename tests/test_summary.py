@@ -93,3 +93,9 @@ def test_names_are_no_markup():
     job = msgspec.structs.replace(prism.load_job("gpt3-175b-h100-4096"), name="<b>mine</b>")
     assert "<b>" not in job._repr_html_()
     assert "&lt;b&gt;mine" in job._repr_html_()
+
+
+def test_notes_stand_below_the_rows():
+    summary = Summary("title", [("a", 1.0)], ("part", "mean"), ("Too few <samples>.",))
+    assert summary.text().splitlines()[-1] == "Too few <samples>."
+    assert summary.html().endswith("<p>Too few &lt;samples&gt;.</p>")

@@ -11,10 +11,10 @@ import pytest
 import scipy.stats
 
 from prism_jax.analysis import Mean, Quantile, estimate, sensitivity
-from prism_jax.analysis._knobs import neutral, turn
+from prism_jax.analysis._knobs import apply_knobs, neutral
 from prism_jax.data import Variation
 from prism_jax.data._variations import read_variations, write_variations
-from prism_jax.engine import composed_steps, simulate
+from prism_jax.engine import simulate, simulated_steps
 from prism_jax.latency import Gamma
 from prism_jax.program import (
     Variability,
@@ -222,7 +222,7 @@ def test_derivatives_are_those_of_differences(num_replicas):
     def at(seed, change):
         changed = eqx.tree_at(sigma, program, sigma(program) + change)
         key = jax.random.key(1000 + seed)
-        return composed_steps(changed, num_samples=64_000, key=key).steps
+        return simulated_steps(changed, num_samples=64_000, key=key).steps
 
     step, seeds = 0.005, range(4)
     steps = [(at(seed, step), at(seed, -step)) for seed in seeds]
@@ -254,7 +254,7 @@ def test_its_spread_can_be_turned():
     program = rich_program(8, worker_step=lognormal(0.1), stalls={}, network=None)
     ones = neutral(program)
     off = {**ones.factor_spread, "worker_step": jnp.zeros(())}
-    off = turn(program, dataclasses.replace(ones, factor_spread=off))
+    off = apply_knobs(program, dataclasses.replace(ones, factor_spread=off))
     without = rich_program(8, stalls={}, network=None)
     np.testing.assert_allclose(_ends(off, 500), _ends(without, 500), rtol=1e-9)
     assert np.abs(_ends(program, 500) / _ends(without, 500) - 1).max() > 0.05

@@ -18,7 +18,7 @@ from scipy.ndimage import uniform_filter1d
 
 from .._estimate import Estimate
 from .._misc import counted
-from ..engine import Composed, check_num_samples, resample, support
+from ..engine import SimulatedSteps, check_num_samples, resample, support
 from ..law import FEWEST, more_steps
 from ._density import bandwidth
 from ._objectives import AbstractObjective
@@ -94,7 +94,7 @@ def sure_of_zeros(values: np.ndarray, resampled: np.ndarray, fewest: np.ndarray)
     return np.where((values == 0) & (resampled == 0).all(axis=0), np.inf, fewest)
 
 
-def beside(*some: Bootstrapped) -> Bootstrapped:
+def stacked(*some: Bootstrapped) -> Bootstrapped:
     """Several figures in one row."""
     return Bootstrapped(
         np.concatenate([one.values for one in some]),
@@ -103,15 +103,17 @@ def beside(*some: Bootstrapped) -> Bootstrapped:
     )
 
 
-def bootstrapped(composed: Composed, objectives: Sequence[AbstractObjective]) -> Bootstrapped:
+def bootstrapped(
+    simulated: SimulatedSteps, objectives: Sequence[AbstractObjective]
+) -> Bootstrapped:
     """Figures of simulated steps."""
 
-    values = [objective.value(composed.steps) for objective in objectives]
+    values = [objective.value(simulated.steps) for objective in objectives]
     resampled = []
-    for again in resample(composed):
-        times, weights = in_order(again.composed.steps, again.own)
+    for again in resample(simulated):
+        times, weights = in_order(again.simulated.steps, again.own)
         resampled.append([_value(objective, times, weights) for objective in objectives])
-    rests_on = [support_of(composed, objective) for objective in objectives]
+    rests_on = [support_of(simulated, objective) for objective in objectives]
     return Bootstrapped(np.array(values), np.array(resampled), np.array(rests_on))
 
 
@@ -124,16 +126,16 @@ def _value(objective: AbstractObjective, times: np.ndarray, weights: np.ndarray)
     return objective.value(evenly(times, weights))
 
 
-def support_of(composed: Composed, objective: AbstractObjective) -> float:
+def support_of(simulated: SimulatedSteps, objective: AbstractObjective) -> float:
     """How many independent replica samples a figure rests on. For a quantile far out, it is about
     the number beyond it.
     """
-    influence = objective.influence(composed.steps, bandwidth(composed.steps))
+    influence = objective.influence(simulated.steps, bandwidth(simulated.steps))
     largest = np.abs(influence).max()
     if largest > 0:
-        return support(composed, (influence / largest) ** 2)
+        return support(simulated, (influence / largest) ** 2)
     # Steps that are all equal are known; of steps that vary, none lies beyond the figure.
-    return math.inf if np.ptp(composed.steps) == 0 else 0.0
+    return math.inf if np.ptp(simulated.steps) == 0 else 0.0
 
 
 def in_order(steps: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

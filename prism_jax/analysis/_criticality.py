@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from .._misc import counted
 from .._progress import progress_bar
 from .._summary import Summary
-from ..engine import composed_steps, critical_paths, vector_rule_notes
+from ..engine import critical_paths, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._exposed import communication_shares, exposed_of
 
@@ -77,7 +77,7 @@ class Criticality:
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
         header = ("rank", "probability of being critical", "share of the step")
-        return Summary(title, [*zip(*columns, strict=True)], header)
+        return Summary(title, [*zip(*columns, strict=True)], header, self.notes)
 
 
 def criticality(
@@ -115,8 +115,8 @@ def criticality(
     """
     if len(band) != 2 or not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
-    composed = composed_steps(program, num_samples=num_samples, key=key)
-    chosen = _steps_between(composed.steps, *band)
+    simulated = simulated_steps(program, num_samples=num_samples, key=key)
+    chosen = _steps_between(simulated.steps, *band)
     ops = program.ops
     compute = ~program.ops.is_send_recv
     labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
@@ -128,13 +128,13 @@ def criticality(
     shares = communication_shares(program)
     exposed, samples = [], []
     with progress_bar(len(chosen), progress, "critical paths", "step") as advance:
-        for paths in critical_paths(composed, chosen):
+        for paths in critical_paths(simulated, chosen):
             critical, latency = np.asarray(paths.critical), np.asarray(paths.latency, np.float64)
             total["probability"] += critical.sum(axis=1)
             total["latency_s"] += latency.sum(axis=1)
             total["slack_s"] += np.asarray(paths.slack, np.float64).sum(axis=1)
             on_path = np.where(critical, latency, 0)
-            steps = composed.steps[paths.step]
+            steps = simulated.steps[paths.step]
             taken = on_path * (paths.factor / steps)
             for name, of in labels.items():
                 mine = groups[name]
@@ -161,10 +161,10 @@ def criticality(
         stages=_rows("stage", groups["stages"], number, seen),
         ranks=_rows("rank", groups["ranks"], number, seen),
         exposed_communication=np.concatenate(exposed),
-        exposed_data_parallel=(exposed_of(composed) / composed.steps)[chosen],
+        exposed_data_parallel=(exposed_of(simulated) / simulated.steps)[chosen],
         num_steps=number,
         num_replicas_seen=seen,
-        notes=vector_rule_notes(composed.run),
+        notes=vector_rule_notes(simulated.run),
     )
 
 

@@ -13,13 +13,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..engine import (
     Again,
-    Composed,
+    SimulatedSteps,
     Weighting,
-    composed_steps,
-    given_the_rest,
+    conditional_exceedances,
     last_draw,
     pull_back,
     resample,
+    simulated_steps,
     support,
 )
 from ..program import Program
@@ -66,7 +66,7 @@ class Figure(NamedTuple):
     """
 
     value: float
-    composed: Composed
+    simulated: SimulatedSteps
     objective: AbstractObjective
 
 
@@ -76,25 +76,25 @@ def figure(
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    like: Composed | None = None,
+    like: SimulatedSteps | None = None,
     margin: int = 1,
     progress: bool = False,
 ) -> Figure:
-    """A figure with the steps behind it. See `composed_steps` for `like` and `margin`."""
+    """A figure with the steps behind it. See `simulated_steps` for `like` and `margin`."""
     options: dict[str, Any] = {"key": key, "like": like, "margin": margin, "progress": progress}
-    return figure_of(composed_steps(program, num_samples=num_samples, **options), objective)
+    return figure_of(simulated_steps(program, num_samples=num_samples, **options), objective)
 
 
-def figure_of(composed: Composed, objective: AbstractObjective) -> Figure:
-    """`figure`, from steps that are already composed."""
-    if objective.exceeds is not None and (last := last_draw(composed, _width(composed))):
-        composed, objective = given_the_rest(composed, objective.exceeds, last), Mean()
-    return Figure(objective.value(composed.steps), composed, objective)
+def figure_of(simulated: SimulatedSteps, objective: AbstractObjective) -> Figure:
+    """`figure`, from steps that are already simulated."""
+    if objective.exceeds is not None and (last := last_draw(simulated, _width(simulated))):
+        simulated, objective = conditional_exceedances(simulated, objective.exceeds, last), Mean()
+    return Figure(objective.value(simulated.steps), simulated, objective)
 
 
 def figure_value(found: Figure) -> Bootstrapped:
     """The figure alone in a row."""
-    return bootstrapped(found.composed, [found.objective])
+    return bootstrapped(found.simulated, [found.objective])
 
 
 def figure_gradient(found: Figure) -> Program:
@@ -107,25 +107,25 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
     """The derivative of a figure, then the same with new weights of the replica samples, several
     times; and how many independent samples it rests on.
     """
-    return _pulled_back(found, resample(found.composed))
+    return _pulled_back(found, resample(found.simulated))
 
 
 def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Program], float]:
-    composed = found.composed
+    simulated = found.simulated
     depends = ft.partial(
-        _weighting, composed, found.objective, _width(composed), conditional_on(found)
+        _weighting, simulated, found.objective, _width(simulated), conditional_on(found)
     )
-    every = depends(np.ones(len(composed.steps)), composed)
-    again = (depends(one.counts, one.composed) for one in resamples)
+    every = depends(np.ones(len(simulated.steps)), simulated)
+    again = (depends(one.counts, one.simulated) for one in resamples)
     pairs = pull_back(it.chain([every], again))
-    if composed.over is None and every.composed.over is not None:
+    if simulated.exceedance is None and every.simulated.exceedance is not None:
         # Of the time that a given share of steps exceed. A resampled one may lie in a gap that no
         # step reaches, where all derivatives of the probability are zero.
         least = float(np.finfo(np.float32).tiny)
         gradients = [jax.tree.map(lambda g, by=by: g / max(-by, least), g) for g, by in pairs]
     else:
         gradients = [gradient for gradient, _ in pairs]
-    return gradients, support(every.composed, every.relevance())
+    return gradients, support(every.simulated, every.relevance())
 
 
 def conditional_on(found: Figure) -> str | None:
@@ -133,51 +133,51 @@ def conditional_on(found: Figure) -> str | None:
     a quantile by the probability that a step takes longer. `None` if it is taken over steps, or if
     no step ends near the quantile, whatever this draw.
     """
-    _, composed, objective = found
-    if composed.over is not None:
-        return composed.over.last
-    last = None if objective.level is None else last_draw(composed, _width(composed))
+    _, simulated, objective = found
+    if simulated.exceedance is not None:
+        return simulated.exceedance.last
+    last = None if objective.level is None else last_draw(simulated, _width(simulated))
     if last is not None:
-        longer = given_the_rest(composed, found.value, last).steps
+        longer = conditional_exceedances(simulated, found.value, last).steps
         if not np.any(longer * (1 - longer)):
             return None
     return last
 
 
 def _weighting(
-    composed: Composed,
+    simulated: SimulatedSteps,
     objective: AbstractObjective,
     width: float,
     last: str | None,
     weights: np.ndarray,
-    weighed: Composed,
+    weighed: SimulatedSteps,
 ) -> Weighting:
     """How a figure of weighted steps depends on steps, smoothed over `width` seconds; or how the
     probability that a step takes longer than the quantile does, given all draws but the last.
     """
-    steps, unit = evenly(*in_order(composed.steps, weights)), 1.0
+    steps, unit = evenly(*in_order(simulated.steps, weights)), 1.0
     # Of how many steps lie beyond a threshold, whether or not a draw is left open.
     levels = objective.level, objective.exceeds
-    bounded = composed.over is not None or levels != (None, None)
-    if last and composed.over is None:
+    bounded = simulated.exceedance is not None or levels != (None, None)
+    if last and simulated.exceedance is None:
         at = objective.value(steps)
         unit = 2.0 ** np.frexp(at)[1]  # Single precision does not hold what is per second of any.
-        composed = given_the_rest(composed, at, last)
-        steps, objective = evenly(*in_order(composed.steps, weights)), Mean()
+        simulated = conditional_exceedances(simulated, at, last)
+        steps, objective = evenly(*in_order(simulated.steps, weights)), Mean()
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
-    slope, influence = (unit * np.interp(composed.steps, steps, x) for x in of_steps)
+    slope, influence = (unit * np.interp(simulated.steps, steps, x) for x in of_steps)
     # What is added to all steps acts on the figure as before they were weighted.
     found, wanted = weights @ slope, unit * of_steps[0].sum()
     if objective.monotone and found > 0:
         slope = slope * (wanted / found)
     elif not objective.monotone:
         slope = slope + (wanted - found) / weights.sum()
-    return Weighting(composed, weights, weights * slope, influence, weighed.stretches, bounded)
+    return Weighting(simulated, weights, weights * slope, influence, weighed.chunks, bounded)
 
 
-def _width(composed: Composed) -> float:
+def _width(simulated: SimulatedSteps) -> float:
     """The bandwidth for smoothing over steps: few replica samples may decide many of them."""
-    return bandwidth(composed.steps, support(composed, np.ones(len(composed.steps))))
+    return bandwidth(simulated.steps, support(simulated, np.ones(len(simulated.steps))))
 
 
 @eqx.filter_custom_vjp

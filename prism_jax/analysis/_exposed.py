@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..cluster import COLLECTIVES
-from ..engine import Composed, Plain, composed_run, exposed_reductions, prepare
+from ..engine import Plain, SimulatedSteps, exposed_reductions, prepare, steps_of_run
 from ..program import Program, Sides
 
 
@@ -37,14 +37,14 @@ def exposed_data_parallel(
         return np.zeros(number)
     # Far tails do not matter here, and plain sampling needs no pilot of its own.
     run = dataclasses.replace(prepare(program, key), sampling=Plain())
-    return exposed_of(composed_run(run, num_samples=number))
+    return exposed_of(steps_of_run(run, num_samples=number))
 
 
-def exposed_of(composed: Composed) -> Float[np.ndarray, " steps"]:
+def exposed_of(simulated: SimulatedSteps) -> Float[np.ndarray, " steps"]:
     """`exposed_data_parallel`, from steps that are already simulated."""
-    waited, ended = exposed_reductions(composed)
-    in_tail = communication_shares(composed.run.program)["tail"]
-    return waited + in_tail * np.maximum(composed.steps - ended, 0)
+    waited, ended = exposed_reductions(simulated)
+    in_tail = communication_shares(simulated.run.program)["tail"]
+    return waited + in_tail * np.maximum(simulated.steps - ended, 0)
 
 
 def communication_shares(program: Program) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def communication_shares(program: Program) -> dict[str, Any]:
     runs = blocks.segments.value @ mean
     exposed = blocks.class_collectives.value @ mean
     whole = blocks.class_segments.value @ runs + exposed
-    for sides in (blocks.branches, blocks.around):
+    for sides in (blocks.branches, blocks.outer_branches):
         # A block that lies within another has no block within it.
         inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
         ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._progress import progress_bar
 from ..program import Program
-from ._bootstrap import Bootstrapped, beside, combined
+from ._bootstrap import Bootstrapped, combined, stacked
 from ._estimate import Figure, figure, figure_value
 from ._objectives import AbstractObjective
 
@@ -25,11 +25,11 @@ def falls(
     """By how much the figure of each program is lower than `before`, which is the figure of another
     program with the same graph and the same key.
     """
-    like, found = before.composed, []
+    like, found = before.simulated, []
     # One program after the other, so that memory holds the steps of one.
     with progress_bar(len(programs), progress, what, "program") as advance:
         for program in programs:
             options: dict[str, Any] = {"num_samples": len(like.steps), "key": key, "like": like}
             found.append(figure_value(figure(program, objective, **options)))
             advance(1)
-    return combined(np.subtract, figure_value(before), beside(*found))
+    return combined(np.subtract, figure_value(before), stacked(*found))

@@ -13,11 +13,11 @@ from jaxtyping import Float, PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, composed_steps, vector_rule_notes
+from ..engine import check_program, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps, combined, withheld
 from ._estimate import figure, figure_gradient, figure_of, figure_value
-from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
+from ._knobs import apply_knobs, check_parts, neutral, of_part, scaled, through_knobs
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 
 
@@ -114,7 +114,7 @@ def improve(
     count = check_num_steps(num_samples)
     of_search, of_report = jax.random.split(key)
     search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
-    search["like"] = composed_steps(turn(program, ones), **search)
+    search["like"] = simulated_steps(apply_knobs(program, ones), **search)
     check_reached(objective, figure_of(search["like"], objective).value)
 
     def improved(removed):
@@ -122,7 +122,7 @@ def improve(
 
     def value_and_gradient(removed):
         knobs = improved(removed)
-        changed = turn(program, knobs)
+        changed = apply_knobs(program, knobs)
         found = figure(changed, objective, **search)
         gradient = through_knobs(program, knobs, figure_gradient(found))
         advance(1)
@@ -130,11 +130,11 @@ def improve(
 
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
-    changed = turn(program, improved(removed))
+    changed = apply_knobs(program, improved(removed))
     options: dict[str, Any] = {"num_samples": count, "key": of_report, "progress": progress}
     options["margin"] = MARGIN
-    was = figure(turn(program, ones), objective, **options)
-    now = figure(changed, objective, like=was.composed, **options)
+    was = figure(apply_knobs(program, ones), objective, **options)
+    now = figure(changed, objective, like=was.simulated, **options)
     before, after = figure_value(was), figure_value(now)
     gain = combined(np.subtract, before, after)
     return Improvement(
@@ -148,7 +148,7 @@ def improve(
         path=path,
         num_samples=count,
         notes=(
-            *vector_rule_notes(now.composed.run),
+            *vector_rule_notes(now.simulated.run),
             *withheld(f"The gain of {objective}", float(gain.support[0])),
         ),
     )

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray, unknown_name
 from ..host import on_host
-from ..latency import widen
+from ..latency import scale_spread
 from ..program import Adjustment, Network, Program
 
 
@@ -65,7 +65,7 @@ def neutral(program: Program) -> Knobs:
     )
 
 
-def turn(program: Program, knobs: Knobs) -> Program:
+def apply_knobs(program: Program, knobs: Knobs) -> Program:
     """The program with all knobs applied. Differentiable. Programs that differ only by knobs share
     their compiled code. An `adjustment` that the program already has is multiplied by the new one.
     """
@@ -75,9 +75,11 @@ def turn(program: Program, knobs: Knobs) -> Program:
 def _turned(program: Program, knobs: Knobs) -> Program:
     table, variability = program.latencies, program.variability
     factors = jnp.stack([knobs.kernel_mean[kind] for kind in table.kinds])
-    residual = {k: widen(law, knobs.kernel_spread[k]) for k, law in variability.residual.items()}
+    residual = {
+        k: scale_spread(law, knobs.kernel_spread[k]) for k, law in variability.residual.items()
+    }
     shared = {
-        name: widen(getattr(variability, name), knobs.factor_spread[name])
+        name: scale_spread(getattr(variability, name), knobs.factor_spread[name])
         for name in _SHARED
         if name in knobs.factor_spread
     }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from ..engine import composed_steps, critical_paths
+from ..engine import critical_paths, simulated_steps
 from ..program import Program
 
 
@@ -91,10 +91,10 @@ def sample_step(
     """
     if not (isinstance(quantile, int | float) and 0 <= quantile <= 1):
         raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
-    composed = composed_steps(program, num_samples=num_samples, key=key, progress=progress)
-    order = np.argsort(composed.steps, kind="stable")
+    simulated = simulated_steps(program, num_samples=num_samples, key=key, progress=progress)
+    order = np.argsort(simulated.steps, kind="stable")
     chosen = order[[max(math.ceil(quantile * len(order)) - 1, 0)]]
-    (found,) = critical_paths(composed, chosen)
+    (found,) = critical_paths(simulated, chosen)
     factor, sink = float(found.factor[0]), int(found.sink[0])
     before, levels = _predecessors(program), program.levels
     starts, ends = _run(before, levels.ops.value, found.latency[:, 0] * factor)
@@ -123,7 +123,7 @@ def sample_step(
         reduction_s=np.stack([at_sinks[program.sinks.last], ready], axis=1),
         last_rank=rank,
         barrier_s=float(ready[rank]),
-        step_s=float(composed.steps[chosen[0]]),
+        step_s=float(simulated.steps[chosen[0]]),
         quantile=float(quantile),
         num_replicas=program.num_replicas,
     )

@@ -24,7 +24,16 @@ from ._bootstrap import (
 )
 from ._estimate import Figure, figure, figure_value, gradients
 from ._gains import falls
-from ._knobs import ELEMENTARY, Knobs, check_parts, neutral, parts_of, scaled, through_knobs, turn
+from ._knobs import (
+    ELEMENTARY,
+    Knobs,
+    apply_knobs,
+    check_parts,
+    neutral,
+    parts_of,
+    scaled,
+    through_knobs,
+)
 from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
 from ._stages import ranks_of_stages
 
@@ -122,7 +131,7 @@ class Sensitivity:
             f"{self.objective} is {self.value}{unit}; its fall if a part took no time (mean) or "
             "did not vary (spread: to first order; gain: simulated)"
         )
-        return Summary(title, rows, ("part", "mean", "spread", "gain"))
+        return Summary(title, rows, ("part", "mean", "spread", "gain"), self.notes)
 
 
 _FIGURES = tuple(field.name for field in dataclasses.fields(Part))[2:]
@@ -171,7 +180,7 @@ def sensitivity(
     check_steps(objective, num_samples)
     count = check_num_steps(num_samples)
     options: dict[str, Any] = {"key": key, "progress": progress}
-    base = turn(program, ones)
+    base = apply_knobs(program, ones)
     before = figure(base, objective, num_samples=count, margin=MARGIN, **options)
     check_reached(objective, before.value)
     value = figure_value(before)
@@ -179,7 +188,7 @@ def sensitivity(
     rows = _rows(list(_derivatives(program, ones)), derivatives, value)
 
     def gains(sets: list[tuple[str, ...]], what: str) -> Bootstrapped:
-        changed = [turn(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
+        changed = [apply_knobs(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
         return falls(changed, before, objective, what=what, **options)
 
     varying = [row.name for row in rows if row.spread and row.spread.value]
@@ -200,7 +209,7 @@ def sensitivity(
         shapley=_shapley(shapley, gains),
         num_samples=count,
         notes=(
-            *vector_rule_notes(before.composed.run),
+            *vector_rule_notes(before.simulated.run),
             *withheld(f"{objective}", float(value.support[0])),
             *withheld(f"The derivative of {objective}", float(derivatives.support.min())),
             *withheld("A gain", float(each.support.min())),

@@ -10,11 +10,11 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._progress import progress_bar
-from ..engine import check_program, composed_steps, vector_rule_notes
+from ..engine import check_program, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps, withheld
 from ._estimate import Figure, figure, figure_gradient, figure_value
-from ._knobs import check_parts, neutral, of_part, scaled, through_knobs, turn
+from ._knobs import apply_knobs, check_parts, neutral, of_part, scaled, through_knobs
 from ._objectives import AbstractObjective, check_objective, check_steps
 
 
@@ -92,10 +92,10 @@ def target(
 
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
     options["margin"] = MARGIN
-    base = composed_steps(turn(program, ones), **options)
+    base = simulated_steps(apply_knobs(program, ones), **options)
 
     def figure_at(factor: float) -> Figure:
-        changed = turn(program, scaled(ones, {part: factor}))
+        changed = apply_knobs(program, scaled(ones, {part: factor}))
         advance(1)
         return figure(changed, objective, like=base, **options)
 
@@ -129,7 +129,7 @@ def target(
         without=without,
         num_samples=len(base.steps),
         notes=(
-            *vector_rule_notes(found.composed.run),
+            *vector_rule_notes(found.simulated.run),
             *withheld(f"{objective}", float(reached.support[0])),
         ),
     )

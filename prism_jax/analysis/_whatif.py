@@ -13,11 +13,11 @@ from jaxtyping import PRNGKeyArray
 from .._estimate import Estimate
 from .._misc import unknown_name
 from .._summary import Summary
-from ..engine import Composed, check_program, composed_steps, vector_rule_notes
+from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
 from ..law import QUANTILES
 from ..program import Program
 from ._bootstrap import MARGIN, Bootstrapped, bootstrapped, check_num_steps, combined, withheld
-from ._knobs import adjusted, neutral, turn
+from ._knobs import adjusted, apply_knobs, neutral
 from ._objectives import Mean, Quantile, Std
 
 
@@ -99,7 +99,7 @@ class WhatIf:
         rows = [("as it is", *self.before.values())]
         rows += [(name, *change.values()) for name, change in self.changes.items()]
         title = f"Changes of the step time by scenario, in seconds ({self.num_samples:,} steps)"
-        return Summary(title, rows, ("scenario", *self.before))
+        return Summary(title, rows, ("scenario", *self.before), self.notes)
 
 
 def what_if(
@@ -142,7 +142,7 @@ def what_if(
 
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
     options |= {"margin": MARGIN, "progress": progress}
-    base = composed_steps(_with_groups(program, scenarios), **options)
+    base = simulated_steps(_with_groups(program, scenarios), **options)
     figures = {name: one for name, one in FIGURES.items() if num_samples >= _P99 or name != "p99"}
 
     def named(found: Bootstrapped) -> dict[str, Estimate]:
@@ -154,7 +154,7 @@ def what_if(
     before, changes = bootstrapped(base, [*figures.values()]), {}
     few = dict(supports(before))
     for name, scenario in scenarios.items():
-        after = bootstrapped(_composed(scenario, base, options), [*figures.values()])
+        after = bootstrapped(_simulated(scenario, base, options), [*figures.values()])
         change = combined(np.subtract, after, before)
         changes[name] = named(change)
         few |= {f"The change of {figure} by {name}": x for figure, x in supports(change)}
@@ -176,14 +176,14 @@ def _with_groups(program: Program, scenarios: Mapping[str, Scenario]) -> Program
     return program
 
 
-def _composed(scenario: Scenario, base: Composed, options: dict[str, Any]) -> Composed:
+def _simulated(scenario: Scenario, base: SimulatedSteps, options: dict[str, Any]) -> SimulatedSteps:
     """Steps of a scenario."""
     if scenario.replicas is not None and not _everywhere(scenario):
         unlike = (scenario.program, scenario.replicas)
-        return composed_steps(base.run.program, like=base, unlike=unlike, **options)
+        return simulated_steps(base.run.program, like=base, unlike=unlike, **options)
     # Another graph has other leading axes than the unchanged step.
     like = base if _same_graph(base.run.program, scenario.program) else None
-    return composed_steps(scenario.program, like=like, **options)
+    return simulated_steps(scenario.program, like=like, **options)
 
 
 def _everywhere(scenario: Scenario) -> bool:
@@ -270,4 +270,4 @@ def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
         raise ValueError(f"The factor {factor} on a latency must not be negative.")
     knobs = neutral(program)
     mean = {**knobs.kernel_mean, kind: knobs.kernel_mean[kind] * factor}
-    return Scenario(turn(program, dataclasses.replace(knobs, kernel_mean=mean)))
+    return Scenario(apply_knobs(program, dataclasses.replace(knobs, kernel_mean=mean)))

@@ -1,15 +1,5 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
 from ._choose import sampled as sampled
-from ._composed import (
-    Again as Again,
-    Composed as Composed,
-    composed_run as composed_run,
-    composed_steps as composed_steps,
-    given_the_rest as given_the_rest,
-    last_draw as last_draw,
-    resample as resample,
-    support as support,
-)
 from ._critical_paths import (
     CriticalPaths as CriticalPaths,
     critical_paths as critical_paths,
@@ -22,3 +12,13 @@ from ._prepare import Run as Run, prepare as prepare
 from ._reference import reference_steps as reference_steps
 from ._sampling import Plain as Plain
 from ._simulate import simulate as simulate
+from ._simulated_steps import (
+    Again as Again,
+    SimulatedSteps as SimulatedSteps,
+    conditional_exceedances as conditional_exceedances,
+    last_draw as last_draw,
+    resample as resample,
+    simulated_steps as simulated_steps,
+    steps_of_run as steps_of_run,
+    support as support,
+)

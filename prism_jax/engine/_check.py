@@ -121,7 +121,7 @@ def _check_collapse(program: Program, plan: Plan, kinds: Sequence[str]) -> None:
     segments = blocks.segments.value
     inside = blocks.class_segments.value[several].any(axis=0) @ segments
     inside = inside + blocks.class_collectives.value[several].sum(axis=0)
-    for sides in (blocks.branches, blocks.around):
+    for sides in (blocks.branches, blocks.outer_branches):
         inside = inside + sides.communication.value.sum(axis=(0, 1))
     inside = inside + np.abs(blocks.branches.compute.value).sum(axis=0) @ segments
     laws = np.asarray(tables.laws, np.float64)[:, np.asarray(plan.structure.classes.kind)]

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ..law import FEWEST
-from ..replica import turned
+from ..replica import redirected
 from ._pilot import Pilot, draw_pilot, importance_gain
 from ._prepare import Run
 from ._sampling import AbstractSampling, Importance, Plain, pilot_key
@@ -40,5 +40,5 @@ def sampled(run: Run, num_samples: int, like: Run | None = None) -> Run:
         return dataclasses.replace(run, sampling=chosen(run, num_samples))
     sampling = like.sampling
     if isinstance(sampling, Importance):
-        sampling = Importance(turned(sampling.lead, run.program, run.plan, pilot_key()))
+        sampling = Importance(redirected(sampling.lead, run.program, run.plan, pilot_key()))
     return dataclasses.replace(run, sampling=sampling)

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies
 from ..step import AbstractOneDecides
-from ._composed import Composed
 from ._prepare import Run
-from ._run import Stretch, step_tiles
+from ._run import Chunk, step_tiles
+from ._simulated_steps import SimulatedSteps
 
 
 # Latencies, ends and slack of all ops are held for so many op evaluations at once.
@@ -45,25 +45,25 @@ class CriticalPaths(eqx.Module):
     factor: np.ndarray
 
 
-def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[CriticalPaths]:
+def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[CriticalPaths]:
     """The critical paths of some steps, a few at a time.
 
     **Arguments:**
 
-    - `composed_`: from `composed_steps`.
+    - `simulated`: from `simulated_steps`.
     - `chosen`: `(n,)`, the numbers of the steps, ascending.
     """
-    run = composed_.run
+    run = simulated.run
     lanes, levels = run.plan.structure.graph.lanes, run.program.levels
     cell = cells(levels, lanes.width)[:-1]
     number = int(np.clip(_MOST_OPS // lanes.num_cells, 16, TILE))
-    for stretch in composed_.stretches:
-        draws, decision = stretch.draws, stretch.decision
+    for chunk in simulated.chunks:
+        draws, decision = chunk.draws, chunk.decision
         assert isinstance(decision, AbstractOneDecides)
         mine = chosen[(chosen >= draws.first) & (chosen < draws.first + draws.steps)]
         if not len(mine):
             continue
-        finished, factor = _barriers(run, stretch)
+        finished, factor = _barriers(run, chunk)
         samples = decision.samples(0, draws.steps)
         points = draws.sampling.points(run, draws)
         for start in range(0, len(mine), number):
@@ -99,16 +99,16 @@ def critical_paths(composed_: Composed, chosen: np.ndarray) -> Iterator[Critical
 
 
 def exposed_reductions(
-    composed_: Composed,
+    simulated: SimulatedSteps,
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
     """For each step, how long after the last backward all gradients are reduced, and when, in
     seconds.
     """
-    run, last = composed_.run, composed_.run.program.sinks.last
+    run, last = simulated.run, simulated.run.program.sinks.last
     waited, ended = [], []
-    for stretch in composed_.stretches:
-        finished, factor = _barriers(run, stretch)
-        ends = stretch.decision.ends(0, stretch.steps)[:, last].max(axis=1)
+    for chunk in simulated.chunks:
+        finished, factor = _barriers(run, chunk)
+        ends = chunk.decision.ends(0, chunk.steps)[:, last].max(axis=1)
         barrier = finished.max(axis=1)
         waited.append(factor * (barrier - ends))
         ended.append(factor * barrier)
@@ -119,10 +119,10 @@ def _padded(x: np.ndarray, number: int) -> np.ndarray:
     return np.concatenate([x, np.repeat(x[-1:], number - len(x), axis=0)])
 
 
-def _barriers(run: Run, stretch: Stretch) -> tuple[np.ndarray, np.ndarray]:
+def _barriers(run: Run, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     """When each step has reduced its gradients, by each sink, and the step's factor."""
     found = []
-    for batch in step_tiles(run, [stretch]):
+    for batch in step_tiles(run, [chunk]):
         _, ready, parts = batch.arrays
         found.append(dataclasses.replace(batch, arrays=(ready, parts.factor)).samples())
     ready, factor = zip(*found, strict=True)

@@ -1,4 +1,4 @@
-"""Draws the samples of the stretches of a run."""
+"""Draws the samples of the chunks of a run."""
 
 import dataclasses
 import itertools as it
@@ -20,13 +20,13 @@ Advance = Callable[[int], object]
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """How the samples of one stretch of a run are drawn.
+    """How the samples of one chunk of a run are drawn.
 
     **Attributes:**
 
     - `sampling`: the way that they are drawn in.
-    - `first`, `steps`: the first step of the stretch, and its number of steps.
-    - `number`: of the stretch.
+    - `first`, `steps`: the first step of the chunk, and its number of steps.
+    - `number`: of the chunk.
     """
 
     sampling: "AbstractSampling"
@@ -46,14 +46,14 @@ class Draws:
 
 
 def all_draws(run: Run, num_samples: int) -> list[Draws]:
-    """The draws of the stretches of a run whose sampling has been chosen.
+    """The draws of the chunks of a run whose sampling has been chosen.
 
-    A stretch keeps all of its samples, so that longer runs make the whole law more accurate. With
-    more replicas, stretches are longer, to reach far enough into the tail; only the first and the
+    A chunk keeps all of its samples, so that longer runs make the whole law more accurate. With
+    more replicas, chunks are longer, to reach far enough into the tail; only the first and the
     slowest samples are then kept.
     """
     assert run.sampling is not None
-    number = run.sampling.stretches(run.program, num_samples)
+    number = run.sampling.chunks(run.program, num_samples)
     ends = [num_samples * i // number for i in range(number + 1)]
     return [
         Draws(run.sampling, first, last - first, i)
@@ -64,7 +64,7 @@ def all_draws(run: Run, num_samples: int) -> list[Draws]:
 def reservoirs(
     run: Run, draws: Sequence[Draws], advance: Advance
 ) -> Iterator[tuple[Draws, Reservoir, bool]]:
-    """Draws the samples of stretches, each into a reservoir, and returns whether Ctrl-C cut it
+    """Draws the samples of chunks, each into a reservoir, and returns whether Ctrl-C cut it
     short; then it is the last.
     """
     pieces = draws[0].sampling.samples(run, draws)
@@ -83,12 +83,12 @@ def reservoirs(
 
 
 def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Splits a range of positions in consecutive stretches: the number of each stretch, and the
+    """Splits a range of positions in consecutive chunks: the number of each chunk, and the
     range in it.
 
     **Arguments:**
 
-    - `ends`: where each stretch ends.
+    - `ends`: where each chunk ends.
     """
     last = first + count
     for k in range(int(np.searchsorted(ends, first, "right")), len(ends)):

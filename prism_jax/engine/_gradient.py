@@ -35,15 +35,15 @@ from ..step import (
     BLOCK,
     STEP_TILES,
     AbstractOneDecides,
-    Over,
+    ConditionalExceedance,
     VectorRule,
     last_tables,
     step_parts,
     times_or_chances,
 )
-from ._composed import Composed
 from ._prepare import Run
-from ._run import Stretch, step_tile
+from ._run import Chunk, step_tile
+from ._simulated_steps import SimulatedSteps
 from ._weights import through_weights
 
 
@@ -58,28 +58,28 @@ class Weighting(NamedTuple):
 
     **Attributes:**
 
-    - `composed`: the steps, or probabilities given a threshold.
+    - `simulated`: the steps, or probabilities given a threshold.
     - `weights`: how much each of them counts; one on average.
     - `slope`: the derivative of the figure with respect to each of them.
     - `influence`: the derivative of the figure with respect to each weight.
-    - `weighed`: the same stretches, perhaps with new weights of their samples, on which the weights
+    - `weighed`: the same chunks, perhaps with new weights of their samples, on which the weights
         of steps depend.
     - `bounded`: whether no step can matter more than others beyond the same threshold: a figure of
         probabilities, smoothed over steps or not.
     """
 
-    composed: Composed
+    simulated: SimulatedSteps
     weights: Float[np.ndarray, " n"]
     slope: Float[np.ndarray, " n"]
     influence: Float[np.ndarray, " n"]
-    weighed: tuple[Stretch, ...]
+    weighed: tuple[Chunk, ...]
     bounded: bool
 
     def relevance(self) -> Float[np.ndarray, " n"]:
         """How much each step matters to the derivative. A probability of zero or one does not."""
         size = np.abs(self.slope)
-        steps = self.composed.steps
-        return size if self.composed.over is None else size * steps * (1 - steps)
+        steps = self.simulated.steps
+        return size if self.simulated.exceedance is None else size * steps * (1 - steps)
 
 
 def pull_back(weightings: Iterable[Weighting]) -> list[tuple[Program, float]]:
@@ -97,50 +97,50 @@ def pull_back(weightings: Iterable[Weighting]) -> list[tuple[Program, float]]:
     """
     rest, found = iter(weightings), []
     first = next(rest)
-    size = max(stretch.decision.kept.ends.size for stretch in first.composed.stretches)
+    size = max(chunk.decision.kept.ends.size for chunk in first.simulated.chunks)
     some = [first, *it.islice(rest, max(_MOST_ENDS // size - 1, 0))]
     while some:
         found.append(_of_figures(some))
         some = [*it.islice(rest, max(_MOST_ENDS // size, 1))]
     tables, thresholds = jax.tree.map(lambda *x: np.concatenate(x), *found)
-    gradients = gradients_of(first.composed.run.program, tables)
+    gradients = gradients_of(first.simulated.run.program, tables)
     return list(zip(gradients, thresholds.tolist(), strict=True))
 
 
 def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, " figures"]]:
     """The derivatives with respect to tables and to thresholds; figures are the first axis."""
-    run, stretches = every[0].composed.run, every[0].composed.stretches
+    run, chunks = every[0].simulated.run, every[0].simulated.chunks
     sums = jax.tree.map(lambda x: np.zeros((len(every), *x.shape)), run.plan.tables)
     of_thresholds = np.zeros(len(every))
-    for k, stretch in enumerate(stretches):
-        first = stretch.draws.first
-        mine = slice(first, first + stretch.steps)
+    for k, chunk in enumerate(chunks):
+        first = chunk.draws.first
+        mine = slice(first, first + chunk.steps)
         of_ends = _through_steps(every, k, mine, sums, of_thresholds)
-        _through_replicas(run, stretch, of_ends, sums)
-        if isinstance(stretch.decision, VectorRule):
+        _through_replicas(run, chunk, of_ends, sums)
+        if isinstance(chunk.decision, VectorRule):
             decisions = [one.weighed[k].decision for one in every]
             influences = [(one.influence[mine], one.weights[mine], one.bounded) for one in every]
-            through_weights(run, stretch, decisions, influences, sums)
+            through_weights(run, chunk, decisions, influences, sums)
     return sums, of_thresholds
 
 
 def _through_steps(
     every: Sequence[Weighting], k: int, mine: slice, sums: Tables, of_thresholds: np.ndarray
 ) -> Float[np.ndarray, "figures kept sinks"]:
-    """Backpropagates through the composition of the steps of stretch `k`: adds to the derivatives
+    """Backpropagates through the composition of the steps of chunk `k`: adds to the derivatives
     with respect to tables and thresholds, and returns those with respect to the ends of kept
     samples.
     """
-    run, kept = every[0].composed.run, every[0].composed.stretches[k].decision.kept
+    run, kept = every[0].simulated.run, every[0].simulated.chunks[k].decision.kept
     sinks = run.program.sinks.number
     of_ends = np.zeros((len(every), *kept.ends.shape))
     figure, needed = np.nonzero(np.stack([_that_count(one.relevance()[mine]) for one in every]))
     slopes = np.stack([one.slope[mine] for one in every])[figure, needed]
     samples = np.concatenate([_samples(one, k)[needed[figure == f]] for f, one in enumerate(every)])
-    regimes = every[0].composed.stretches[k].decision.deal.regimes(0, mine.stop - mine.start)
-    overs = [one.composed.over for one in every]
-    thresholds = np.array([0.0 if one is None else one.threshold for one in overs])
-    last = None if overs[0] is None else overs[0].last
+    regimes = every[0].simulated.chunks[k].decision.systematic.regimes(0, mine.stop - mine.start)
+    exceedances = [one.simulated.exceedance for one in every]
+    thresholds = np.array([0.0 if one is None else one.threshold for one in exceedances])
+    last = None if exceedances[0] is None else exceedances[0].last
     # Some at a time, so that memory holds few of their parts.
     for packed in _packed(figure, len(every)).pieces(BLOCK):
 
@@ -154,8 +154,12 @@ def _through_steps(
         slope = np.where(packed.entries >= 0, slopes[packed.entries], 0).astype(run.plan.dtype)
         of_figure = figure[packed.entries]
         # Figures differ by their thresholds.
-        over = None if last is None else Over(thresholds[of_figure].astype(run.plan.dtype), last)
-        of_last, of_parts, of_threshold = _through_last(run, packed, inputs, over, slope)
+        exceedance = (
+            None
+            if last is None
+            else ConditionalExceedance(thresholds[of_figure].astype(run.plan.dtype), last)
+        )
+        of_last, of_parts, of_threshold = _through_last(run, packed, inputs, exceedance, slope)
         np.add.at(of_thresholds, of_figure, of_threshold)
         packed.add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
 
@@ -174,10 +178,10 @@ def _through_steps(
 
 
 def _samples(one: Weighting, k: int) -> np.ndarray:
-    """The sample that decides each step of stretch `k`."""
-    stretch = one.composed.stretches[k]
-    assert isinstance(stretch.decision, AbstractOneDecides)
-    return stretch.decision.samples(0, stretch.steps)
+    """The sample that decides each step of chunk `k`."""
+    chunk = one.simulated.chunks[k]
+    assert isinstance(chunk.decision, AbstractOneDecides)
+    return chunk.decision.samples(0, chunk.steps)
 
 
 def _that_count(size: np.ndarray) -> np.ndarray:
@@ -185,7 +189,9 @@ def _that_count(size: np.ndarray) -> np.ndarray:
     return size * len(size) > _LEAST_SLOPE * size.sum()
 
 
-def _through_last(run: Run, packed: "_Packed", inputs, over: Over | None, slope: np.ndarray):
+def _through_last(
+    run: Run, packed: "_Packed", inputs, exceedance: ConditionalExceedance | None, slope: np.ndarray
+):
     """From steps back to their parts: the derivatives with respect to the tables of the step's
     factor and of residuals, by tile; with respect to each array of `StepParts`; and with respect to
     each threshold.
@@ -194,20 +200,20 @@ def _through_last(run: Run, packed: "_Packed", inputs, over: Over | None, slope:
     batches = tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
     parts = [dataclasses.replace(batch, arrays=batch.arrays[2]).samples() for batch in batches]
     parts = jax.tree.map(lambda *x: np.concatenate(x).reshape(-1, packed.size), *parts)
-    by_tile = jax.tree.map(lambda x: x.reshape(-1, packed.size), (over, slope))
+    by_tile = jax.tree.map(lambda x: x.reshape(-1, packed.size), (exceedance, slope))
     of_last, *of_each = on_host(_last_vjp, last_tables(run.plan.tables), parts, *by_tile)
     of_parts, of_threshold = jax.tree.map(lambda x: np.asarray(x).reshape(-1), of_each)
     return of_last, jax.tree.leaves(of_parts), of_threshold
 
 
-def _last_vjp(last, parts, over: Over | None, slope):
-    def of_tile(parts, over, slope):
-        real, rest = eqx.partition((last, parts, over), eqx.is_inexact_array)
+def _last_vjp(last, parts, exceedance: ConditionalExceedance | None, slope):
+    def of_tile(parts, exceedance, slope):
+        real, rest = eqx.partition((last, parts, exceedance), eqx.is_inexact_array)
         _, vjp = jax.vjp(lambda real: times_or_chances(*eqx.combine(real, rest)), real)
-        of_last, of_parts, of_over = vjp(slope)[0]
-        return of_last, of_parts, slope * 0 if over is None else of_over.threshold
+        of_last, of_parts, of_exceedance = vjp(slope)[0]
+        return of_last, of_parts, slope * 0 if exceedance is None else of_exceedance.threshold
 
-    return jax.vmap(of_tile)(parts, over, slope)
+    return jax.vmap(of_tile)(parts, exceedance, slope)
 
 
 def _step_vjp(shared, _, ids, ends, regimes, *of_parts):
@@ -222,13 +228,13 @@ def _step_vjp(shared, _, ids, ends, regimes, *of_parts):
     return vjp(jax.tree.unflatten(jax.tree.structure(parts), of_parts))
 
 
-def _through_replicas(run: Run, stretch: Stretch, of_ends: np.ndarray, sums: Tables) -> None:
+def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables) -> None:
     """Backpropagates through the replica samples that steps depend on: adds to the derivatives with
     respect to tables.
 
     Each pair of a sample and a deciding sink is backpropagated along one path.
     """
-    draws, kept = stretch.draws, stretch.decision.kept
+    draws, kept = chunk.draws, chunk.decision.kept
     figure, needed, sink = np.nonzero(of_ends)
     points = draws.sampling.points(run, draws)
     packed = _packed(figure, len(of_ends))

@@ -12,7 +12,7 @@ from ..random import key_data
 from ..step import ExactRule, SlowestDrawn, decide, sample_weights
 from ._draw import Draws
 from ._prepare import Run
-from ._run import Stretch, composed, decided_stretches
+from ._run import Chunk, decided_chunks, step_times
 from ._sampling import named, pilot_key
 
 
@@ -28,11 +28,11 @@ class Pilot:
     """A few steps; `run` has the pilot's key and its way of sampling."""
 
     run: Run
-    stretch: Stretch
+    chunk: Chunk
 
     def steps(self) -> np.ndarray:
         """Their times, in seconds."""
-        return np.concatenate(list(composed(self.run, [self.stretch])))
+        return np.concatenate(list(step_times(self.run, [self.chunk])))
 
 
 def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
@@ -45,24 +45,24 @@ def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
     mine = run.sampling if sampling is None else named(sampling, run)
     assert mine is not None
     run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=mine)
-    (stretch,) = decided_stretches(run, [Draws(mine, 0, _SAMPLES)])
-    return Pilot(run, stretch)
+    (chunk,) = decided_chunks(run, [Draws(mine, 0, _SAMPLES)])
+    return Pilot(run, chunk)
 
 
 def vector_rule_is_low_by(pilot: Pilot) -> float:
     """By which share the mean or the 95 % quantile by the vector rule, whichever differs more, is
     below that by the exact rule. Both rules use the same replicas.
     """
-    run, stretch = pilot.run, pilot.stretch
+    run, chunk = pilot.run, pilot.chunk
     if _rules_are_one(run):
         return 0.0
     number = run.program.num_replicas
-    kept = stretch.decision.kept
-    exact = decide(run.chances, kept, run.key, stretch.steps, num_replicas=number, exact=True)
+    kept = chunk.decision.kept
+    exact = decide(run.chances, kept, run.key, chunk.steps, num_replicas=number, exact=True)
     assert isinstance(exact, ExactRule)
 
     def figures(decision):
-        steps = Pilot(run, dataclasses.replace(stretch, decision=decision)).steps()
+        steps = Pilot(run, dataclasses.replace(chunk, decision=decision)).steps()
         return np.array([np.mean(steps, dtype=np.float64), np.quantile(steps, 0.95)])
 
     low, high = figures(SlowestDrawn(exact)), figures(exact)
@@ -96,7 +96,7 @@ def importance_gain(pilot: Pilot) -> float:
     samples, in the upper quarter of the law of the slowest replica, from a pilot with importance
     sampling. Support is the effective number of samples.
     """
-    chances, kept = pilot.run.chances, pilot.stretch.decision.kept
+    chances, kept = pilot.run.chances, pilot.chunk.decision.kept
     regime, share = chances.regime, -np.log(0.75) / pilot.run.program.num_replicas
     slowest = np.argsort(-kept.score, kind="stable")
     weights, stratum = sample_weights(chances, kept)[slowest], kept.stratum[slowest]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The common data of all stretches of a run.
+    """The common data of all chunks of a run.
 
     **Attributes:**
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..host import on_host
-from ..latency import cube_normal, score_of_maximum, widen
+from ..latency import cube_normal, scale_spread, score_of_maximum
 from ..maxplus import op_ends
 from ..program import BlockLaws, Program, Sets, block_laws_of
 
@@ -144,4 +144,4 @@ def _factors(law, z: np.ndarray, number: int = 1, spread: float | np.ndarray = 1
 
 
 def _relative(law, z, spread):
-    return widen(law, spread).from_normal(z) / law.mean()
+    return scale_spread(law, spread).from_normal(z) / law.mean()

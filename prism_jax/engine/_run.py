@@ -1,4 +1,4 @@
-"""Runs: decides the steps of each stretch, and composes them."""
+"""Runs: decides the steps of each chunk, and composes them."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from ..replica import Batch, interruptible, tiles, without_graph
 from ..step import (
     STEP_TILES,
     AbstractDecision,
-    Over,
+    ConditionalExceedance,
     decide,
     last_tables,
     step_parts,
@@ -22,8 +22,8 @@ from ._prepare import Run
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
-    """One stretch of a run: how it was drawn, how its steps are decided, and their number, which is
+class Chunk:
+    """One chunk of a run: how it was drawn, how its steps are decided, and their number, which is
     lower than requested after Ctrl-C.
     """
 
@@ -32,19 +32,19 @@ class Stretch:
     steps: int
 
 
-def decided_stretches(
+def decided_chunks(
     run: Run,
     draws: Sequence[Draws],
     *,
     exact: bool = False,
     num_replicas: int | None = None,
     advance: Advance = lambda steps: None,
-) -> Iterator[Stretch]:
-    """Draws the stretches of a run, one after the other, and decides their steps.
+) -> Iterator[Chunk]:
+    """Draws the chunks of a run, one after the other, and decides their steps.
 
     **Raises:**
 
-    `KeyboardInterrupt` after Ctrl-C, after a last stretch of the steps drawn so far.
+    `KeyboardInterrupt` after Ctrl-C, after a last chunk of the steps drawn so far.
     """
     replicas = num_replicas or draws[0].sampling.num_replicas(run.program)
     with interruptible() as interrupt:
@@ -55,38 +55,38 @@ def decided_stretches(
                 decision = decide(
                     run.chances, kept, run.key, steps, num_replicas=replicas, exact=exact
                 )
-                # Drawn samples are still composed; a Ctrl-C during the decision ends the run later.
+                # Drawn samples still become steps; a Ctrl-C during the decision ends the run later.
                 interrupted |= interrupt.came
                 interrupt.came = False
-                yield Stretch(mine, decision, steps)
+                yield Chunk(mine, decision, steps)
             if interrupted:
                 raise KeyboardInterrupt
 
 
-def composed(
+def step_times(
     run: Run,
-    stretches: Sequence[Stretch],
-    over: Over | None = None,
+    chunks: Sequence[Chunk],
+    exceedance: ConditionalExceedance | None = None,
     advance: Advance = lambda steps: None,
 ) -> Iterator[np.ndarray]:
-    """The steps of consecutive stretches, a batch at a time, in order: their times, or the
+    """The steps of consecutive chunks, a batch at a time, in order: their times, or the
     probabilities that they exceed a threshold.
     """
-    for batch in step_tiles(run, stretches):
+    for batch in step_tiles(run, chunks):
         times, _, of_steps = batch.arrays
-        if over is None:
+        if exceedance is None:
             yield dataclasses.replace(batch, arrays=times).samples()
         else:
             of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
             tables = last_tables(run.plan.tables)
-            yield np.asarray(on_host(times_or_chances, tables, of_steps, over))
+            yield np.asarray(on_host(times_or_chances, tables, of_steps, exceedance))
         advance(batch.count)
 
 
-def step_tiles(run: Run, stretches: Sequence[Stretch]) -> Iterator[Batch]:
-    """What `step_tile` gives for the steps of consecutive stretches."""
-    last = np.cumsum([stretch.steps for stretch in stretches])
-    plan, first_id = run.plan, stretches[0].decision.kept.first
+def step_tiles(run: Run, chunks: Sequence[Chunk]) -> Iterator[Batch]:
+    """What `step_tile` gives for the steps of consecutive chunks."""
+    last = np.cumsum([chunk.steps for chunk in chunks])
+    plan, first_id = run.plan, chunks[0].decision.kept.first
 
     def inputs(first, count):
         ids = np.arange(first, first + count, dtype=np.uint32)
@@ -96,7 +96,7 @@ def step_tiles(run: Run, stretches: Sequence[Stretch]) -> Iterator[Batch]:
         start = 0
         for k, begin, end in parts(last, first - first_id, count):
             some = slice(start, start + end - begin)
-            mine, regimes[some] = stretches[k].decision.inputs(begin, end - begin)
+            mine, regimes[some] = chunks[k].decision.inputs(begin, end - begin)
             ends[some, : mine.shape[1]] = mine
             start = some.stop
         return ids, ends, regimes
@@ -115,7 +115,7 @@ def step_tile(shared, _, ids, ends, regimes):
 
 
 def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:
-    """How the figures of a law scatter, from the first steps of a stretch, which are used up."""
+    """How the figures of a law scatter, from the first steps of a chunk, which are used up."""
     errors = decision.errors(len(steps))
     thresholds = np.quantile(steps.copy(), LEVELS, overwrite_input=True)
     levels, support = zip(*(errors.of_level(steps, t) for t in thresholds), strict=True)

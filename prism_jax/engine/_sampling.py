@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ..law import Law, merge_allocations, merge_randomisations, merge_stretches
+from ..law import Law, merge_allocations, merge_chunks, merge_randomisations
 from ..program import Program
 from ..replica import (
     Lead,
@@ -47,7 +47,7 @@ def pilot_key() -> PRNGKeyArray:
 
 
 class AbstractSampling(abc.ABC):
-    """How replica samples are drawn: in stretches, which are independent. The law is that of the
+    """How replica samples are drawn: in chunks, which are independent. The law is that of the
     steps of all.
     """
 
@@ -55,17 +55,17 @@ class AbstractSampling(abc.ABC):
     lead: Lead | None = None  # The leading axes, if samples are not drawn by their law alone.
 
     @abc.abstractmethod
-    def stretches(self, program: Program, num_steps: int) -> int:
-        """Into how many stretches a run is divided."""
+    def chunks(self, program: Program, num_steps: int) -> int:
+        """Into how many chunks a run is divided."""
 
     @abc.abstractmethod
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        """The samples of stretches, at most one stretch at a time: ids, ends `(n, sinks)`, scores,
+        """The samples of chunks, at most one chunk at a time: ids, ends `(n, sinks)`, scores,
         strata and likelihoods.
         """
 
     def replicas(self, num_steps: int) -> int:
-        """How many samples a stretch of so many steps has."""
+        """How many samples a chunk of so many steps has."""
         return num_steps
 
     def num_replicas(self, program: Program) -> int:
@@ -73,23 +73,23 @@ class AbstractSampling(abc.ABC):
         return program.num_replicas
 
     def points(self, run: Run, draws: Draws) -> Float[np.ndarray, "samples axes"] | None:
-        """The scores of the leading axes of a stretch, where they are not drawn."""
+        """The scores of the leading axes of a chunk, where they are not drawn."""
         del run, draws
 
     def merged(self, laws: list[Law]) -> Law:
-        """The law of all stretches from the law of each."""
-        return merge_stretches(laws)
+        """The law of all chunks from the law of each."""
+        return merge_chunks(laws)
 
-    def kept(self, laws: list[Law]) -> list[Law]:
-        """The same laws, or fewer of more stretches, so that memory stays flat."""
-        return [merge_stretches(laws)] if len(laws) == _MOST_LAWS else laws
+    def compacted(self, laws: list[Law]) -> list[Law]:
+        """The same laws, or fewer of more chunks, so that memory stays flat."""
+        return [merge_chunks(laws)] if len(laws) == _MOST_LAWS else laws
 
 
 class AbstractOfOneReplica(AbstractSampling):
     """Draws samples of one replica."""
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        # Short stretches share tiles.
+        # Short chunks share tiles.
         ends, points = np.cumsum([mine.replicas for mine in draws]), self.points(run, draws[0])
 
         def ids_of(first, count):
@@ -125,8 +125,8 @@ class Plain(AbstractOfOneReplica):
 
     name = "plain"
 
-    def stretches(self, program: Program, num_steps: int) -> int:
-        # A short stretch leans: by R / 2 over its length, in the logarithm of the chance that no
+    def chunks(self, program: Program, num_steps: int) -> int:
+        # A short chunk leans: by R / 2 over its length, in the logarithm of the chance that no
         # replica is slower. All samples that steps reach are kept up to the second length.
         reach = math.sqrt(2 * program.num_replicas * num_steps)
         reach = max(reach, program.num_replicas * EXTREMES / 25)
@@ -140,7 +140,7 @@ class Importance(AbstractOfOneReplica):
     name = "importance"
     lead: Lead
 
-    def stretches(self, program: Program, num_steps: int) -> int:
+    def chunks(self, program: Program, num_steps: int) -> int:
         return 1
 
     def replicas(self, num_steps: int) -> int:
@@ -150,12 +150,12 @@ class Importance(AbstractOfOneReplica):
 
 @dataclasses.dataclass(frozen=True)
 class Sobol(AbstractOfOneReplica):
-    """By quasi-random points along the leading axes, scrambled anew for each stretch."""
+    """By quasi-random points along the leading axes, scrambled anew for each chunk."""
 
     name = "sobol"
     lead: Lead
 
-    def stretches(self, program: Program, num_steps: int) -> int:
+    def chunks(self, program: Program, num_steps: int) -> int:
         return min(RANDOMISATIONS, num_steps)
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
@@ -170,7 +170,7 @@ class Sobol(AbstractOfOneReplica):
     def merged(self, laws: list[Law]) -> Law:
         return merge_randomisations(laws)
 
-    def kept(self, laws: list[Law]) -> list[Law]:
+    def compacted(self, laws: list[Law]) -> list[Law]:
         return laws
 
 
@@ -181,24 +181,24 @@ class Explicit(AbstractSampling):
 
     **Attributes:**
 
-    - `allocations`: on how many sets of GPUs the steps run, each stretch on its own; by default,
+    - `allocations`: on how many sets of GPUs the steps run, each chunk on its own; by default,
         each step has its own GPUs.
     """
 
     name = "plain"
     allocations: int | None = None
 
-    def stretches(self, program: Program, num_steps: int) -> int:
-        return self.allocations or Plain().stretches(program, num_steps)
+    def chunks(self, program: Program, num_steps: int) -> int:
+        return self.allocations or Plain().chunks(program, num_steps)
 
     def num_replicas(self, program: Program) -> int:
         return 1
 
     def merged(self, laws: list[Law]) -> Law:
-        return merge_stretches(laws) if self.allocations is None else merge_allocations(laws)
+        return merge_chunks(laws) if self.allocations is None else merge_allocations(laws)
 
-    def kept(self, laws: list[Law]) -> list[Law]:
-        return super().kept(laws) if self.allocations is None else laws
+    def compacted(self, laws: list[Law]) -> list[Law]:
+        return super().compacted(laws) if self.allocations is None else laws
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
         regime, first = run.chances.regime, draws[0].first

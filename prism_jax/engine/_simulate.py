@@ -1,4 +1,4 @@
-"""`simulate`: the host loop over stretches of a run."""
+"""`simulate`: the host loop over chunks of a run."""
 
 import dataclasses
 import time
@@ -22,7 +22,7 @@ from ._choose import chosen
 from ._draw import Advance, Draws, all_draws
 from ._pilot import Pilot, draw_pilot, rule_of_replicas
 from ._prepare import Run, prepare
-from ._run import Stretch, composed, decided_stretches, errors_of
+from ._run import Chunk, decided_chunks, errors_of, step_times
 from ._sampling import AbstractSampling, Explicit, named
 
 
@@ -101,7 +101,7 @@ def simulate(
     rule = rule_of_replicas(pilot) if replicas == "auto" else replicas
     compiled = time.perf_counter()
     draws = all_draws(run, num_samples)
-    # Each sample is drawn, then composed.
+    # Each sample is drawn, then simulated.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
         law = _law(run, draws, grid, rule == "exact", advance)
     return dataclasses.replace(
@@ -123,30 +123,28 @@ def _named(name: str, pilot: Pilot) -> AbstractSampling:
 def _law(
     run: Run, draws: list[Draws], grid: tuple[float, float], exact: bool, advance: Advance
 ) -> Law:
-    """The law of all stretches, or, after Ctrl-C, of the steps so far."""
+    """The law of all chunks, or, after Ctrl-C, of the steps so far."""
     sampling = draws[0].sampling
     about = {"program": digest(run.program), "keys": (tuple(np.asarray(run.key).tolist()),)}
     laws: list[Law] = []
     first: Errors | None = None
     with interruptible() as interrupt:
         try:
-            for stretch in decided_stretches(run, draws, exact=exact, advance=advance):
+            for chunk in decided_chunks(run, draws, exact=exact, advance=advance):
                 accumulator = Accumulator(grid)
                 try:
-                    for steps in composed(run, [stretch], advance=advance):
+                    for steps in step_times(run, [chunk], advance=advance):
                         accumulator.add(steps)
                 finally:
                     if accumulator.num_samples:
-                        # Whole stretches of one run have the errors of the first.
-                        whole = accumulator.num_samples == stretch.draws.steps
+                        # Whole chunks of one run have the errors of the first.
+                        whole = accumulator.num_samples == chunk.draws.steps
                         errors = first if whole else None
                         if errors is None:
-                            errors = errors_of(stretch.decision, accumulator.first_steps())
-                        laws.append(
-                            _law_of_stretch(run.chances, stretch, accumulator, errors, about)
-                        )
+                            errors = errors_of(chunk.decision, accumulator.first_steps())
+                        laws.append(_law_of_chunk(run.chances, chunk, accumulator, errors, about))
                         first = errors
-                laws = sampling.kept(laws)
+                laws = sampling.compacted(laws)
         except KeyboardInterrupt:
             if not laws:
                 raise
@@ -156,13 +154,13 @@ def _law(
     return law
 
 
-def _law_of_stretch(
-    chances: Chances, stretch: Stretch, accumulator: Accumulator, errors: Errors, about
+def _law_of_chunk(
+    chances: Chances, chunk: Chunk, accumulator: Accumulator, errors: Errors, about
 ) -> Law:
     return accumulator.law(
         errors,
-        requested=stretch.draws.steps,
-        effective_samples=effective_samples(chances, stretch.decision.kept),
+        requested=chunk.draws.steps,
+        effective_samples=effective_samples(chances, chunk.decision.kept),
         compile_s=0.0,
         run_s=0.0,
         **about,

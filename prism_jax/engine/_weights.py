@@ -8,7 +8,7 @@ from scipy.ndimage import uniform_filter1d
 from ..replica import Tables, stall_entries, tiles
 from ..step import STEP_TILES, AbstractDecision, Selection, VectorRule
 from ._prepare import Run
-from ._run import Stretch
+from ._run import Chunk
 
 
 # Steps of the next ranks, whose contributions to a figure are alike but for their own draws.
@@ -17,7 +17,7 @@ _NEIGHBOURS = 15
 
 def through_weights(
     run: Run,
-    stretch: Stretch,
+    chunk: Chunk,
     decisions: Sequence[AbstractDecision],
     influences: Sequence[tuple[np.ndarray, np.ndarray, bool]],
     sums: Tables,
@@ -27,27 +27,27 @@ def through_weights(
 
     **Arguments:**
 
-    - `decisions`: for each figure, that of the stretch, perhaps with new weights of its samples;
+    - `decisions`: for each figure, that of the chunk, perhaps with new weights of its samples;
         steps keep those that they picked.
     - `influences`: for each figure, its derivative with respect to the weight of each step, these
         weights, and whether this derivative is bounded: see [`Weighting`][].
     """
     if len(run.program.strata) == 1:
         return
-    of_samples = np.zeros((len(influences), len(stretch.decision.kept.ids)))
+    of_samples = np.zeros((len(influences), len(chunk.decision.kept.ids)))
     for f, (mine, influence) in enumerate(zip(decisions, influences, strict=True)):
-        of_counts, of_regime, of_samples[f] = _of_figure(run, stretch, mine, *influence)
+        of_counts, of_regime, of_samples[f] = _of_figure(run, chunk, mine, *influence)
         sums.stall_counts[f] += of_counts
         sums.network[f] += of_regime
     if sums.stall_shares is not None:
-        sums.stall_shares[:] += _through_entries(run, stretch, of_samples)
+        sums.stall_shares[:] += _through_entries(run, chunk, of_samples)
 
 
-def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence, weights, bounded):
+def _of_figure(run: Run, chunk: Chunk, weighed: AbstractDecision, influence, weights, bounded):
     """The derivatives of a figure with respect to the probabilities of each number of stalls and of
     each regime, and to the logarithm of the weight of each sample.
     """
-    decision = stretch.decision
+    decision = chunk.decision
     assert isinstance(decision, VectorRule)
     assert isinstance(weighed, VectorRule)
     of_stratum = np.zeros(len(run.program.strata))
@@ -58,7 +58,7 @@ def _of_figure(run: Run, stretch: Stretch, weighed: AbstractDecision, influence,
         members = regimes == g
         if not members.any():
             continue
-        of_regime[g] += weights[members] @ influence[members] / decision.deal.probabilities[g]
+        of_regime[g] += weights[members] @ influence[members] / decision.systematic.probabilities[g]
         some = position[members], influence[members]
         if bounded:
             total = _of_picks(decision.selections[g], selection, *some)
@@ -96,12 +96,12 @@ def _of_picks(
     return total + np.bincount(position, likelier * (influence - average), len(samples))
 
 
-def _through_entries(run: Run, stretch: Stretch, of_samples: np.ndarray) -> np.ndarray:
+def _through_entries(run: Run, chunk: Chunk, of_samples: np.ndarray) -> np.ndarray:
     """Through which op each stall of a sample pauses, given how many there are: of the logarithm of
     a sample's likelihood, the derivative with respect to an entry's share is how many of its stalls
     are that entry, over the share.
     """
-    kept, share = stretch.decision.kept, np.asarray(run.plan.tables.stall_shares, np.float64)
+    kept, share = chunk.decision.kept, np.asarray(run.plan.tables.stall_shares, np.float64)
     stalls = np.array([stratum.stalls for stratum in run.program.strata])[kept.stratum]
     needed = np.flatnonzero((stalls > 0) & (of_samples != 0).any(axis=0))
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..data import Job, Kernels, Variation, replace_variations
-from ..engine import Plain, composed_run, prepare
+from ..engine import Plain, prepare, steps_of_run
 from ..program import compile_job, constant_step
 from ..workers import run_tasks
 from ._observe import Observed, observe
@@ -79,4 +79,4 @@ def steps_of_kernels(
     kept = tuple(v for v in kernels.variability if v.component != "stall")
     kernels = msgspec.structs.replace(kernels, variability=replace_variations(kept, off))
     run = prepare(compile_job(msgspec.structs.replace(job, kernels=kernels)), key)
-    return composed_run(dataclasses.replace(run, sampling=Plain()), num_samples=num_samples).steps
+    return steps_of_run(dataclasses.replace(run, sampling=Plain()), num_samples=num_samples).steps

@@ -10,6 +10,7 @@ from ._normal import Normal as Normal
 from ._outlying import Outlying as Outlying
 from ._parameters import Rule as Rule
 from ._registry import families as families, make_latency as make_latency
+from ._scale_spread import scale_spread as scale_spread
 from ._scores import (
     log_density as log_density,
     normal_nodes as normal_nodes,
@@ -23,4 +24,3 @@ from ._three_moment import (
 )
 from ._transform import Scaled as Scaled, Shifted as Shifted
 from ._weibull import Weibull as Weibull
-from ._widen import widen as widen

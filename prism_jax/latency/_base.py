@@ -42,7 +42,7 @@ class AbstractLatency(eqx.Module):
     family, because `mean` is a method.
 
     Beyond the abstract methods, a family may set `in_files`, its name in data files; register with
-    `log_sigma.register`, if it is log-normal; and register with `widen.register` which parameter is
+    `log_sigma.register`, if it is log-normal; and with `scale_spread.register`, which parameter is
     its spread. Each family has a file of its own.
     """
 

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from ._base import AbstractLatency, InFiles
 from ._log_sigma import log_sigma
 from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
+from ._scale_spread import scale_spread
 from ._scores import step_score
-from ._widen import widen
 
 
 class Constant(AbstractLatency):
@@ -59,6 +59,6 @@ def _(law):
     return jax.device_put(np.zeros(law.value.shape, law.dtype))
 
 
-@widen.register(Constant)
+@scale_spread.register(Constant)
 def _(law, factor):
     return law

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from ._base import AbstractLatency, InFiles
 from ._gamma_series import temme_series
 from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
+from ._scale_spread import scale_spread
 from ._scores import log_density, log_ndtr, score_of_tails, step_score
-from ._widen import widen
 
 
 # Within this |eta| the series of the normal limit converge fast.
@@ -237,6 +237,6 @@ Gamma.__init__.__doc__ = """**Arguments:**
 """
 
 
-@widen.register(Gamma)
+@scale_spread.register(Gamma)
 def _(law, factor):
     return eqx.tree_at(lambda one: one.cv, law, law.cv * factor)

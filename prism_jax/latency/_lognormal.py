@@ -7,8 +7,8 @@ from jaxtyping import Array, Float
 from ._base import AbstractLatency, InFiles
 from ._log_sigma import log_sigma
 from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
+from ._scale_spread import scale_spread
 from ._scores import step_score
-from ._widen import widen
 
 
 def _score(x: Array, median: Array, sigma: Array) -> Array:
@@ -83,7 +83,7 @@ def _(law):
     return law.sigma
 
 
-@widen.register(LogNormal)
+@scale_spread.register(LogNormal)
 def _(law, factor):
     sigma = law.sigma * factor
     return LogNormal(law.median * jnp.exp(0.5 * (law.sigma**2 - sigma**2)), sigma)

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float
 
 from ._base import AbstractLatency, InFiles
 from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
+from ._scale_spread import scale_spread
 from ._scores import log_density, step_score
-from ._widen import widen
 
 
 class Normal(AbstractLatency):
@@ -105,6 +105,6 @@ Normal.__init__.__doc__ = """**Arguments:**
 """
 
 
-@widen.register(Normal)
+@scale_spread.register(Normal)
 def _(law, factor):
     return eqx.tree_at(lambda one: one.std, law, law.std * factor)

@@ -16,7 +16,7 @@ from ._histogram import (
 from ._law import QUANTILES as QUANTILES, Law as Law, figures as figures
 from ._merge import (
     merge_allocations as merge_allocations,
+    merge_chunks as merge_chunks,
     merge_laws as merge_laws,
     merge_randomisations as merge_randomisations,
-    merge_stretches as merge_stretches,
 )

@@ -73,7 +73,7 @@ class Errors(AbstractCompared):
         error = float(np.interp(q, LEVELS, self.levels / own)) * there
         return error, float(np.interp(q, LEVELS, self.level_skewness * own)) / there
 
-    def around(self, q: float, level: float) -> tuple[float, float]:
+    def interval_levels(self, q: float, level: float) -> tuple[float, float]:
         """The two levels whose quantiles are the ends of a confidence interval for the quantile at
         `q`: those at which the interval of the distribution function ends at `q`.
         """

@@ -204,7 +204,7 @@ class Law(AbstractCompared):
             return float("nan"), float("nan")
         if self.std == 0:
             return self.mean, self.mean
-        ends = np.array(self.errors.around(q, level))
+        ends = np.array(self.errors.interval_levels(q, level))
         if self.histogram.misses(ends).any():
             return float("nan"), float("nan")
         low, high = self.histogram.quantile(ends)

@@ -1,4 +1,4 @@
-"""Merges laws: of the stretches of one run, or of runs with different keys."""
+"""Merges laws: of the chunks of one run, or of runs with different keys."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -40,11 +40,17 @@ def merge_laws(laws: Iterable[Law]) -> Law:
             "The laws share a key, so they hold the same samples; simulate each with a key of its "
             "own."
         )
-    return _pool(laws, keys)
+    merged = _pool(laws, keys)
+    sets = [law.allocations for law in laws if law.allocations is not None]
+    if len(sets) < len(laws):
+        return merged
+    means = tuple(mean for mine in sets for mean in mine.means)
+    std = np.sqrt(np.average([mine.std**2 for mine in sets], weights=[x.num_samples for x in laws]))
+    return dataclasses.replace(merged, allocations=Allocations(means, float(std)))
 
 
-def merge_stretches(laws: Sequence[Law]) -> Law:
-    """Merges the laws of the stretches of one run."""
+def merge_chunks(laws: Sequence[Law]) -> Law:
+    """Merges the laws of the chunks of one run."""
     return laws[0] if len(laws) == 1 else _pool(laws, laws[0].keys)
 
 
@@ -52,7 +58,7 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     """Merges the laws of independent randomisations of the same points. The scatter of the
     randomisations gives the standard errors.
     """
-    law = merge_stretches(laws)
+    law = merge_chunks(laws)
     count = len(laws)
     if count < 2:
         none = 0 * law.errors.level_support
@@ -69,7 +75,7 @@ def merge_allocations(laws: Sequence[Law]) -> Law:
     """Merges the laws of the steps on several allocations of GPUs. Allocations are the independent
     samples: if they differ more than the steps on each, most lie wholly on one side of a quantile.
     """
-    law, count = merge_stretches(laws), len(laws)
+    law, count = merge_chunks(laws), len(laws)
     if count < 2:
         found = [Scatter(float("nan"))] * (2 + len(LEVELS))
     else:

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..analysis import MARGIN, AbstractObjective, Bootstrapped, Mean, Quantile, bootstrapped
 from ..data import Job
-from ..engine import composed_steps
+from ..engine import simulated_steps
 from ..program import compile_job
 from ..random import key_data
 from ..replica import structure_of
@@ -53,10 +53,10 @@ def simulate_chunk(chunk: Chunk) -> list[Bootstrapped | str]:
 def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Bootstrapped | str:
     try:
         program = compile_job(job)
-        composed = composed_steps(program, num_samples=chunk.num_samples, key=key, margin=MARGIN)
+        simulated = simulated_steps(program, num_samples=chunk.num_samples, key=key, margin=MARGIN)
     except ValueError as error:
         return str(error)
-    return bootstrapped(composed, [chunk.objective, Mean(), Quantile(0.95), Quantile(0.99)])
+    return bootstrapped(simulated, [chunk.objective, Mean(), Quantile(0.95), Quantile(0.99)])
 
 
 def buckets(jobs: Sequence[Job]) -> list[int]:

@@ -43,7 +43,7 @@ class Blocks(eqx.Module):
     - `direct`: `(classes,)`, the kernel of a class that is one kernel and keeps its own law, or -1.
     - `compute`: `(classes,)`, whether the factor of the rank applies to it.
     - `branches`: branches that overlap with compute of members.
-    - `around`: branches that overlap with blocks, which are classes.
+    - `outer_branches`: branches that overlap with blocks, which are classes.
     """
 
     segments: FrozenArray = eqx.field(static=True)
@@ -53,7 +53,7 @@ class Blocks(eqx.Module):
     direct: FrozenArray = eqx.field(static=True)
     compute: FrozenArray = eqx.field(static=True)
     branches: Sides
-    around: Sides
+    outer_branches: Sides
 
 
 class Collapse(eqx.Module):
@@ -65,7 +65,7 @@ class Collapse(eqx.Module):
     - `members`: `(segments,)`, how many members run each segment.
     - `group`: `(segments,)`, the group of GPUs of these members.
     - `overlaps`: the branches that overlap with compute; `None` if there are none.
-    - `around`: the branches that overlap with classes; `None` if there are none.
+    - `outer_overlaps`: the branches that overlap with classes; `None` if there are none.
     - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
     """
 
@@ -75,7 +75,7 @@ class Collapse(eqx.Module):
     members: Float[Array, " segments"]
     group: Int[Array, " segments"]
     overlaps: Overlaps | None
-    around: Overlaps | None
+    outer_overlaps: Overlaps | None
     loads: Float[Array, "loads kernels"] | None
 
 
@@ -157,9 +157,9 @@ def class_moments(
         found, more = of_sides(collapse.overlaps, cumulants, network, slowest)
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
-    if collapse.around is not None:
+    if collapse.outer_overlaps is not None:
         inner = jnp.concatenate([whole, shared[None]])
-        found, more = of_sides(collapse.around, cumulants, network, inner, part)
+        found, more = of_sides(collapse.outer_overlaps, cumulants, network, inner, part)
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
     return _moments(whole), shared, _moments(part) if apart else None

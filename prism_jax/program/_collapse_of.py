@@ -26,7 +26,7 @@ def collapse_of(program: Program) -> Collapse:
         # A group as large as the world is the world.
         group=_matrix(members > program.group_size, (num_segments,), np.int32),
         overlaps=_overlaps(program, blocks.branches, num_segments),
-        around=_overlaps(program, blocks.around, num_classes),
+        outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
         loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
     )
 

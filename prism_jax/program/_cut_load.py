@@ -110,7 +110,7 @@ def _fullest(weights, more, concentration, stretch, members, experts, capacity):
     step = (high - low) / (_POINTS - 2 * _MARGIN)
     low = low - _MARGIN * step
 
-    def turned(angles: Float[Array, "..."]) -> Complex[Array, "..."]:
+    def rotated(angles: Float[Array, "..."]) -> Complex[Array, "..."]:
         return jax.lax.complex(jnp.cos(angles), jnp.sin(angles))
 
     # The mean of gamma variates repeats itself with this period, far above all likely means.
@@ -118,14 +118,14 @@ def _fullest(weights, more, concentration, stretch, members, experts, capacity):
     orders, sums = jnp.asarray(_ORDERS, more.dtype), jnp.asarray(_SUMS, more.dtype)
     of_load = 2 * math.pi / (_POINTS * step) * orders
     of_sum = 2 * math.pi / period * sums
-    loads = turned(-of_load[:, None] * ((each - low) / experts)[None, :])
-    gammas = turned(of_sum[None, :] * (more / (members * experts))[:, None])
+    loads = rotated(-of_load[:, None] * ((each - low) / experts)[None, :])
+    gammas = rotated(of_sum[None, :] * (more / (members * experts))[:, None])
     gammas = gammas * weights[:, None].astype(gammas.dtype)
     full = jnp.where(load[:, None] < capacity - 1, 0, gammas)
     rows = jnp.concatenate([loads @ gammas, jnp.sum(full, axis=0, keepdims=True)])
     rows = _power(rows, experts)
     # Members whose experts are all full have a load of their own, which a grid would smear.
-    part = rows[:-1] - turned(-of_load * (high - low))[:, None] * rows[-1:]
+    part = rows[:-1] - rotated(-of_load * (high - low))[:, None] * rows[-1:]
     smooth = jnp.asarray(_SMOOTH, part.dtype)[:, None]
     below = jnp.cumsum(jnp.fft.ifft(part * smooth, axis=0), axis=0)
     rows = _power(jnp.concatenate([below, rows[:1]]), members)

@@ -46,7 +46,9 @@ def lay_out(
         direct=FrozenArray(np.array(direct, np.int64)),
         compute=FrozenArray(np.array(compute, bool)),
         branches=_sides(number.branches, columns.branches, segments, kernels),
-        around=_sides(number.around, columns.around, len(contained), kernels),
+        outer_branches=_sides(
+            number.outer_branches, columns.outer_branches, len(contained), kernels
+        ),
     )
     return blocks, tuple(sequences)
 
@@ -57,7 +59,7 @@ class _Contained(NamedTuple):
     segments: Any
     collectives: Any
     branches: Any
-    around: Any
+    outer_branches: Any
 
     def add(self, numbers: tuple[list[int], ...], times: int) -> None:
         for contains, found in zip(self, numbers, strict=True):
@@ -80,7 +82,7 @@ class _Numbers(NamedTuple):
     segments: dict[tuple[Row, int], int]
     branches: _Known
     classes: dict[tuple[Block, int], int]
-    around: _Known
+    outer_branches: _Known
 
     def parts(self, segment: Segment, members: int) -> tuple[list[int], ...]:
         """The contents of a class with this segment, as in `_Contained`."""
@@ -88,8 +90,8 @@ class _Numbers(NamedTuple):
         alone, branches = self.rows(segment, members)
         closing = segment.collective
         collectives = [] if closing is None else [self.kernels[closing]]
-        around = [self._around(one, members) for one in segment.branches if one.within]
-        return alone, collectives, [] if around else branches, around
+        outer = [self._outer(one, members) for one in segment.branches if one.within]
+        return alone, collectives, [] if outer else branches, outer
 
     def rows(self, segment: Segment, members: int) -> tuple[list[int], list[int]]:
         """The number of the row that members run alone, if any, and the numbers of the branches."""
@@ -98,7 +100,7 @@ class _Numbers(NamedTuple):
         before = alone = self._row(row, members)
         for one in segment.branches:
             if one.within:
-                return [], [-1 - self._around(one, members)]
+                return [], [-1 - self._outer(one, members)]
             # Members do not wait for one another between branches.
             row += one.compute
             key = (before, before := self._row(row, members), one)
@@ -108,9 +110,9 @@ class _Numbers(NamedTuple):
     def _row(self, row: Row, members: int) -> int:
         return self.segments.setdefault((row, members), len(self.segments)) if row else -1
 
-    def _around(self, one: Branches, members: int) -> int:
+    def _outer(self, one: Branches, members: int) -> int:
         within = self.classes.setdefault((one.within, members), len(self.classes))
-        return self.around.setdefault((-1, within, one), len(self.around))
+        return self.outer_branches.setdefault((-1, within, one), len(self.outer_branches))
 
 
 def _sides(

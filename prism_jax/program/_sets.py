@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..latency import widen
+from ..latency import scale_spread
 
 
 class Sets(eqx.Module):
@@ -55,7 +55,7 @@ class Sets(eqx.Module):
         return "" if good else "its factors must be finite, at least 0, and not all 0"
 
 
-@widen.register(Sets)
+@scale_spread.register(Sets)
 def _(law, factor):
     middle = law.mean()
     return Sets(middle + jnp.asarray(factor, law.dtype) * (law.factors - middle), law.length)

@@ -20,8 +20,8 @@ from ._lead import (
     given_scores as given_scores,
     leading_axes as leading_axes,
     num_axes as num_axes,
+    redirected as redirected,
     sobol_scores as sobol_scores,
-    turned as turned,
 )
 from ._op_law import (
     SCORE_RANGE as SCORE_RANGE,

@@ -97,7 +97,7 @@ class MemberLaw(AbstractOpLaw):
             slowed = jnp.where(common.on_network[kernel], common.regimes, 1)
             if slowdowns is not None:
                 alone, beside = _beside(slowdowns, alone, beside, slot, drawn[0] * slowed)
-                together, opened = _around(slowdowns, together, opened, beside[1], slot)
+                together, opened = _outer(slowdowns, together, opened, beside[1], slot)
             closes = does == CLOSES
             alone = alone + jnp.where(does[None] == ALONE, factor * drawn, 0)
             together = together + jnp.where(closes, jnp.max(alone, axis=0) + drawn[0] * slowed, 0)
@@ -132,7 +132,7 @@ def _beside(slowdowns: Float[Array, "branches 2"], alone, beside, slot, drawn):
     return alone, jnp.stack([start, jnp.where(begins, 0, longest), row])
 
 
-def _around(slowdowns: Float[Array, "branches 2"], together, opened, longest, slot):
+def _outer(slowdowns: Float[Array, "branches 2"], together, opened, longest, slot):
     """When a block and the collectives that overlap with it have ended, and when they started."""
     _, which, does = slot
     alpha, beta = jnp.moveaxis(slowdowns[which], -1, 0)

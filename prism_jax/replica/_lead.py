@@ -75,7 +75,7 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     )
 
 
-def turned(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> Lead:
+def redirected(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> Lead:
     """The same axes, shifted in the direction of a program with other parameters. What varies less
     in it would only make its samples weigh unlike.
     """

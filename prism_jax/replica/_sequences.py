@@ -36,8 +36,8 @@ def sequences_of(program: Program) -> Sequences:
         steps[r, : len(sequence)] = sequence
     alone = np.zeros(number, bool)
     alone[: len(classes)] = program.blocks.direct.value[classes] >= 0
-    branches, around = program.blocks.branches, program.blocks.around
-    slowdowns = np.concatenate([branches.slowdowns.value, around.slowdowns.value[::-1]])
+    branches, outer = program.blocks.branches, program.blocks.outer_branches
+    slowdowns = np.concatenate([branches.slowdowns.value, outer.slowdowns.value[::-1]])
     slowdowns = slowdowns.astype(program.latencies.mean.dtype)
     return Sequences(
         jax.device_put(steps),

@@ -26,7 +26,7 @@ from ._selection import (
     sample_weights as sample_weights,
 )
 from ._step import (
-    Over as Over,
+    ConditionalExceedance as ConditionalExceedance,
     StepParts as StepParts,
     last_spreads as last_spreads,
     last_tables as last_tables,

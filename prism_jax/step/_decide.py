@@ -4,7 +4,7 @@ import numpy as np
 
 from ..random import KeyData
 from ._chances import Chances
-from ._decision import AbstractDecision, Deal, OneEach, VectorRule
+from ._decision import AbstractDecision, OneEach, Systematic, VectorRule
 from ._exact import ExactRule
 from ._reservoir import Replicas
 from ._selection import sample_weights, select
@@ -38,13 +38,13 @@ def decide(
     rng = np.random.Generator(np.random.Philox(key=words, counter=[0, 0, 1, kept.first]))
     first, second = rng.random(2)
     offsets = (float(first), float(second))
-    deal = Deal(probabilities, num_steps, offsets, (words[0], words[1]), kept.first)
+    systematic = Systematic(probabilities, num_steps, offsets, (words[0], words[1]), kept.first)
     # A single replica whose samples weigh the same needs no picking, and their order none either.
     one_each = not exact and num_replicas == len(probabilities) == len(kept.counts) == 1
     if one_each and len(weights) == num_steps and bool(weights.min() == weights.max()):
-        return OneEach(kept, deal)
+        return OneEach(kept, systematic)
     selections = tuple(
         select(kept, weights, regime == g, num_replicas, whole=exact)
         for g in range(len(probabilities))
     )
-    return (ExactRule if exact else VectorRule)(kept, deal, selections)
+    return (ExactRule if exact else VectorRule)(kept, systematic, selections)

@@ -26,7 +26,7 @@ _ROW = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Deal:
+class Systematic:
     """Even distribution of network regimes and replica ranks over the steps of a run.
 
     **Attributes:**
@@ -86,7 +86,7 @@ class AbstractDecision(abc.ABC):
     """How the steps of a run are decided. All methods count `first` from the start of the run."""
 
     kept: Replicas
-    deal: Deal
+    systematic: Systematic
 
     @abc.abstractmethod
     def ends(self, first: int, count: int) -> np.ndarray:
@@ -100,7 +100,7 @@ class AbstractDecision(abc.ABC):
         """The ends and regimes of `count` steps, from any first step on."""
         extra = first % BLOCK
         ends = self.ends(first - extra, count + extra)[extra:]
-        return ends, self.deal.regimes(first, count)
+        return ends, self.systematic.regimes(first, count)
 
 
 class Resampled(NamedTuple):
@@ -148,7 +148,7 @@ class AbstractOneDecides(AbstractDecision):
         return self.kept.ends.take(self.samples(first, count), axis=0)
 
     def scores(self) -> np.ndarray:
-        return self.kept.score[self.samples(0, self.deal.num_steps)]
+        return self.kept.score[self.samples(0, self.systematic.num_steps)]
 
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         return np.bincount(self.samples(0, len(values)), values, len(self.kept.ids))
@@ -159,7 +159,7 @@ class OneEach(AbstractOneDecides, AbstractWeighed):
     """Each step is one replica sample, in order: there is one replica, with equal weights."""
 
     kept: Replicas
-    deal: Deal
+    systematic: Systematic
 
     def samples(self, first: int, count: int) -> np.ndarray:
         return np.arange(first, first + count)
@@ -183,12 +183,12 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
     """
 
     kept: Replicas
-    deal: Deal
+    systematic: Systematic
     selections: tuple[Selection, ...]
 
     def picks(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The regime of each step and its position in that regime's selection."""
-        regimes, ranks = self.deal.regimes(first, count), self.deal.ranks(first, count)
+        regimes, ranks = self.systematic.regimes(first, count), self.systematic.ranks(first, count)
         if len(self.selections) == 1:
             return regimes, self.selections[0].pick(ranks)
         position = np.zeros(count, np.int64)
@@ -215,7 +215,7 @@ class VectorRule(AbstractOneDecides, AbstractWeighed):
         return SelectionErrors(self.selections, picks, num_steps)
 
     def resample(self) -> Iterator[Resampled]:
-        regimes, position = self.picks(0, self.deal.num_steps)
+        regimes, position = self.picks(0, self.systematic.num_steps)
         own = _own_draws(regimes)
         for factors in resample_factors(self.kept):
             again = tuple(one.reweighted(factors[one.order]) for one in self.selections)
@@ -273,8 +273,8 @@ class SlowestOf(AbstractWeighed):
         return self.decisions[0].kept
 
     @property
-    def deal(self) -> Deal:
-        return self.decisions[0].deal
+    def systematic(self) -> Systematic:
+        return self.decisions[0].systematic
 
     def ends(self, first: int, count: int) -> np.ndarray:
         return ft.reduce(np.maximum, (one.ends(first, count) for one in self.decisions))

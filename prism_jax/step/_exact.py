@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ._decision import AbstractDecision, AbstractOneDecides, Deal
+from ._decision import AbstractDecision, AbstractOneDecides, Systematic
 from ._drawn import ERROR_STEPS, Drawn, DrawnErrors
 from ._errors import AbstractErrors, UnknownErrors
 from ._reservoir import Replicas
@@ -25,7 +25,7 @@ class ExactRule(AbstractDecision):
     """
 
     kept: Replicas
-    deal: Deal
+    systematic: Systematic
     selections: tuple[Selection, ...]
 
     def ends(self, first: int, count: int) -> np.ndarray:
@@ -41,8 +41,8 @@ class ExactRule(AbstractDecision):
 
     def drawn(self, first: int) -> Iterator[Drawn]:
         """The replicas drawn for a block of steps, one regime after the other."""
-        regimes = self.deal.regimes(first, _BLOCK)
-        rng = self.deal.generator(0, first)
+        regimes = self.systematic.regimes(first, _BLOCK)
+        rng = self.systematic.generator(0, first)
         for g, selection in enumerate(self.selections):
             steps = np.flatnonzero(regimes == g)
             if not len(steps):
@@ -92,8 +92,8 @@ class SlowestDrawn(AbstractOneDecides):
         return self.exact.kept
 
     @property
-    def deal(self) -> Deal:
-        return self.exact.deal
+    def systematic(self) -> Systematic:
+        return self.exact.systematic
 
     def samples(self, first: int, count: int) -> np.ndarray:
         found = np.zeros(-(-count // _BLOCK) * _BLOCK, np.int64)

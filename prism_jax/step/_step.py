@@ -96,7 +96,7 @@ def step_parts(
     return ready, StepParts(jnp.max(ready, axis=0), factor, tail, law)
 
 
-class Over(eqx.Module):
+class ConditionalExceedance(eqx.Module):
     """Replaces the time of a step by the probability that it takes longer than a threshold, given
     all of its draws except one.
 
@@ -126,16 +126,16 @@ def last_tables(tables: Tables) -> LastTables:
 
 
 def times_or_chances(
-    tables: LastTables, parts: StepParts, over: Over | None
+    tables: LastTables, parts: StepParts, exceedance: ConditionalExceedance | None
 ) -> Float[Array, " steps"]:
-    """The times of steps or, with `over`, a probability for each: conditional Monte Carlo (Fu, Hong
-    and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). The probability
-    is the conditional mean of an indicator function but, unlike this, has a derivative.
+    """The times of steps or, with `exceedance`, a probability for each: conditional Monte Carlo
+    (Fu, Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). The
+    probability is the conditional mean of an indicator function but, unlike this, has a derivative.
     """
-    if over is None:
+    if exceedance is None:
         return parts.times()
-    threshold = jnp.asarray(over.threshold)
-    if over.last == "step":
+    threshold = jnp.asarray(exceedance.threshold)
+    if exceedance.last == "step":
         assert tables.step is not None
         whole = parts.barrier + parts.tail
         # Samples that only fill up a tile end at zero.

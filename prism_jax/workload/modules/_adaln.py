@@ -5,8 +5,8 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import gradients, norm_parameters
 from ._base import AbstractModule, Parameters
+from ._gather import gradients, norm_parameters
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,16 +4,6 @@ from typing import ClassVar, Literal
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from ._around import (
-    cast,
-    cast_gradient,
-    check_divides,
-    close_backward,
-    close_module,
-    gradients,
-    open_module,
-    weight_gradients,
-)
 from ._base import AbstractModule, Parameters
 from ._context import (
     backward_core,
@@ -24,6 +14,16 @@ from ._context import (
     forward_core,
 )
 from ._core import Core
+from ._gather import (
+    cast,
+    cast_gradient,
+    check_divides,
+    close_backward,
+    close_module,
+    gradients,
+    open_module,
+    weight_gradients,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from ...data import Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import gradients, gradients_of_input, norm_parameters
 from ._base import AbstractModule, Parameters
+from ._gather import gradients, gradients_of_input, norm_parameters
 
 
 @dataclasses.dataclass(frozen=True)

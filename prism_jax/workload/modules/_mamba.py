@@ -5,7 +5,8 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import (
+from ._base import AbstractModule, Parameters
+from ._gather import (
     cast,
     cast_gradient,
     check_divides,
@@ -15,7 +16,6 @@ from ._around import (
     open_module,
     weight_gradients,
 )
-from ._base import AbstractModule, Parameters
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,6 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import (
-    cast,
-    cast_gradient,
-    check_divides,
-    close_module,
-    gradients,
-    gradients_of_input,
-    tp_bytes,
-)
 from ._base import AbstractModule, Parameters
 from ._context import (
     backward_core,
@@ -24,6 +15,15 @@ from ._context import (
     forward_core,
 )
 from ._core import Core
+from ._gather import (
+    cast,
+    cast_gradient,
+    check_divides,
+    close_module,
+    gradients,
+    gradients_of_input,
+    tp_bytes,
+)
 
 
 @dataclasses.dataclass(frozen=True)

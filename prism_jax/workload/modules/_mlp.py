@@ -4,7 +4,8 @@ from typing import ClassVar, Literal
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from ._around import (
+from ._base import AbstractModule, Parameters
+from ._gather import (
     cast,
     cast_gradient,
     check_divides,
@@ -14,7 +15,6 @@ from ._around import (
     open_module,
     weight_gradients,
 )
-from ._base import AbstractModule, Parameters
 
 
 Activation = Literal["gelu", "squared_relu", "swiglu", "geglu"]

@@ -16,8 +16,8 @@ from ...data import (
 from .._block import Kernel, Load, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
-from ._around import cast, cast_gradient, gradients
 from ._base import AbstractModule, Parameters
+from ._gather import cast, cast_gradient, gradients
 from ._load import check_load, draw_popularity, with_load
 from ._mlp import MLP, Activation, gate_factor
 

@@ -3,15 +3,15 @@ import dataclasses
 from ...data import Layout, Model, Training
 from .._block import Kernel, Segment
 from .._costs import Costs, Linear
-from ._around import (
+from ._base import AbstractModule, Parameters
+from ._embedding import Embedding
+from ._gather import (
     close_backward,
     close_module,
     norm_parameters,
     open_module,
     weight_gradients,
 )
-from ._base import AbstractModule, Parameters
-from ._embedding import Embedding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ._transform import Scaled, Shifted
 
 # The files of the families say what it is for them.
 @ft.singledispatch
-def widen(law: AbstractLatency, factor: ArrayLike) -> Any:
+def scale_spread(law: AbstractLatency, factor: ArrayLike) -> Any:
     """The same law with its spread multiplied by a factor. The mean stays the same.
 
     **Arguments:**
@@ -29,6 +29,6 @@ def widen(law: AbstractLatency, factor: ArrayLike) -> Any:
     return Shifted(Scaled(law, factor), (1 - jnp.asarray(factor, law.dtype)) * law.mean())
 
 
-@widen.register(Scaled)
+@scale_spread.register(Scaled)
 def _(law, factor):
-    return Scaled(widen(law.base, factor), law.factor)
+    return Scaled(scale_spread(law.base, factor), law.factor)

@@ -19,8 +19,8 @@ from ..replica import (
 )
 from ..step import (
     AbstractWeighed,
+    ConditionalExceedance,
     OneEach,
-    Over,
     SlowestOf,
     VectorRule,
     last_spreads,
@@ -29,42 +29,42 @@ from ._check import check_num_samples
 from ._choose import sampled
 from ._draw import Advance, all_draws
 from ._prepare import Run, prepare
-from ._run import Stretch, composed, decided_stretches
+from ._run import Chunk, decided_chunks, step_times
 
 
 @dataclasses.dataclass(frozen=True)
-class Composed:
+class SimulatedSteps:
     """Simulated steps and all that is needed to simulate them again.
 
     **Attributes:**
 
-    - `steps`: `(n,)` step times in seconds, float64; with `over`, probabilities.
+    - `steps`: `(n,)` step times in seconds, float64; with `exceedance`, probabilities.
     - `run`: the simulation.
-    - `stretches`: how each stretch of it was drawn, and what decided its steps.
-    - `over`: see [`Over`][].
+    - `chunks`: how each chunk of it was drawn, and what decided its steps.
+    - `exceedance`: see [`ConditionalExceedance`][].
     """
 
     steps: Float[np.ndarray, " n"]
     run: Run
-    stretches: tuple[Stretch, ...]
-    over: Over | None = None
+    chunks: tuple[Chunk, ...]
+    exceedance: ConditionalExceedance | None = None
 
 
-def composed_steps(
+def simulated_steps(
     program: Program,
     *,
     num_samples: int,
     key: PRNGKeyArray,
-    like: Composed | None = None,
+    like: SimulatedSteps | None = None,
     unlike: tuple[Program, int] | None = None,
     margin: int = 1,
     progress: bool = False,
-) -> Composed:
+) -> SimulatedSteps:
     """Simulates steps by the vector rule of replicas, and keeps their times and the samples that
     decide them.
 
     With `like`, steps of a program with the same graph, samples are drawn along the same leading
-    axes: see `sampled`. See `composed_run` for `unlike`.
+    axes: see `sampled`. See `steps_of_run` for `unlike`.
 
     **Arguments:**
 
@@ -73,18 +73,18 @@ def composed_steps(
     num_samples = check_num_samples(num_samples)
     run = sampled(prepare(program, key), max(num_samples // margin, 1), like and like.run)
     other = unlike and (prepare(unlike[0], key), unlike[1])
-    # Each sample is drawn, then composed.
+    # Each sample is drawn, then simulated.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
-        return composed_run(run, num_samples=num_samples, unlike=other, advance=advance)
+        return steps_of_run(run, num_samples=num_samples, unlike=other, advance=advance)
 
 
-def composed_run(
+def steps_of_run(
     run: Run,
     *,
     num_samples: int,
     unlike: tuple[Run, int] | None = None,
     advance: Advance = lambda steps: None,
-) -> Composed:
+) -> SimulatedSteps:
     """Simulates steps of a prepared run by the vector rule: one replica decides each step, and
     derivatives go through it. See `vector_rule_notes` for where this is inaccurate.
 
@@ -104,22 +104,22 @@ def composed_run(
         run = sampled(run, num_samples)
         draws = all_draws(run, num_samples)
         number = program.num_replicas - (unlike[1] if unlike else 0)
-        stretches = tuple(decided_stretches(run, draws, num_replicas=number, advance=advance))
+        chunks = tuple(decided_chunks(run, draws, num_replicas=number, advance=advance))
         if unlike is not None:
             other = dataclasses.replace(unlike[0], key=fold(run.key, Stream.UNLIKE))
-            theirs = tuple(decided_stretches(other, draws, num_replicas=unlike[1]))
-            stretches = _slower_of(stretches, theirs)
-        return _of(run, stretches, advance=advance)
+            theirs = tuple(decided_chunks(other, draws, num_replicas=unlike[1]))
+            chunks = _slower_of(chunks, theirs)
+        return _of(run, chunks, advance=advance)
 
 
 def _of(
     run: Run,
-    stretches: tuple[Stretch, ...],
-    over: Over | None = None,
+    chunks: tuple[Chunk, ...],
+    exceedance: ConditionalExceedance | None = None,
     advance: Advance = lambda steps: None,
-) -> Composed:
-    steps = np.concatenate([*composed(run, stretches, over, advance)]).astype(np.float64)
-    return Composed(steps, run, stretches, over)
+) -> SimulatedSteps:
+    steps = np.concatenate([*step_times(run, chunks, exceedance, advance)]).astype(np.float64)
+    return SimulatedSteps(steps, run, chunks, exceedance)
 
 
 class Again(NamedTuple):
@@ -127,37 +127,37 @@ class Again(NamedTuple):
 
     **Attributes:**
 
-    - `composed`: steps that pick samples anew.
+    - `simulated`: steps that pick samples anew.
     - `own`: the weight of each of these, for their own draws.
     - `counts`: the weight of each step that keeps its sample.
     """
 
-    composed: Composed
+    simulated: SimulatedSteps
     own: Float[np.ndarray, " n"]
     counts: Float[np.ndarray, " n"]
 
 
-def resample(composed_: Composed) -> Iterator[Again]:
+def resample(simulated: SimulatedSteps) -> Iterator[Again]:
     """The steps with new weights of the replica samples, several times. Where steps pick samples
     anew, what programs with common random numbers have in common cancels in differences. A step is
     then taken to be later by as much as the score of its sample; probabilities are computed again.
     """
-    decisions = [_weighed(stretch) for stretch in composed_.stretches]
+    decisions = [_weighed(chunk) for chunk in simulated.chunks]
     before = np.concatenate([one.scores() for one in decisions])
     for each in zip(*(one.resample() for one in decisions), strict=True):
-        pairs = zip(composed_.stretches, each, strict=True)
-        stretches = tuple(dataclasses.replace(one, decision=new.decision) for one, new in pairs)
-        if composed_.over is None:
+        pairs = zip(simulated.chunks, each, strict=True)
+        chunks = tuple(dataclasses.replace(one, decision=new.decision) for one, new in pairs)
+        if simulated.exceedance is None:
             after = np.concatenate([new.decision.scores() for new in each])
-            steps = composed_.steps + (after - before)
-            again = dataclasses.replace(composed_, steps=steps, stretches=stretches)
+            steps = simulated.steps + (after - before)
+            again = dataclasses.replace(simulated, steps=steps, chunks=chunks)
         else:
-            again = _of(composed_.run, stretches, composed_.over)
+            again = _of(simulated.run, chunks, simulated.exceedance)
         weights = (np.concatenate(x) for x in zip(*(new[1:] for new in each), strict=True))
         yield Again(again, *weights)
 
 
-def support(composed_: Composed, values: Float[np.ndarray, " n"]) -> float:
+def support(simulated: SimulatedSteps, values: Float[np.ndarray, " n"]) -> float:
     """How many replica samples of equal weight would be worth as much as those behind a sum over
     steps.
 
@@ -166,45 +166,47 @@ def support(composed_: Composed, values: Float[np.ndarray, " n"]) -> float:
     - `values`: what each step contributes. Infinite if that is nothing.
     """
     total = squares = 0.0
-    for stretch in composed_.stretches:
-        first = stretch.draws.first
-        each = _weighed(stretch).of_samples(values[first : first + stretch.steps])
+    for chunk in simulated.chunks:
+        first = chunk.draws.first
+        each = _weighed(chunk).of_samples(values[first : first + chunk.steps])
         total, squares = total + float(each.sum()), squares + dot(each, each)
     return total**2 / squares if squares > 0 else math.inf
 
 
-def _weighed(stretch: Stretch) -> AbstractWeighed:
-    assert isinstance(stretch.decision, AbstractWeighed)
-    return stretch.decision
+def _weighed(chunk: Chunk) -> AbstractWeighed:
+    assert isinstance(chunk.decision, AbstractWeighed)
+    return chunk.decision
 
 
-def _slower_of(stretches: tuple[Stretch, ...], theirs: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
+def _slower_of(chunks: tuple[Chunk, ...], theirs: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
     """Stretches in which each step is the slower of two decisions."""
 
-    def slower(stretch: Stretch, their: Stretch) -> Stretch:
+    def slower(chunk: Chunk, their: Chunk) -> Chunk:
         decision = their.decision
         assert isinstance(decision, OneEach | VectorRule)
-        deal = dataclasses.replace(decision.deal, shuffled=True)
-        decision = dataclasses.replace(decision, deal=deal)
-        return dataclasses.replace(stretch, decision=SlowestOf((_weighed(stretch), decision)))
+        systematic = dataclasses.replace(decision.systematic, shuffled=True)
+        decision = dataclasses.replace(decision, systematic=systematic)
+        return dataclasses.replace(chunk, decision=SlowestOf((_weighed(chunk), decision)))
 
-    return tuple(slower(*both) for both in zip(stretches, theirs, strict=True))
+    return tuple(slower(*both) for both in zip(chunks, theirs, strict=True))
 
 
-def last_draw(composed_: Composed, narrowest: float) -> str | None:
+def last_draw(simulated: SimulatedSteps, narrowest: float) -> str | None:
     """Which draw of a step may be left open: the step factor or the tail, whichever spreads steps
     further; `None` if neither spreads a typical step by more than `narrowest` seconds.
     """
-    plan = without_graph(composed_.run.plan)
-    spreads = last_spreads(plan, float(np.median(composed_.steps)))
+    plan = without_graph(simulated.run.plan)
+    spreads = last_spreads(plan, float(np.median(simulated.steps)))
     last = max(spreads, key=lambda name: spreads[name], default=None)
     return None if last is None or spreads[last] <= narrowest else last
 
 
-def given_the_rest(composed_: Composed, threshold: float, last: str) -> Composed:
+def conditional_exceedances(
+    simulated: SimulatedSteps, threshold: float, last: str
+) -> SimulatedSteps:
     """The same steps as probabilities of taking longer than a threshold in seconds, given all draws
     of a step except `last`: see `last_draw`.
     """
-    run = composed_.run
-    over = Over(jax.device_put(np.asarray(threshold, run.plan.dtype)), last)
-    return _of(run, composed_.stretches, over)
+    run = simulated.run
+    exceedance = ConditionalExceedance(jax.device_put(np.asarray(threshold, run.plan.dtype)), last)
+    return _of(run, simulated.chunks, exceedance)
