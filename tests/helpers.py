@@ -1,6 +1,7 @@
 """Oracles, which use neither JAX nor the package's graphs, and small programs for tests."""
 
 import contextlib
+import functools as ft
 import heapq
 import math
 from collections import Counter
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prism_jax.data import Job
+from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
 from prism_jax.program import Network, Sink, Stall, Variability, assemble
@@ -223,3 +225,8 @@ def compilations():
         yield compiled
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def by_numpy(function):
+    """A function of arrays, evaluated as tables are: by NumPy, without compiling it."""
+    return ft.partial(on_host, function)

@@ -94,10 +94,17 @@ def _result(equation, args: list[Any]) -> list[Any]:
     if name in OPERATIONS:
         found = OPERATIONS[name](equation, *args)
     else:
-        args = [jnp.asarray(x, y.aval.dtype) for x, y in zip(args, equation.invars, strict=True)]
+        args = [
+            x if _is_key(y.aval) else jnp.asarray(x, y.aval.dtype)
+            for x, y in zip(args, equation.invars, strict=True)
+        ]
         found = equation.primitive.bind(*args, **params)
-        found = jax.tree.map(lambda x: wide(np.asarray(x)), found)
+        found = jax.tree.map(lambda x: x if _is_key(x) else wide(np.asarray(x)), found)
     return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _called(function: Any, args: list[Any]) -> list[Any]:
@@ -150,8 +157,15 @@ def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     condition = args[:of_condition]
     body, carry = args[of_condition : of_condition + of_body], args[of_condition + of_body :]
-    while bool(_called(params["cond_jaxpr"], [*condition, *carry])[0]):
-        carry = _called(params["body_jaxpr"], [*body, *carry])
+    while np.any(going := _called(params["cond_jaxpr"], [*condition, *carry])[0]):
+        after = _called(params["body_jaxpr"], [*body, *carry])
+        # In a batch, each loop goes on until its own end.
+        carry = [
+            np.where(
+                np.reshape(going, np.shape(going) + (1,) * (np.ndim(y) - np.ndim(going))), y, x
+            )
+            for x, y in zip(carry, after, strict=True)
+        ]
     return carry
 
 
