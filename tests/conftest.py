@@ -9,11 +9,11 @@ from jaxtyping import install_import_hook
 
 
 _PACKAGE = pathlib.Path(__file__).parents[1] / "prism_jax"
-# The rooms whose functions give the shapes of arrays, which the tests check in each call. Pyright
+# The files whose functions give the shapes of arrays, which the tests check in each call. Pyright
 # checks all other types: to check those in each call as well takes tests up to ten times as long.
-_ROOMS = {file.parent.name for file in _PACKAGE.glob("*/*.py") if "jaxtyping" in file.read_text()}
+_FILES = [file for file in sorted(_PACKAGE.rglob("*.py")) if "jaxtyping" in file.read_text()]
 install_import_hook(
-    [f"prism_jax.{room}" for room in sorted(_ROOMS)],
+    [".".join(file.relative_to(_PACKAGE.parent).with_suffix("").parts) for file in _FILES],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 jax.config.update("jax_enable_x64", True)

@@ -10,7 +10,7 @@ from prism_jax.program import Network, Overlaps, branch_moments, together
 from prism_jax.replica import make_plan
 from prism_jax.workload import Block, Branches, Kernel, Segment, block_mean
 
-from .helpers import block_program, side_by_side
+from .helpers import block_program, by_numpy, side_by_side
 
 
 def _block(scale: float, contention: tuple[float, float], times: int = 1) -> Block:
@@ -91,7 +91,7 @@ def test_members_do_not_wait_between_branches(scale):
     _assert_equal_to_every_kernel_drawn(_block(scale, (0.2, 0.0), 2), 8, 0.01, 0.005)
 
 
-_together = jax.jit(together)
+_together = by_numpy(together)
 
 
 def _moments(mean, std, skewness, *shared):
@@ -162,7 +162,7 @@ def _cumulants(spread):
     return jnp.stack([mean, (spread * mean) ** 2, 0.4 * (spread * mean) ** 3])
 
 
-@jax.jit
+@by_numpy
 @jax.value_and_grad
 def _weighed(cumulants, weights):
     return jnp.sum(weights * _of_kernels(cumulants)[0])
@@ -186,7 +186,7 @@ def test_derivatives_of_every_kernel_equal_differences(spread):
 
 def test_what_communication_has_of_the_end_is_what_compute_has_not():
     """A little more of all compute adds the rest of each cumulant, times its order."""
-    found = jax.jit(lambda factor: _of_kernels(_cumulants(0.05), factor, apart=True))
+    found = by_numpy(lambda factor: _of_kernels(_cumulants(0.05), factor, apart=True))
     step = 1e-4
     (whole, apart), (more, _), (less, _) = (found(1 + k * step) for k in (0, 1, -1))
     growth = np.asarray(more - less)[:3, ..., 1] / (2 * step)

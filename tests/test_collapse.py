@@ -9,10 +9,10 @@ from prism_jax.program import Variability, assemble, gpu_factors, segment_maxima
 from prism_jax.schedule import InterleavedOneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
 
-from .helpers import lognormal
+from .helpers import by_numpy, lognormal
 
 
-_segment_maxima = jax.jit(segment_maxima)
+_segment_maxima = by_numpy(segment_maxima)
 
 
 def _group(rank, count):
@@ -20,7 +20,7 @@ def _group(rank, count):
     return _first_group(rank, jnp.asarray([count], float)), jnp.asarray(count, float)
 
 
-@eqx.filter_jit
+@by_numpy
 def _first_group(rank, counts):
     groups, _ = gpu_factors(rank, counts, jnp.zeros(1, counts.dtype))
     return jax.tree.map(lambda x: x[0], groups)
@@ -157,7 +157,7 @@ def test_gpus_below_the_slowest_keep_their_factors_in_all_segments():
 
 
 def test_moments_are_differentiable_down_to_the_gpu():
-    @jax.jit
+    @by_numpy
     @jax.value_and_grad
     def skew_sum(parameters):
         mean, variance, third, sigma = parameters
@@ -186,7 +186,7 @@ def test_groups_of_any_size_have_finite_moments_and_derivatives(count, cv):
     assert slope > 0
 
 
-@jax.jit
+@by_numpy
 @jax.value_and_grad
 def _total_of_moments(sigma, numbers):
     mean, variance, third, count = numbers
@@ -197,7 +197,7 @@ def _total_of_moments(sigma, numbers):
 def test_a_segment_without_noise_has_the_derivative_of_one_with_little():
     group, number = _group(None, 8)
 
-    @jax.jit
+    @by_numpy
     @jax.value_and_grad
     def mean(std):
         return segment_maxima(jnp.asarray(1.0), std**2, jnp.zeros(()), group, number)[0, 0]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +22,7 @@ from prism_jax.program import (
     segment_maxima,
 )
 
-from .helpers import lognormal
+from .helpers import by_numpy, lognormal
 from .test_importers import _PUBLISHED
 
 
@@ -33,7 +32,7 @@ _CASES = [
     for c in (0.1, 1.0, 10.0, 100.0, 1000.0, np.inf)
     for n, tokens in ((2, 8192), (8, 65536), (8, 400), (64, 131072))
 ]
-_fullest = jax.jit(fullest)
+_fullest = by_numpy(fullest)
 
 
 def _loads(cases, experts: int | Sequence[int] = 1, capacity=None, spread=1.0):
@@ -76,7 +75,7 @@ def test_the_mean_of_the_fullest_has_its_derivative(capacity):
     def mean(concentration):
         return jnp.sum(fullest(loads, Unevenness(concentration, uneven.spread)).load[0])
 
-    value = jax.jit(jax.value_and_grad(mean))
+    value = by_numpy(jax.value_and_grad(mean))
     at = np.array([0.1, 3.0, 50.0, 1e4, np.inf])
     slopes = np.asarray(value(jnp.asarray(at))[1])
     assert slopes[-1] == 0
@@ -155,10 +154,10 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     counts = jnp.asarray([[1.0, 1.0]])
     cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
     loaded = jnp.asarray([[0.0, 1.0]])
-    groups, _ = eqx.filter_jit(gpu_factors)(lognormal(sigma), jnp.asarray([8.0]), jnp.zeros(1))
+    groups, _ = by_numpy(gpu_factors)(lognormal(sigma), jnp.asarray([8.0]), jnp.zeros(1))
     group = jax.tree.map(lambda x: x[0], groups)
 
-    @jax.jit
+    @by_numpy
     def slowest(load):
         serial = cumulants @ counts.T + added_load(loaded, cumulants, counts, load)
         moments = segment_maxima(serial[0, 0], serial[1, 0], serial[2, 0], group, jnp.asarray(8.0))[

@@ -1,6 +1,5 @@
 """Experts whose popularity stays: given by a file, or drawn once for a run."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,7 @@ from prism_jax.program._collapse import Collapse
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
 
-from .helpers import lognormal
+from .helpers import by_numpy, lognormal
 from .test_expert_load import _SMALL
 
 
@@ -34,7 +33,7 @@ _CASES = [
     for c in (1.0, 10.0, 100.0, 1000.0, np.inf)
     for case in ((2, 4, 8192), (8, 1, 65536), (8, 16, 65536), (64, 4, 131072))
 ]
-_fullest = jax.jit(fullest)
+_fullest = by_numpy(fullest)
 
 
 def _shares(rng, concentration, members, experts):
@@ -130,19 +129,20 @@ def test_the_derivative_where_only_some_layers_have_popularities_that_stay(capac
     loads, uneven = _loads(shares, [65536] * 2, capacity)
     concentration = jnp.asarray([jnp.inf, 50.0])
 
-    @jax.jit
     def sums(spread, sigma):
         gpus = _gpu_spread(lognormal(sigma), spread.dtype)
         found = fullest(loads, Unevenness(concentration, spread), gpus)
         return sum(jnp.sum(x) for x in jax.tree.leaves(found))
 
+    value_of, slope_of = by_numpy(sums), by_numpy(jax.grad(sums, argnums=(0, 1)))
     for sigma in (0.0, 0.02):
-        slopes, of_gpus = jax.grad(sums, argnums=(0, 1))(uneven.spread, sigma)
+        at = jnp.asarray(sigma)
+        slopes, of_gpus = slope_of(uneven.spread, at)
         assert np.isfinite(of_gpus)
         for number, slope in enumerate(slopes):
             up, down = (uneven.spread.at[number].add(by) for by in (1e-5, -1e-5))
             assert float(slope) == pytest.approx(
-                float(sums(up, sigma) - sums(down, sigma)) / 2e-5, rel=1e-4, abs=1e-6
+                float(value_of(up, at) - value_of(down, at)) / 2e-5, rel=1e-4, abs=1e-6
             )
 
 
@@ -153,12 +153,10 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
     shares = [_shares(rng, c, members, 1) for c in concentrations]
     counts, loaded = jnp.asarray([[1.0, 1.0]]), jnp.asarray([[0.0, 1.0]])
     cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
-    groups, _ = eqx.filter_jit(gpu_factors)(
-        lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1)
-    )
+    groups, _ = by_numpy(gpu_factors)(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
     group, count = jax.tree.map(lambda x: x[0], groups), jnp.asarray(float(members))
 
-    @jax.jit
+    @by_numpy
     def slowest(load):
         serial = (cumulants @ counts.T + added_load(loaded, cumulants, counts, load))[:, 0]
         share = deciding(loaded, counts, load).share[0]
