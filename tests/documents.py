@@ -1,5 +1,6 @@
 """What the documents print and a reader would run: see `tests/test_documents.py`."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+NOTEBOOKS = tuple(sorted((ROOT / "notebooks").glob("*.ipynb")))
 # What stands before a block that is only to be looked at, with the reason.
 _SHOWN = re.compile(r"<!-- not run: (.+) -->")
 
@@ -51,6 +53,14 @@ def blocks(page: pathlib.Path) -> Iterator[Code]:
         elif start is None and line:
             found = _SHOWN.fullmatch(line)
             reason = found[1] if found else ""
+
+
+def cells(notebook: pathlib.Path) -> Iterator[Code]:
+    """The cells of code of a notebook, in order."""
+    place = notebook.relative_to(ROOT).as_posix()
+    for number, cell in enumerate(json.loads(notebook.read_text(encoding="utf-8"))["cells"], 1):
+        if cell["cell_type"] == "code":
+            yield Code(place, number, "python", "".join(cell["source"]))
 
 
 def row_codes(page: pathlib.Path) -> Iterator[Code]:

@@ -2,9 +2,11 @@
 
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
-one program. So do the commands in the table of README. Only numbers of samples are made smaller.
+one program. So do the commands in the table of README, and the cells of notebooks. Only numbers of
+samples are made smaller, and searches shorter.
 """
 
+import ast
 import functools as ft
 import inspect
 import operator
@@ -24,7 +26,7 @@ from prism_jax.cli import main
 from prism_jax.cli._main import make_parser, options_of
 from prism_jax.trace import read_range_names
 
-from .documents import PAGES, ROOT, blocks, command_lines, row_codes
+from .documents import NOTEBOOKS, PAGES, ROOT, Code, blocks, cells, command_lines, row_codes
 
 
 _SAMPLES = 1024
@@ -60,6 +62,11 @@ _ROWS = [code for code in row_codes(_README) if code.text.startswith("prism-jax 
 _RUNNING = [code for page in PAGES for code in blocks(page) if not code.reason]
 _BASH = [code for code in _RUNNING if code.language == "bash"]
 _COMMANDS = [tuple(words) for code in (*_ROWS, *_BASH) for words in command_lines(code.text)]
+
+
+@pytest.fixture(autouse=True)
+def _short_searches(monkeypatch):
+    monkeypatch.setattr("prism_jax.placement._trials._MOST_OPS", 2**27)
 
 
 @ft.cache
@@ -128,6 +135,30 @@ def test_the_blocks_of_a_page_run(page, monkeypatch):
             _execute(code.text, names, code.name)
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run(notebook, monkeypatch):
+    """In this process, which has much of it compiled. What ends a cell is shown as a table."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    monkeypatch.setenv("PRISM_JAX_CACHE", "off")
+    names: dict[str, object] = {}
+    with jax.numpy_dtype_promotion("standard"):  # What they do with numbers is not ours.
+        for code in cells(notebook):
+            _run_cell(code, names)
+    pyplot.close("all")
+
+
+def _run_cell(code: Code, names: dict[str, object]) -> None:
+    *body, last = ast.parse(_with_fewer_samples(code.text)).body
+    shown = isinstance(last, ast.Expr) and not code.text.rstrip().endswith(";")
+    body += [] if shown else [last]
+    exec(compile(ast.Module(body, []), code.name, "exec"), names)
+    if isinstance(last, ast.Expr) and shown:
+        found = eval(compile(ast.Expression(last.value), code.name, "eval"), names)
+        assert found is None or repr(found)
+        assert not hasattr(found, "_repr_html_") or found._repr_html_()
+
+
 def _execute(text: str, names: dict[str, object], name: str) -> None:
     if "prism.plot." in text:
         pytest.importorskip("matplotlib")
@@ -136,7 +167,7 @@ def _execute(text: str, names: dict[str, object], name: str) -> None:
 
 def _with_fewer_samples(text: str) -> str:
     return re.sub(
-        r'(num_samples"?\s*[=:]\s*)([\d_]+)',
+        r'(num_(?:samples|runs)"?\s*[=:]\s*)([\d_]+)',
         lambda found: f"{found[1]}{min(int(found[2]), _SAMPLES)}",
         text,
     )
