@@ -28,6 +28,7 @@ from ..replica import (
     stratum_of,
     tiles,
     tiles_of,
+    without_steps,
 )
 from ..step import EXTREMES, RESERVOIR
 from ._draw import Draws, parts
@@ -100,7 +101,8 @@ class AbstractOfOneReplica(AbstractSampling):
             ids = np.concatenate([*ids_of(first, count)])
             return (ids,) if points is None else (ids, points[first : first + count])
 
-        shared, size = (run.plan, self.lead, run.key), tiles_of(run.plan)
+        plan, size = without_steps(run.plan), tiles_of(run.plan)
+        shared = (plan, self.lead, run.key)
         for batch in tiles(_replica_tile, shared, int(ends[-1]), inputs, per_batch=size):
             found, start = batch.samples(), 0
             for ids in ids_of(batch.first, batch.count):
@@ -241,7 +243,7 @@ def slowest_ends(
         return tuple((x * replicas + replica).astype(np.uint32) for x in on_gpus(step))
 
     rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
-    shared, size = (run.plan, run.key), tiles_of(run.plan)
+    shared, size = (without_steps(run.plan), run.key), tiles_of(run.plan)
     for batch in tiles(_explicit_tile, shared, num_steps * replicas, inputs, per_batch=size):
         ends, regimes = batch.samples()
         ends = np.concatenate([rest[0], ends[:, :sinks]])

@@ -18,7 +18,11 @@ from ._collapse import (
     class_moments as class_moments,
     segment_skewness as segment_skewness,
 )
-from ._collapse_of import collapse_of as collapse_of, kernels_of as kernels_of
+from ._collapse_of import (
+    classes_of as classes_of,
+    collapse_of as collapse_of,
+    kernels_of as kernels_of,
+)
 from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,

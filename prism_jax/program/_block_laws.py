@@ -6,9 +6,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..latency import AbstractLatency, Constant
-from ..maxplus import bucket
 from ._collapse import Collapse, class_moments, segment_skewness
-from ._collapse_of import collapse_of, kernels_of
+from ._collapse_of import classes_of, collapse_of, kernels_of
 from ._expert_load import Loads, Unevenness, fullest
 from ._program import Program
 from ._segment import gpu_factors
@@ -130,7 +129,7 @@ def block_laws_of(program: Program) -> BlockLaws:
 
 def _direct(program: Program) -> Int[Array, " classes"]:
     direct = program.blocks.direct.value
-    room = bucket(len(direct), 16) - len(direct)
+    room = classes_of(program) - len(direct)
     return jnp.asarray(np.pad(direct, (0, room), constant_values=-1), jnp.int32)
 
 

@@ -15,7 +15,7 @@ def collapse_of(program: Program) -> Collapse:
     blocks, dtype = program.blocks, program.latencies.mean.dtype
     members = blocks.members.value
     num_segments = bucket(len(members), 32)
-    num_kernels, num_classes = kernels_of(program), bucket(len(blocks.direct.value), 16)
+    num_kernels, num_classes = kernels_of(program), classes_of(program)
     return Collapse(
         segments=_matrix(blocks.segments.value, (num_segments, num_kernels), dtype),
         class_segments=_matrix(blocks.class_segments.value, (num_classes, num_segments), dtype),
@@ -36,7 +36,7 @@ def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None
     number, rows, _ = sides.communication.value.shape
     if not number:
         return None
-    room, num_classes = bucket(number, 8), bucket(len(program.blocks.direct.value), 16)
+    room, num_classes = bucket(number, 8), classes_of(program)
     kernels = (room, rows, kernels_of(program))
     return Overlaps(
         compute=_matrix(sides.compute.value, (room, num_inner), dtype),
@@ -44,6 +44,11 @@ def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None
         slowdowns=_matrix(sides.slowdowns.value, (room, 2), dtype),
         classes=_matrix(sides.classes.value, (num_classes, room), dtype),
     )
+
+
+def classes_of(program: Program) -> int:
+    """How many classes there is room for."""
+    return bucket(len(program.blocks.direct.value), 64)
 
 
 def kernels_of(program: Program) -> int:

@@ -38,6 +38,7 @@ from ._plan import (
     every_kind as every_kind,
     make_plan as make_plan,
     without_graph as without_graph,
+    without_steps as without_steps,
 )
 from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of
 from ._structure import structure_of as structure_of

@@ -124,6 +124,27 @@ def without_graph(plan: Plan) -> Plan:
     return eqx.tree_at(lambda plan: plan.structure.graph, plan, None)
 
 
+def without_steps(plan: Plan) -> Plan:
+    """The plan of the ops of a replica; its compiled code serves programs whose steps, or the
+    contents of whose blocks, differ. No derivative goes through it.
+    """
+
+    def others(plan: Plan):
+        structure, tables = plan.structure, plan.tables
+        return [
+            structure.classes.collapse,
+            structure.classes.loads,
+            structure.last,
+            tables.laws,
+            tables.skewness,
+            tables.tail_nodes,
+            tables.tail_slowest,
+            tables.step,
+        ]
+
+    return eqx.tree_at(others, plan, [None] * 8, is_leaf=lambda x: x is None)
+
+
 def make_plan(program: Program) -> Plan:
     """Computes the tables, on the host unless the program is traced. Differentiable."""
     structure = structure_of(program)
@@ -202,8 +223,8 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         mean=jnp.where(single, mean[direct][:, None] * found.on_network[direct], 0),
         kernel_mean=mean,
         regimes=found.regimes,
-        sigmas=jnp.stack([_sigma(law, dtype) for law in laws]),
-        residuals=jnp.stack([_relative(law, dtype) for law in laws]) if classes.tables else None,
+        sigmas=_of_kinds([_sigma(law, dtype) for law in laws]),
+        residuals=_of_kinds([_relative(law, dtype) for law in laws]) if classes.tables else None,
         gpu=_optional(variability.rank, dtype) if classes.apart else None,
         slowest=found.at_scores[0] if differ else None,
         tail_slowest=found.at_scores[1] if differ else None,
@@ -254,6 +275,13 @@ def _counts(rates, classes: Classes, dtype) -> Float[Array, " counts"]:
     law = jnp.where(number < classes.most_stalls, law, 0)
     law = jnp.where(number == classes.most_stalls, last, law)
     return law[: 1 + classes.stall_counts].astype(dtype)
+
+
+def _of_kinds(values: list[Array]) -> Float[Array, "kinds ..."]:
+    """With as many kinds as there is room for."""
+    return jnp.stack(
+        [*values, *[jnp.ones_like(values[0])] * (bucket(len(values), 16) - len(values))]
+    )
 
 
 def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:

@@ -29,7 +29,7 @@ class Strata(eqx.Module):
 def strata_of(program: Program) -> Strata:
     """The strata of a program."""
     number = len(program.strata)
-    padding = bucket(number, 4) - number
+    padding = bucket(number, 8) - number
     share = np.array([s.share for s in program.strata])
     bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
     bounds[-1] = 2**32 - 1

@@ -6,7 +6,7 @@ from jaxtyping import Array, Int, Shaped
 
 from ..latency import log_sigma
 from ..maxplus import bucket, in_lanes, to_lanes
-from ..program import KINDS, Program, Sets, collapse_of, kernels_of
+from ..program import KINDS, Program, Sets, classes_of, collapse_of, kernels_of
 from ._arrays import Classes, Graph, Mixed, Sinks, Stalls, Structure
 from ._sequences import sequences_of
 from ._strata import strata_of
@@ -75,7 +75,7 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
 
 def _classes(program: Program) -> Classes:
     blocks, table = program.blocks, program.latencies
-    number, dtype = bucket(len(blocks.direct.value), 16), table.mean.dtype
+    number, dtype = classes_of(program), table.mean.dtype
     kind, calls = program.stall_kinds.value, program.stall_counts.value.astype(dtype)
     room = bucket(len(kind), 64, 4)
     stalls = bool(len(kind))
