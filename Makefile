@@ -4,7 +4,10 @@ BIN := .venv/bin
 SAMPLES ?= 100000
 APT := apt-get -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 
-# Notebooks share what they compile.
+# The slowest are printed at the end.
+TESTS := $(BIN)/pytest -n 2 --dist worksteal --durations 20 --durations-min 1
+# Each notebook in a kernel of its own, as a reader runs it. They share what they compile. The tests
+# run their cells too, with few samples.
 NOTEBOOKS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.pytest_cache/d/notebooks" \
 	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
 
@@ -15,11 +18,10 @@ demo: .venv/demo
 
 # All but what takes longest; `make test-all` leaves out nothing.
 test: .venv/dev lint docs
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
-	$(NOTEBOOKS)
+	$(TESTS) -m "not slow"
 
 test-all: .venv/dev lint docs
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(TESTS)
 	$(NOTEBOOKS)
 
 # Chromium for the tests that open a page in it, which are skipped where it is not there: from
