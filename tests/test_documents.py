@@ -155,8 +155,8 @@ def _run_cell(code: Code, names: dict[str, object]) -> None:
     exec(compile(ast.Module(body, []), code.name, "exec"), names)
     if isinstance(last, ast.Expr) and shown:
         found = eval(compile(ast.Expression(last.value), code.name, "eval"), names)
-        assert found is None or repr(found)
-        assert not hasattr(found, "_repr_html_") or found._repr_html_()
+        for show in ("__repr__", "_repr_html_"):
+            assert getattr(found, show, lambda: "nothing to show")()
 
 
 def _execute(text: str, names: dict[str, object], name: str) -> None:
