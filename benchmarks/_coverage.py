@@ -42,9 +42,10 @@ def measure(repetitions: int, of: str | None = None) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A table in Markdown."""
-    lines = ["| figure | coverage | withheld |", "|---|---|---|"]
+    lines = ["| figure | coverage | withheld | bias |", "|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| {row['what']} | {row['coverage']:.3f} | {row['withheld']:.0%} |")
+        bias = f"{row['bias']:+.2f}" if "bias" in row else ""
+        lines.append(f"| {row['what']} | {row['coverage']:.3f} | {row['withheld']:.0%} | {bias} |")
     return "\n".join(lines)
 
 
@@ -206,7 +207,8 @@ def _covered(
     truth: dict[str, float] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """How often the intervals of an analysis, of those given, contain the truth; by default, what a
-    long one finds.
+    long one finds. `bias` is the mean error over the scatter, whose own standard error is one over
+    the root of the repetitions.
     """
     import jax
 
@@ -214,8 +216,10 @@ def _covered(
         long = analysis(_LONGER * num_samples, jax.random.key(0))
         truth = {name: estimate.value for name, estimate in long.items()}
     held: dict[str, list[bool]] = {name: [] for name in truth}
+    errors: dict[str, list[float]] = {name: [] for name in truth}
     for seed in range(repetitions):
         for name, estimate in analysis(num_samples, jax.random.key(1 + seed)).items():
+            errors[name].append(estimate.value - truth[name])
             low, high = estimate.interval()
             if low == low:
                 held[name].append(low <= truth[name] <= high)
@@ -224,4 +228,5 @@ def _covered(
             "what": name,
             "coverage": float(np.mean(mine)) if mine else float("nan"),
             "withheld": 1 - len(mine) / repetitions,
+            "bias": float(np.mean(errors[name]) / np.std(errors[name])),
         }

@@ -101,7 +101,7 @@ def simulate(
     rule = rule_of_replicas(pilot) if replicas == "auto" else replicas
     compiled = time.perf_counter()
     draws = all_draws(run, num_samples)
-    # Each sample is drawn, then simulated.
+    # Each sample is drawn, then decides steps.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
         law = _law(run, draws, grid, rule == "exact", advance)
     return dataclasses.replace(

@@ -73,7 +73,7 @@ def simulated_steps(
     num_samples = check_num_samples(num_samples)
     run = sampled(prepare(program, key), max(num_samples // margin, 1), like and like.run)
     other = unlike and (prepare(unlike[0], key), unlike[1])
-    # Each sample is drawn, then simulated.
+    # Each sample is drawn, then decides steps.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
         return steps_of_run(run, num_samples=num_samples, unlike=other, advance=advance)
 

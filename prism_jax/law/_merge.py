@@ -14,7 +14,8 @@ from ._law import Law
 
 
 def merge_laws(laws: Iterable[Law]) -> Law:
-    """Merges laws of the same program with different keys into the law of all their steps.
+    """Merges laws of the same program with different keys into the law of all their steps. If each
+    has allocations, the law has all of them.
 
     **Raises:**
 

@@ -142,7 +142,7 @@ def without_steps(plan: Plan) -> Plan:
             tables.step,
         ]
 
-    return eqx.tree_at(others, plan, [None] * 8, is_leaf=lambda x: x is None)
+    return eqx.tree_at(others, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
 
 
 def make_plan(program: Program) -> Plan:

@@ -25,7 +25,7 @@ from ._run_law import DAY, RunLaw
 # Runs side by side, few enough for what they are to stay in a core's cache.
 _BLOCK = 4096
 # Sets of GPUs whose steps are simulated, the steps of each, and how many sets a run has in turn.
-# The variance between them is then known to a quarter of itself.
+# The variance between them then has a standard error of an eighth of itself.
 _GPU_SETS = 128
 _STEPS_OF_SET = 8
 _SETS = 32
