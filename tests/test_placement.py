@@ -204,12 +204,6 @@ def test_what_cannot_be_placed(options, part):
         place(_program(OneFOneB(2, 2), 2), np.ones(4), **options)
 
 
-def test_kernels_of_their_own_gpus_are_refused():
-    program = _program(OneFOneB(2, 2), 2, resolution="kernel")
-    with pytest.raises(ValueError, match="whole blocks"):
-        placed(program, num_samples=8, key=jax.random.key(0))
-
-
 def test_nodes_of_equal_gpus_stay_equal():
     program = pipeline_program(OneFOneB(2, 2), num_replicas=2, tail=one_kernel("optimizer", 1.0))
     found = place(

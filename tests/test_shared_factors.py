@@ -82,8 +82,7 @@ _BLOCKS = (
 )
 
 
-@pytest.mark.parametrize("resolution", ["block", "kernel"])
-def test_a_microbatch_s_factor_acts_on_compute_alone(resolution):
+def test_a_microbatch_s_factor_acts_on_compute_alone():
     sigma = 0.03  # So small that what ends last is the same in all samples.
     laws = Variability(
         microbatch=lognormal(sigma), network=Network(jnp.asarray(0.5), jnp.asarray(4.0))
@@ -95,7 +94,6 @@ def test_a_microbatch_s_factor_acts_on_compute_alone(resolution):
         variability=laws,
         group_size=2,
         network_links=("network",),
-        resolution=resolution,
     )
     ids = jnp.arange(_SAMPLES, dtype=jnp.uint32)
     ends = np.asarray(sample_replica_ends(program, ids, _KEY))

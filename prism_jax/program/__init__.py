@@ -40,16 +40,6 @@ from ._expert_load import (
 )
 from ._fits import check_memory as check_memory
 from ._idle import idle_keys as idle_keys
-from ._lay_out import (
-    ALONE as ALONE,
-    BESIDE as BESIDE,
-    CLOSES as CLOSES,
-    JOINS as JOINS,
-    MEETS as MEETS,
-    OPENS as OPENS,
-    ROW_ENDS as ROW_ENDS,
-    STARTS as STARTS,
-)
 from ._load_profile import load_profile as load_profile
 from ._loaded import (
     ExpertLoads as ExpertLoads,

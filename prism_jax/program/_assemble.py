@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,6 @@ def assemble(
     group_size: int = 1,
     num_replicas: int = 1,
     network_links: Sequence[str] = (),
-    resolution: Literal["block", "kernel"] = "block",
 ) -> Program:
     """Makes a program from any graph of ops.
 
@@ -55,8 +53,6 @@ def assemble(
     - `group_size`: the number of GPUs in each pipeline rank.
     - `num_replicas`: how many copies of the graph there are, which meet only at the end of a step.
     - `network_links`: the links that share the network's regime.
-    - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency. This
-        is slow, and is used to check the collapse.
 
     **Returns:**
 
@@ -69,7 +65,7 @@ def assemble(
     """
     variability = Variability() if variability is None else variability
     sinks = sinks or [Sink(rank, last) for rank, last in enumerate(graph.last)]
-    check_arguments(graph, blocks, sinks, group_size, num_replicas, resolution)
+    check_arguments(graph, blocks, sinks, group_size, num_replicas)
     check_variability(variability)
     different, block_of_op = _number_blocks(blocks)
     reduced = [sink.reduction for sink in sinks]
@@ -83,15 +79,10 @@ def assemble(
     world_size = group_size * graph.num_ranks * num_replicas
     members = group_size if members is None else members
     loads = expert_loads(list(kernels), table.mean.dtype)
-    if loads is not None and resolution == "kernel":
-        raise ValueError(
-            'The loads of experts vary, which `resolution="kernel"` does not draw; leave '
-            "`load_concentration` and `load_popularity` out, or compile blocks."
-        )
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
-    laid_out, sequences = lay_out(list(classes), kernels)
+    laid_out = lay_out(list(classes), kernels)
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
 
     ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
@@ -103,7 +94,6 @@ def assemble(
         ops=ops,
         rows=rows,
         blocks=laid_out,
-        sequences=sequences,
         sinks=Sinks(
             rank=FrozenArray(np.array([sink.rank for sink in sinks])),
             reduction=FrozenArray(np.array(reductions)),
@@ -117,7 +107,6 @@ def assemble(
         num_replicas=num_replicas,
         group_size=group_size,
         world_size=world_size,
-        resolution=resolution,
         loads=loads,
     )
 

@@ -31,7 +31,7 @@ class BlockLaws(eqx.Module):
     - `nodes`: the factors of the slowest GPU of a rank's group, and of all GPUs together.
     - `at_scores`: the same factors at given scores.
     - `on_network`: the factor on each kernel by regime.
-    - `regimes`, `probabilities`: the factor on the network in each regime, and how likely it is.
+    - `probabilities`: of the regimes of the network.
     """
 
     moments: Float[Array, "3 classes regimes nodes"]
@@ -42,7 +42,6 @@ class BlockLaws(eqx.Module):
     nodes: Float[Array, "2 nodes"]
     at_scores: Float[Array, "2 scores"]
     on_network: Float[Array, "kernels regimes"]
-    regimes: Float[Array, " regimes"]
     probabilities: Float[Array, " regimes"]
 
 
@@ -75,7 +74,7 @@ def block_laws(
     """
     dtype, unit = mean.dtype, unit_of(mean)
     cumulants = kernel_cumulants(mean / unit, shapes)
-    regimes = probabilities = jnp.ones((1,), dtype)
+    probabilities = jnp.ones((1,), dtype)
     network = jnp.ones((len(mean), 1), dtype)
     if variability.network is not None:
         regimes = variability.network.factors().astype(dtype)
@@ -100,7 +99,6 @@ def block_laws(
         nodes=groups.slowest,
         at_scores=at_scores,
         on_network=network,
-        regimes=regimes,
         probabilities=probabilities,
     )
 

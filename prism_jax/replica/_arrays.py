@@ -5,7 +5,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from ..maxplus import Lanes
 from ..program import Collapse, Loads
-from ._sequences import Sequences
 from ._strata import Strata
 
 
@@ -38,7 +37,6 @@ class Classes(eqx.Module):
     - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Stalls`.
     - `most_stalls`: the largest number of stalls of any stratum.
     - `tables`: whether some op needs the table of a law.
-    - `apart`: whether kernels are drawn one by one.
     - `stall_counts`: how many stalls of a sample there is room for.
     """
 
@@ -53,7 +51,6 @@ class Classes(eqx.Module):
     stall_calls: Float[Array, " stalls"] | None
     most_stalls: Int[Array, ""]
     tables: bool = eqx.field(static=True)
-    apart: bool = eqx.field(static=True)
     stall_counts: int = eqx.field(static=True)
 
 
@@ -75,7 +72,6 @@ class Graph(eqx.Module):
     - `row_class`, `row_rank`: the class, and the rank whose slowest GPU it waits for, or the last
         for none.
     - `stalls`: the ops that may stall; `None` if no op may.
-    - `sequences`: for `resolution="kernel"`, else `None`.
     - `mixed`: the kinds of law that occur.
     - `num_microbatches`: how many factors of microbatches there is room for.
     - `set_length`: how many of them are drawn together if they are sets, else zero.
@@ -88,7 +84,6 @@ class Graph(eqx.Module):
     row_class: Int[Array, " rows"]
     row_rank: Int[Array, " rows"]
     stalls: Stalls | None
-    sequences: Sequences | None
     mixed: Mixed
     num_microbatches: int = eqx.field(static=True)
     set_length: int = eqx.field(static=True)

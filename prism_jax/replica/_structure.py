@@ -8,7 +8,6 @@ from ..latency import log_sigma
 from ..maxplus import bucket, in_lanes, to_lanes
 from ..program import KINDS, Program, Sets, classes_of, collapse_of, kernels_of
 from ._arrays import Classes, Graph, Mixed, Sinks, Stalls, Structure
-from ._sequences import sequences_of
 from ._strata import strata_of
 
 
@@ -66,7 +65,6 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
             bucket(len(rows.rank.value), 64),
         ),
         stalls=_stalls(program),
-        sequences=sequences_of(program) if program.resolution == "kernel" else None,
         mixed=_mixed(blocks.direct.value[rows.class_.value]),
         num_microbatches=num_microbatches,
         set_length=sets.length if isinstance(sets, Sets) else 0,
@@ -92,7 +90,6 @@ def _classes(program: Program) -> Classes:
         stall_calls=_padded(calls, room) if stalls else None,
         most_stalls=jax.device_put(np.int32(most)),
         tables=_needs_tables(program),
-        apart=program.resolution == "kernel",
         stall_counts=bucket(most, 4) if stalls else 0,
     )
 
@@ -112,14 +109,11 @@ def _sinks_of(program: Program) -> int:
 
 
 def _needs_tables(program: Program) -> bool:
-    """Whether some op is a single kernel whose law has no cheap closed form. Kernels that are drawn
-    one by one always use tables.
-    """
+    """Whether some op is a single kernel whose law has no cheap closed form."""
     table, direct = program.latencies, program.blocks.direct.value
     single = {table.kinds[kind] for kind in table.kind.value[direct[direct >= 0]]}
     laws = [program.variability.residual[kind] for kind in single]
-    closed = all(log_sigma(law) is not None for law in laws)
-    return not closed or program.resolution == "kernel"
+    return any(log_sigma(law) is None for law in laws)
 
 
 def _mixed(direct: np.ndarray) -> Mixed:
