@@ -32,7 +32,8 @@ def _errors(sigma: float, segments: int, members: int) -> list[float]:
     import jax
 
     import prism_jax as prism
-    from prism_jax.program import Variability, assemble
+    from prism_jax.program import Variability
+    from prism_jax.program._assemble import assemble
     from prism_jax.schedule import OneFOneB, op_graph
     from prism_jax.workload import Kernel, Segment
     from tests.helpers import lognormal

@@ -67,11 +67,15 @@ from .layouts import (
     rank_layouts as rank_layouts,
 )
 from .placement import Placement as Placement, place as place
-from .program import (
+from .prediction import (
     Memory as Memory,
+    Prediction as Prediction,
+    memory as memory,
+    predict as predict,
+)
+from .program import (
     Network as Network,
     Op as Op,
-    Prediction as Prediction,
     Program as Program,
     Stall as Stall,
     Variability as Variability,
@@ -81,8 +85,6 @@ from .program import (
     compile_program as compile_program,
     load_profile as load_profile,
     load_program as load_program,
-    memory as memory,
-    predict as predict,
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.program import Network, Overlaps, branch_moments, together
+from prism_jax.collapse import Overlaps
+from prism_jax.collapse._branches import branch_moments, together
+from prism_jax.program import Network
 from prism_jax.replica import make_plan
 from prism_jax.workload import Block, Branches, Kernel, Segment, block_mean
 

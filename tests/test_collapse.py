@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from prism_jax.collapse import gpu_factors
+from prism_jax.collapse._segment import segment_maxima
 from prism_jax.engine import simulate
-from prism_jax.program import Variability, assemble, gpu_factors, segment_maxima
+from prism_jax.program import Variability
+from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
 

@@ -13,8 +13,10 @@ import pytest
 
 from prism_jax.engine import simulate
 from prism_jax.latency import LogNormal, Scaled
-from prism_jax.program import Stall, Variability, assemble
-from prism_jax.random import counters, key_data, normals, threefry
+from prism_jax.program import Stall, Variability
+from prism_jax.program._assemble import assemble
+from prism_jax.random import counters, key_data, normals
+from prism_jax.random._threefry import threefry
 from prism_jax.replica import sample_replica_ends
 from prism_jax.replica._structure import structure_of
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, evaluate

@@ -9,7 +9,8 @@ import scipy.stats
 
 from prism_jax.analysis import Exceedance, Std, estimate
 from prism_jax.engine import simulate
-from prism_jax.program import Network, Variability, assemble
+from prism_jax.program import Network, Variability
+from prism_jax.program._assemble import assemble
 from prism_jax.replica import sample_replica_ends
 from prism_jax.workload import Branches, Kernel, Segment
 

@@ -16,14 +16,9 @@ from prism_jax.data import Variation
 from prism_jax.data._variations import read_variations, write_variations
 from prism_jax.engine import simulate, simulated_steps
 from prism_jax.latency import Gamma
-from prism_jax.program import (
-    Variability,
-    assemble,
-    digest,
-    load_program,
-    save_program,
-    variability_of,
-)
+from prism_jax.program import Variability, digest, load_program, save_program
+from prism_jax.program._assemble import assemble
+from prism_jax.program._variability import variability_of
 from prism_jax.replica import class_laws, leading_axes, make_plan, sample_replica_ends
 from prism_jax.replica._arrays import Mixed
 from prism_jax.schedule import GPipe, OneFOneB

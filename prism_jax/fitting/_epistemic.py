@@ -8,7 +8,7 @@ from scipy.special import ndtri
 
 from ..data import Job, load_priors
 from ..law import Law
-from ..program import constant_step
+from ..prediction import constant_step
 from ._level import slope_of_level
 from ._systems import laws_of_systems, spread_of_device
 

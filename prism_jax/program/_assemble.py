@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._misc import FrozenArray, unknown_name
+from ..collapse import expert_loads, lay_out
 from ..latency import Constant
 from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
 from ._check import check_arguments, check_means, check_variability
-from ._lay_out import lay_out
-from ._loaded import expert_loads
 from ._program import Ops, Program, Rows, Sinks
 from ._sinks import Sink
 from ._stalls import make_strata, stall_entries

@@ -5,12 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ..collapse import (
+    Collapse,
+    Loads,
+    Unevenness,
+    class_moments,
+    fullest,
+    gpu_factors,
+    segment_skewness,
+)
 from ..latency import AbstractLatency, Constant
-from ._collapse import Collapse, class_moments, segment_skewness
 from ._collapse_of import classes_of, collapse_of, kernels_of
-from ._expert_load import Loads, Unevenness, fullest
 from ._program import Program
-from ._segment import gpu_factors
 from ._table import kernel_cumulants, relative_cumulants, unit_of
 from ._variability import Variability
 

@@ -4,9 +4,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Shaped
 
+from ..collapse import Collapse, Overlaps, Sides
 from ..maxplus import bucket
-from ._branches import Overlaps
-from ._collapse import Collapse, Sides
 from ._program import Program
 
 

@@ -6,11 +6,10 @@ from jaxtyping import Bool, Int
 
 from .._misc import FrozenArray
 from .._summary import Summary
+from ..collapse import Blocks, ExpertLoads
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
 from ._adjustment import Adjustment
-from ._collapse import Blocks
-from ._loaded import ExpertLoads
 from ._table import LatencyTable
 from ._variability import Variability
 

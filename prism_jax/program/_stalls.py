@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from .._ragged import ragged, row_numbers, take
+from ..collapse import count_calls
 from ..workload import Block
-from ._lay_out import count_calls
 from ._program import Stratum
 from ._variability import Variability
 

@@ -3,8 +3,8 @@
 import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from ..collapse import Collapse, Loads
 from ..maxplus import Lanes
-from ..program import Collapse, Loads
 from ._strata import Strata
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ..program import NODE_SCORES
+from ..collapse import NODE_SCORES
 from ._arrays import Mixed, Sinks
 from ._op_law import ClassLaw, Collapsed, Single
 from ._plan import Plan

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from ..collapse import Unevenness
 from ..host import on_host
 from ..latency import AbstractLatency, Constant, log_sigma
 from ..maxplus import bucket
@@ -17,7 +18,6 @@ from ..program import (
     Program,
     Sets,
     Stall,
-    Unevenness,
     Variability,
     all_laws,
     block_laws,

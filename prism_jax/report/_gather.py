@@ -15,7 +15,8 @@ from ..data import Job, Profile
 from ..engine import simulate
 from ..fitting import epistemic as epistemic_law
 from ..law import QUANTILES
-from ..program import Program, compile_job, compile_profile, memory, throughput
+from ..prediction import memory, throughput
+from ..program import Program, compile_job, compile_profile
 from ..replica import interruptible
 from ._report import Origin, Report
 

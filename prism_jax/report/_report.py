@@ -7,7 +7,7 @@ from ..analysis import Criticality, SampledStep, Sensitivity
 from ..data import Job, Profile
 from ..fitting import Epistemic
 from ..law import Law
-from ..program import Memory, Throughput
+from ..prediction import Memory, Throughput
 
 
 @dataclasses.dataclass(frozen=True)

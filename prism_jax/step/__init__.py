@@ -11,15 +11,8 @@ from ._decision import (
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
 )
-from ._errors import AbstractErrors as AbstractErrors
 from ._exact import ExactRule as ExactRule, SlowestDrawn as SlowestDrawn
-from ._reservoir import (
-    EXTREMES as EXTREMES,
-    NUM_RESAMPLES as NUM_RESAMPLES,
-    RESERVOIR as RESERVOIR,
-    Replicas as Replicas,
-    Reservoir as Reservoir,
-)
+from ._reservoir import EXTREMES as EXTREMES, RESERVOIR as RESERVOIR, Reservoir as Reservoir
 from ._selection import (
     Selection as Selection,
     effective_samples as effective_samples,
@@ -27,7 +20,6 @@ from ._selection import (
 )
 from ._step import (
     ConditionalExceedance as ConditionalExceedance,
-    StepParts as StepParts,
     last_spreads as last_spreads,
     last_tables as last_tables,
     step_parts as step_parts,
