@@ -20,7 +20,7 @@ from prism_jax.program import Variability, digest, load_program, save_program
 from prism_jax.program._assemble import assemble
 from prism_jax.program._variability import variability_of
 from prism_jax.replica import class_laws, leading_axes, make_plan, sample_replica_ends
-from prism_jax.replica._arrays import Mixed
+from prism_jax.replica._structure import Mixed
 from prism_jax.schedule import GPipe, OneFOneB
 from prism_jax.workload import Kernel, Segment
 

@@ -1,9 +1,11 @@
-from ._adjustment import Adjustment as Adjustment
 from ._assemble import KINDS as KINDS
 from ._block_laws import (
     BlockLaws as BlockLaws,
     block_laws as block_laws,
     block_laws_of as block_laws_of,
+    classes_of as classes_of,
+    collapse_of as collapse_of,
+    kernels_of as kernels_of,
 )
 from ._chains import lower_chains as lower_chains
 from ._check import (
@@ -11,11 +13,6 @@ from ._check import (
     check_means as check_means,
     check_scale as check_scale,
     check_variability as check_variability,
-)
-from ._collapse_of import (
-    classes_of as classes_of,
-    collapse_of as collapse_of,
-    kernels_of as kernels_of,
 )
 from ._compile import (
     compile_job as compile_job,
@@ -26,15 +23,18 @@ from ._compile import (
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._compile_profile import compile_profile as compile_profile
 from ._constants import CONSTANT as CONSTANT
-from ._digest import digest as digest
 from ._frame import Frame as Frame, blocks_of_kinds as blocks_of_kinds, frame_of as frame_of
 from ._load_profile import load_profile as load_profile
 from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._positions import position_factors as position_factors
-from ._program import Program as Program, stall_rate as stall_rate
-from ._save import load_program as load_program, save_program as save_program
-from ._sets import Sets as Sets
+from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
+from ._save import digest as digest, load_program as load_program, save_program as save_program
 from ._sinks import sinks_of as sinks_of, when_reduced as when_reduced
 from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
 from ._table import relative_cumulants as relative_cumulants
-from ._variability import Network as Network, Stall as Stall, Variability as Variability
+from ._variability import (
+    Network as Network,
+    Sets as Sets,
+    Stall as Stall,
+    Variability as Variability,
+)

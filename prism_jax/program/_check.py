@@ -6,9 +6,8 @@ from jax.typing import DTypeLike
 from ..latency import AbstractLatency, check
 from ..schedule import OpGraph
 from ..workload import Block
-from ._sets import Sets
 from ._sinks import Sink
-from ._variability import Variability
+from ._variability import Sets, Variability
 
 
 def check_arguments(

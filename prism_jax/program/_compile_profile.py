@@ -11,9 +11,8 @@ from ._assemble import assemble
 from ._constants import CONSTANT, with_constants
 from ._positions import position_factors
 from ._program import Program
-from ._sets import Sets
 from ._step_graph import StepGraph, step_graph
-from ._variability import variability_of
+from ._variability import Sets, variability_of
 
 
 _TIMES = " x "  # Before the factor of a position, in the size of a kernel.

@@ -2,16 +2,34 @@
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .._misc import FrozenArray
 from .._summary import Summary
 from ..collapse import Blocks, ExpertLoads
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
-from ._adjustment import Adjustment
 from ._table import LatencyTable
 from ._variability import Variability
+
+
+class Adjustment(eqx.Module):
+    """Factors on groups of ops. All are parameters. A factor of one changes nothing.
+
+    **Attributes:**
+
+    - `group`: `(ops,)`, the group of each op. Static.
+    - `latency`: a factor on the latency of the ops of each group. It does not act on stalls.
+    - `spread`: a factor on the deviation of each op from its mean by its own noise. For kernels
+        with a log-normal law it multiplies `sigma`.
+    - `gpu`: for each pipeline rank, a factor on the deviation from one of the factor of its slowest
+        GPU.
+    """
+
+    group: FrozenArray = eqx.field(static=True)
+    latency: Float[Array, " groups"]
+    spread: Float[Array, " groups"]
+    gpu: Float[Array, " ranks"]
 
 
 class Ops(eqx.Module):

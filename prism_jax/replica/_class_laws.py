@@ -5,9 +5,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..collapse import NODE_SCORES
-from ._arrays import Mixed, Sinks
 from ._op_law import ClassLaw, Collapsed, Single
 from ._plan import Plan
+from ._structure import Mixed, Sinks
 
 
 def class_laws(

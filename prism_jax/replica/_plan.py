@@ -24,9 +24,8 @@ from ..program import (
     kernels_of,
     relative_cumulants,
 )
-from ._arrays import Classes, Structure
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._structure import all_kinds, ranks_of, structure_of
+from ._structure import Classes, Structure, all_kinds, ranks_of, structure_of
 
 
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates

@@ -1,4 +1,3 @@
-from ._chances import Chances as Chances, chances_of as chances_of
 from ._decide import decide as decide
 from ._decision import (
     BLOCK as BLOCK,
@@ -14,7 +13,9 @@ from ._decision import (
 from ._exact import ExactRule as ExactRule, SlowestDrawn as SlowestDrawn
 from ._reservoir import EXTREMES as EXTREMES, RESERVOIR as RESERVOIR, Reservoir as Reservoir
 from ._selection import (
+    Chances as Chances,
     Selection as Selection,
+    chances_of as chances_of,
     effective_samples as effective_samples,
     sample_weights as sample_weights,
 )
