@@ -149,7 +149,6 @@ def _printed(parsed: argparse.Namespace, result: dict[str, Any], text: str) -> s
     if parsed.json:
         return json.dumps(result, allow_nan=False)
     if parsed.rows is not None and parsed.csv:
-        from ._csv import as_csv
 
         return as_csv(parsed.rows(result))
     return text
@@ -167,7 +166,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     import importlib.metadata
 
     from .._cache import VARIABLE
-    from ._examples import EXAMPLES
 
     parser = _Parser(
         prog="prism-jax",
