@@ -68,6 +68,17 @@ def check_type(given: object, wanted: type, what: str, fix: str) -> None:
         )
 
 
+def whole_number(given: object, name: str, least: int = 1, most: int | None = None) -> int:
+    """A value as an `int`. Raises a `ValueError` unless it is a whole number of at least `least`,
+    and at most `most`.
+    """
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
+        raise ValueError(f"`{name}={quoted(given)}` must be a whole number of at least {least}.")
+    if most is not None and given > most:
+        raise ValueError(f"`{name}={quoted(given)}` must be at most {most:,}.")
+    return int(given)
+
+
 def _article(word: str) -> str:
     return "an" if word[0].lower() in "aeio" else "a"
 

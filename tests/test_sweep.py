@@ -1,6 +1,8 @@
 """Sweeps: the rows, the files, and going on after a kill."""
 
+import errno
 import json
+import pathlib
 
 import equinox as eqx
 import jax
@@ -69,6 +71,36 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     (tmp_path / "out" / "part-000001.parquet").write_text("no table")
     with pytest.raises(ValueError, match="is damaged; remove it"):
         sweep(program, grid, **arguments)
+
+
+def test_a_full_disk_ends_a_sweep_in_one_sentence(tmp_path, monkeypatch, capsys):
+    """Rows that are done stay whole; what a killed sweep left goes with the next."""
+    out, written = tmp_path / "out", []
+    write = pathlib.Path.write_bytes
+
+    def fill(path, content):
+        if len(written) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        return write(path, content)
+
+    job = ["sweep", "megatron-22b-a100-8", "--samples", "200", "--out", str(out)]
+    job += ["--over", "schedule.num_microbatches=4,8"]
+    with monkeypatch.context() as full:
+        full.setattr(pathlib.Path, "write_bytes", fill)
+        assert main(job) == 1
+    error = capsys.readouterr().err
+    assert "No space left on device" in error
+    assert "keeps the rows that are done" in error
+    assert "Traceback" not in error
+    assert len([*out.glob("part-*.parquet")]) == 1
+    (out / ".part-000001.parquet.0123.partial").write_bytes(b"half")
+    assert main(job) == 0
+    assert sorted(file.name for file in out.iterdir()) == [
+        "part-000000.parquet",
+        "part-000001.parquet",
+        "sweep.json",
+    ]
 
 
 def test_bad_sweeps_are_refused(tmp_path):

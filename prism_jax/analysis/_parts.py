@@ -49,6 +49,8 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
             f"`{shown(folder)}` holds another sweep (other values, samples, seed or job); give "
             "another folder, or continue the same sweep."
         )
+    for partial in folder.glob(".part-*.partial"):  # Of sweeps that were killed.
+        partial.unlink(missing_ok=True)
     done = {}
     for path in sorted(folder.glob("part-*.parquet")):
         content = io.BytesIO(read_file(path, _MOST_PART))  # No part of its name is a pattern.
@@ -63,8 +65,21 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
 
 
 def write_part(folder: pathlib.Path, row: Row) -> None:
-    """Writes a row. Other processes may write the same row at the same time."""
+    """Writes a row. Other processes may write the same row at the same time.
+
+    **Raises:**
+
+    `OSError` if it cannot be written, such as to a full disk.
+    """
     import polars as pl
 
-    with written_whole(folder / f"part-{row['row']:06d}.parquet") as partial:
-        pl.DataFrame([row]).write_parquet(partial)
+    content = io.BytesIO()
+    pl.DataFrame([row]).write_parquet(content)
+    for last in (False, True):
+        try:
+            with written_whole(folder / f"part-{row['row']:06d}.parquet") as partial:
+                partial.write_bytes(content.getbuffer())
+            return
+        except FileNotFoundError:  # Another sweep has just tidied up.
+            if last or not folder.is_dir():
+                raise

@@ -1,1 +1,1 @@
-from ._main import main as main
+from ._entry import main as main

@@ -1,5 +1,5 @@
-"""The command `prism-jax`. Slow imports are made where Ctrl-C is caught, and JAX is imported only
-by the commands that need it, so that help is quick.
+"""Parses a command line and runs its command. JAX is imported only by the commands that need it, so
+that help is quick.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from .._interrupt import check_interrupt
 
 
 EXAMPLES = {
@@ -100,25 +102,15 @@ class _Parser(argparse.ArgumentParser):
         raise _UsageError(f"{message}; see `{self.prog} --help`.")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    **Arguments:**
-
-    - `arguments`: the words of the command line; by default those of the process.
-
-    **Returns:**
-
-    The exit status: 0, 1 for a failure, 2 for bad input, 130 when interrupted.
-    """
-    is_command = arguments is None
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+def status(arguments: Sequence[str], keep: bool = False) -> int:
+    """Runs a command, with or without keeping compiled code, and returns the exit status."""
     try:
         parsed = _parse(arguments)
-        if is_command and not parsed.no_cache:
+        if keep and not parsed.no_cache:
             from .._cache import keep_compiled
 
             keep_compiled()
+        check_interrupt()
         result, text = parsed.run(parsed)
         if sys.stdout is None:
             return 1
@@ -128,11 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(str(error))
         return 2
     except KeyboardInterrupt as interrupt:
-        what = str(interrupt) or "interrupted before the first result."
-        print(f"prism-jax: {what}", file=sys.stderr)
-        if is_command:  # XLA may still be compiling, and crashes if the interpreter is taken down.
-            sys.stderr.flush()
-            os._exit(130)
+        _tell(str(interrupt) or "interrupted before the first result.")
         return 130
     except BrokenPipeError:
         # The reader, such as `head`, closed the pipe; keep the interpreter from flushing again.
@@ -149,7 +137,6 @@ def _printed(parsed: argparse.Namespace, result: dict[str, Any], text: str) -> s
     if parsed.json:
         return json.dumps(result, allow_nan=False)
     if parsed.rows is not None and parsed.csv:
-
         return as_csv(parsed.rows(result))
     return text
 

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
                 shard=arguments.shard,
                 progress=wants_progress(arguments),
             )
-    except (KeyboardInterrupt, RuntimeError) as error:
+    except (KeyboardInterrupt, RuntimeError, OSError) as error:
         if arguments.out is None:
             raise
         what = str(error).strip(".") or "interrupted"

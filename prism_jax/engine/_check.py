@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from .._misc import whole_number
 from ..latency import AbstractLatency
 from ..program import Program, all_laws, check_means, check_scale, check_variability, stall_rate
 from ..random import check_key
@@ -41,11 +42,7 @@ def check_program(program: Any, key: Any) -> None:
 
 def check_num_samples(num_samples: Any) -> int:
     """`num_samples` as an `int`. Raises unless it counts something."""
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer):
-        raise ValueError(f"`num_samples={num_samples!r}` must be a whole number of at least 1.")
-    if not 1 <= num_samples < 2**32:
-        raise ValueError(f"`num_samples={num_samples}` must be at least 1 and below 2^32.")
-    return int(num_samples)
+    return whole_number(num_samples, "num_samples", most=2**32 - 1)
 
 
 def check_plan(program: Program, plan: Plan) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from jaxtyping import PRNGKeyArray
 
+from .._interrupt import check_interrupt
 from ..program import Program
 from ..random import KeyData, key_data
 from ..replica import Plan, make_plan
@@ -39,6 +40,7 @@ def prepare(program: Program, key: PRNGKeyArray) -> Run:
 
     `ValueError` if an argument is not a program or a key, or if latencies are not valid.
     """
+    check_interrupt()
     check_program(program, key)
     plan = make_plan(program)
     check_plan(program, plan)

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from .._interrupt import interruptible
 from ..host import on_host
 from ..law import LEVELS, Errors
-from ..replica import Batch, interruptible, tiles, without_graph
+from ..replica import Batch, tiles, without_graph
 from ..step import (
     STEP_TILES,
     AbstractDecision,

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from .._interrupt import interruptible
+from .._misc import whole_number
 from .._progress import progress_bar
 from ..law import (
     Accumulator,
@@ -15,7 +17,6 @@ from ..law import (
     grid_of,
 )
 from ..program import Program, digest
-from ..replica import interruptible
 from ..step import Chances, effective_samples
 from ._check import check_num_samples, check_program
 from ._choose import chosen
@@ -168,9 +169,7 @@ def _law_of_chunk(
 
 
 def _check_allocations(program, num_samples, replicas, sampling, allocations) -> None:
-    if isinstance(allocations, bool) or not isinstance(allocations, int | np.integer):
-        raise ValueError(f"`allocations={allocations!r}` must be a whole number of at least 1.")
-    if not 1 <= allocations <= max(num_samples // 2, 1):
+    if whole_number(allocations, "allocations") > max(num_samples // 2, 1):
         raise ValueError(
             f"`allocations={allocations}` must be at least 1 and no more than half of the "
             f"{num_samples} steps, because each needs two to be told apart from the others."

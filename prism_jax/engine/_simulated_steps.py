@@ -9,14 +9,12 @@ import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from .._interrupt import interruptible
 from .._misc import dot
 from .._progress import progress_bar
 from ..program import Program
 from ..random import Stream, fold
-from ..replica import (
-    interruptible,
-    without_graph,
-)
+from ..replica import without_graph
 from ..step import (
     AbstractWeighed,
     ConditionalExceedance,

@@ -138,14 +138,9 @@ class Law(AbstractCompared):
         accurate to one bin of a fine grid or, if it is beyond the grid, to the gap between the grid
         and these steps.
         """
-        try:
-            levels = np.asarray(q, float)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"The quantile `q={quoted(q)}` must be a number, such as 0.95 for p95."
-            ) from None
+        levels = _numbers(q, "The quantile `q={}` must be a number, such as 0.95 for p95.")
         if np.any(~((levels >= 0) & (levels <= 1))):
-            raise ValueError(f"The quantile `q={q}` must lie in [0, 1].")
+            raise ValueError(f"The quantile `q={quoted(q)}` must lie in [0, 1].")
         result = self.histogram.quantile(levels)
         return float(result) if result.ndim == 0 else result
 
@@ -156,9 +151,10 @@ class Law(AbstractCompared):
 
         `ValueError` if `t` is `nan`.
         """
-        times = np.asarray(t, float)
+        must = "The step time `t={}` must be a number of seconds, not `nan`."
+        times = _numbers(t, must)
         if np.any(np.isnan(times)):
-            raise ValueError(f"The step time `t={t}` must be a number of seconds, not `nan`.")
+            raise ValueError(must.format(quoted(t)))
         result = self.histogram.cdf(times)
         return float(result) if result.ndim == 0 else result
 
@@ -198,8 +194,9 @@ class Law(AbstractCompared):
         grid and the extreme steps. Of `K` allocations, `K q` or `K (1 - q)` count as beyond it,
         whichever are fewer.
         """
-        if not 0 < q < 1:
-            raise ValueError(f"The quantile `q={q}` must lie between 0 and 1 to have an interval.")
+        must = "The quantile `q={}` must lie between 0 and 1 to have an interval."
+        if (number := _numbers(q, must)).ndim or not 0 < number < 1:
+            raise ValueError(must.format(quoted(q)))
         if not self.errors.known or (self.std > 0 and self.support(q) < FEWEST):
             return float("nan"), float("nan")
         if self.std == 0:
@@ -248,3 +245,11 @@ def figures(
             for name, q in quantiles.items()
         },
     }
+
+
+def _numbers(given: object, must: str) -> np.ndarray:
+    """What is given as floats. Raises a `ValueError` that says what it must be."""
+    try:
+        return np.asarray(given, float)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(must.format(quoted(given))) from None

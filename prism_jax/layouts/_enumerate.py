@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from .._misc import unknown_name
+from .._misc import unknown_name, whole_number
 from .._progress import progress_bar
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import least_bytes, memory
@@ -117,8 +117,7 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
         if choices is not None and not choices:
             raise ValueError(f"The space of layouts has no `{name}` to choose; give at least one.")
     for name, number in (("world_size", world_size), ("batch_size", batch_size)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"`{name}={number!r}` must be a whole number of at least 1.")
+        whole_number(number, name)
     if world_size > cluster.num_devices:
         nodes = -(-world_size // cluster.devices_per_node)
         raise ValueError(

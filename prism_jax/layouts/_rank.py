@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxtyping import PRNGKeyArray
 
+from .._misc import whole_number
 from .._progress import progress_bar
 from ..analysis import (
     AbstractObjective,
@@ -151,8 +152,7 @@ def _check(jobs, objective, num_samples, top, margin) -> None:
     check_ranks(objective)
     check_num_steps(num_samples)
     check_steps(objective, num_samples)
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise ValueError(f"`top={top!r}` must be a whole number of at least 1.")
+    whole_number(top, "top")
     if margin is not None and not (math.isfinite(margin) and margin >= 0):
         raise ValueError(f"`margin={margin!r}` must be finite and not negative.")
 

@@ -3,11 +3,16 @@ from collections.abc import Sequence
 import numpy as np
 from jax.typing import DTypeLike
 
+from .._misc import whole_number
 from ..latency import AbstractLatency, check
 from ..schedule import OpGraph
 from ..workload import Block
 from ._sinks import Sink
 from ._variability import Sets, Variability
+
+
+# GPUs, and copies of the pipeline, are counted in 32 bits.
+_MOST = 2**31 - 1
 
 
 def check_arguments(
@@ -18,10 +23,8 @@ def check_arguments(
     num_replicas: int,
 ) -> None:
     """Raises a `ValueError` of one sentence for arguments of `assemble` that do not fit."""
-    if group_size < 1 or num_replicas < 1:
-        raise ValueError(
-            f"group_size={group_size} and num_replicas={num_replicas} must both be at least 1."
-        )
+    whole_number(group_size, "group_size", most=_MOST)
+    whole_number(num_replicas, "num_replicas", most=_MOST)
     if len(blocks) != graph.num_ops:
         raise ValueError(
             f"{len(blocks)} blocks were given for the ops; give one for each of the "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from .._misc import check_type
+from .._misc import check_type, quoted, whole_number
 from ..latency import AbstractLatency
 from ..schedule import SEND_RECV, OpGraph
 from ..workload import Block, Kernel, Segment
@@ -14,6 +14,12 @@ from ._assemble import assemble
 from ._check import check_means, check_scale
 from ._program import Program
 from ._variability import Variability
+
+
+# Of ranks and of microbatches: each has random numbers of its own.
+_MOST = 2**16
+# In seconds; the precision sets a lower limit.
+_LONGEST = 1e100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,21 +91,20 @@ def compile_graph(
     two ops of one kind have different laws, or a latency is beyond the precision: in single
     precision each is zero or at least 1.2e-38 s, and the longest is between 8e-19 and 1e18 s.
     """
+    check_type(ops, Sequence, "list of ops", "give `prism.Op` objects")
     if not ops:
         raise ValueError("A graph without ops has no step time; give at least one `Op`.")
     for position, op in enumerate(ops):
-        check_type(op, Op, "op", "use `prism.Op(latency, after=[...])`")
-        if op.rank < 0 or op.microbatch < 0:
-            raise ValueError(
-                f"Op {position} has rank {op.rank} and microbatch {op.microbatch}; count both from "
-                "0."
-            )
-    if sinks is not None and not (sinks and set(sinks) <= set(range(len(ops)))):
+        _check_op(op, position)
+    if sinks is not None and not (_are_positions(sinks, len(ops)) and len(sinks)):
         raise ValueError(
-            f"`sinks={list(sinks)}` must hold positions of ops, 0 to {len(ops) - 1}; give at "
+            f"`sinks={quoted(sinks)}` must hold positions of ops, 0 to {len(ops) - 1}; give at "
             "least one."
         )
     variability = Variability() if variability is None else variability
+    if isinstance(network_links, str) or not isinstance(network_links, Sequence):
+        raise ValueError(f"`network_links={quoted(network_links)}` must be a list of names.")
+    check_type(variability, Variability, "variability", "use `prism.Variability(...)`")
     kinds, laws = _kinds(ops, variability)
     means, dtype = np.array([_mean(op) for op in ops]), jnp.result_type(float)
     check_means(means, [f"Op {position}" for position in range(len(ops))], dtype)
@@ -113,6 +118,34 @@ def compile_graph(
         variability=dataclasses.replace(variability, residual={**variability.residual, **laws}),
         num_replicas=num_replicas,
         network_links=network_links,
+    )
+
+
+def _check_op(op: Op, position: int) -> None:
+    """Raises a `ValueError` unless a graph may have this op at this position."""
+    check_type(op, Op, "op", "use `prism.Op(latency, after=[...])`")
+    number = isinstance(op.latency, int | float | np.number) and not isinstance(op.latency, bool)
+    if not isinstance(op.latency, AbstractLatency) and not (number and op.latency < _LONGEST):
+        raise ValueError(
+            f"Op {position} has the latency {quoted(op.latency)}; give a law, such as "
+            "`prism.latency.LogNormal(1.0, 0.1)`, or a number of seconds."
+        )
+    if not _are_positions(op.after, position):
+        raise ValueError(
+            f"Op {position} waits for {quoted(op.after)}; number the ops so that each waits for "
+            "smaller numbers only, and give these as a list."
+        )
+    for name in ("kind", "link"):
+        if getattr(op, name) is not None:
+            check_type(getattr(op, name), str, f"{name} of op {position}", "give a name")
+    for name in ("rank", "microbatch"):
+        whole_number(getattr(op, name), f"{name} of op {position}", 0, _MOST)
+
+
+def _are_positions(given: object, number: int) -> bool:
+    return isinstance(given, Sequence | np.ndarray) and all(
+        isinstance(x, int | np.integer) and not isinstance(x, bool) and 0 <= x < number
+        for x in given
     )
 
 

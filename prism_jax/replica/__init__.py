@@ -13,7 +13,6 @@ from ._ends import (
     sample_replica_ends as sample_replica_ends,
 )
 from ._gradient import gradients_of as gradients_of
-from ._interrupt import interruptible as interruptible
 from ._lead import (
     Lead as Lead,
     given_scores as given_scores,

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from .._interrupt import interruptible
 from ._ends import TILE
-from ._interrupt import interruptible
 from ._plan import Plan
 
 

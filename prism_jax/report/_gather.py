@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import jax
 from jaxtyping import PRNGKeyArray
 
+from .._interrupt import interruptible
 from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
 from ..data import Job, Profile
 from ..engine import simulate
@@ -17,7 +18,6 @@ from ..fitting import epistemic as epistemic_law
 from ..law import QUANTILES
 from ..prediction import memory, throughput
 from ..program import Program, compile_job, compile_profile
-from ..replica import interruptible
 from ._report import Origin, Report
 
 

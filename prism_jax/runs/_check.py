@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from .._misc import whole_number
 from ..data import Failures
 from ._cycles import RunCosts
 from ._expected import expected_seconds, waiting_share
@@ -12,18 +13,17 @@ from ._expected import expected_seconds, waiting_share
 
 # More interruptions than any run survives in practice; each takes a pass over all runs.
 _MOST_INTERRUPTIONS = 1e5
+# When each comes back is held for every run.
+_MOST_SPARES = 4096
 # The chance of what no simulated run will meet.
 _RARE = 1e-9
 
 
 def check_numbers(num_steps, num_runs, num_spares) -> None:
-    for name, value, least in (
-        ("num_steps", num_steps, 1),
-        ("num_runs", num_runs, 2),
-        ("num_spares", 0 if num_spares is None else num_spares, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}.")
+    whole_number(num_steps, "num_steps")
+    whole_number(num_runs, "num_runs", 2)
+    if num_spares is not None:
+        whole_number(num_spares, "num_spares", 0, _MOST_SPARES)
 
 
 def check_failures(failures: Failures, costs: RunCosts | None) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from .._estimate import Estimate
+from .._interrupt import interruptible
 from .._misc import check_type
 from .._progress import progress_bar
 from ..data import Failures, load_failures
@@ -15,7 +16,6 @@ from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST
 from ..program import Program
 from ..random import key_data
-from ..replica import interruptible
 from ._check import check_costs, check_ends, check_failures, check_numbers
 from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
 from ._expected import best_interval

@@ -1,0 +1,155 @@
+"""Handles Ctrl-C between batches of work, never within one."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    import socket
+
+
+# A command ends so many seconds after Ctrl-C at the latest; if it has begun to write what it has
+# done until then, it gets longer.
+_PATIENCE, _PATIENCE_TO_END = 4.5, 15.0
+
+
+class Interrupt:
+    """Whether Ctrl-C came.
+
+    **Attributes:**
+
+    - `came`: whether Ctrl-C came and has not been handled.
+    - `late`: whether it came after all work was done, so that there was nothing to end.
+    - `ever`: whether a command got it at all.
+    - `handled`: whether work has ended because of it.
+    - `blocks`: how many blocks of work, one within another, look for it now.
+    """
+
+    came = False
+    late = False
+    ever = False
+    handled = False
+    blocks = 0
+
+    def check(self) -> None:
+        """Raises a `KeyboardInterrupt` if Ctrl-C came."""
+        if self.came:
+            self.came, self.handled = False, True
+            raise KeyboardInterrupt
+
+
+# Of the outermost block that holds Ctrl-C back. A signal belongs to the process, and so does this.
+_holding: list[Interrupt] = []
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Delays Ctrl-C until it is checked for, or to the end, so that no work is lost. A second
+    Ctrl-C is not delayed. Nested blocks share the same state.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield Interrupt()  # Signals come to the main thread alone.
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not _holding and not callable(before):  # Where Ctrl-C is ignored, it stays so.
+        yield Interrupt()
+        return
+    if _holding:
+        with _block(_holding[0]) as interrupt:
+            yield interrupt
+        return
+    interrupt = Interrupt()
+    _holding.append(interrupt)
+
+    def hold(number, frame):
+        if interrupt.came:
+            before(number, frame)
+        interrupt.came = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        with _block(interrupt):
+            yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+        _holding.clear()
+
+
+def check_interrupt() -> None:
+    """Raises a `KeyboardInterrupt` if Ctrl-C came to a command that has no work in hand."""
+    if _holding and not _holding[0].blocks:
+        _holding[0].check()
+
+
+@contextlib.contextmanager
+def _block(interrupt: Interrupt) -> Iterator[Interrupt]:
+    """A block of work. The outermost one does not begin, nor end in silence, after Ctrl-C."""
+    check_interrupt()
+    interrupt.blocks += 1
+    try:
+        yield interrupt
+    finally:
+        interrupt.blocks -= 1
+    check_interrupt()
+
+
+@contextlib.contextmanager
+def ending_at_interrupt() -> Iterator[Interrupt]:
+    """Holds back Ctrl-C for a command, and ends its process if work does not look for it in time.
+
+    Python runs a handler of its own only between its instructions, perhaps within a callback of
+    JAX, which would swallow a `KeyboardInterrupt`. So a thread waits for the signal, and sets what
+    [`interruptible`][] checks. A second Ctrl-C ends the process at once.
+    """
+    import socket
+
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # It is ignored.
+        yield Interrupt()
+        return
+    interrupt = Interrupt()
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    previous = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(interrupt, here), daemon=True).start()
+    _holding.append(interrupt)
+    try:
+        yield interrupt
+    finally:
+        _holding.clear()
+        signal.set_wakeup_fd(previous)
+        signal.signal(signal.SIGINT, before)
+        there.close()
+
+
+def _watch(interrupt: Interrupt, signals: "socket.socket") -> None:
+    """Waits for Ctrl-C, and then for the end of the command."""
+    with signals:
+        if not _comes(signals, None):
+            return
+        interrupt.came = interrupt.ever = True
+        again = _comes(signals, _PATIENCE)
+        if again is None and interrupt.handled:
+            again = _comes(signals, _PATIENCE_TO_END)
+        if again is False:
+            return
+    what = "and slow to print what it had" if interrupt.handled else "before the first result"
+    os.write(2, f"prism-jax: interrupted {what}.\n".encode())
+    os._exit(130)
+
+
+def _comes(signals: "socket.socket", seconds: float | None) -> bool | None:
+    """Whether Ctrl-C comes before the command ends; `None` if neither does for so many seconds."""
+    signals.settimeout(seconds)
+    try:
+        while number := signals.recv(1):
+            if number[0] == signal.SIGINT:
+                return True
+    except TimeoutError:
+        return None
+    return False
