@@ -324,7 +324,6 @@ def test_all_calls_of_a_kernel_count():
             message=zeros,
             sequence=zeros,
             names=("matmul", *(f"kernel{i}" for i in range(150))),
-            lanes=(),
             messages=(),
         )
         _gather(durations, spans)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._collective_names import TOGETHER
 from ._rank_ops import RankOps
 
 
+# All members leave these at the same time.
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # The largest difference, in scatters of two ends, that the order of leaving can explain.
 _BY_CHANCE = 2.0
 
@@ -73,6 +74,6 @@ def _together(one: RankOps, other: RankOps) -> list:
     """The collectives that both ranks ran together. If groups are not known, these are the kinds
     that both ran equally often, because others may belong to different groups.
     """
-    both = [k for k in other.collectives if k in one.collectives and k[0].name in TOGETHER]
+    both = [k for k in other.collectives if k in one.collectives and k[0].name in _TOGETHER]
     calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
     return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]
