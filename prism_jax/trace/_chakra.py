@@ -112,9 +112,11 @@ def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -
     spans = SpanList()
     _add_spans(spans, nodes, UNITS[time_unit or "us"], path)
     events = dict(collections.Counter(node.type for node in nodes))
-    numbers = {key: metadata.get(key) for key in ("rank", "world_size")}
-    known = {key: number for key, number in numbers.items() if isinstance(number, int)}
-    return RankTrace(spans.spans(), events, os.path.getsize(path), **known)
+    rank, world_size = (
+        number if isinstance(number, int) else None
+        for number in (metadata.get("rank"), metadata.get("world_size"))
+    )
+    return RankTrace(spans.spans(), events, os.path.getsize(path), rank, world_size)
 
 
 def _add_spans(

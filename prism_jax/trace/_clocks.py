@@ -9,10 +9,10 @@ import numpy as np
 from ._rank_ops import RankOps
 
 
-# All members leave these at the same time.
-_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # The largest difference, in scatters of two ends, that the order of leaving can explain.
 _BY_CHANCE = 2.0
+# All members leave these at the same time.
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,9 @@ class Clocks:
 
 def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
     """Finds the offsets between clocks: the median difference between the ends of the collectives
-    that two ranks ran together. A difference within twice their scatter is not corrected, because
-    it may be the order in which ranks leave; neither is a difference between two ranks of one host.
-
-    **Arguments:**
-
-    - `ranks`: of one job.
+    that two ranks of a job ran together. A difference within twice their scatter is not corrected,
+    because it may be the order in which ranks leave; neither is a difference between two ranks of
+    one host.
     """
     first = min(ranks, key=lambda r: r.rank)
     seen, offsets, scatters = {first.rank: 0}, {first.rank: 0}, []

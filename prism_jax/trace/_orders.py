@@ -1,15 +1,17 @@
 """The stages of the ranks of a trace, their ops for each microbatch, and the order of these ops."""
 
+import dataclasses
 import itertools as it
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Bool
 
-from .._misc import quoted
+from .._misc import counted, quoted
 from ..data import Job
-from ..schedule import TRACED, AbstractSchedule, order_of
-from ._ops import LETTERS, PIPELINED, TRANSFERS
+from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
+from ._spans import RankOp
+from ._trace import LETTERS, PIPELINED, TRANSFERS
 
 
 # The most steps of replicas whose order is compared.
@@ -50,19 +52,12 @@ def stages_of_ranks(stage_to_rank: Sequence[int], pp: int) -> tuple[tuple[int, .
 def check_places(
     pairs: Sequence[tuple[int, int]], pp: int, schedule: AbstractSchedule | None, path: str
 ) -> tuple[int, ...]:
-    """The rank of each stage.
-
-    **Arguments:**
-
-    - `pairs`: the pairs of a stage and a rank in the rows.
-    - `pp`: the number of ranks.
-    - `schedule`: the schedule that the job gives.
-    - `path`: a path for messages.
+    """The rank of each stage, from the pairs of a stage and a rank in the rows, of `pp` ranks.
 
     **Raises:**
 
-    `ValueError` if a stage is on two ranks or on another rank than in the job, a stage is missing,
-    or ranks have different numbers of stages.
+    `ValueError` if a stage is on two ranks or on another rank than in the job's schedule, a stage
+    is missing, or ranks have different numbers of stages.
     """
     if not pairs:
         raise ValueError(f"{path}: it has no pipeline ops; give at least `forward-compute`.")
@@ -95,6 +90,64 @@ def check_places(
             f"{path}: {what}; number them from 0 without a gap, equally many for each rank."
         )
     return stage_to_rank
+
+
+def numbered(
+    ops: Sequence[RankOp],
+    rank: int,
+    schedule: AbstractSchedule | None,
+    num_microbatches: int,
+    path: str,
+) -> Iterator[RankOp]:
+    """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
+    are then those of the schedule that the job gives, in its order.
+
+    **Raises:**
+
+    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
+    """
+    seen: dict[tuple[int, str], int] = {}
+    for op in sorted(ops, key=lambda op: op.start):
+        if op.op not in PIPELINED:
+            yield dataclasses.replace(op, stage=0)
+        elif op.stage >= 0:
+            yield op
+        elif schedule is None or schedule.num_stages == schedule.num_ranks:
+            yield dataclasses.replace(op, stage=rank)
+        else:
+            number = seen.get((op.step, op.op), 0)
+            seen[op.step, op.op] = number + 1
+            places = _calls_of(op.op, rank, schedule)
+            if number < len(places):  # Further ops are not part of this schedule.
+                stage, microbatch = places[number]
+                yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
+    if schedule is None:
+        _check_number(ops, num_microbatches, path)
+
+
+def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
+    """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
+    forward = op.startswith("forward")
+    letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
+    found = []
+    for token in schedule.orders()[rank]:
+        letter, stage, microbatch, *_ = parse_token(token, rank, 0)
+        other = stage + TRANSFERS.get(op, 0)
+        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
+        if letter in letters and (op not in TRANSFERS or at != rank):
+            found.append((stage, microbatch))
+    return found
+
+
+def _check_number(ops: Sequence[RankOp], num_microbatches: int, path: str) -> None:
+    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
+    if unknown and max(unknown) >= num_microbatches:
+        number = counted(max(unknown) + 1, "call")
+        raise ValueError(
+            f"{path}: a step has {number} ops of a kind for {num_microbatches} microbatches, and "
+            "their names do not give their stages; give the schedule that was traced in place of "
+            "`traced`."
+        )
 
 
 def expected_calls(

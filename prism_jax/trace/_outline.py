@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..data import Call, Outline
-from ._ops import COMPUTE, PIPELINED, SCOPES
-from ._trace import Trace
+from ._trace import COMPUTE, PIPELINED, SCOPES, Trace
 
 
 # An op does not wait for another op that ends after its start in more than this share of steps; in

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, WAITING, RankOp
-from ._spans import BACKWARD, HOST_OP, MESSAGE, Spans
+from ._spans import BACKWARD, HOST_OP, MESSAGE, WAITING, RankOp, Spans
+from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 
 # A run with less than this share of a microbatch's operators is not a microbatch.
@@ -39,17 +39,11 @@ class _Run:
 def ops_of_pattern(
     spans: Spans, number: int, start: int, end: int, known: Sequence[RankOp], num_microbatches: int
 ) -> list[RankOp]:
-    """The forwards and backwards of a step; empty if they cannot be found.
+    """The forwards and backwards of the step `number`; empty if they cannot be found.
 
-    Autograd nodes are backwards; all other operators of the host are forwards. Microbatches have
-    about equally many operators, so long runs of one kind belong to several microbatches.
-
-    **Arguments:**
-
-    - `spans`: the spans of one rank.
-    - `number`, `start`, `end`: the number of the step, its start and its end.
-    - `known`: ranges whose operators are neither forwards nor backwards.
-    - `num_microbatches`: how many microbatches the rank runs in a step, on all of its stages.
+    Autograd nodes are backwards; all other operators of the host, except those within the `known`
+    ranges, are forwards. Microbatches have about equally many operators, so long runs of one kind
+    belong to several of the `num_microbatches` that the rank runs in a step, on all of its stages.
     """
     found: list[RankOp] = []
     runs = _runs(spans, start, end, known)

@@ -9,7 +9,7 @@ import msgspec
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ..data import convert, read_toml
-from ._ops import PIPELINED, SCOPES
+from ._trace import PIPELINED, SCOPES
 
 
 # Kinds of ops that a range may stand for.

@@ -6,11 +6,22 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from ._ops import COMPUTE, TRANSFERS
 from ._pattern import ops_of_pattern
 from ._range_names import Reader
-from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, WAITING, RankOp
-from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, RankTrace, Spans
+from ._spans import (
+    BACKWARD,
+    HOST_OP,
+    KERNEL,
+    LAUNCH,
+    MESSAGE,
+    RANGE,
+    WAITING,
+    Message,
+    RankOp,
+    RankTrace,
+    Spans,
+)
+from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, TRANSFERS
 
 
 @dataclasses.dataclass(frozen=True)

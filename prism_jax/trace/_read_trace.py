@@ -12,7 +12,6 @@ from .._files import shown
 from .._misc import check_type, counted, unknown_name
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of
-from ._ops import PIPELINED, SCOPES
 from ._orders import (
     check_backwards,
     check_orders,
@@ -25,7 +24,7 @@ from ._orders import (
     traced_orders,
 )
 from ._table import collect, columns_of, rows_have, scan, with_numbers
-from ._trace import Trace
+from ._trace import PIPELINED, SCOPES, Trace
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The spans of one rank, which all readers of profiles yield, and the collectives among them."""
+"""The spans of one rank, which all readers of profiles yield, and the ops that are among them."""
 
 import array
 import contextlib
@@ -25,6 +25,8 @@ MESSAGE = 5  # The host's call of a collective.
 # Units of time in nanoseconds.
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
+# Operators of the host that wait for others.
+WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 
 # In the order of a search: longer names first. NCCL, PyTorch and gloo use them in their names.
 _COLLECTIVES = (
@@ -168,6 +170,20 @@ class RankTrace:
     host: str = ""
     notes: tuple[str, ...] = ()
     cut: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOp:
+    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 if names do not
+    give them.
+    """
+
+    step: int
+    op: str
+    microbatch: int
+    stage: int
+    start: int
+    end: int
 
 
 @contextlib.contextmanager
