@@ -17,7 +17,7 @@ from prism_jax.trace import (
 )
 from prism_jax.trace._contents import _gather, _pools
 from prism_jax.trace._json_array import read_array
-from prism_jax.trace._range_names import RangeNames, RangeRule
+from prism_jax.trace._ranges import RangeNames, RangeRule
 from prism_jax.trace._spans import Spans
 
 from .test_trace import _job, _made_trace, _plain, _stages

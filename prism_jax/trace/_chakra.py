@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from .._files import read_file, shown
+from .._files import Path, read_file, shown
 from .._misc import counted
 from ._spans import (
     AUTOGRAD_NODE,
@@ -80,7 +80,7 @@ class _Node:
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
+def read_chakra(path: Path, *, time_unit: str | None = None) -> RankTrace:
     """Reads a Chakra execution trace whose nodes have times, such as one from a profiler.
 
     Nodes with the attribute `is_cpu_op` are operators of the host, or ranges if their name has no
@@ -119,9 +119,7 @@ def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -
     return RankTrace(spans.spans(), events, os.path.getsize(path), rank, world_size)
 
 
-def _add_spans(
-    spans: SpanList, nodes: list[_Node], unit: int, path: str | os.PathLike[str]
-) -> None:
+def _add_spans(spans: SpanList, nodes: list[_Node], unit: int, path: Path) -> None:
     times, launches = [], {}
     for node in nodes:
         start, end = round(node.start * unit), round((node.start + node.duration) * unit)
@@ -167,7 +165,7 @@ def _message(node: _Node) -> Message | None:
     return Message(name, str(group), 0, size if isinstance(size, int) else 0)
 
 
-def _nodes(path: str | os.PathLike[str]) -> Iterator[_Node]:
+def _nodes(path: Path) -> Iterator[_Node]:
     """The nodes of a file, including the metadata."""
     try:
         with opened(path, _MOST_BYTES) as file:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._misc import counted, quoted
 from ._clocks import Clocks, set_clocks
-from ._range_names import RangeNames, Reader
+from ._ranges import RangeNames, Reader
 from ._rank_ops import RankOps, rank_ops
 from ._spans import HOST_OP, KERNEL, LAUNCH, RankTrace, Spans
 from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER

@@ -7,7 +7,6 @@ beside the array. It also refuses the NaN that some profilers write.
 """
 
 import dataclasses
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from .._files import shown
+from .._files import Path, shown
 from .._misc import quoted
 from ._spans import opened
 
@@ -50,9 +49,7 @@ class Document:
     cut: bool
 
 
-def read_array(
-    path: str | os.PathLike[str], key: str, kind: Any, each: Callable[[list], None]
-) -> Document:
+def read_array(path: Path, key: str, kind: Any, each: Callable[[list], None]) -> Document:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
     array.
 
@@ -91,7 +88,7 @@ class _Text:
     says whether the array has ended there.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: Path):
         self.path = path
         self.rest = b""
         self.size = 0
@@ -206,7 +203,7 @@ def _table(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _uncompressed(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def _uncompressed(path: Path) -> Iterator[bytes]:
     """The content in pieces; of a damaged compressed file, the content before the damage."""
     with opened(path, _MOST_BYTES) as file:
         chunk = file.read(_CHUNK)

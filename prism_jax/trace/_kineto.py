@@ -2,14 +2,13 @@
 
 import collections
 import dataclasses
-import os
 import re
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from .._files import shown
+from .._files import Path, shown
 from .._misc import counted
 from ._json_array import read_array
 from ._spans import (
@@ -62,7 +61,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
-def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
+def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
     """Reads a trace of the PyTorch profiler (`export_chrome_trace`), plain or gzip.
 
     Memory grows with the number of ranges, kernels and calls (about 50 bytes each), not with the
@@ -106,7 +105,7 @@ def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -
 class _Reader:
     """The spans, events and notes of what has been read so far."""
 
-    def __init__(self, path: str | os.PathLike[str], time_unit: str | None):
+    def __init__(self, path: Path, time_unit: str | None):
         self.path = path
         self.unit = UNITS[time_unit] if time_unit else 0
         self.spans = SpanList()

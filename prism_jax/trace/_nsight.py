@@ -4,7 +4,7 @@ import os
 import sqlite3
 import urllib.parse
 
-from .._files import shown
+from .._files import Path, shown
 from .._misc import quoted
 from ._spans import KERNEL, LAUNCH, RANGE, RankTrace, SpanList, message_of_kernel, opened
 
@@ -25,7 +25,7 @@ _TABLES = {
 }
 
 
-def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
+def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
     """Reads a report that `nsys export --type sqlite` wrote. Its times are in nanoseconds, so
     `time_unit` must be `ns`, if given.
 
@@ -59,7 +59,7 @@ def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -
         ) from None
 
 
-def _read(database: sqlite3.Connection, path: str | os.PathLike[str]) -> RankTrace:
+def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
     events: dict[str, int] = {}
     spans, processes = SpanList(), set()

@@ -16,8 +16,6 @@ from ._trace import LETTERS, PIPELINED, TRANSFERS
 
 # The most steps of replicas whose order is compared.
 _MOST_LOOKS = 1000
-# A larger share of other orders gives a note.
-_NOTED = 0.05
 
 
 def stated_schedule(job: Job) -> AbstractSchedule | None:
@@ -253,12 +251,3 @@ def check_backwards(orders: list[list[str]], path: str) -> None:
                     f"{path}: `{token}` has {what} in most steps; check that the job's "
                     "`num_microbatches` is that of the trace."
                 )
-
-
-def notes_of_orders(others: float) -> tuple[str, ...]:
-    """A warning if orders are not the same in all steps."""
-    if others <= _NOTED:
-        return ()
-    return (
-        f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in most",
-    )

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from ._pattern import ops_of_pattern
-from ._range_names import Reader
+from ._ranges import Reader, ops_of_pattern
 from ._spans import (
     BACKWARD,
     HOST_OP,
@@ -103,13 +102,11 @@ def _named(spans: Spans, reader: Reader) -> list[RankOp]:
     chosen = spans[(spans.kind == RANGE) & known[spans.name]]
     last: dict[str, int] = {}
     for i in np.lexsort((-chosen.end, chosen.start)).tolist():
-        named = of_name[chosen.name[i]]
+        ops, microbatch, stage = of_name[chosen.name[i]] or ("", -1, -1)
         start, end = int(chosen.start[i]), int(chosen.end[i])
-        if named is None or end <= last.get(named.op, start):
-            continue
-        last[named.op] = end
-        for op in named.op.split("+"):
-            found.append(RankOp(-1, op, named.microbatch, named.stage, start, end))
+        if end > last.get(ops, start):
+            last[ops] = end
+            found += [RankOp(-1, op, microbatch, stage, start, end) for op in ops.split("+")]
     return found
 
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._files import shown, written_whole
+from .._files import Path, shown, written_whole
 from .._misc import counted, unknown_name
 from ..data import Job
 from ._chakra import read_chakra
 from ._join_ranks import join_ranks
 from ._kineto import read_kineto
 from ._nsight import read_nsight
-from ._range_names import RangeNames, Reader
+from ._ranges import RangeNames, Reader
 from ._rank_ops import rank_ops
 from ._read_trace import COLUMNS, trace_of_rows
 from ._spans import RankTrace
@@ -34,7 +34,7 @@ _CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names the
 
 
 def read_profile_traces(
-    path: str | os.PathLike[str],
+    path: Path,
     job: Job,
     format: str = "kineto",
     *,
@@ -68,11 +68,11 @@ def read_profile_traces(
 
 
 def write_ops(
-    out: str | os.PathLike[str],
+    out: Path,
     ranks: Iterable[RankTrace],
     job: Job,
     names: RangeNames | None,
-    path: str | os.PathLike[str],
+    path: Path,
 ) -> None:
     """Writes the table of ops that `read_trace` reads, to a `.parquet` file. Other arguments are as
     in `read_profile_traces`; `path` is for messages.
@@ -83,7 +83,7 @@ def write_ops(
 
 
 def read_ranks(
-    path: str | os.PathLike[str], format: str = "kineto", *, time_unit: str | None = None
+    path: Path, format: str = "kineto", *, time_unit: str | None = None
 ) -> Iterator[RankTrace]:
     """Reads the traces of a job's ranks, one at a time, so that only one of them is in memory.
     Arguments are as in `read_profile_traces`.
@@ -116,7 +116,7 @@ def read_ranks(
         yield dataclasses.replace(trace, rank=rank)
 
 
-def _files(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[str]:
+def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
     name = os.fspath(path)
     if not os.path.isdir(name):
         return [name]
@@ -148,7 +148,7 @@ class _JoinedOps(NamedTuple):
 
 
 def _joined_ops(
-    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: str | os.PathLike[str]
+    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: Path
 ) -> _JoinedOps:
     """The joined ops of all ranks. The spans of each rank are freed as soon as they are read."""
     import polars as pl

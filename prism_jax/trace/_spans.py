@@ -3,7 +3,6 @@
 import array
 import contextlib
 import dataclasses
-import os
 import re
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -11,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from .._files import check_file, shown
+from .._files import Path, check_file, shown
 
 
 # Kinds of spans.
@@ -187,7 +186,7 @@ class RankOp:
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str], most: int) -> Iterator[BinaryIO]:
+def opened(path: Path, most: int) -> Iterator[BinaryIO]:
     """The open file, of at most so many bytes. A file that cannot be read is a `ValueError`."""
     try:
         check_file(path, most)

@@ -33,6 +33,7 @@ SCOPES = {
     "optimizer": "self",
     "gc": "self",
 }
+OPS = (*PIPELINED, *SCOPES)
 FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
 LOAD_DATA = "load-data"  # The time of a step before its first op.
 REDUCE = "grads-reduce-scatter"
