@@ -292,11 +292,11 @@ def test_an_array_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch):
             for content in (text[:number], gzip.compress(text[:number])):
                 path.write_bytes(content)
                 found = []
-                read = read_array(path, "traceEvents", dict[str, Any], found.extend)
+                beside, _, cut = read_array(path, "traceEvents", dict[str, Any], found.extend)
                 assert found == events[: len(found)]
-                assert read.cut or len(found) == len(events)
-        assert not read.cut
-        assert read.beside == {"h": 1, "t": [{"a": 1}, {"b": 2}]} or document is events
+                assert cut or len(found) == len(events)
+        assert not cut
+        assert beside == {"h": 1, "t": [{"a": 1}, {"b": 2}]} or document is events
 
 
 def test_what_is_no_number_is_none(tmp_path):

@@ -213,7 +213,7 @@ def _nodes_of_protobuf(file: BinaryIO) -> Iterator[_Node]:
             found = _classes()["Node" if number else "Metadata"].FromString(content)
         except DecodeError:
             raise _ForeignError from None
-        attributes = {a.name: _value(a) for a in found.attr}
+        attributes = {a.name: getattr(a, a.WhichOneof("value") or "", None) for a in found.attr}
         if not number:
             yield _Node(attributes=attributes)
             continue
@@ -221,11 +221,6 @@ def _nodes_of_protobuf(file: BinaryIO) -> Iterator[_Node]:
         before = [*found.ctrl_deps, *found.data_deps]
         times = found.start_time_micros, found.duration_micros
         yield _Node(found.id, found.name, type, before, *times, attributes)
-
-
-def _value(attribute: Any) -> Any:
-    key = attribute.WhichOneof("value")
-    return getattr(attribute, key) if key else None
 
 
 def _messages(file: BinaryIO) -> Iterator[bytes]:

@@ -1,6 +1,5 @@
 """Joins the ops of ranks to rows of a table: which rank is which worker, and what they exchange."""
 
-import dataclasses
 import itertools as it
 import statistics
 from collections.abc import Sequence
@@ -84,9 +83,7 @@ def join_ranks(
         offset = clocks.offsets[workers[d, s].rank]
         ops = numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path)
         tables[i, s] = {
-            (op.step, op.op, op.stage, op.microbatch): dataclasses.replace(
-                op, start=op.start + offset, end=op.end + offset
-            )
+            (op.step, op.op, op.stage, op.microbatch): op.at((op.start + offset, op.end + offset))
             for op in ops
         }
     pairs = {(key[2], s) for (_, s), ops in tables.items() for key in ops if key[1] in PIPELINED}
@@ -150,17 +147,11 @@ def _rows(tables: dict[_Worker, _Ops], job: Job, stage_to_rank: Sequence[int]) -
         found |= _reductions(tables, origins)
     rows = []
     for (d, s, step, kind, stage, call), times in found.items():
-        start, end = (_exact_seconds(time - origins[step]) for time in times)
+        # Multiples of 2^-30 s, whose sums are exact, so that ops still end when others start.
+        start, end = (round((time - origins[step]) * 1e-9 * 2**30) / 2**30 for time in times)
         if end >= start:
             rows.append((d, s, stage, step, kind, call, start, end - start))
     return rows
-
-
-def _exact_seconds(nanoseconds: int) -> float:
-    """Seconds in multiples of 2^-30 s, whose sums are exact, so that ops still end when others
-    start.
-    """
-    return round(nanoseconds * 1e-9 * 2**30) / 2**30
 
 
 def _origins(tables: dict[_Worker, _Ops]) -> dict[int, int]:

@@ -6,7 +6,6 @@ file of 55 MB of `benchmarks/reading.py`, two shared CPU cores), and needs anoth
 beside the array. It also refuses the NaN that some profilers write.
 """
 
-import dataclasses
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -33,23 +32,9 @@ _LAST = 2**16  # The size of the end of a piece, where the last such place is lo
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """The content of a file besides its events.
-
-    **Attributes:**
-
-    - `beside`: the other keys of the object that holds the array, as far as they can be read.
-    - `size`: the bytes of text, after decompression.
-    - `cut`: whether the file ends before the end of its array.
-    """
-
-    beside: dict[str, Any]
-    size: int
-    cut: bool
-
-
-def read_array(path: Path, key: str, kind: Any, each: Callable[[list], None]) -> Document:
+def read_array(
+    path: Path, key: str, kind: Any, each: Callable[[list], None]
+) -> tuple[dict[str, Any], int, bool]:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
     array.
 
@@ -62,6 +47,11 @@ def read_array(path: Path, key: str, kind: Any, each: Callable[[list], None]) ->
     - `key`: the key of the array in the object.
     - `kind`: the type to decode each object of the array to.
     - `each`: a function that is called with lists of objects, in the order of the file.
+
+    **Returns:**
+
+    The other keys of the object that holds the array, as far as they can be read; the bytes of
+    text, after decompression; and whether the file ends before the end of its array.
 
     **Raises:**
 
@@ -76,11 +66,11 @@ def read_array(path: Path, key: str, kind: Any, each: Callable[[list], None]) ->
         more = text.read()
         while not text.ended and (objects := _whole_objects(text, decoder)):
             each(objects)
-    cut = not text.ended
     while text.read() and len(text.rest) < _MOST_BESIDE:
         pass
+    cut = not text.ended
     after = {} if cut else _table(b"{" + text.rest.lstrip(b" \t\r\n,"))
-    return Document(before | after, text.size, cut)
+    return before | after, text.size, cut
 
 
 class _Text:

@@ -78,33 +78,31 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
     `ValueError` for a file that cannot be read or is not such a trace.
     """
     reader = _Reader(path, time_unit)
-    found = read_array(path, "traceEvents", _Event, reader.add)
+    beside, size, cut = read_array(path, "traceEvents", _Event, reader.add)
     if not reader.events:
         raise ValueError(f"{shown(path)}: it has no events; give a trace as it was recorded.")
-    own = found.beside.get("distributedInfo")
+    own = beside.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
     rank, world_size = _whole(own.get("rank")), _whole(own.get("world_size"))
-    if found.cut:
+    if cut:
         number = sum(reader.events.values())
         reader.notes.append(f"the file ends early, after {counted(number, 'event')}")
-    spans, base = reader.spans.spans(), found.beside.get("baseTimeNanoseconds")
+    spans, base = reader.spans.spans(), beside.get("baseTimeNanoseconds")
     if isinstance(base, int):
         spans = dataclasses.replace(spans, start=spans.start + base, end=spans.end + base)
     return RankTrace(
         spans,
         dict(reader.events),
-        found.size,
+        size,
         rank if rank >= 0 else None,
         world_size if world_size > 0 else None,
-        str(found.beside.get("host_name", "")),
+        str(beside.get("host_name", "")),
         tuple(reader.notes),
-        found.cut,
+        cut,
     )
 
 
 class _Reader:
-    """The spans, events and notes of what has been read so far."""
-
     def __init__(self, path: Path, time_unit: str | None):
         self.path = path
         self.unit = UNITS[time_unit] if time_unit else 0

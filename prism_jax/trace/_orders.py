@@ -1,5 +1,6 @@
 """The stages of the ranks of a trace, their ops for each microbatch, and the order of these ops."""
 
+import collections
 import dataclasses
 import itertools as it
 from collections.abc import Collection, Iterator, Sequence
@@ -11,7 +12,7 @@ from .._misc import counted, quoted
 from ..data import Job
 from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
 from ._spans import RankOp
-from ._trace import LETTERS, PIPELINED, TRANSFERS
+from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, LETTERS, PIPELINED, TRANSFERS
 
 
 # The most steps of replicas whose order is compared.
@@ -104,7 +105,7 @@ def numbered(
 
     `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
     """
-    seen: dict[tuple[int, str], int] = {}
+    seen = collections.defaultdict(it.count)
     for op in sorted(ops, key=lambda op: op.start):
         if op.op not in PIPELINED:
             yield dataclasses.replace(op, stage=0)
@@ -113,14 +114,18 @@ def numbered(
         elif schedule is None or schedule.num_stages == schedule.num_ranks:
             yield dataclasses.replace(op, stage=rank)
         else:
-            number = seen.get((op.step, op.op), 0)
-            seen[op.step, op.op] = number + 1
+            number = next(seen[op.step, op.op])
             places = _calls_of(op.op, rank, schedule)
             if number < len(places):  # Further ops are not part of this schedule.
                 stage, microbatch = places[number]
                 yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
-    if schedule is None:
-        _check_number(ops, num_microbatches, path)
+    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
+    if schedule is None and max(unknown, default=-1) >= num_microbatches:
+        raise ValueError(
+            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
+            f"{num_microbatches} microbatches, and their names do not give their stages; give the "
+            "schedule that was traced in place of `traced`."
+        )
 
 
 def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
@@ -135,17 +140,6 @@ def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int,
         if letter in letters and (op not in TRANSFERS or at != rank):
             found.append((stage, microbatch))
     return found
-
-
-def _check_number(ops: Sequence[RankOp], num_microbatches: int, path: str) -> None:
-    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
-    if unknown and max(unknown) >= num_microbatches:
-        number = counted(max(unknown) + 1, "call")
-        raise ValueError(
-            f"{path}: a step has {number} ops of a kind for {num_microbatches} microbatches, and "
-            "their names do not give their stages; give the schedule that was traced in place of "
-            "`traced`."
-        )
 
 
 def expected_calls(
@@ -174,14 +168,14 @@ def expected_calls(
                 mine = [f"{stage}{LETTERS[op]}{m}" in stated for m in range(len(calls))]
                 expected[:, rank, calls] = mine
             else:
-                expected[:, rank, calls] = op == "forward-compute"
+                expected[:, rank, calls] = op == FORWARD_COMPUTE
     return expected if op in TRANSFERS else expected | usual
 
 
 def needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
     """Kinds of ops that every step needs, besides those that were found."""
-    backward = "backward-input" if {"backward-input", "backward-weight"} & {*found} else ""
-    compute = ("forward-compute", backward or "backward-compute")
+    halves = {"backward-input", "backward-weight"} & {*found}
+    compute = (FORWARD_COMPUTE, "backward-input" if halves else BACKWARD_COMPUTE)
     return compute if pp == 1 else (*compute, *TRANSFERS)
 
 
@@ -242,12 +236,10 @@ def check_backwards(orders: list[list[str]], path: str) -> None:
     tokens = set(it.chain(*orders))
     for token in it.chain(*orders):
         if "F" in token and token.replace("F", "B") not in tokens:
-            absent = [half for half in "IW" if token.replace("F", half) not in tokens]
+            absent = [half for half in (token.replace("F", x) for x in "IW") if half not in tokens]
             if absent:
-                what = (
-                    "no backward" if len(absent) == 2 else f"no `{token.replace('F', absent[0])}`"
-                )
+                what = "backward" if len(absent) == 2 else f"`{absent[0]}`"
                 raise ValueError(
-                    f"{path}: `{token}` has {what} in most steps; check that the job's "
+                    f"{path}: `{token}` has no {what} in most steps; check that the job's "
                     "`num_microbatches` is that of the trace."
                 )

@@ -163,9 +163,9 @@ class _Run:
 
 
 def ops_of_pattern(
-    spans: Spans, number: int, start: int, end: int, known: Sequence[RankOp], num_microbatches: int
+    spans: Spans, start: int, end: int, known: Sequence[RankOp], num_microbatches: int
 ) -> list[RankOp]:
-    """The forwards and backwards of the step `number`; empty if they cannot be found.
+    """The forwards and backwards of a step; empty if they cannot be found.
 
     Autograd nodes are backwards; all other operators of the host, except those within the `known`
     ranges, are forwards. Microbatches have about equally many operators, so long runs of one kind
@@ -185,7 +185,7 @@ def ops_of_pattern(
         for run, pieces in zip(mine, numbers, strict=True):
             for low, high in it.starmap(run.inner, it.pairwise(_cuts(run, pieces))):
                 first, last = run.spans[low][0], max(e for _, e in run.spans[low:high])
-                found.append(RankOp(number, op, -1, -1, first, last))
+                found.append(RankOp(-1, op, -1, -1, first, last))
     return found
 
 

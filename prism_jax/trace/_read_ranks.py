@@ -100,7 +100,9 @@ def read_ranks(
     files = _files(path, suffixes)
     for file in files:
         trace = read(file, time_unit=time_unit)
-        rank = trace.rank if trace.rank is not None else _rank_of_name(file)
+        name, rank = os.path.basename(file), trace.rank
+        if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
+            rank = int(numbers[-1])
         if rank is None and len(files) > 1:
             raise ValueError(
                 f"{shown(file)}: neither the file nor its name says which rank it is of; name it "
@@ -130,12 +132,6 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
     return files
 
 
-def _rank_of_name(path: str) -> int | None:
-    name = os.path.basename(path)
-    found = _RANK.findall(name) or _CHAKRA.findall(name)
-    return int(found[-1]) if found else None
-
-
 class _JoinedOps(NamedTuple):
     """The table of ops that `read_trace` reads, the job with the replicas that are complete,
     warnings for readers, and the ranks whose file ends early.
@@ -157,8 +153,8 @@ def _joined_ops(
     found, notes, cut = [], [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
     for trace in ranks:
-        found.append(rank_ops(trace, trace.rank or 0, reader, number))
-        cut += [trace.rank or 0] if trace.cut else []
+        found.append(rank_ops(trace, reader, number))
+        cut += [found[-1].rank] if trace.cut else []
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
         if not ops.ops:

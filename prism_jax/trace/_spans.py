@@ -1,8 +1,10 @@
 """The spans of one rank, which all readers of profiles yield, and the ops that are among them."""
 
 import array
+import collections
 import contextlib
 import dataclasses
+import itertools as it
 import re
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -98,6 +100,12 @@ class Spans:
         """Some of the spans."""
         return dataclasses.replace(self, **{c: getattr(self, c)[chosen] for c in _COLUMNS})
 
+    def extent(self, chosen: Bool[np.ndarray, " spans"]) -> tuple[int, int] | None:
+        """The first start and the last end of some spans; `None` if there are none."""
+        return (
+            (int(self.start[chosen].min()), int(self.end[chosen].max())) if chosen.any() else None
+        )
+
 
 # The columns, with their types in an `array`.
 _COLUMNS = {"kind": "b", "start": "q", "end": "q", "name": "i", "lane": "i", "link": "q"}
@@ -110,9 +118,10 @@ class SpanList:
     def __init__(self):
         self._columns = {name: array.array(code) for name, code in _COLUMNS.items()}
         self._appends = tuple(column.append for column in self._columns.values())
-        self._names: dict[str, int] = {}
-        self._lanes: dict[str, int] = {}
-        self._messages: dict[Message, int] = {}
+        # Each new key gets the next number.
+        self._names = collections.defaultdict[str, int](it.count().__next__)
+        self._lanes = collections.defaultdict[str, int](it.count().__next__)
+        self._messages = collections.defaultdict[Message, int](it.count().__next__)
 
     def add(
         self,
@@ -125,16 +134,8 @@ class SpanList:
         message: Message | None = None,
         sequence: int = -1,
     ) -> None:
-        row = (
-            kind,
-            start,
-            end,
-            self._names.setdefault(name, len(self._names)),
-            self._lanes.setdefault(lane, len(self._lanes)),
-            link,
-            -1 if message is None else self._messages.setdefault(message, len(self._messages)),
-            sequence,
-        )
+        number = -1 if message is None else self._messages[message]
+        row = (kind, start, end, self._names[name], self._lanes[lane], link, number, sequence)
         for append, value in zip(self._appends, row, strict=True):
             append(value)
 
@@ -183,6 +184,10 @@ class RankOp:
     stage: int
     start: int
     end: int
+
+    def at(self, times: tuple[int, int] | None) -> "RankOp":
+        """The op with another start and end, if they are known."""
+        return self if times is None else dataclasses.replace(self, start=times[0], end=times[1])
 
 
 @contextlib.contextmanager
