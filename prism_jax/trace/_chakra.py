@@ -41,26 +41,24 @@ _COLLECTIVES = (
     *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all"),
     *("reduce_scatter", "reduce_scatter", "barrier"),
 )
-# The fields that are read of each message of the schema: type, name and number. Values of
-# attributes that are lists or bytes are not read.
 _KINDS = (
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string"),
 )
+# The fields of each message that are read: type, name and number, with a `*` if there are several.
+# Of attributes these are the values that are not lists or bytes, of which one is given.
 _SCHEMA = {
-    "Attribute": [
-        ("string", "name", 1),
-        *((kind, f"{kind}_val", 3 + 2 * i) for i, kind in enumerate(_KINDS)),
-    ],
-    "Metadata": [("Attribute", "attr", 2)],
-    "Node": [
-        *(("uint64", "id", 1), ("string", "name", 2), ("uint64", "type", 3)),
-        *(("uint64", "ctrl_deps", 4), ("uint64", "data_deps", 5)),
-        *(("uint64", "start_time_micros", 6), ("uint64", "duration_micros", 7)),
-        ("Attribute", "attr", 10),
-    ],
+    "Attribute": (
+        "string name 1",
+        *(f"{kind} {kind}_val {3 + 2 * i}" for i, kind in enumerate(_KINDS)),
+    ),
+    "Metadata": ("Attribute* attr 2",),
+    "Node": (
+        *("uint64 id 1", "string name 2", "uint64 type 3", "uint64* ctrl_deps 4"),
+        *("uint64* data_deps 5", "uint64 start_time_micros 6", "uint64 duration_micros 7"),
+        "Attribute* attr 10",
+    ),
 }
-_REPEATED = ("ctrl_deps", "data_deps", "attr")
 
 
 class _ForeignError(Exception):
@@ -192,9 +190,10 @@ def _classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", syntax="proto3")
     for message, fields in _SCHEMA.items():
         table = file.message_type.add(name=message)
-        for kind, name, number in fields:
-            field = table.field.add(name=name, number=number)
-            field.label = field.LABEL_REPEATED if name in _REPEATED else field.LABEL_OPTIONAL
+        for kind, name, number in map(str.split, fields):
+            field = table.field.add(name=name, number=int(number))
+            field.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+            kind = kind.rstrip("*")
             if kind in _SCHEMA:
                 field.type, field.type_name = field.TYPE_MESSAGE, kind
             else:

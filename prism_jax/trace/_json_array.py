@@ -36,22 +36,12 @@ def read_array(
     path: Path, key: str, kind: Any, each: Callable[[list], None]
 ) -> tuple[dict[str, Any], int, bool]:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
-    array.
+    array under `key`. Calls `each` with lists of objects, decoded to `kind`, in the order of the
+    file, and returns the other keys of the object, as far as they can be read; the bytes of text,
+    after decompression; and whether the file ends before the end of its array.
 
     Text is decoded in pieces of some megabytes, so that memory does not grow with the file. A file
     that ends early is read as far as it goes.
-
-    **Arguments:**
-
-    - `path`: the file. Compression is detected from its content.
-    - `key`: the key of the array in the object.
-    - `kind`: the type to decode each object of the array to.
-    - `each`: a function that is called with lists of objects, in the order of the file.
-
-    **Returns:**
-
-    The other keys of the object that holds the array, as far as they can be read; the bytes of
-    text, after decompression; and whether the file ends before the end of its array.
 
     **Raises:**
 

@@ -1,6 +1,7 @@
 """Reads a trace: a table of ops with their starts and durations, checked against a job."""
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,7 +52,7 @@ _NOTED = 0.05
 _SHORTEST, _LONGEST = 1e-3, 600.0
 
 
-def read_trace(path: Path, job: Job) -> Trace:
+def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
     """Reads a trace of ops from a Parquet or CSV file.
 
     **Arguments:**
@@ -177,7 +178,7 @@ def _in_order(
     return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
 
 
-def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
+def _typed(frame: "pl.LazyFrame", path: Path, job: Job) -> "pl.LazyFrame":
     """The required columns, with the right types. If all ranks have one stage, `virtual_stage` may
     be missing. Ops that run once in a step have none, and get zero.
     """
@@ -200,7 +201,7 @@ def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
     return frame.with_columns(virtual_stage=pl.when(pipelined).then("virtual_stage").otherwise(0))
 
 
-def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> None:
+def _check_rows(rows: "pl.LazyFrame", path: Path, dp: int, pp: int, microbatches: int) -> None:
     """Raises a `ValueError` of one sentence if a row cannot belong to this job."""
     import polars as pl
 

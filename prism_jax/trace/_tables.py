@@ -28,7 +28,7 @@ _MOST_HEADER = 2**20
 _MOST_S, _MOST_FACTOR = 1e9, 1e6
 
 
-def read_step_times(path: Path) -> Float[np.ndarray, " steps"]:
+def read_step_times(path: str | os.PathLike[str]) -> Float[np.ndarray, " steps"]:
     """Reads measured step times, in seconds, from the column `step_time_s` of a CSV or Parquet
     file.
 
