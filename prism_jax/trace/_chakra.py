@@ -46,7 +46,7 @@ _KINDS = (
     *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string"),
 )
 # The fields of each message that are read: type, name and number, with a `*` if there are several.
-# Of attributes these are the values that are not lists or bytes, of which one is given.
+# An attribute has one value; those that are lists or bytes are not read.
 _SCHEMA = {
     "Attribute": (
         "string name 1",

@@ -11,12 +11,8 @@ from ..data import Job
 # Ops that a worker runs for each microbatch of each of its stages, and their letters in the tokens
 # of schedules. A backward is one op, or two: of the input, on which the next stage waits, and of
 # the weights.
-LETTERS = {
-    "forward-compute": "F",
-    "backward-compute": "B",
-    "backward-input": "I",
-    "backward-weight": "W",
-}
+LETTERS = {"forward-compute": "F", "backward-compute": "B"}
+LETTERS |= {"backward-input": "I", "backward-weight": "W"}
 COMPUTE = tuple(LETTERS)
 # Transfers between stages, with the distance of the other stage.
 TRANSFERS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
