@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from ._misc import quoted
 
 
+Path = str | os.PathLike[str]
+
+
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """The content of a regular file.
 

@@ -8,6 +8,7 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.trace import contents, read_profile_traces, read_ranks
+from prism_jax.trace._chakra import _nodes as _nodes_of
 
 from .test_kineto import _events
 from .test_trace import _job, _made_trace, _plain
@@ -37,7 +38,7 @@ def _protobuf(nodes, **metadata):
     """Length-delimited messages: the metadata, then the nodes."""
     parts = [b"".join(_field(2, _attribute(k, v)) for k, v in metadata.items())]
     for id, name, type, before, start, duration, attributes in nodes:
-        part = _field(1, id) + _field(2, name.encode()) + _field(3, type)
+        part = (_field(1, id) if id else b"") + _field(2, name.encode()) + _field(3, type)
         part += _field(4, b"".join(map(_varint, before)))  # Packed.
         part += _field(6, start) + _field(7, duration) + _field(8, _field(1, b"[]"))
         parts.append(part + b"".join(_field(10, _attribute(k, v)) for k, v in attributes.items()))
@@ -58,7 +59,8 @@ def _json(nodes, **metadata):
 
     objects = [{"version": "0.0.4", "attr": attributes(metadata)}]
     for id, name, type_, before, start, duration, own in nodes:
-        node = {"id": str(id), "name": name, "type": _NAMES[type_], "attr": attributes(own)}
+        node = {"id": str(id)} if id else {}
+        node |= {"name": name, "type": _NAMES[type_], "attr": attributes(own)}
         node |= {"ctrlDeps": [str(b) for b in before], "startTimeMicros": str(start)}
         objects.append(node | {"durationMicros": str(duration)})
     return "\n".join(json.dumps(x, indent=2) for x in objects).encode()
@@ -124,14 +126,34 @@ def test_a_node_on_which_no_operator_of_the_host_depends_is_an_op_by_itself(tmp_
 
 
 def test_numbers_are_read_as_the_schema_writes_them(tmp_path):
-    from prism_jax.trace._chakra import _attribute as read
+    def read(attribute):
+        node = _field(1, 1) + _field(2, b"a") + _field(10, _field(1, b"n") + attribute)
+        metadata = _field(2, _attribute("rank", 0))
+        parts = [metadata, node]
+        (tmp_path / "a.et").write_bytes(b"".join(_varint(len(p)) + p for p in parts))
+        *_, node = _nodes_of(tmp_path / "a.et")
+        return node.attributes["n"]
 
-    named = _field(1, b"a")
-    assert read(_attribute("a", -3)) == ("a", -3)
-    assert read(named + _field(15, 5)) == ("a", -3)  # sint32
-    assert read(named + _varint(3 << 3 | 1) + struct.pack("<d", 2.5)) == ("a", 2.5)
-    assert read(named + _varint(5 << 3 | 5) + struct.pack("<f", 2.5)) == ("a", 2.5)
-    assert read(named + _varint(19 << 3 | 5) + struct.pack("<I", 7)) == ("a", 7)
+    assert read(_field(9, -3 % 2**64)) == -3  # int64
+    assert read(_field(15, 5)) == -3  # sint32
+    assert read(_varint(3 << 3 | 1) + struct.pack("<d", 2.5)) == 2.5
+    assert read(_varint(5 << 3 | 5) + struct.pack("<f", 2.5)) == 2.5
+    assert read(_varint(19 << 3 | 5) + struct.pack("<I", 7)) == 7
+    assert read(_varint(23 << 3 | 5) + struct.pack("<i", -7)) == -7
+    assert read(_field(27, 1)) is True
+    assert read(_field(31, b"bytes")) is None
+
+
+@pytest.mark.parametrize(("suffix", "write"), [("et", _protobuf), ("json", _json)])
+def test_a_node_without_an_id_has_the_default_of_the_schema(tmp_path, suffix, write):
+    """Zero, which is not written; other nodes depend on it by that number."""
+    nodes = [
+        (0, "forward-compute", 4, [], 10, 5, {"is_cpu_op": True}),
+        (1, "gemm", 4, [0], 20, 7, {"stream": 7}),
+    ]
+    (tmp_path / f"rank0.{suffix}").write_bytes(write(nodes, rank=0))
+    (trace,) = read_ranks(tmp_path, "chakra")
+    assert trace.spans.names == ("forward-compute", "launch", "gemm")
 
 
 _ONE = [(1, "a", 4, [], 10, 5, {}), (2, "b", 4, [1], 20, 5, {})]

@@ -9,8 +9,6 @@ import pytest
 from prism_jax.cli import main
 from prism_jax.trace import (
     LETTERS,
-    RangeNames,
-    RangeRule,
     _json_array,
     contents,
     read_profile_traces,
@@ -19,6 +17,7 @@ from prism_jax.trace import (
 )
 from prism_jax.trace._contents import _gather, _pools
 from prism_jax.trace._json_array import read_array
+from prism_jax.trace._ranges import RangeNames, RangeRule
 from prism_jax.trace._spans import Spans
 
 from .test_trace import _job, _made_trace, _plain, _stages
@@ -293,11 +292,11 @@ def test_an_array_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch):
             for content in (text[:number], gzip.compress(text[:number])):
                 path.write_bytes(content)
                 found = []
-                read = read_array(path, "traceEvents", dict[str, Any], found.extend)
+                beside, _, cut = read_array(path, "traceEvents", dict[str, Any], found.extend)
                 assert found == events[: len(found)]
-                assert read.cut or len(found) == len(events)
-        assert not read.cut
-        assert read.beside == {"h": 1, "t": [{"a": 1}, {"b": 2}]} or document is events
+                assert cut or len(found) == len(events)
+        assert not cut
+        assert beside == {"h": 1, "t": [{"a": 1}, {"b": 2}]} or document is events
 
 
 def test_what_is_no_number_is_none(tmp_path):
@@ -324,7 +323,6 @@ def test_all_calls_of_a_kernel_count():
             message=zeros,
             sequence=zeros,
             names=("matmul", *(f"kernel{i}" for i in range(150))),
-            lanes=(),
             messages=(),
         )
         _gather(durations, spans)

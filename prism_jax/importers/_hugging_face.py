@@ -5,10 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._misc import quoted
-from ._problems import InexpressibleError, Reader
+from ._problems import InexpressibleError, Reader, Table
 
-
-Table = dict[str, Any]
 
 # Keys about experts, windows, latents and states. The excluded keys are about routing and losses,
 # which a job does not have.

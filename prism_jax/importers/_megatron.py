@@ -1,18 +1,13 @@
 """Makes a job from the arguments of Megatron-LM."""
 
-import itertools as it
 from collections.abc import Mapping
-from typing import Any
 
 from .._misc import quoted
-from ._megatron_encoder import encoder_and_decoder, has_encoder, is_encoder
 from ._megatron_flags import check_flags
+from ._megatron_layers import encoder_and_decoder, has_encoder, is_encoder, layers_of
 from ._megatron_schedule import schedule_of
-from ._pipeline_layout import repeated
-from ._problems import InexpressibleError, Reader
+from ._problems import InexpressibleError, Reader, Table
 
-
-Table = dict[str, Any]
 
 # Vocabularies that are known by the name of their file.
 _WORDS = (
@@ -22,7 +17,6 @@ _WORDS = (
     ("bert-large-cased-vocab.txt", 28_996),
     ("vocab.txt", 30_522),  # BERT's without capitals.
 )
-_SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
@@ -89,7 +83,7 @@ def _model(read: Reader) -> Table:
         modules["mla"] = _mla(read)
     if "num-experts" in read:
         modules["moe"] = _moe(read, model)
-    layers, mtp = _layers(read, attention)
+    layers, mtp = layers_of(read, attention)
     if has_encoder(read):
         layers, added = encoder_and_decoder(read)
         modules |= added
@@ -158,44 +152,6 @@ def _mamba(read: Reader, hidden: int) -> Table:
         "state_size": read.count("mamba-state-dim", 128),
         "num_groups": read.count("mamba-num-groups", 8),
     }
-
-
-def _layers(read: Reader, attention: str) -> tuple[list[Table], int]:
-    """The layers, with equal neighbours merged, and the number of multi-token-prediction layers."""
-    mtp = read.count("mtp-num-layers", 0, least=0)
-    if read.flag("mtp-use-repeated-layer"):
-        read.problems.append("`mtp-use-repeated-layer` (a layer that is used several times)")
-    pattern = read.text("hybrid-layer-pattern") or read.text("hybrid-override-pattern")
-    if pattern:
-        main, *further = pattern.split("/")
-        unknown = set(main) - {*_SYMBOLS, "|"}
-        if unknown:
-            read.problems.append(f"`hybrid-layer-pattern` with {' '.join(sorted(unknown))}")
-        if further:
-            read.problems.append("further layers of multi-token prediction in a hybrid pattern")
-        names = [(_SYMBOLS[symbol],) for symbol in main if symbol in _SYMBOLS]
-        read.get("num-layers")
-    else:
-        count = read.count("num-layers", 1 if has_encoder(read) else None)
-        names = [(attention, what) for what in _feed_forwards(read, count)]
-    runs = [(list(name), len([*group])) for name, group in it.groupby(names)]
-    return [{"modules": name, "repeat": count} for name, count in runs], mtp
-
-
-def _feed_forwards(read: Reader, count: int) -> list[str]:
-    if "num-experts" not in read:
-        return ["mlp"] * count
-    given = read.text("moe-layer-freq", "1")
-    if given.isdigit() and int(given) > 0:
-        return ["mlp" if i % int(given) else "moe" for i in range(count)]
-    try:
-        found = repeated(given)
-    except ValueError as error:
-        read.problems.append(f"`moe-layer-freq` of {error}")
-        found = [1] * count
-    if len(found) != count:
-        read.problems.append(f"`moe-layer-freq` for {len(found)} layers of {count}")
-    return ["moe" if one else "mlp" for one in found]
 
 
 def _layout(read: Reader, num_gpus: int) -> Table:

@@ -1,12 +1,8 @@
 """The schedule in arguments of Megatron-LM, and the layers of its stages."""
 
-from typing import Any
+import re
 
-from ._pipeline_layout import layers_of_layout
-from ._problems import Reader
-
-
-Table = dict[str, Any]
+from ._problems import Reader, Table
 
 
 def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> Table:
@@ -99,3 +95,28 @@ def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[in
         read.problems.append("uneven stages that do not divide")
         return []
     return [rank // virtual for rank in ranks] * virtual
+
+
+def layers_of_layout(text: str) -> list[int]:
+    """The number of layers (`t`) in each virtual stage. Stages are separated by `|`, `x*3` and
+    `(...)*3` repeat, `E` is the embedding, `L` the loss and `m` a multi-token-prediction layer.
+
+    **Raises:**
+
+    A `ValueError` if it cannot be read, or if the embedding or the loss is not at its end.
+    """
+    spread = "".join(text.split()).replace(",", "")
+    for _ in range(100):
+        spread, found = re.subn(
+            r"(?:\(([^()]*)\)|([EtmL|]))\*(\d{1,4})",
+            lambda match: (match[1] if match[2] is None else match[2]) * int(match[3]),
+            spread,
+            count=1,
+        )
+        if not found or len(spread) > 10**5:
+            break
+    spread = re.sub(r"[()]", "", spread)
+    stages = spread.split("|")
+    if not re.fullmatch(r"E[t|]*m*L", spread):
+        raise ValueError("a pipeline whose ends are not on its outer stages")
+    return [stage.count("t") for stage in stages]

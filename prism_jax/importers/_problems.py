@@ -1,8 +1,12 @@
 """Everything in a configuration of another framework that a job cannot express."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from .._misc import quoted
+
+
+Table = dict[str, Any]
 
 
 class InexpressibleError(ValueError):

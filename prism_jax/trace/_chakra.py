@@ -6,17 +6,28 @@ length (`.et`), or as the JSON that Chakra writes. Field numbers are those of sc
 
 import collections
 import dataclasses
+import functools as ft
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
-from .._files import check_file, read_file, shown
+from .._files import Path, read_file, shown
 from .._misc import counted
-from ._collective_names import collective_of
-from ._kineto import NODE, UNITS
-from ._protobuf import WireError, fields, messages, real, signed, whole_numbers
-from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, RANGE, Message, RankTrace, SpanList
+from ._spans import (
+    AUTOGRAD_NODE,
+    BACKWARD,
+    HOST_OP,
+    KERNEL,
+    LAUNCH,
+    RANGE,
+    UNITS,
+    Message,
+    RankTrace,
+    SpanList,
+    collective_of,
+    opened,
+)
 
 
 _MOST_BYTES = 2**40
@@ -30,13 +41,35 @@ _COLLECTIVES = (
     *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all"),
     *("reduce_scatter", "reduce_scatter", "barrier"),
 )
+_KINDS = (
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
+    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string"),
+)
+# The fields of each message that are read: type, name and number, with a `*` if there are several.
+# An attribute has one value; those that are lists or bytes are not read.
+_SCHEMA = {
+    "Attribute": (
+        "string name 1",
+        *(f"{kind} {kind}_val {3 + 2 * i}" for i, kind in enumerate(_KINDS)),
+    ),
+    "Metadata": ("Attribute* attr 2",),
+    "Node": (
+        *("uint64 id 1", "string name 2", "uint64 type 3", "uint64* ctrl_deps 4"),
+        *("uint64* data_deps 5", "uint64 start_time_micros 6", "uint64 duration_micros 7"),
+        "Attribute* attr 10",
+    ),
+}
+
+
+class _ForeignError(Exception):
+    """The file is something else."""
 
 
 @dataclasses.dataclass
 class _Node:
     """A node, with the times of the file."""
 
-    id: int = -1
+    id: int = 0
     name: str = ""
     type: str = _TYPES[0]
     before: list[int] = dataclasses.field(default_factory=list)
@@ -45,7 +78,7 @@ class _Node:
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
+def read_chakra(path: Path, *, time_unit: str | None = None) -> RankTrace:
     """Reads a Chakra execution trace whose nodes have times, such as one from a profiler.
 
     Nodes with the attribute `is_cpu_op` are operators of the host, or ranges if their name has no
@@ -61,15 +94,12 @@ def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -
 
     `ValueError` for a file that cannot be read, ends early, is not such a trace or has no times.
     """
-    spans, events = SpanList(), collections.Counter()
-    nodes, rank, world_size = [], None, None
+    nodes, metadata = [], {}
     for node in _nodes(path):
-        if not node.name and node.type == _TYPES[0]:  # The metadata.
-            rank = node.attributes.get("rank", rank)
-            world_size = node.attributes.get("world_size", world_size)
+        if not node.name and node.type == _TYPES[0]:
+            metadata |= node.attributes
         else:
             nodes.append(node)
-            events[node.type] += 1
     if not nodes:
         raise ValueError(f"{shown(path)}: it has no nodes; give a Chakra execution trace.")
     if not any(node.duration > 0 for node in nodes):
@@ -77,23 +107,18 @@ def read_chakra(path: str | os.PathLike[str], *, time_unit: str | None = None) -
             f"{shown(path)}: none of its {counted(len(nodes), 'node')} has a duration, so no "
             "latency is known; link it with a profiler's trace first."
         )
+    spans = SpanList()
     _add_spans(spans, nodes, UNITS[time_unit or "us"], path)
-    return RankTrace(
-        os.fspath(path),
-        rank if isinstance(rank, int) else None,
-        world_size if isinstance(world_size, int) else None,
-        "",
-        spans.spans(),
-        dict(events),
-        os.path.getsize(path),
-        (),
+    events = dict(collections.Counter(node.type for node in nodes))
+    rank, world_size = (
+        number if isinstance(number, int) else None
+        for number in (metadata.get("rank"), metadata.get("world_size"))
     )
+    return RankTrace(spans.spans(), events, os.path.getsize(path), rank, world_size)
 
 
-def _add_spans(
-    spans: SpanList, nodes: list[_Node], unit: int, path: str | os.PathLike[str]
-) -> None:
-    times = {}
+def _add_spans(spans: SpanList, nodes: list[_Node], unit: int, path: Path) -> None:
+    times, launches = [], {}
     for node in nodes:
         start, end = round(node.start * unit), round((node.start + node.duration) * unit)
         if not 0 <= start <= end < 2**63:
@@ -101,27 +126,24 @@ def _add_spans(
                 f"{shown(path)}: node {node.id} starts at {node.start:g} and takes "
                 f"{node.duration:g}, which is beyond any clock; correct the trace."
             )
+        times.append((start, end))
         if node.attributes.get("is_cpu_op") and node.duration > 0:
-            times[node.id] = start, end
-    for number, node in enumerate(nodes):
+            launches[node.id] = start, end
+    for number, (node, (start, end)) in enumerate(zip(nodes, times, strict=True)):
         if node.duration <= 0 or node.type == "METADATA_NODE":
             continue
-        start, end = round(node.start * unit), round((node.start + node.duration) * unit)
         lane = str(node.attributes.get("stream", node.attributes.get("tid", "")))
         if node.attributes.get("is_cpu_op"):
-            operator = BACKWARD if node.name.startswith(NODE) else HOST_OP
+            operator = BACKWARD if node.name.startswith(AUTOGRAD_NODE) else HOST_OP
             kind = operator if "::" in node.name else RANGE
             spans.add(kind, start, end, node.name, f"host {lane}")
             continue
-        launches = [times[parent] for parent in node.before if parent in times]
-        if launches:
-            launch, message = max(launches), _message(node)
-            spans.add(LAUNCH, launch[0], launch[1], "launch", "host", number)
-        else:  # An op by itself may be a collective too.
-            message = _message(node)
+        launched = [launches[parent] for parent in node.before if parent in launches]
+        if not launched:  # An op by itself; it may be a collective too.
+            launched = [(start, start)]
             spans.add(RANGE, start, max(end, start + 1), node.name, "host")
-            spans.add(LAUNCH, start, start, "launch", "host", number)
-        spans.add(KERNEL, start, end, node.name, lane, number, message)
+        spans.add(LAUNCH, *max(launched), "launch", "host", number)
+        spans.add(KERNEL, start, end, node.name, lane, number, _message(node))
 
 
 def _message(node: _Node) -> Message | None:
@@ -141,95 +163,99 @@ def _message(node: _Node) -> Message | None:
     return Message(name, str(group), 0, size if isinstance(size, int) else 0)
 
 
-def _nodes(path: str | os.PathLike[str]) -> Iterator[_Node]:
+def _nodes(path: Path) -> Iterator[_Node]:
     """The nodes of a file, including the metadata."""
     try:
-        check_file(path, _MOST_BYTES)
-        if os.fspath(path).endswith(".json"):
-            yield from _nodes_of_json(path)
-            return
-        with open(path, "rb") as file:
-            for number, message in enumerate(messages(file, _MOST_OF_A_NODE)):
-                yield _node(message) if number else _metadata(message)
-    except FileNotFoundError:
-        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
-    except OSError as error:
-        raise ValueError(
-            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
-        ) from None
+        with opened(path, _MOST_BYTES) as file:
+            if os.fspath(path).endswith(".json"):
+                yield from _nodes_of_json(read_file(path, _MOST_OF_JSON).decode().strip())
+            else:
+                yield from _nodes_of_protobuf(file)
     except EOFError:
         raise ValueError(
             f"{shown(path)}: it ends within a node; copy or record the trace again."
         ) from None
-    except (WireError, UnicodeDecodeError, TypeError, AttributeError):
+    except (_ForeignError, UnicodeDecodeError, TypeError, AttributeError):
         raise ValueError(
             f"{shown(path)}: this is not a Chakra execution trace; give an `.et` file, or the JSON "
             "that Chakra makes from one."
         ) from None
 
 
-def _metadata(message: bytes) -> _Node:
-    attributes = (value for number, _, value in fields(message) if number == 2)
-    return _Node(attributes=dict(_attribute(value) for value in attributes))  # pyright: ignore
+@ft.cache
+def _classes() -> dict[str, Any]:
+    """A class for each message of the schema."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-
-def _node(message: bytes) -> _Node:
-    node = _Node()
-    for number, wire, value in fields(message):
-        if number in (1, 3, 6, 7) and wire == 0:
-            if number == 3:
-                node.type = _TYPES[value] if value < len(_TYPES) else f"type {value}"  # pyright: ignore
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", syntax="proto3")
+    for message, fields in _SCHEMA.items():
+        table = file.message_type.add(name=message)
+        for kind, name, number in map(str.split, fields):
+            field = table.field.add(name=name, number=int(number))
+            field.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+            kind = kind.rstrip("*")
+            if kind in _SCHEMA:
+                field.type, field.type_name = field.TYPE_MESSAGE, kind
             else:
-                setattr(node, {1: "id", 6: "start", 7: "duration"}[number], value)
-        elif number == 2:
-            node.name = value.decode()  # pyright: ignore
-        elif number in (4, 5):
-            node.before += [value] if wire == 0 else whole_numbers(value)  # pyright: ignore
-        elif number == 10:
-            name, found = _attribute(value)  # pyright: ignore
-            node.attributes[name] = found
-    return node
+                field.type = field.Type.Value(f"TYPE_{kind.upper()}")
+            if name.endswith("_val"):
+                field.oneof_index = 0
+    file.message_type[0].oneof_decl.add(name="value")
+    return message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())
 
 
-def _attribute(message: bytes) -> tuple[str, Any]:
-    """The name and the value of an attribute. Lists are not needed here."""
-    name, found = "", None
-    for number, wire, value in fields(message):
-        if number == 1:
-            name = value.decode()  # pyright: ignore
-        elif number == 27:
-            found = bool(value)
-        elif number == 29:
-            found = value.decode()  # pyright: ignore
-        elif number in (15, 17):  # Zigzag.
-            found = (value >> 1) ^ -(value & 1)  # pyright: ignore
-        elif wire == 0 and number > 2:
-            found = signed(value)  # pyright: ignore
-        elif number in (3, 5):
-            found = real(value)  # pyright: ignore
-        elif wire in (1, 5):
-            found = int.from_bytes(value, "little")  # pyright: ignore
-    return name, found
+def _nodes_of_protobuf(file: BinaryIO) -> Iterator[_Node]:
+    from google.protobuf.message import DecodeError
+
+    for number, content in enumerate(_messages(file)):
+        try:
+            found = _classes()["Node" if number else "Metadata"].FromString(content)
+        except DecodeError:
+            raise _ForeignError from None
+        attributes = {a.name: getattr(a, a.WhichOneof("value") or "", None) for a in found.attr}
+        if not number:
+            yield _Node(attributes=attributes)
+            continue
+        type = _TYPES[found.type] if found.type < len(_TYPES) else f"type {found.type}"
+        before = [*found.ctrl_deps, *found.data_deps]
+        times = found.start_time_micros, found.duration_micros
+        yield _Node(found.id, found.name, type, before, *times, attributes)
 
 
-def _nodes_of_json(path: str | os.PathLike[str]) -> Iterator[_Node]:
+def _messages(file: BinaryIO) -> Iterator[bytes]:
+    """The messages of a file, each behind its length, in seven bits of each byte."""
+    while head := file.read(1):
+        while head[-1] >= 0x80:
+            if len(head) > 9:
+                raise _ForeignError
+            head += (more := file.read(1))
+            if not more:
+                raise EOFError
+        length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(head))
+        if length > _MOST_OF_A_NODE:
+            raise _ForeignError
+        message = file.read(length)
+        if len(message) < length:
+            raise EOFError
+        yield message
+
+
+def _nodes_of_json(text: str) -> Iterator[_Node]:
     """Consecutive objects, as Chakra writes them, or one object with a list of `nodes`."""
-    text = read_file(path, _MOST_OF_JSON).decode().strip()
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         try:
             found, place = decoder.raw_decode(text, place)
         except (json.JSONDecodeError, RecursionError):
             if place == 0 and not text.startswith(("{", "[")):
-                raise WireError from None
+                raise _ForeignError from None
             raise EOFError from None
         while place < len(text) and text[place].isspace():
             place += 1
         nodes = found if isinstance(found, list) else found.get("nodes", [found])
         if "traceEvents" in found:
-            raise WireError
-        for node in nodes:
-            yield _node_of_table(node)
+            raise _ForeignError
+        yield from map(_node_of_table, nodes)
 
 
 def _node_of_table(table: dict[str, Any]) -> _Node:
@@ -241,13 +267,11 @@ def _node_of_table(table: dict[str, Any]) -> _Node:
     for a in get("attr", "attrs", otherwise=[]):
         values = [value for key, value in a.items() if key not in _NO_VALUES]
         attributes[a.get("name", "")] = _plain(values[0]) if values else None
-    before = [
-        *get("ctrlDeps", "ctrl_deps", otherwise=[]),
-        *get("dataDeps", "data_deps", otherwise=[]),
-    ]
+    pairs = (("ctrlDeps", "ctrl_deps"), ("dataDeps", "data_deps"))
+    before = [parent for names in pairs for parent in get(*names, otherwise=[])]
     try:
         return _Node(
-            int(get("id", otherwise=-1)),
+            int(get("id")),
             str(get("name", otherwise="")),
             _TYPES[kind] if isinstance(kind, int) else str(kind),
             [int(x) for x in before],
@@ -256,7 +280,7 @@ def _node_of_table(table: dict[str, Any]) -> _Node:
             attributes,
         )
     except (ValueError, IndexError):
-        raise WireError from None
+        raise _ForeignError from None
 
 
 _NO_VALUES = ("name", "docString", "doc_string", "type")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._collective_names import TOGETHER
 from ._rank_ops import RankOps
 
 
 # The largest difference, in scatters of two ends, that the order of leaving can explain.
 _BY_CHANCE = 2.0
+# All members leave these at the same time.
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +38,9 @@ class Clocks:
 
 def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
     """Finds the offsets between clocks: the median difference between the ends of the collectives
-    that two ranks ran together. A difference within twice their scatter is not corrected, because
-    it may be the order in which ranks leave; neither is a difference between two ranks of one host.
-
-    **Arguments:**
-
-    - `ranks`: of one job.
+    that two ranks of a job ran together. A difference within twice their scatter is not corrected,
+    because it may be the order in which ranks leave; neither is a difference between two ranks of
+    one host.
     """
     first = min(ranks, key=lambda r: r.rank)
     seen, offsets, scatters = {first.rank: 0}, {first.rank: 0}, []
@@ -73,6 +71,6 @@ def _together(one: RankOps, other: RankOps) -> list:
     """The collectives that both ranks ran together. If groups are not known, these are the kinds
     that both ran equally often, because others may belong to different groups.
     """
-    both = [k for k in other.collectives if k in one.collectives and k[0].name in TOGETHER]
+    both = [k for k in other.collectives if k in one.collectives and k[0].name in _TOGETHER]
     calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
     return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]

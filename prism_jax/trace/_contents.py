@@ -8,10 +8,10 @@ import numpy as np
 
 from .._misc import counted, quoted
 from ._clocks import Clocks, set_clocks
-from ._range_names import RangeNames, Reader
-from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER
+from ._ranges import RangeNames, Reader
 from ._rank_ops import RankOps, rank_ops
 from ._spans import HOST_OP, KERNEL, LAUNCH, RankTrace, Spans
+from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER
 
 
 _MOST_NAMES = 100  # The most kernels that are listed.
@@ -69,8 +69,8 @@ class Contents:
     graph_launches: int
     clocks: Clocks
     notes: tuple[str, ...]
-    tells: tuple[str, ...]
-    does_not_tell: tuple[str, ...]
+    tells: tuple[str, ...] = ()
+    does_not_tell: tuple[str, ...] = ()
 
 
 def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Contents:
@@ -91,45 +91,36 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         spans, size = trace.spans, size + trace.size
         events.update(trace.events)
         world = max(world, trace.world_size or 0)
-        found.append(rank_ops(trace, trace.rank or 0, reader))
+        found.append(rank_ops(trace, reader))
         device = spans[spans.kind == KERNEL]
         on_device |= bool(len(device))
         streams = max(streams, len(np.unique(device.lane)))
-        graphs += _graph_launches(spans)
+        graph = np.array(["GraphLaunch" in name for name in spans.names] or [False])
+        graphs += int(np.sum(graph[spans.name] & (spans.kind == LAUNCH)))
         _gather(durations, device if len(device) else spans[spans.kind == HOST_OP])
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
-    clocks = set_clocks(found)
     ranks = tuple(sorted(ops.rank for ops in found))
-    missing = tuple(sorted(set(range(world)) - set(ranks)))
-    steps = min((len(ops.steps) for ops in found), default=0)
-    ops = collections.Counter(op.op for rank in found for op in rank.ops)
     first = min(found, key=lambda ops: ops.rank)
     lengths = first.steps[:, 2] - first.steps[:, 1]
+    forwards = (op.microbatch + 1 for op in first.ops if op.op == FORWARD_COMPUTE)
     partial = Contents(
-        ranks,
-        missing,
-        size,
-        dict(events),
-        steps,
-        1e-9 * float(lengths.mean()) if len(lengths) else 0.0,
-        dict(ops),
-        max((op.microbatch + 1 for op in first.ops if op.op == FORWARD_COMPUTE), default=0),
-        _pools(durations),
-        on_device,
-        streams,
-        graphs,
-        clocks,
-        tuple(notes),
-        (),
-        (),
+        ranks=ranks,
+        missing=tuple(sorted(set(range(world)) - set(ranks))),
+        size=size,
+        events=dict(events),
+        steps=min((len(ops.steps) for ops in found), default=0),
+        step_time_s=1e-9 * float(lengths.mean()) if len(lengths) else 0.0,
+        ops=dict(collections.Counter(op.op for rank in found for op in rank.ops)),
+        microbatches=max(forwards, default=0),
+        kernels=_pools(durations),
+        on_device=on_device,
+        streams=streams,
+        graph_launches=graphs,
+        clocks=set_clocks(found),
+        notes=tuple(notes),
     )
     tells, does_not_tell = _verdict(partial)
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
-
-
-def _graph_launches(spans: Spans) -> int:
-    graph = np.array(["GraphLaunch" in name for name in spans.names] or [False])
-    return int(np.sum(graph[spans.name] & (spans.kind == LAUNCH)))
 
 
 def _gather(durations: dict[str, list[np.ndarray]], spans: Spans) -> None:

@@ -1,6 +1,5 @@
-"""Joins the ops of ranks to a table of ops: which rank is which worker, and what they exchange."""
+"""Joins the ops of ranks to rows of a table: which rank is which worker, and what they exchange."""
 
-import dataclasses
 import itertools as it
 import statistics
 from collections.abc import Sequence
@@ -10,40 +9,31 @@ import msgspec
 
 from .._misc import counted, quoted
 from ..data import Job, Layout
-from ..schedule import AbstractSchedule
-from ._clocks import Clocks, set_clocks
-from ._ops import COMPUTE, PIPELINED
-from ._orders import check_places, stated_schedule
-from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, RankOp
+from ._clocks import set_clocks
+from ._orders import check_places, numbered, stated_schedule
 from ._rank_ops import RankOps
-from ._stage_numbers import numbered
+from ._spans import RankOp
+from ._trace import (
+    BACKWARD_COMPUTE,
+    COMPUTE,
+    FORWARD_COMPUTE,
+    LOAD_DATA,
+    OPTIMIZER,
+    PIPELINED,
+    REDUCE,
+)
 
 
-REDUCE = "grads-reduce-scatter"
+Row = tuple[int, int, int, int, str, int, float, float]
+_Worker = tuple[int, int]  # Replica and pipeline rank.
+_Key = tuple[int, str, int, int]  # Step, kind, virtual stage and microbatch.
+_Ops = dict[_Key, RankOp]
+_Times = dict[tuple[int, int, *_Key], tuple[int, int]]  # Replica and pipeline rank before.
 
 
-@dataclasses.dataclass(frozen=True)
-class JoinedOps:
-    """The ops of all workers, as rows of a table.
-
-    **Attributes:**
-
-    - `rows`: `dp_rank`, `stage`, `virtual_stage`, `step`, `optype`, `seq_id`, `start_ts`,
-        `duration`; times in seconds.
-    - `job`: the job, with as many replicas as are complete.
-    - `clocks`: the offsets between the clocks of ranks.
-    - `notes`: warnings for readers.
-    - `cut`: the ranks whose file ends early.
-    """
-
-    rows: list[tuple[int, int, int, int, str, int, float, float]]
-    job: Job
-    clocks: Clocks
-    notes: tuple[str, ...]
-    cut: tuple[int, ...] = ()
-
-
-def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str) -> JoinedOps:
+def join_ranks(
+    ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str
+) -> tuple[list[Row], Job, list[str]]:
     """Joins the ops of ranks.
 
     Of ranks that hold parts of the same layers, one is used. A replica is left out if one of its
@@ -57,6 +47,11 @@ def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: s
     - `order`: the order of ranks, the innermost degree of parallelism first.
     - `path`: a path for messages.
 
+    **Returns:**
+
+    Rows of `dp_rank`, `stage`, `virtual_stage`, `step`, `optype`, `seq_id`, `start_ts`, `duration`,
+    with times in seconds; the job, with as many replicas as are complete; and warnings for readers.
+
     **Raises:**
 
     `ValueError` if a rank is not in the layout, or if no replica is complete.
@@ -64,96 +59,69 @@ def join_ranks(ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: s
     clocks = set_clocks(ranks)
     workers, notes = _workers(ranks, job.layout, order, path)
     dp, pp = job.layout.dp, job.layout.pp
-    whole = [d for d in range(dp) if all((d, s) in workers for s in range(pp))]
-    absent = [(d, s) for d in range(dp) for s in range(pp) if (d, s) not in workers]
-    has = "has" if len(absent) == 1 else "have"
-    if not whole:
-        d, s = absent[0]
-        raise ValueError(
-            f"{path}: {counted(len(absent), 'worker')} of {dp * pp} {has} no trace, and no replica "
-            f"is whole; the first is replica {d}, stage {s}, {_ranks_of(d, s, job.layout, order)}; "
-            "add its trace, or give the layout that was traced."
-        )
+    absent = [worker for worker in it.product(range(dp), range(pp)) if worker not in workers]
+    whole = sorted(set(range(dp)) - {d for d, _ in absent})
     if absent:
         d, s = absent[0]
-        notes.append(
-            f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace, the first replica {d}, "
-            f"stage {s}, {_ranks_of(d, s, job.layout, order)}: only {len(whole)} of {dp} replicas "
-            "are fitted"
-        )
+        first = f"replica {d}, stage {s}, {_ranks_of(d, s, job.layout, order)}"
+        has = "has" if len(absent) == 1 else "have"
+        without = f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace"
+        if not whole:
+            raise ValueError(
+                f"{path}: {without}, and no replica is whole; the first is {first}; "
+                "add its trace, or give the layout that was traced."
+            )
+        notes.append(f"{without}, the first {first}: only {len(whole)} of {dp} replicas are fitted")
     if clocks.unknown:
         shown = quoted(", ".join(map(str, clocks.unknown)))
         notes.append(f"ranks {shown} share no collective with the first: their clocks are trusted")
     layout = msgspec.structs.replace(job.layout, dp=len(whole))
     job = msgspec.structs.replace(job, layout=layout, world_size=None)
     schedule = stated_schedule(job)
-    tables = {
-        (i, s): _of_worker(workers[d, s], clocks, s, schedule, job, path)
-        for i, d in enumerate(whole)
-        for s in range(pp)
-    }
+    tables: dict[_Worker, _Ops] = {}
+    for (i, d), s in it.product(enumerate(whole), range(pp)):
+        offset = clocks.offsets[workers[d, s].rank]
+        ops = numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path)
+        tables[i, s] = {
+            (op.step, op.op, op.stage, op.microbatch): op.at((op.start + offset, op.end + offset))
+            for op in ops
+        }
     pairs = {(key[2], s) for (_, s), ops in tables.items() for key in ops if key[1] in PIPELINED}
     stage_to_rank = check_places(list(pairs), pp, schedule, path)
-    rows = _rows(tables, job, stage_to_rank)
-    return JoinedOps(rows, job, clocks, tuple(notes))
+    return _rows(tables, job, stage_to_rank), job, notes
 
 
 def _workers(
     ranks: Sequence[RankOps], layout: Layout, order: Sequence[str], path: str
-) -> tuple[dict[tuple[int, int], RankOps], list[str]]:
+) -> tuple[dict[_Worker, RankOps], list[str]]:
     """The rank that represents each replica and stage: the lowest one."""
-    workers: dict[tuple[int, int], RankOps] = {}
-    others = 0
+    workers: dict[_Worker, RankOps] = {}
     for ops in sorted(ranks, key=lambda r: r.rank):
         if not 0 <= ops.rank < layout.world_size:
             raise ValueError(
                 f"{path}: it has rank {ops.rank}, where the layout tp * cp * dp * pp has "
                 f"{layout.world_size} ranks; give the layout that was traced."
             )
-        place = _place(ops.rank, layout, order)
-        others += (place["dp"], place["pp"]) in workers
-        workers.setdefault((place["dp"], place["pp"]), ops)
+        workers.setdefault(_worker(ops.rank, layout, order), ops)
+    others = len(ranks) - len(workers)
     notes = [f"{others} ranks hold parts of the same layers as another and are not used"]
     return workers, notes if others else []
 
 
-def _place(rank: int, layout: Layout, order: Sequence[str]) -> dict[str, int]:
+def _worker(rank: int, layout: Layout, order: Sequence[str]) -> _Worker:
     place = {}
     for degree in order:
         rank, place[degree] = divmod(rank, getattr(layout, degree))
-    return place
+    return place["dp"], place["pp"]
 
 
 def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
-    numbers = range(layout.world_size)
-    places = ((rank, _place(rank, layout, order)) for rank in numbers)
-    found = [str(rank) for rank, p in places if p["dp"] == d and p["pp"] == s]
+    every = range(layout.world_size)
+    found = [str(rank) for rank in every if _worker(rank, layout, order) == (d, s)]
     return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
 
 
-_Key = tuple[int, str, int, int]  # Step, kind, virtual stage and microbatch.
-_Ops = dict[_Key, RankOp]
-_Times = dict[tuple[int, int, *_Key], tuple[int, int]]  # Replica and pipeline rank before.
-
-
-def _of_worker(
-    ranks: RankOps,
-    clocks: Clocks,
-    rank: int,
-    schedule: AbstractSchedule | None,
-    job: Job,
-    path: str,
-) -> _Ops:
-    offset = clocks.offsets[ranks.rank]
-    return {
-        (op.step, op.op, op.stage, op.microbatch): dataclasses.replace(
-            op, start=op.start + offset, end=op.end + offset
-        )
-        for op in numbered(ranks.ops, rank, schedule, job.schedule.num_microbatches, path)
-    }
-
-
-def _rows(tables: dict[tuple[int, int], _Ops], job: Job, stage_to_rank: Sequence[int]) -> list:
+def _rows(tables: dict[_Worker, _Ops], job: Job, stage_to_rank: Sequence[int]) -> list[Row]:
     found: _Times = {}
     origins = _origins(tables)
     for (d, s), ops in tables.items():
@@ -162,38 +130,31 @@ def _rows(tables: dict[tuple[int, int], _Ops], job: Job, stage_to_rank: Sequence
             if step in origins:
                 start = max(op.start, origins[step])
                 # Stages after the first one wait for a microbatch, not for data.
-                end = start if kind == LOAD_DATA and s else op.end
-                found[d, s, *key] = start, end
-    waits = job.schedule.blocking is not False
+                found[d, s, *key] = start, start if kind == LOAD_DATA and s else op.end
     before = {worker: _ends_before(ops) for worker, ops in tables.items()}
-    for d in range(job.layout.dp):
-        for stage in range(1, len(stage_to_rank)):
-            at = stage_to_rank[stage - 1], stage_to_rank[stage]
-            if at[0] != at[1]:
-                for link in (
-                    _Link(d, "forward", stage - 1, *at),
-                    _Link(d, "backward", stage, *at[::-1]),
-                ):
-                    # Recorded times are kept.
-                    found = _transfers(tables, before, link, origins, waits) | found
+    waits = job.schedule.blocking is not False
+    for d, (stage, (low, high)) in it.product(
+        range(job.layout.dp), enumerate(it.pairwise(stage_to_rank))
+    ):
+        if low != high:
+            for link in (
+                _Link(d, "forward", stage, low, high),
+                _Link(d, "backward", stage + 1, high, low),
+            ):
+                # Recorded times are kept.
+                found = _transfers(tables, before, link, origins, waits) | found
     if job.layout.dp > 1:
         found |= _reductions(tables, origins)
     rows = []
     for (d, s, step, kind, stage, call), times in found.items():
-        start, end = (_exact_seconds(time - origins[step]) for time in times)
+        # Multiples of 2^-30 s, whose sums are exact, so that ops still end when others start.
+        start, end = (round((time - origins[step]) * 1e-9 * 2**30) / 2**30 for time in times)
         if end >= start:
             rows.append((d, s, stage, step, kind, call, start, end - start))
     return rows
 
 
-def _exact_seconds(nanoseconds: int) -> float:
-    """Seconds in multiples of 2^-30 s, whose sums are exact, so that ops still end when others
-    start.
-    """
-    return round(nanoseconds * 1e-9 * 2**30) / 2**30
-
-
-def _origins(tables: dict[tuple[int, int], _Ops]) -> dict[int, int]:
+def _origins(tables: dict[_Worker, _Ops]) -> dict[int, int]:
     """When each step starts: with the first op of a first stage. Other ranks wait for it."""
     origins: dict[int, int] = {}
     for (_, s), ops in tables.items():
@@ -214,8 +175,8 @@ class _Link(NamedTuple):
 
 
 def _transfers(
-    tables: dict[tuple[int, int], _Ops],
-    ends_before: dict[tuple[int, int], dict[_Key, int]],
+    tables: dict[_Worker, _Ops],
+    ends_before: dict[_Worker, dict[_Key, int]],
     link: _Link,
     origins: dict[int, int],
     waits: bool,
@@ -262,14 +223,11 @@ def _begin(ops: _Ops, step: int, origin: int) -> int:
 def _ends_before(ops: _Ops) -> dict[_Key, int]:
     """The end of the op before each compute op in its step."""
     compute = sorted((op.start, key) for key, op in ops.items() if key[1] in COMPUTE)
-    ends: dict[_Key, int] = {}
-    for (_, before), (_, key) in it.pairwise(compute):
-        if before[0] == key[0]:
-            ends[key] = ops[before].end
-    return ends
+    pairs = it.pairwise(key for _, key in compute)
+    return {key: ops[before].end for before, key in pairs if before[0] == key[0]}
 
 
-def _reductions(tables: dict[tuple[int, int], _Ops], origins: dict[int, int]) -> _Times:
+def _reductions(tables: dict[_Worker, _Ops], origins: dict[int, int]) -> _Times:
     """Reductions from the last backward of a worker to its optimizer, if there are no ranges of
     them.
     """

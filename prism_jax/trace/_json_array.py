@@ -1,22 +1,21 @@
 """Reads a JSON file whose array of events may be larger than memory.
 
-The file is cut into pieces, which msgspec decodes to records. ijson 3.6 with its C backend can do
-this too, but takes 33 s of CPU for a GB of events as records, compared with 10 s here (2026-11-22,
-two shared CPU cores), and another pass of 13 s for each key beside the array. It also refuses the
-NaN that some profilers write.
+The file is cut into pieces, which msgspec decodes to records. ijson 3.6 with its C backend reads
+50 to 57 MB of events as records in a second of CPU, compared with 130 to 199 MB here (2026-11-25, a
+file of 55 MB of `benchmarks/reading.py`, two shared CPU cores), and needs another pass for each key
+beside the array. It also refuses the NaN that some profilers write.
 """
 
-import dataclasses
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from .._files import check_file, shown
+from .._files import Path, shown
 from .._misc import quoted
+from ._spans import opened
 
 
 # The most bytes that are read, because a stream may be endless.
@@ -33,37 +32,16 @@ _LAST = 2**16  # The size of the end of a piece, where the last such place is lo
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """The content of a file besides its events.
-
-    **Attributes:**
-
-    - `beside`: the other keys of the object that holds the array, as far as they can be read.
-    - `size`: the bytes of text, after decompression.
-    - `cut`: whether the file ends before the end of its array.
-    """
-
-    beside: dict[str, Any]
-    size: int
-    cut: bool
-
-
 def read_array(
-    path: str | os.PathLike[str], key: str, kind: Any, each: Callable[[list], None]
-) -> Document:
+    path: Path, key: str, kind: Any, each: Callable[[list], None]
+) -> tuple[dict[str, Any], int, bool]:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
-    array.
+    array under `key`. Calls `each` with lists of objects, decoded to `kind`, in the order of the
+    file, and returns the other keys of the object, as far as they can be read; the bytes of text,
+    after decompression; and whether the file ends before the end of its array.
 
     Text is decoded in pieces of some megabytes, so that memory does not grow with the file. A file
     that ends early is read as far as it goes.
-
-    **Arguments:**
-
-    - `path`: the file. Compression is detected from its content.
-    - `key`: the key of the array in the object.
-    - `kind`: the type to decode each object of the array to.
-    - `each`: a function that is called with lists of objects, in the order of the file.
 
     **Raises:**
 
@@ -78,11 +56,11 @@ def read_array(
         more = text.read()
         while not text.ended and (objects := _whole_objects(text, decoder)):
             each(objects)
-    cut = not text.ended
     while text.read() and len(text.rest) < _MOST_BESIDE:
         pass
+    cut = not text.ended
     after = {} if cut else _table(b"{" + text.rest.lstrip(b" \t\r\n,"))
-    return Document(before | after, text.size, cut)
+    return before | after, text.size, cut
 
 
 class _Text:
@@ -90,7 +68,7 @@ class _Text:
     says whether the array has ended there.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: Path):
         self.path = path
         self.rest = b""
         self.size = 0
@@ -126,94 +104,64 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
     )
 
 
-def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
-    """Decodes the complete objects; `None` if more of the text is needed."""
-    try:
-        return _first_objects(text, decoder) or _last_objects(text, decoder)
-    except _MendedError:
-        return _whole_objects(text, decoder)
-    except _CutError:
-        if len(text.rest) > _MOST_BESIDE:
-            raise ValueError(
-                f"{shown(text.path)}: event {text.number} is larger than {_MOST_BESIDE // 2**20} "
-                "MiB; give a trace as it was recorded."
-            ) from None
-        return None
-
-
-def _first_objects(text: _Text, decoder: msgspec.json.Decoder) -> list | None:
-    """The objects up to one that is followed by another."""
-    places = [m.end() for m in _BETWEEN.finditer(text.rest, max(len(text.rest) - _LAST, 0))]
-    places = places or [m.end() for m in _BETWEEN.finditer(text.rest)]
-    for place in reversed(places):
-        try:
-            objects = _decode(b"[" + text.rest[:place] + b"]", decoder, text)
-        except _CutError:
-            continue
-        except _EndError:
-            return None
-        text.rest = text.rest[place:].lstrip().removeprefix(b",")
-        return objects
-    return None
-
-
-def _last_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
-    """The objects up to the end of the array."""
-    piece = b"[" + text.rest
-    try:
-        objects, end = _decode(piece, decoder, text), len(piece)
-    except _EndError as error:
-        end = error.place
-        objects = _decode(piece[:end], decoder, text)
-    text.rest, text.ended = piece[end:], True
-    return objects
-
-
 class _CutError(Exception):
     """The text ends within an object."""
 
 
-class _MendedError(Exception):
-    """The rest of the text was replaced."""
+def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
+    """Decodes objects up to the last complete one; none if more of the text is needed."""
+    between = [m.end() for m in _BETWEEN.finditer(text.rest, max(len(text.rest) - _LAST, 0))]
+    between = between or [m.end() for m in _BETWEEN.finditer(text.rest)]
+    for place in (*reversed(between), None):
+        closing = b"" if place is None else b"]"
+        try:
+            objects, after = _decode(b"[" + text.rest[:place] + closing, decoder, text)
+        except _CutError:
+            continue
+        rest = b"" if place is None else text.rest[place:]
+        text.ended = place is None or after is not None
+        if after is None:
+            text.rest = rest.lstrip().removeprefix(b",")
+        else:
+            text.rest = after.removesuffix(closing) + rest
+        text.number += len(objects)
+        return objects
+    if len(text.rest) > _MOST_BESIDE:
+        raise ValueError(
+            f"{shown(text.path)}: event {text.number} is larger than {_MOST_BESIDE // 2**20} "
+            "MiB; give a trace as it was recorded."
+        )
+    return []
 
 
-class _EndError(Exception):
-    """The array ends at `place`, and something else follows."""
-
-    def __init__(self, place: int):
-        self.place = place
-
-
-def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> list:
+def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> tuple[list, bytes | None]:
+    """The objects of an array, and the text after its end, if it ends within the piece."""
     try:
-        objects = decoder.decode(piece)
+        return decoder.decode(piece), None
     except msgspec.ValidationError as error:
         raise ValueError(_other_thing(text, str(error))) from None
     except msgspec.DecodeError as error:
-        if "truncated" in str(error):
-            raise _CutError from None
-        found = re.search(r"(.*) \(byte (\d+)\)", str(error).removeprefix("JSON is malformed: "))
-        problem, place = (found[1], int(found[2])) if found else (str(error), 0)
-        if problem == "trailing characters":
-            raise _EndError(place - 1) from None  # The message counts from one.
-        if place >= len(piece):  # The decoder reports a number that is cut as malformed.
-            raise _CutError from None
-        mended = _NOT_A_NUMBER.sub(rb"\1null", text.rest)
-        if mended == text.rest:
-            byte = text.size - len(text.rest) + max(place - 1, 0)
-            raise ValueError(
-                f"{shown(text.path)}: this is not valid JSON at byte {byte:,} ({quoted(problem)}); "
-                "record the trace again."
-            ) from None
-        text.rest = mended
-        raise _MendedError from None
+        message = str(error)
     except RecursionError:
         raise ValueError(
             f"{shown(text.path)}: event {text.number} or one after it nests too deeply; give a "
             "trace as it was recorded."
         ) from None
-    text.number += len(objects)
-    return objects
+    found = re.search(r"(.*) \(byte (\d+)\)", message.removeprefix("JSON is malformed: "))
+    problem, place = (found[1], int(found[2])) if found else (message, 0)
+    if problem == "trailing characters":  # The message counts from one.
+        return decoder.decode(piece[: place - 1]), piece[place - 1 :]
+    # The decoder reports a number that is cut as malformed.
+    if "truncated" in message or place >= len(piece):
+        raise _CutError
+    mended = _NOT_A_NUMBER.sub(rb"\1null", piece)
+    if mended != piece:
+        return _decode(mended, decoder, text)
+    byte = text.size - len(text.rest) + max(place - 1, 0)
+    raise ValueError(
+        f"{shown(text.path)}: this is not valid JSON at byte {byte:,} ({quoted(problem)}); "
+        "record the trace again."
+    )
 
 
 def _other_thing(text: _Text, error: str) -> str:
@@ -235,37 +183,23 @@ def _table(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _uncompressed(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def _uncompressed(path: Path) -> Iterator[bytes]:
     """The content in pieces; of a damaged compressed file, the content before the damage."""
-    try:
-        check_file(path, _MOST_BYTES)
-        with open(path, "rb") as file:
-            chunk = file.read(_CHUNK)
-            if chunk[:2] == b"\x1f\x8b":
-                yield from _inflated(file, chunk)
-                return
-            while chunk:
+    with opened(path, _MOST_BYTES) as file:
+        chunk = file.read(_CHUNK)
+        inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
+        while chunk:
+            if inflate is None:
                 yield chunk
                 chunk = file.read(_CHUNK)
-    except FileNotFoundError:
-        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
-    except OSError as error:
-        raise ValueError(
-            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
-        ) from None
-
-
-def _inflated(file: BinaryIO, chunk: bytes) -> Iterator[bytes]:
-    """The content of a gzip file, which may have several members."""
-    inflate = zlib.decompressobj(wbits=31)
-    while chunk:
-        try:
-            text = inflate.decompress(chunk, _CHUNK)
-        except zlib.error:
-            return
-        if text:
-            yield text
-        chunk = inflate.unconsumed_tail
-        if inflate.eof:
-            chunk, inflate = inflate.unused_data, zlib.decompressobj(wbits=31)
-        chunk = chunk or file.read(_CHUNK)
+                continue
+            try:
+                text = inflate.decompress(chunk, _CHUNK)
+            except zlib.error:
+                return
+            if text:
+                yield text
+            chunk = inflate.unconsumed_tail
+            if inflate.eof:  # A file may have several members.
+                chunk, inflate = inflate.unused_data, zlib.decompressobj(wbits=31)
+            chunk = chunk or file.read(_CHUNK)

@@ -1,39 +1,39 @@
 """Reads traces of the PyTorch profiler: Kineto's JSON, one file per rank."""
 
 import collections
-import os
+import dataclasses
 import re
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from .._files import shown
+from .._files import Path, shown
 from .._misc import counted
-from ._collective_names import collective_of, collective_of_kernel
 from ._json_array import read_array
 from ._spans import (
+    AUTOGRAD_NODE,
     BACKWARD,
     HOST_OP,
     KERNEL,
     LAUNCH,
     MESSAGE,
     RANGE,
+    UNITS,
     Message,
     RankTrace,
     SpanList,
+    collective_of,
+    message_of_kernel,
 )
 
 
-# Units in nanoseconds. Chrome's format has microseconds.
-UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # The median call of an operator or of the driver takes from half a microsecond to half a
 # millisecond; so a median that is a thousand times as long or as short is one of another unit.
 _LEAST_CALL_S, _FEWEST_CALLS = 5e-7, 100
 _CALLS = ("cpu_op", "cuda_runtime", "hip_runtime")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
-NODE = "autograd::engine::evaluate_function"
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -61,11 +61,11 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
-def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
+def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
     """Reads a trace of the PyTorch profiler (`export_chrome_trace`), plain or gzip.
 
     Memory grows with the number of ranges, kernels and calls (about 50 bytes each), not with the
-    text.
+    text. A file that ends early is read as far as it goes, with a note.
 
     **Arguments:**
 
@@ -75,38 +75,35 @@ def read_kineto(path: str | os.PathLike[str], *, time_unit: str | None = None) -
 
     **Raises:**
 
-    `ValueError` for a file that cannot be read or is not such a trace. A file that ends early is
-    read as far as it goes, with a note.
+    `ValueError` for a file that cannot be read or is not such a trace.
     """
     reader = _Reader(path, time_unit)
-    found = read_array(path, "traceEvents", _Event, reader.add)
-    spans = reader.spans.spans()
-    base, own = found.beside.get("baseTimeNanoseconds"), found.beside.get("distributedInfo")
-    if isinstance(base, int):
-        spans = spans.moved(base)
-    own = own if isinstance(own, dict) else {}
-    notes = list(reader.notes)
-    if found.cut:
-        events = counted(sum(reader.events.values()), "event")
-        notes.append(f"the file ends early, after {events}")
+    beside, size, cut = read_array(path, "traceEvents", _Event, reader.add)
     if not reader.events:
         raise ValueError(f"{shown(path)}: it has no events; give a trace as it was recorded.")
+    own = beside.get("distributedInfo")
+    own = own if isinstance(own, dict) else {}
     rank, world_size = _whole(own.get("rank")), _whole(own.get("world_size"))
+    if cut:
+        number = sum(reader.events.values())
+        reader.notes.append(f"the file ends early, after {counted(number, 'event')}")
+    spans, base = reader.spans.spans(), beside.get("baseTimeNanoseconds")
+    if isinstance(base, int):
+        spans = dataclasses.replace(spans, start=spans.start + base, end=spans.end + base)
     return RankTrace(
-        os.fspath(path),
-        rank if rank >= 0 else None,
-        world_size if world_size > 0 else None,
-        str(found.beside.get("host_name", "")),
         spans,
         dict(reader.events),
-        found.size,
-        tuple(notes),
-        found.cut,
+        size,
+        rank if rank >= 0 else None,
+        world_size if world_size > 0 else None,
+        str(beside.get("host_name", "")),
+        tuple(reader.notes),
+        cut,
     )
 
 
 class _Reader:
-    def __init__(self, path: str | os.PathLike[str], time_unit: str | None):
+    def __init__(self, path: Path, time_unit: str | None):
         self.path = path
         self.unit = UNITS[time_unit] if time_unit else 0
         self.spans = SpanList()
@@ -136,7 +133,7 @@ class _Reader:
                 self.sequences[_whole(args.outer)] = sequence
             elif name.startswith("gloo:"):
                 kind, message = MESSAGE, Message(collective_of(name))
-            elif name.startswith(NODE):
+            elif name.startswith(AUTOGRAD_NODE):
                 kind = BACKWARD
             else:
                 kind = RANGE if category == "user_annotation" else HOST_OP
@@ -148,8 +145,8 @@ class _Reader:
                 sequence = self.sequences.get(_whole(outer), -1)
             if args.collective is not None:
                 message = _message(args)
-            elif category == "kernel" and (collective := collective_of_kernel(name)):
-                message = Message(collective)
+            elif category == "kernel":
+                message = message_of_kernel(name)
             if isinstance(args.grid, list):  # A kernel of another size counts as another kernel.
                 name = f"{name} {'x'.join(map(str, args.grid[:3]))}"
         elif category in _LAUNCHES and args.correlation is not None:

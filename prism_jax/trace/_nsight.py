@@ -4,31 +4,30 @@ import os
 import sqlite3
 import urllib.parse
 
-from .._files import check_file, shown
+from .._files import Path, shown
 from .._misc import quoted
-from ._collective_names import collective_of_kernel
-from ._spans import KERNEL, LAUNCH, RANGE, Message, RankTrace, SpanList
+from ._spans import KERNEL, LAUNCH, RANGE, RankTrace, SpanList, message_of_kernel, opened
 
 
 _MOST_BYTES = 2**42
 _MAGIC = b"SQLite format 3\0"
-# Tables of a device's work, with the query for its name; a graph may be traced as a whole.
-_DEVICE = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": "'memcpy'",
-    "CUPTI_ACTIVITY_KIND_MEMSET": "'memset'",
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "'graph'",
+_TEXT = "(SELECT value FROM StringIds WHERE id = {})"
+_STREAM, _THREAD = "streamId, correlationId", "globalTid, correlationId"
+# The kind of span in each table, and the queries for its name and for its lane and link. A graph
+# may be traced as a whole.
+_TABLES = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": (KERNEL, _TEXT.format("demangledName"), _STREAM),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (KERNEL, "'memcpy'", _STREAM),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (KERNEL, "'memset'", _STREAM),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (KERNEL, "'graph'", _STREAM),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (LAUNCH, _TEXT.format("nameId"), _THREAD),
+    "NVTX_EVENTS": (RANGE, f"coalesce(text, {_TEXT.format('textId')})", "globalTid, -1"),
 }
-_RUNTIME, _NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 
 
-def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -> RankTrace:
-    """Reads a report that `nsys export --type sqlite` wrote. Its times are in nanoseconds.
-
-    **Arguments:**
-
-    - `path`: the file.
-    - `time_unit`: must be `ns`, if given.
+def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
+    """Reads a report that `nsys export --type sqlite` wrote. Its times are in nanoseconds, so
+    `time_unit` must be `ns`, if given.
 
     **Raises:**
 
@@ -39,7 +38,13 @@ def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -
             f"{shown(path)}: times of Nsight Systems are in ns, but --time-unit is {time_unit}; "
             "leave it out."
         )
-    _check(path)
+    with opened(path, _MOST_BYTES) as file:
+        start = file.read(len(_MAGIC))
+    if start != _MAGIC:
+        raise ValueError(
+            f"{shown(path)}: this is not an SQLite file; export the report with `nsys export "
+            "--type sqlite`."
+        )
     name = urllib.parse.quote(os.path.abspath(os.fspath(path)))
     try:
         database = sqlite3.connect(f"file:{name}?mode=ro", uri=True)
@@ -54,69 +59,32 @@ def read_nsight(path: str | os.PathLike[str], *, time_unit: str | None = None) -
         ) from None
 
 
-def _check(path: str | os.PathLike[str]) -> None:
-    try:
-        check_file(path, _MOST_BYTES)
-        with open(path, "rb") as file:
-            start = file.read(len(_MAGIC))
-    except FileNotFoundError:
-        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
-    except OSError as error:
-        raise ValueError(
-            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
-        ) from None
-    if start != _MAGIC:
-        raise ValueError(
-            f"{shown(path)}: this is not an SQLite file; export the report with `nsys export "
-            "--type sqlite`."
-        )
-
-
-def _read(database: sqlite3.Connection, path: str | os.PathLike[str]) -> RankTrace:
+def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
     events: dict[str, int] = {}
-    spans = SpanList()
-    processes = set()
-    for table, name in _DEVICE.items():
+    spans, processes = SpanList(), set()
+    for table, (kind, name, place) in _TABLES.items():
         if table not in tables:
             continue
         columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
         grid = "gridX || 'x' || gridY || 'x' || gridZ" if "gridX" in columns else "''"
-        process = "globalPid" if "globalPid" in columns else "0"
-        query = (
-            f"SELECT start, end, {name}, {grid}, streamId, correlationId, {process} FROM {table}"
-        )
-        for start, end, kernel, size, stream, link, pid in database.execute(query):
-            collective = collective_of_kernel(str(kernel))
-            message = Message(collective) if collective else None
-            text = str(kernel) if collective or not size else f"{kernel} {size}"
-            spans.add(KERNEL, start, end, text, str(stream), link, message)
-            processes.add(pid)
+        process = "globalPid" if "globalPid" in columns and kind == KERNEL else "0"
+        # A range without an end is a mark.
+        where = "WHERE end IS NOT NULL" if kind == RANGE else ""
+        query = f"SELECT start, end, {name}, {grid}, {place}, {process} FROM {table} {where}"
+        for start, end, text, size, lane, link, pid in database.execute(query):
+            message = message_of_kernel(str(text)) if kind == KERNEL else None
+            text = str(text) if message or not size else f"{text} {size}"
+            spans.add(kind, start, end, text, str(lane), link, message)
+            processes |= {pid} if kind == KERNEL else set()
             events[table] = events.get(table, 0) + 1
     if len(processes) > 1:
         raise ValueError(
             f"{shown(path)}: it has the kernels of {len(processes)} processes; profile "
             "each rank into a report of its own."
         )
-    if _RUNTIME in tables:
-        query = (
-            "SELECT start, end, (SELECT value FROM StringIds WHERE id = nameId), globalTid, "
-            f"correlationId FROM {_RUNTIME}"
-        )
-        for start, end, call, thread, link in database.execute(query):
-            spans.add(LAUNCH, start, end, str(call), str(thread), link)
-            events[_RUNTIME] = events.get(_RUNTIME, 0) + 1
-    if _NVTX in tables:
-        query = (
-            "SELECT start, end, coalesce(text, (SELECT value FROM StringIds WHERE id = textId)), "
-            f"globalTid FROM {_NVTX} WHERE end IS NOT NULL"
-        )
-        for start, end, text, thread in database.execute(query):
-            spans.add(RANGE, start, end, str(text), str(thread))
-            events[_NVTX] = events.get(_NVTX, 0) + 1
     if not events:
         raise ValueError(
             f"{shown(path)}: it has no kernels and no ranges; profile with `--trace=cuda,nvtx`."
         )
-    size = os.path.getsize(path)
-    return RankTrace(os.fspath(path), None, None, "", spans.spans(), events, size, ())
+    return RankTrace(spans.spans(), events, os.path.getsize(path))

@@ -1,21 +1,22 @@
 """The stages of the ranks of a trace, their ops for each microbatch, and the order of these ops."""
 
+import collections
+import dataclasses
 import itertools as it
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Bool
 
-from .._misc import quoted
+from .._misc import counted, quoted
 from ..data import Job
-from ..schedule import TRACED, AbstractSchedule, order_of
-from ._ops import LETTERS, PIPELINED, TRANSFERS
+from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
+from ._spans import RankOp
+from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, LETTERS, PIPELINED, TRANSFERS
 
 
 # The most steps of replicas whose order is compared.
 _MOST_LOOKS = 1000
-# A larger share of other orders gives a note.
-_NOTED = 0.05
 
 
 def stated_schedule(job: Job) -> AbstractSchedule | None:
@@ -50,19 +51,12 @@ def stages_of_ranks(stage_to_rank: Sequence[int], pp: int) -> tuple[tuple[int, .
 def check_places(
     pairs: Sequence[tuple[int, int]], pp: int, schedule: AbstractSchedule | None, path: str
 ) -> tuple[int, ...]:
-    """The rank of each stage.
-
-    **Arguments:**
-
-    - `pairs`: the pairs of a stage and a rank in the rows.
-    - `pp`: the number of ranks.
-    - `schedule`: the schedule that the job gives.
-    - `path`: a path for messages.
+    """The rank of each stage, from the pairs of a stage and a rank in the rows, of `pp` ranks.
 
     **Raises:**
 
-    `ValueError` if a stage is on two ranks or on another rank than in the job, a stage is missing,
-    or ranks have different numbers of stages.
+    `ValueError` if a stage is on two ranks or on another rank than in the job's schedule, a stage
+    is missing, or ranks have different numbers of stages.
     """
     if not pairs:
         raise ValueError(f"{path}: it has no pipeline ops; give at least `forward-compute`.")
@@ -97,6 +91,57 @@ def check_places(
     return stage_to_rank
 
 
+def numbered(
+    ops: Sequence[RankOp],
+    rank: int,
+    schedule: AbstractSchedule | None,
+    num_microbatches: int,
+    path: str,
+) -> Iterator[RankOp]:
+    """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
+    are then those of the schedule that the job gives, in its order.
+
+    **Raises:**
+
+    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
+    """
+    seen = collections.defaultdict(it.count)
+    for op in sorted(ops, key=lambda op: op.start):
+        if op.op not in PIPELINED:
+            yield dataclasses.replace(op, stage=0)
+        elif op.stage >= 0:
+            yield op
+        elif schedule is None or schedule.num_stages == schedule.num_ranks:
+            yield dataclasses.replace(op, stage=rank)
+        else:
+            number = next(seen[op.step, op.op])
+            places = _calls_of(op.op, rank, schedule)
+            if number < len(places):  # Further ops are not part of this schedule.
+                stage, microbatch = places[number]
+                yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
+    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
+    if schedule is None and max(unknown, default=-1) >= num_microbatches:
+        raise ValueError(
+            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
+            f"{num_microbatches} microbatches, and their names do not give their stages; give the "
+            "schedule that was traced in place of `traced`."
+        )
+
+
+def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
+    """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
+    forward = op.startswith("forward")
+    letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
+    found = []
+    for token in schedule.orders()[rank]:
+        letter, stage, microbatch, *_ = parse_token(token, rank, 0)
+        other = stage + TRANSFERS.get(op, 0)
+        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
+        if letter in letters and (op not in TRANSFERS or at != rank):
+            found.append((stage, microbatch))
+    return found
+
+
 def expected_calls(
     op: str,
     there: Bool[np.ndarray, "steps dp pp calls"],
@@ -123,14 +168,14 @@ def expected_calls(
                 mine = [f"{stage}{LETTERS[op]}{m}" in stated for m in range(len(calls))]
                 expected[:, rank, calls] = mine
             else:
-                expected[:, rank, calls] = op == "forward-compute"
+                expected[:, rank, calls] = op == FORWARD_COMPUTE
     return expected if op in TRANSFERS else expected | usual
 
 
 def needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
     """Kinds of ops that every step needs, besides those that were found."""
-    backward = "backward-input" if {"backward-input", "backward-weight"} & {*found} else ""
-    compute = ("forward-compute", backward or "backward-compute")
+    halves = {"backward-input", "backward-weight"} & {*found}
+    compute = (FORWARD_COMPUTE, "backward-input" if halves else BACKWARD_COMPUTE)
     return compute if pp == 1 else (*compute, *TRANSFERS)
 
 
@@ -191,21 +236,10 @@ def check_backwards(orders: list[list[str]], path: str) -> None:
     tokens = set(it.chain(*orders))
     for token in it.chain(*orders):
         if "F" in token and token.replace("F", "B") not in tokens:
-            absent = [half for half in "IW" if token.replace("F", half) not in tokens]
+            absent = [half for half in (token.replace("F", x) for x in "IW") if half not in tokens]
             if absent:
-                what = (
-                    "no backward" if len(absent) == 2 else f"no `{token.replace('F', absent[0])}`"
-                )
+                what = "backward" if len(absent) == 2 else f"`{absent[0]}`"
                 raise ValueError(
-                    f"{path}: `{token}` has {what} in most steps; check that the job's "
+                    f"{path}: `{token}` has no {what} in most steps; check that the job's "
                     "`num_microbatches` is that of the trace."
                 )
-
-
-def notes_of_orders(others: float) -> tuple[str, ...]:
-    """A warning if orders are not the same in all steps."""
-    if others <= _NOTED:
-        return ()
-    return (
-        f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in most",
-    )

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..data import Call, Outline
-from ._ops import COMPUTE, PIPELINED, SCOPES
-from ._trace import Trace
+from ._trace import COMPUTE, PIPELINED, SCOPES, Trace
 
 
 # An op does not wait for another op that ends after its start in more than this share of steps; in
@@ -31,14 +30,11 @@ def outline(trace: Trace) -> Outline:
     first = ft.reduce(np.fmin, (np.fmin.reduce(x, axis=-1) for x in starts))
     once = [op for op in trace.start if op in SCOPES and op != "gc"]  # A pause, not an op.
     leading = [op for op in once if np.nanmean(trace.start[op][..., 0] - first) < 0]
-    last = ft.reduce(np.fmax, (np.fmax.reduce(trace.end[op], axis=-1) for op in _pipeline(trace)))
+    ends = (trace.end[op] for op in PIPELINED if op in trace.end)
+    last = ft.reduce(np.fmax, (np.fmax.reduce(x, axis=-1) for x in ends))
     before, _ = _calls(trace, leading, np.zeros_like(last))
     after, _ = _calls(trace, [op for op in once if op not in leading], last)
     return Outline(before, after)
-
-
-def _pipeline(trace: Trace) -> list[str]:
-    return [op for op in PIPELINED if op in trace.end]
 
 
 def _calls(trace: Trace, ops: list[str], ends: np.ndarray) -> tuple[tuple[Call, ...], np.ndarray]:

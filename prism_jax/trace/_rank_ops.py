@@ -1,16 +1,28 @@
 """The ops of one rank, from its named ranges, on the clock of the device."""
 
+import collections
 import dataclasses
+import itertools as it
 from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
 
-from ._ops import COMPUTE, TRANSFERS
-from ._pattern import ops_of_pattern
-from ._range_names import Reader
-from ._rank_op import BACKWARD_COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, WAITING, RankOp
-from ._spans import BACKWARD, HOST_OP, KERNEL, LAUNCH, MESSAGE, RANGE, Message, RankTrace, Spans
+from ._ranges import Reader, ops_of_pattern
+from ._spans import (
+    BACKWARD,
+    HOST_OP,
+    KERNEL,
+    LAUNCH,
+    MESSAGE,
+    RANGE,
+    WAITING,
+    Message,
+    RankOp,
+    RankTrace,
+    Spans,
+)
+from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, TRANSFERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +46,7 @@ class RankOps:
     by_pattern: bool = False
 
 
-def rank_ops(
-    trace: RankTrace, rank: int, reader: Reader, num_microbatches: int | None = None
-) -> RankOps:
+def rank_ops(trace: RankTrace, reader: Reader, num_microbatches: int | None = None) -> RankOps:
     """The ops of one rank.
 
     The range of an op is on the host. The op lasts from the first to the last kernel that was
@@ -47,7 +57,6 @@ def rank_ops(
     **Arguments:**
 
     - `trace`: the trace of one rank.
-    - `rank`: its number.
     - `reader`: the reader of names.
     - `num_microbatches`: how many microbatches a rank runs in a step, on all of its stages; without
         it, no pattern is looked for.
@@ -63,24 +72,28 @@ def rank_ops(
     by_pattern = False
     for number, start, end in steps.tolist():
         before = max((op.end for op in ops), default=start)  # A device lags behind the host.
-        first = len(ops)
+        found = []
         mine = [r for r in ranges if start <= r.start < end]
         if num_microbatches and not any(r.op in COMPUTE for r in mine):
-            mine += ops_of_pattern(spans, number, start, end, mine, num_microbatches)
+            mine += ops_of_pattern(spans, start, end, mine, num_microbatches)
             by_pattern = True
         if not any(r.op.startswith("backward") for r in mine):
-            mine += _unnamed_backwards(mine, nodes, number, end)
-        mine = [dataclasses.replace(_without_waits(r, nodes), step=number) for r in mine]
-        for r in _numbered(mine):
+            mine += _unnamed_backwards(mine, nodes, end)
+        calls = collections.defaultdict(it.count)  # In the order of time if names have no numbers.
+        for r in sorted((_without_waits(r, nodes) for r in mine), key=lambda r: r.start):
+            call = next(calls[r.op])
             if r.op in TRANSFERS and not device.any():
                 continue  # The host only requests the op in this range.
-            op = (computing if r.op in _COMPUTING else every).of(r)
-            ops += [op] if op else []
-        if len(ops) > first:
-            begin = min(op.start for op in ops[first:])
+            times = (computing if r.op in _COMPUTING else every).times(r)
+            if times is not None:
+                microbatch = r.microbatch if r.microbatch >= 0 else call
+                found.append(RankOp(number, r.op, microbatch, r.stage, *times))
+        if found:
+            begin = min(op.start for op in found)
             # At least a nanosecond, so that it comes first.
             start = min(max(start, before), begin - 1)
-            ops.append(RankOp(number, LOAD_DATA, 0, -1, start, begin))
+            ops += [*found, RankOp(number, LOAD_DATA, 0, -1, start, begin)]
+    rank = trace.rank or 0
     return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans), by_pattern)
 
 
@@ -92,13 +105,11 @@ def _named(spans: Spans, reader: Reader) -> list[RankOp]:
     chosen = spans[(spans.kind == RANGE) & known[spans.name]]
     last: dict[str, int] = {}
     for i in np.lexsort((-chosen.end, chosen.start)).tolist():
-        named = of_name[chosen.name[i]]
+        ops, microbatch, stage = of_name[chosen.name[i]] or ("", -1, -1)
         start, end = int(chosen.start[i]), int(chosen.end[i])
-        if named is None or end <= last.get(named.op, start):
-            continue
-        last[named.op] = end
-        for op in named.op.split("+"):
-            found.append(RankOp(-1, op, named.microbatch, named.stage, start, end))
+        if end > last.get(ops, start):
+            last[ops] = end
+            found += [RankOp(-1, op, microbatch, stage, start, end) for op in ops.split("+")]
     return found
 
 
@@ -120,38 +131,19 @@ def _steps(spans: Spans, reader: Reader, ranges: list[RankOp]) -> Int[np.ndarray
     return np.array(sorted(found.values()), np.int64).reshape(-1, 3)
 
 
-def _unnamed_backwards(
-    ranges: list[RankOp], nodes: Spans, number: int, step_end: int
-) -> Iterator[RankOp]:
+def _unnamed_backwards(ranges: list[RankOp], nodes: Spans, step_end: int) -> Iterator[RankOp]:
     """The autograd nodes between a forward and the next op, as backwards."""
     forwards = [r for r in ranges if r.op == FORWARD_COMPUTE]
-    starts = [*(forward.start for forward in forwards[1:]), step_end]
-    for forward, until in zip(forwards, starts[: len(forwards)], strict=True):
-        inside = (nodes.start >= forward.end) & (nodes.start < until)
-        if inside.any():
-            start, end = int(nodes.start[inside].min()), int(nodes.end[inside].max())
-            stage, call = forward.stage, forward.microbatch
-            yield RankOp(number, BACKWARD_COMPUTE, call, stage, start, end)
+    ends = [forward.start for forward in forwards[1:]]
+    for forward, until in zip(forwards, [*ends, step_end], strict=False):
+        if times := nodes.extent((nodes.start >= forward.end) & (nodes.start < until)):
+            yield dataclasses.replace(forward, op=BACKWARD_COMPUTE).at(times)
 
 
 def _without_waits(r: RankOp, nodes: Spans) -> RankOp:
     """A backward up to the last compute of autograd; after that it waits for other replicas."""
-    if r.op != BACKWARD_COMPUTE:
-        return r
-    inside = (nodes.start >= r.start) & (nodes.end <= r.end)
-    if not inside.any():
-        return r
-    start, end = int(nodes.start[inside].min()), int(nodes.end[inside].max())
-    return dataclasses.replace(r, start=start, end=end)
-
-
-def _numbered(ranges: list[RankOp]) -> Iterator[RankOp]:
-    """The ops, with microbatches counted in the order of time if names do not give them."""
-    seen: dict[str, int] = {}
-    for r in sorted(ranges, key=lambda r: r.start):
-        call = seen.get(r.op, 0)
-        seen[r.op] = call + 1
-        yield r if r.microbatch >= 0 else dataclasses.replace(r, microbatch=call)
+    inside = (nodes.start >= r.start) & (nodes.end <= r.end) & (r.op == BACKWARD_COMPUTE)
+    return r.at(nodes.extent(inside))
 
 
 class _Kernels:
@@ -174,15 +166,14 @@ class _Kernels:
         self.launched = launched[order]
         self.start, self.end = device.start[order], device.end[order]
 
-    def of(self, r: RankOp) -> RankOp | None:
-        """The op on the clock of the device; `None` if it launched no kernels."""
+    def times(self, r: RankOp) -> tuple[int, int] | None:
+        """When an op runs on the clock of the device; `None` if it launched no kernels."""
         if not len(self.launched):
-            return r
+            return r.start, r.end
         low, high = np.searchsorted(self.launched, [r.start, r.end]).tolist()
         if low == high:
             return None
-        start, end = int(self.start[low:high].min()), int(self.end[low:high].max())
-        return dataclasses.replace(r, start=start, end=end)
+        return int(self.start[low:high].min()), int(self.end[low:high].max())
 
 
 # Ops within which collectives are waits for other ranks; any other op is itself a collective.
@@ -192,14 +183,13 @@ _COMPUTING = (*COMPUTE, OPTIMIZER)
 def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
     """Collectives, identified by properties that all of their members know."""
     found = {}
-    seen: dict[Message, int] = {}
+    seen = collections.defaultdict(it.count)
     mine = spans[(spans.kind == KERNEL) & (spans.message >= 0)]
     if not len(mine):
         mine = spans[spans.kind == MESSAGE]
     for i in np.argsort(mine.start, kind="stable").tolist():
         message = mine.messages[mine.message[i]]
-        number = seen.get(message, 0)
-        seen[message] = number + 1
+        number = next(seen[message])
         sequence = int(mine.sequence[i])
         key = (message, sequence if sequence >= 0 else number)
         found[key] = (int(mine.start[i]), int(mine.end[i]))

@@ -1,16 +1,19 @@
-"""Reads traces of profilers as a trace of ops."""
+"""Reads traces of profilers, of each rank of a job, as a trace of ops."""
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from .._files import shown, written_whole
-from .._misc import counted
+from .._files import Path, shown, written_whole
+from .._misc import counted, unknown_name
 from ..data import Job
-from ._formats import read_ranks
-from ._join_ranks import JoinedOps, join_ranks
-from ._range_names import RangeNames, Reader
+from ._chakra import read_chakra
+from ._join_ranks import join_ranks
+from ._kineto import read_kineto
+from ._nsight import read_nsight
+from ._ranges import RangeNames, Reader
 from ._rank_ops import rank_ops
 from ._read_trace import COLUMNS, trace_of_rows
 from ._spans import RankTrace
@@ -21,8 +24,17 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[..., RankTrace]]] = {
+    "kineto": ((".json", ".json.gz"), read_kineto),
+    "chakra": ((".et", ".json"), read_chakra),
+    "nsight": ((".sqlite",), read_nsight),
+}
+_RANK = re.compile(r"(?:rank|gpu|worker)[-_. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names them.
+
+
 def read_profile_traces(
-    path: str | os.PathLike[str],
+    path: Path,
     job: Job,
     format: str = "kineto",
     *,
@@ -49,42 +61,100 @@ def read_profile_traces(
 
     As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
-    joined = joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
-    hint = _ends_early(joined.cut) if joined.cut else None
-    trace = trace_of_rows(table_of(joined).lazy(), path, joined.job, hint)
-    return dataclasses.replace(trace, notes=joined.notes)
+    joined = _joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
+    hint = _ends_early(sorted(joined.cut)) if joined.cut else None
+    trace = trace_of_rows(joined.table.lazy(), path, joined.job, hint)
+    return dataclasses.replace(trace, notes=tuple(joined.notes))
 
 
 def write_ops(
-    out: str | os.PathLike[str],
+    out: Path,
     ranks: Iterable[RankTrace],
     job: Job,
     names: RangeNames | None,
-    path: str | os.PathLike[str],
+    path: Path,
 ) -> None:
-    """Writes the table of ops that `read_trace` reads.
-
-    **Arguments:**
-
-    - `out`: a `.parquet` file.
-    - `ranks`, `job`, `names`: as in `read_profile_traces`.
-    - `path`: the path of the ranks, for messages.
+    """Writes the table of ops that `read_trace` reads, to a `.parquet` file. Other arguments are as
+    in `read_profile_traces`; `path` is for messages.
     """
-    table = table_of(joined_ops(ranks, job, names, path))
+    table = _joined_ops(ranks, job, names, path).table
     with written_whole(out) as partial:
         table.write_parquet(partial)
 
 
-def joined_ops(
-    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: str | os.PathLike[str]
-) -> JoinedOps:
+def read_ranks(
+    path: Path, format: str = "kineto", *, time_unit: str | None = None
+) -> Iterator[RankTrace]:
+    """Reads the traces of a job's ranks, one at a time, so that only one of them is in memory.
+    Arguments are as in `read_profile_traces`.
+
+    **Raises:**
+
+    `ValueError` if the format is not known, there are no files, a file is not a trace, or two files
+    are of the same rank.
+    """
+    if format not in _FORMATS:
+        raise ValueError(unknown_name("format of traces", format, _FORMATS))
+    suffixes, read = _FORMATS[format]
+    seen: dict[int, str] = {}
+    files = _files(path, suffixes)
+    for file in files:
+        trace = read(file, time_unit=time_unit)
+        name, rank = os.path.basename(file), trace.rank
+        if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
+            rank = int(numbers[-1])
+        if rank is None and len(files) > 1:
+            raise ValueError(
+                f"{shown(file)}: neither the file nor its name says which rank it is of; name it "
+                f"`rank<number>{suffixes[0]}`."
+            )
+        rank = rank or 0
+        if rank in seen:
+            raise ValueError(
+                f"{shown(file)}: this is of rank {rank}, and so is {shown(seen[rank])}; keep one "
+                "of them."
+            )
+        seen[rank] = file
+        yield dataclasses.replace(trace, rank=rank)
+
+
+def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
+    name = os.fspath(path)
+    if not os.path.isdir(name):
+        return [name]
+    found = (entry for entry in os.scandir(name) if entry.is_file())
+    files = sorted(entry.path for entry in found if entry.name.endswith(suffixes))
+    if not files:
+        raise ValueError(
+            f"{shown(path)}: the folder has no {' or '.join(suffixes)} files; give the "
+            "one with the traces of the ranks."
+        )
+    return files
+
+
+class _JoinedOps(NamedTuple):
+    """The table of ops that `read_trace` reads, the job with the replicas that are complete,
+    warnings for readers, and the ranks whose file ends early.
+    """
+
+    table: "pl.DataFrame"
+    job: Job
+    notes: list[str]
+    cut: list[int]
+
+
+def _joined_ops(
+    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: Path
+) -> _JoinedOps:
     """The joined ops of all ranks. The spans of each rank are freed as soon as they are read."""
+    import polars as pl
+
     reader = Reader(names)
     found, notes, cut = [], [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
     for trace in ranks:
-        found.append(rank_ops(trace, trace.rank or 0, reader, number))
-        cut += [trace.rank or 0] if trace.cut else []
+        found.append(rank_ops(trace, reader, number))
+        cut += [found[-1].rank] if trace.cut else []
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
         if not ops.ops:
@@ -102,9 +172,13 @@ def joined_ops(
             f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
             "microbatches were found by the pattern of the host's operators"
         )
-    joined = join_ranks(found, job, reader.order, shown(path))
-    notes += joined.notes
-    return dataclasses.replace(joined, notes=tuple(notes), cut=tuple(sorted(cut)))
+    rows, job, more = join_ranks(found, job, reader.order, shown(path))
+    table = pl.DataFrame(
+        sorted(rows, key=lambda row: (row[3], row[0], row[1], row[6])),
+        schema={name: getattr(pl, kind) for name, kind in COLUMNS.items()},
+        orient="row",
+    )
+    return _JoinedOps(table, job, notes + more, cut)
 
 
 def _ends_early(ranks: Sequence[int]) -> str:
@@ -114,25 +188,4 @@ def _ends_early(ranks: Sequence[int]) -> str:
     return (
         f"the files of {len(ranks)} ranks end early, the first rank {ranks[0]}, so copy or record "
         "them again"
-    )
-
-
-def table_of(joined: JoinedOps) -> "pl.DataFrame":
-    """The table of ops that `read_trace` reads from a file."""
-    import polars as pl
-
-    order = (
-        "dp_rank",
-        "stage",
-        "virtual_stage",
-        "step",
-        "optype",
-        "seq_id",
-        "start_ts",
-        "duration",
-    )
-    return pl.DataFrame(
-        sorted(joined.rows, key=lambda row: (row[3], row[0], row[1], row[6])),
-        schema={name: getattr(pl, COLUMNS[name]) for name in order},
-        orient="row",
     )

@@ -8,24 +8,22 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from .._files import shown
+from .._files import Path, shown
 from .._misc import check_type, counted, unknown_name
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of
-from ._ops import PIPELINED, SCOPES
 from ._orders import (
     check_backwards,
     check_orders,
     check_places,
     expected_calls,
     needed_ops,
-    notes_of_orders,
     stages_of_ranks,
     stated_schedule,
     traced_orders,
 )
-from ._table import collect, columns_of, rows_have, scan, with_numbers
-from ._trace import Trace
+from ._tables import collect, columns_of, rows_have, scan, with_numbers
+from ._trace import OPS, PIPELINED, Trace
 
 
 if TYPE_CHECKING:
@@ -48,6 +46,8 @@ COLUMNS = {
 # The most cells of a table of ops for each row of the trace; complete steps have less than one.
 _MOST_SPARSE = 4
 _MOST_STAGES = 10**5
+# A larger share of steps with other orders gives a note.
+_NOTED = 0.05
 # A mean step time beyond these limits, in seconds, is likely in another unit.
 _SHORTEST, _LONGEST = 1e-3, 600.0
 
@@ -80,9 +80,7 @@ def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
     return trace_of_rows(scan(path), path, job)
 
 
-def trace_of_rows(
-    frame: "pl.LazyFrame", path: str | os.PathLike[str], job: Job, hint: str | None = None
-) -> Trace:
+def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None = None) -> Trace:
     """`read_trace`, from rows that are already read. `path` and `hint` are for messages; `hint` is
     a reason for missing ops, by default that the job may be another one.
     """
@@ -94,7 +92,8 @@ def trace_of_rows(
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
     _check_rows(rows, path, dp, pp, microbatches)
-    stage_to_rank = check_places(_places(rows, path), pp, schedule, shown(path))
+    mine = rows.filter(pl.col("optype").is_in(PIPELINED)).select("virtual_stage", "stage")
+    stage_to_rank = check_places(collect(mine.unique(), path).rows(), pp, schedule, shown(path))
     local = {s: i for stages in stages_of_ranks(stage_to_rank, pp) for i, s in enumerate(stages)}
     virtual_stages = max(local.values(), default=0) + 1
     own = pl.col("virtual_stage").replace_strict(local, return_dtype=pl.Int32)
@@ -144,23 +143,25 @@ def trace_of_rows(
     return _in_order(trace, stage_to_rank, schedule, shown(path))
 
 
-def _notes_of_unit(trace: Trace) -> tuple[str, ...]:
-    """A warning if times that were read as seconds are probably in another unit."""
-    mean = float(np.mean(trace.step_times()))
-    if _SHORTEST < mean < _LONGEST:
-        return ()
-    return (
-        f"a step takes {mean:.4g} s on average: `start_ts` and `duration` are read as seconds, so "
-        "check that they are in seconds",
-    )
-
-
 def _in_order(
     trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
 ) -> Trace:
-    """The trace with the order of its ops, which must be that of the job if the job gives one."""
+    """The trace with the order of its ops, which must be that of the job if the job gives one, and
+    with notes about what is unlikely.
+    """
     orders, others = traced_orders(trace.start, trace.end, stage_to_rank, schedule)
-    trace = dataclasses.replace(trace, notes=(*notes_of_orders(others), *_notes_of_unit(trace)))
+    notes, mean = [], float(np.mean(trace.step_times()))
+    if others > _NOTED:
+        notes.append(
+            f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in "
+            "most"
+        )
+    if not _SHORTEST < mean < _LONGEST:
+        notes.append(
+            f"a step takes {mean:.4g} s on average: `start_ts` and `duration` are read as seconds, "
+            "so check that they are in seconds"
+        )
+    trace = dataclasses.replace(trace, notes=tuple(notes))
     if schedule is not None:
         check_orders(orders, schedule, trace.job.schedule.kind, path)
         return trace
@@ -177,15 +178,7 @@ def _in_order(
     return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
 
 
-def _places(rows: "pl.LazyFrame", path) -> list[tuple[int, int]]:
-    """The virtual stages and the ranks that they are on."""
-    import polars as pl
-
-    mine = rows.filter(pl.col("optype").is_in(PIPELINED))
-    return collect(mine.select("virtual_stage", "stage").unique(), path).rows()
-
-
-def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
+def _typed(frame: "pl.LazyFrame", path: Path, job: Job) -> "pl.LazyFrame":
     """The required columns, with the right types. If all ranks have one stage, `virtual_stage` may
     be missing. Ops that run once in a step have none, and get zero.
     """
@@ -208,7 +201,7 @@ def _typed(frame: "pl.LazyFrame", path, job: Job) -> "pl.LazyFrame":
     return frame.with_columns(virtual_stage=pl.when(pipelined).then("virtual_stage").otherwise(0))
 
 
-def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int) -> None:
+def _check_rows(rows: "pl.LazyFrame", path: Path, dp: int, pp: int, microbatches: int) -> None:
     """Raises a `ValueError` of one sentence if a row cannot belong to this job."""
     import polars as pl
 
@@ -244,11 +237,10 @@ def _check_rows(rows: "pl.LazyFrame", path, dp: int, pp: int, microbatches: int)
         raise ValueError(
             f"{shown(path)}: the column `{empty[0]}` has empty cells; fill or drop those rows."
         )
-    known = (*PIPELINED, *SCOPES)
     given = collect(rows.select(pl.col("optype").unique()), path)["optype"]
-    unknown = sorted({*given} - {*known})
+    unknown = sorted({*given} - {*OPS})
     if unknown:
-        raise ValueError(f"{shown(path)}: {unknown_name('op', unknown[0], known)}")
+        raise ValueError(f"{shown(path)}: {unknown_name('op', unknown[0], OPS)}")
     for wrong, what in wrongs:
         if found[what]:
             row = collect(rows.filter(wrong).head(1), path).row(0, named=True)

@@ -1,11 +1,18 @@
-"""The spans of one rank, from any profiler."""
+"""The spans of one rank, which all readers of profiles yield, and the ops that are among them."""
 
 import array
+import collections
+import contextlib
 import dataclasses
-from typing import NamedTuple
+import itertools as it
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
+
+from .._files import Path, check_file, shown
 
 
 # Kinds of spans.
@@ -15,6 +22,25 @@ LAUNCH = 2  # The host's call that launched such work.
 HOST_OP = 3  # An operator on the host; used as a kernel if there is no device.
 BACKWARD = 4  # A node of autograd on the host.
 MESSAGE = 5  # The host's call of a collective.
+
+# Units of time in nanoseconds.
+UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
+# Operators of the host that wait for others.
+WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
+
+# In the order of a search: longer names first. NCCL, PyTorch and gloo use them in their names.
+_COLLECTIVES = (
+    *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "send_recv", "broadcast"),
+    *("barrier", "gather", "scatter", "reduce", "send", "recv"),
+)
+_KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)(?:Dev)?Kernel\w*?_(\w+)", re.IGNORECASE)
+
+
+def collective_of(name: str) -> str:
+    """`all_reduce` for `allreduce_coalesced`, and so on; the name itself for what is unknown."""
+    plain = name.lower().replace("_", "")
+    return next((known for known in _COLLECTIVES if known.replace("_", "") in plain), name)
 
 
 class Message(NamedTuple):
@@ -36,6 +62,12 @@ class Message(NamedTuple):
     dtype: str = ""
 
 
+def message_of_kernel(kernel: str) -> Message | None:
+    """The collective that a kernel runs, if it is one of NCCL or RCCL."""
+    found = _KERNEL.match(kernel)
+    return Message(collective_of(found[1])) if found else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Spans:
     """The spans of time of one rank, with a column for each property. Times are in nanoseconds.
@@ -44,8 +76,8 @@ class Spans:
 
     - `kind`: one of the constants above.
     - `start`, `end`: on the clock of the rank.
-    - `name`, `lane`, `message`: indices of `names`, of `lanes` (threads and streams), and of
-        `messages`, or -1.
+    - `name`, `message`: indices of `names` and of `messages`, or -1.
+    - `lane`: the number of the thread or stream.
     - `link`: an id that a kernel shares with its launch, or -1.
     - `sequence`: the number of a collective within its group, or -1.
     """
@@ -59,7 +91,6 @@ class Spans:
     message: Int[np.ndarray, " spans"]
     sequence: Int[np.ndarray, " spans"]
     names: tuple[str, ...]
-    lanes: tuple[str, ...]
     messages: tuple[Message, ...]
 
     def __len__(self) -> int:
@@ -69,28 +100,16 @@ class Spans:
         """Some of the spans."""
         return dataclasses.replace(self, **{c: getattr(self, c)[chosen] for c in _COLUMNS})
 
-    def moved(self, offset: int) -> "Spans":
-        """The same spans, `offset` nanoseconds later."""
-        return dataclasses.replace(self, start=self.start + offset, end=self.end + offset)
-
-    def texts(self) -> list[str]:
-        """The name of each span."""
-        return [self.names[i] for i in self.name.tolist()]
+    def extent(self, chosen: Bool[np.ndarray, " spans"]) -> tuple[int, int] | None:
+        """The first start and the last end of some spans; `None` if there are none."""
+        return (
+            (int(self.start[chosen].min()), int(self.end[chosen].max())) if chosen.any() else None
+        )
 
 
-_COLUMNS = {
-    "kind": "b",
-    "start": "q",
-    "end": "q",
-    "name": "i",
-    "lane": "i",
-    "link": "q",
-    "message": "i",
-    "sequence": "q",
-}
-
-
-_NONE = np.zeros(0, np.int32)
+# The columns, with their types in an `array`.
+_COLUMNS = {"kind": "b", "start": "q", "end": "q", "name": "i", "lane": "i", "link": "q"}
+_COLUMNS |= {"message": "i", "sequence": "q"}
 
 
 class SpanList:
@@ -99,9 +118,10 @@ class SpanList:
     def __init__(self):
         self._columns = {name: array.array(code) for name, code in _COLUMNS.items()}
         self._appends = tuple(column.append for column in self._columns.values())
-        self._names: dict[str, int] = {}
-        self._lanes: dict[str, int] = {}
-        self._messages: dict[Message, int] = {}
+        # Each new key gets the next number.
+        self._names = collections.defaultdict[str, int](it.count().__next__)
+        self._lanes = collections.defaultdict[str, int](it.count().__next__)
+        self._messages = collections.defaultdict[Message, int](it.count().__next__)
 
     def add(
         self,
@@ -114,30 +134,17 @@ class SpanList:
         message: Message | None = None,
         sequence: int = -1,
     ) -> None:
-        row = (
-            kind,
-            start,
-            end,
-            self._names.setdefault(name, len(self._names)),
-            self._lanes.setdefault(lane, len(self._lanes)),
-            link,
-            -1 if message is None else self._messages.setdefault(message, len(self._messages)),
-            sequence,
-        )
+        number = -1 if message is None else self._messages[message]
+        row = (kind, start, end, self._names[name], self._lanes[lane], link, number, sequence)
         for append, value in zip(self._appends, row, strict=True):
             append(value)
 
     def spans(self) -> Spans:
         columns = {
-            name: np.frombuffer(column, np.dtype(f"i{column.itemsize}")) if column else _NONE
+            name: np.frombuffer(column, f"i{column.itemsize}") if column else np.zeros(0, np.int32)
             for name, column in self._columns.items()
         }
-        return Spans(
-            **columns,
-            names=tuple(self._names),
-            lanes=tuple(self._lanes),
-            messages=tuple(self._messages),
-        )
+        return Spans(**columns, names=tuple(self._names), messages=tuple(self._messages))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,22 +153,53 @@ class RankTrace:
 
     **Attributes:**
 
-    - `path`: the file.
-    - `rank`, `world_size`, `host`: the rank, the number of ranks and the host, as far as they are
-        known.
     - `spans`: the spans.
     - `events`: how many events of each category the file has, including those that are not used.
     - `size`: the bytes of the file's text, or of the file.
+    - `rank`, `world_size`, `host`: the rank, the number of ranks and the host, as far as they are
+        known.
     - `notes`: warnings for readers.
     - `cut`: whether the file ends early.
     """
 
-    path: str
-    rank: int | None
-    world_size: int | None
-    host: str
     spans: Spans
     events: dict[str, int]
     size: int
-    notes: tuple[str, ...]
+    rank: int | None = None
+    world_size: int | None = None
+    host: str = ""
+    notes: tuple[str, ...] = ()
     cut: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RankOp:
+    """One op of one rank; times in nanoseconds. `microbatch` and `stage` are -1 if names do not
+    give them.
+    """
+
+    step: int
+    op: str
+    microbatch: int
+    stage: int
+    start: int
+    end: int
+
+    def at(self, times: tuple[int, int] | None) -> "RankOp":
+        """The op with another start and end, if they are known."""
+        return self if times is None else dataclasses.replace(self, start=times[0], end=times[1])
+
+
+@contextlib.contextmanager
+def opened(path: Path, most: int) -> Iterator[BinaryIO]:
+    """The open file, of at most so many bytes. A file that cannot be read is a `ValueError`."""
+    try:
+        check_file(path, most)
+        with open(path, "rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
+    except OSError as error:
+        raise ValueError(
+            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
+        ) from None

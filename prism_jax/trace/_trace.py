@@ -1,4 +1,4 @@
-"""A trace: when the ops of some steps of a job started and ended."""
+"""A trace: when the ops of some steps of a job started and ended, and which ops there are."""
 
 import dataclasses
 
@@ -6,6 +6,33 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..data import Job
+
+
+# Ops that a worker runs for each microbatch of each of its stages, and their letters in the tokens
+# of schedules. A backward is one op, or two: of the input, on which the next stage waits, and of
+# the weights.
+LETTERS = {"forward-compute": "F", "backward-compute": "B"}
+LETTERS |= {"backward-input": "I", "backward-weight": "W"}
+COMPUTE = tuple(LETTERS)
+# Transfers between stages, with the distance of the other stage.
+TRANSFERS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
+PIPELINED = (*COMPUTE, *TRANSFERS)
+# Ops that a worker runs once in a step, and with whom: the other replicas of its stage, the last
+# stage of its replica, all workers, or no worker whose op is in the trace.
+SCOPES = {
+    "load-data": "self",
+    "params-all-gather": "dp",
+    "grads-reduce-scatter": "dp",
+    "embedding-grads-all-reduce": "pp",
+    "optimizer-clip-main-grad": "world",
+    "layernorm-grads-all-reduce": "self",
+    "optimizer": "self",
+    "gc": "self",
+}
+OPS = (*PIPELINED, *SCOPES)
+FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+LOAD_DATA = "load-data"  # The time of a step before its first op.
+REDUCE = "grads-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)

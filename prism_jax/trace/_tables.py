@@ -1,4 +1,6 @@
-"""Opens, checks and reads tables in files, including errors that a cast would hide."""
+"""Opens, checks and reads tables in files, including errors that a cast would hide; reads those of
+step times, and of how much longer compute takes on each GPU or node.
+"""
 
 import contextlib
 import csv
@@ -10,21 +12,126 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 
-from .._files import check_file, shown
+from .._files import Path, check_file, shown
 from .._misc import MOST_QUOTED, counted, quoted
 
 
 if TYPE_CHECKING:
     import polars as pl
 
-
 # The most bytes of a table. Tables larger than memory are read in batches; a stream may be endless.
 _MOST_BYTES = 2**40
 _MOST_HEADER = 2**20
+# Step times from a nanosecond to thirty years. A larger factor is a mistake, such as another unit.
+_MOST_S, _MOST_FACTOR = 1e9, 1e6
 
 
-def scan(path: str | os.PathLike[str]) -> "pl.LazyFrame":
+def read_step_times(path: str | os.PathLike[str]) -> Float[np.ndarray, " steps"]:
+    """Reads measured step times, in seconds, from the column `step_time_s` of a CSV or Parquet
+    file.
+
+    If there is a column `run`, the runs follow one another in the order of their first rows. If
+    there is a column `step`, the steps of a run are sorted by it.
+
+    **Raises:**
+
+    `ValueError` if there are no step times, one is not a positive number, a `run` is empty, or a
+    `step` is not an integer or occurs twice in its run.
+    """
+    return np.concatenate(read_runs(path))
+
+
+def read_runs(path: Path) -> list[Float[np.ndarray, " steps"]]:
+    """As `read_step_times`, but with a separate array for each `run`, if there is such a column.
+    Without the column `step`, the steps of a run are in the order of the file.
+    """
+    import polars as pl
+
+    frame = scan(path)
+    given = columns_of(frame, path, ["step_time_s"])
+    integers = ["step"] if "step" in given else []
+    frame = with_numbers(frame, path, ["step_time_s", *integers], integers)
+    if "run" in given and frame.collect_schema()["run"].is_nested():
+        raise ValueError(f"{shown(path)}: the column `run` holds lists or tables; give names.")
+    run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
+    step = pl.col("step") if integers else pl.int_range(pl.len()).alias("step")
+    most = "number of seconds", _MOST_S
+    table = _positive(frame.select(run, step, "step_time_s"), path, "step_time_s", *most)
+    twice = table.select("run", "step").is_duplicated()
+    if twice.any():
+        row = table.row(int(twice.arg_max() or 0), named=True)
+        of_run = f" of run {quoted(str(row['run']))}" if "run" in given else ""
+        raise ValueError(
+            f"{shown(path)}: step {row['step']}{of_run} has two rows; keep one of them, or name "
+            "the runs in a column `run`."
+        )
+    parts = table.partition_by("run", maintain_order=True)
+    return [part.sort("step")["value"].to_numpy() for part in parts]
+
+
+def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
+    """Reads the column `factor` of a CSV or Parquet file: how much longer compute takes on each
+    GPU, or on each node, than on the mean one. Factors are sorted by the column `gpu` or `node` or,
+    without these, are in the order of the file. Also returns the name of that column.
+
+    **Raises:**
+
+    `ValueError` if there are no factors, one is not a positive number, or `gpu` or `node` do not
+    count from 0 up.
+    """
+    frame = scan(path)
+    given = columns_of(frame, path, ["factor"])
+    by = [name for name in ("gpu", "node") if name in given]
+    if len(by) == 2:
+        raise ValueError(f"{shown(path)}: it has the columns `gpu` and `node`; keep one of them.")
+    frame = with_numbers(frame, path, ["factor", *by], by)
+    table = _positive(frame.select(*by, "factor"), path, "factor", "number", _MOST_FACTOR)
+    if not by:
+        return table["value"].to_numpy(), None
+    table = table.sort(by[0])
+    number = table[by[0]].to_numpy()
+    wrong = np.flatnonzero(number != np.arange(len(number)))
+    if len(wrong):
+        raise ValueError(
+            f"{shown(path)}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
+            f"{wrong[0]} is missing, or another number occurs twice."
+        )
+    return table["value"].to_numpy(), by[0]
+
+
+def _positive(
+    frame: "pl.LazyFrame", path: Path, column: str, what: str, most: float
+) -> "pl.DataFrame":
+    """The table, with the numbers of a column in the new column `value`. It refuses a table without
+    rows, empty cells, and values that are not numbers between `1 / most` and `most`.
+    """
+    import polars as pl
+
+    value = pl.col(column).cast(pl.Float64, strict=False).alias("value")
+    names = frame.collect_schema().names()
+    table = collect(frame.with_columns(value), path)
+    if not len(table):
+        raise ValueError(f"{shown(path)}: it has no rows.")
+    for name in names:
+        if table[name].null_count():
+            row = int(table[name].is_null().arg_max() or 0) + 1
+            raise ValueError(
+                f"{shown(path)}: `{name}` is empty in row {row}; fill or drop that row."
+            )
+    values = table["value"].fill_null(np.nan).to_numpy()
+    wrong = ~((values >= 1 / most) & (values <= most))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{shown(path)}: `{column}` is {_cell(table[column][row])} in row {row + 1}, but must "
+            f"be a positive {what}, from {1 / most:g} to {most:g}."
+        )
+    return table
+
+
+def scan(path: Path) -> "pl.LazyFrame":
     """A lazy table of the file with exactly this name."""
     import polars as pl
 
@@ -69,7 +176,7 @@ def _check_header(path: str) -> None:
         )
 
 
-def collect(frame: "pl.LazyFrame", path: str | os.PathLike[str]) -> "pl.DataFrame":
+def collect(frame: "pl.LazyFrame", path: Path) -> "pl.DataFrame":
     """Reads a table in batches of rows, so that it can be of any size."""
     try:
         with _silence():
@@ -105,9 +212,7 @@ def _silence() -> Iterator[None]:
         os.close(nothing)
 
 
-def columns_of(
-    frame: "pl.LazyFrame", path: str | os.PathLike[str], needed: Iterable[str]
-) -> list[str]:
+def columns_of(frame: "pl.LazyFrame", path: Path, needed: Iterable[str]) -> list[str]:
     """The names of the columns. Raises a `ValueError` if a required column is missing."""
     given = frame.collect_schema().names()
     missing = [name for name in needed if name not in given]
@@ -122,7 +227,7 @@ def columns_of(
 
 
 def with_numbers(
-    frame: "pl.LazyFrame", path: str | os.PathLike[str], numbers: list[str], integers: list[str]
+    frame: "pl.LazyFrame", path: Path, numbers: list[str], integers: list[str]
 ) -> "pl.LazyFrame":
     """The table, in which the columns `integers`, a part of `numbers`, are integers. It refuses
     values that a cast would change silently (booleans, times, fractions), and strings in place of
@@ -159,33 +264,6 @@ def with_numbers(
                     "whole numbers."
                 )
     return frame.with_columns(**casts)
-
-
-def check_positive(
-    table: "pl.DataFrame",
-    path: str | os.PathLike[str],
-    column: str,
-    others: tuple[str, ...],
-    what: str,
-    most: float,
-) -> None:
-    """Refuses empty cells, and values that are not positive numbers between `1 / most` and `most`,
-    in the column `value`.
-    """
-    for name in (*others, column):
-        if table[name].null_count():
-            row = int(table[name].is_null().arg_max() or 0) + 1
-            raise ValueError(
-                f"{shown(path)}: `{name}` is empty in row {row}; fill or drop that row."
-            )
-    values = table["value"].fill_null(np.nan).to_numpy()
-    wrong = ~((values >= 1 / most) & (values <= most))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise ValueError(
-            f"{shown(path)}: `{column}` is {_cell(table[column][row])} in row {row + 1}, but must "
-            f"be a positive {what}, from {1 / most:g} to {most:g}."
-        )
 
 
 def rows_have(number: int) -> str:
