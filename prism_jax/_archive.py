@@ -15,7 +15,7 @@ from ._files import read_file, shown, written_whole
 
 _ABOUT = "about"
 # Of the file, and of all that it holds: what is small as a file need not be so in memory.
-_MOST_BYTES = 2**31
+_MOST_BYTES = 2**28
 
 _T = TypeVar("_T")
 

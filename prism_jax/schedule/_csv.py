@@ -12,7 +12,7 @@ from ._custom import CustomSchedule
 from ._token import parse_token
 
 
-_MOST_BYTES = 2**26  # A million ops.
+_MOST_BYTES = 2**23  # A million ops.
 # Actions that PyTorch adds when it lowers a schedule; here they follow from the ops.
 _ADDED = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
 
