@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from prism_jax.calibration import core_spread, observe
+from prism_jax.calibration._systems import laws_of_systems
 from prism_jax.data import Line, Priors, Sampled, SampledSpread, load_priors
-from prism_jax.fitting import core_spread, observe
-from prism_jax.fitting._systems import laws_of_systems
 
 
 _DRAWN = 1000

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from prism_jax.fitting import components
-from prism_jax.fitting._step_factor import minus_log_likelihood, of_steps
+from prism_jax.profile import components
+from prism_jax.profile._step_factor import minus_log_likelihood, of_steps
 
 
 _TRUTH = {"rank": 0.02, "step": 0.01, "step_autocorrelation": 0.9, "worker_step": 0.006}

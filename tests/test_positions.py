@@ -5,18 +5,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from prism_jax.data import (
-    Job,
-    Layout,
+from prism_jax.data import Job, Layout, ScheduleConfig
+from prism_jax.engine import simulate
+from prism_jax.profile import (
     PositionFactor,
-    ScheduleConfig,
+    compile_profile,
+    fit_profile,
     load_profile,
     save_profile,
 )
-from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile
-from prism_jax.fitting._find_positions import find_positions
-from prism_jax.program import compile_profile, op_latencies, replay, step_graph
+from prism_jax.profile._find_positions import find_positions
+from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace

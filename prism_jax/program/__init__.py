@@ -28,7 +28,6 @@ from ._compile import (
     compile_program as compile_program,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
-from ._compile_profile import compile_profile as compile_profile
 from ._constant_step import constant_step as constant_step
 from ._constants import CONSTANT as CONSTANT, with_constants as with_constants
 from ._digest import digest as digest
@@ -50,7 +49,6 @@ from ._lay_out import (
     ROW_ENDS as ROW_ENDS,
     STARTS as STARTS,
 )
-from ._load_profile import load_profile as load_profile
 from ._loaded import (
     ExpertLoads as ExpertLoads,
     added_load as added_load,
@@ -65,7 +63,6 @@ from ._memory import (
     memory as memory,
 )
 from ._op_latencies import op_latencies as op_latencies, replay as replay
-from ._positions import position_factors as position_factors
 from ._predict import Prediction as Prediction, predict as predict
 from ._program import (
     Program as Program,

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..data import Job, Profile, Variation, assumed_keys, notes_of, toml_value
+from ..data import Job, Variation, assumed_keys, notes_of, toml_value
+from ..profile import Profile
 from ._html import Markup, Number, folded, join, table, tag
 from ._report import Report
 

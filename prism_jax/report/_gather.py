@@ -11,11 +11,12 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
-from ..data import Job, Profile
+from ..calibration import epistemic as epistemic_law
+from ..data import Job
 from ..engine import simulate
-from ..fitting import epistemic as epistemic_law
 from ..law import QUANTILES
-from ..program import Program, compile_job, compile_profile, memory, throughput
+from ..profile import Profile, compile_profile
+from ..program import Program, compile_job, memory, throughput
 from ..replica import interruptible
 from ._report import Origin, Report
 

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..analysis import Criticality, SampledStep, Sensitivity
-from ..data import Job, Profile
-from ..fitting import Epistemic
+from ..calibration import Epistemic
+from ..data import Job
 from ..law import Law
+from ..profile import Profile
 from ..program import Memory, Throughput
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
+from .._robust import stalled, typical
 from ..data import Variation
 from ..program import StepGraph, replay
-from ._robust import stalled, typical
 from ._stall_prior import size_spread, stall_share
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from ..data import PositionFactor
-from ._step_graph import StepGraph
+from ..program import StepGraph
+from ._profile import PositionFactor
 
 
 def position_factors(

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._misc import counted
-from ..data import Component
-from ._robust import in_core
+from .._robust import in_core
+from ._profile import Component
 from ._variance import ALIKE, Variance
 
 

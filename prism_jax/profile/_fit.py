@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from .._misc import check_type, counted
-from ..data import Fitted, Profile, WorkerMean
-from ..program import CONSTANT, StepGraph, op_latencies, position_factors, replay, step_graph
+from .._robust import in_core
+from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import COMPUTE, Trace, outline
 from ._components import Apart, stall_rate
 from ._constant_parts import constant_parts
@@ -16,7 +16,8 @@ from ._inner_waits import with_inner_waits
 from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
 from ._links import with_links
 from ._match_steps import match_steps
-from ._robust import in_core
+from ._positions import position_factors
+from ._profile import Fitted, Profile, WorkerMean
 from ._self_test import notes_of_waits, shuffled_means
 from ._stalls import groups, take_out_stalls
 

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..data import Component
+from .._robust import stalled
 from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
 from ._effects import (
     DataMeans,
@@ -25,7 +25,7 @@ from ._effects import (
 )
 from ._mean_squares import Logs, between_microbatches, between_workers, within
 from ._means import count, mean
-from ._robust import stalled
+from ._profile import Component
 from ._step_factor import of_steps
 from ._variance import ALIKE, Variance
 

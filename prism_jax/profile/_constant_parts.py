@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
+from .._robust import typical
 from ..data import Job
 from ..program import StepGraph
-from ._robust import typical
 from ._stalls import groups
 
 

@@ -3,55 +3,40 @@
 import itertools as it
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 
 from .._files import shown, written_whole
 from .._misc import quoted
-from ._check import MAX_BLOCKS, check_job
-from ._job import Job, Layout, ScheduleConfig
-from ._kernels import Variation
-from ._read import convert, read_csv, read_rows, read_toml, without_none, write_csv
-from ._types import Count, Label, Name, NonNegative, Positive
-from ._variations import read_variations, write_variations
+from ..data import (
+    MAX_BLOCKS,
+    Call,
+    Count,
+    Job,
+    Layout,
+    Name,
+    NonNegative,
+    Outline,
+    Positive,
+    ScheduleConfig,
+    Variation,
+    check_job,
+    convert,
+    is_profile,
+    read_csv,
+    read_rows,
+    read_toml,
+    read_variations,
+    without_none,
+    write_csv,
+    write_variations,
+)
+from ..program import check_variability, variability_of
 
 
 _SETS = "microbatches.csv"
 _POSITIONS = "positions.csv"
-
-
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An op that workers run once in a step.
-
-    **Attributes:**
-
-    - `op`: the name of the op, as in traces.
-    - `scope`: which workers run it together: `self` (the worker alone), or all workers with the op
-        in the same `dp` group (the replicas of a stage), `pp` group (the stages of a replica) or
-        `world`.
-    - `waits_for`: for each `[dp_rank][stage]`, the workers whose earlier ops must have ended before
-        the worker launches the op: a scope, or `last` (the worker and the last stages of all
-        replicas, which share the loss), or empty for a worker without the op.
-    """
-
-    op: Name
-    scope: Label
-    waits_for: tuple[tuple[Label, ...], ...]
-
-
-class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a trace shows of the graph of a step: the ops that workers run once in a step, before
-    and after the pipeline, in their order; if there are two classes of links, the pairs of workers
-    (`dp_rank * pp + stage`) with slow links, such as those between nodes; and the kinds of compute
-    that start only when all replicas have reached them, such as those that gather parameters.
-    """
-
-    before: tuple[Call, ...] = ()
-    after: tuple[Call, ...] = ()
-    slow_links: tuple[tuple[int, int], ...] = ()
-    gathered: tuple[Name, ...] = ()
 
 
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,18 +190,12 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
         partial.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
-def load_profile(
-    folder: str | os.PathLike[str], check_law: Callable[[Variation], object] | None = None
-) -> Profile:
-    """Reads a profile from its folder.
-
-    **Arguments:**
-
-    - `check_law`: as in `read_variations`.
+def load_profile(folder: str | os.PathLike[str]) -> Profile:
+    """Reads a profile from a folder that `save_profile` wrote.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names the file and the key.
+    A `ValueError` of one sentence that names the file and the key or line.
     """
     path = pathlib.Path(folder)
     file = path / "profile.toml"
@@ -232,11 +211,15 @@ def load_profile(
         about.schedule,
         Outline(about.before, about.after, about.slow_links, about.gathered),
         _read_means(path / "means.csv"),
-        read_variations(path / "variability.csv", check_law),
+        read_variations(path / "variability.csv", _check_law),
         about.fitted,
         _read_sets(path / _SETS, about.schedule.num_microbatches),
         _read_positions(path / _POSITIONS),
     )
+
+
+def _check_law(law: Variation) -> None:
+    check_variability(variability_of([law]))
 
 
 def _read_means(file: pathlib.Path) -> tuple[WorkerMean, ...]:
@@ -295,8 +278,3 @@ def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:
             f"more than the {MAX_BLOCKS:,} blocks that fit; check `layout` and "
             "`schedule.num_microbatches`."
         )
-
-
-def is_profile(name: str | os.PathLike[str]) -> bool:
-    """Whether a path is the folder of a profile."""
-    return os.path.isfile(os.path.join(name, "profile.toml"))

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from ..data import Component
+from ._profile import Component
 
 
 # Latencies whose logarithms differ by less are equal except for rounding.

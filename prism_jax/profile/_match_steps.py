@@ -5,10 +5,11 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from ..data import Component, Profile, Variation, replace_variations
+from ..data import Variation, replace_variations
 from ..engine import simulate
 from ..law import Law
-from ..program import compile_profile
+from ._compile import compile_profile
+from ._profile import Component, Profile
 
 
 _NUM_SAMPLES = 20_000

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._misc import counted
-from ._robust import in_core
+from .._robust import in_core
 
 
 # An autocovariance is significant if it is this many times that of white noise.

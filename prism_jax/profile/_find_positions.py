@@ -4,8 +4,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import fdtri
 
-from ..data import PositionFactor
 from ..program import StepGraph
+from ._profile import PositionFactor
 
 
 # The probability of finding positions where there are none.

@@ -5,15 +5,19 @@ import dataclasses
 import jax.numpy as jnp
 
 from .._misc import quoted
-from ..data import Profile
+from ..program import (
+    CONSTANT,
+    Program,
+    Sets,
+    StepGraph,
+    assemble,
+    step_graph,
+    variability_of,
+    with_constants,
+)
 from ..workload import Block, Kernel, Segment
-from ._assemble import assemble
-from ._constants import CONSTANT, with_constants
 from ._positions import position_factors
-from ._program import Program
-from ._sets import Sets
-from ._step_graph import StepGraph, step_graph
-from ._variability import variability_of
+from ._profile import Profile
 
 
 _TIMES = " x "  # Before the factor of a position, in the size of a kernel.

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
-from ..data import Profile, WorkerMean
-from ..program import CONSTANT, StepGraph, op_latencies, position_factors, replay, step_graph
+from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
 from ._data_factor import find_factor
 from ._family import family_quantiles
 from ._laws import compute_logs, places, relative_latencies
+from ._positions import position_factors
+from ._profile import Profile, WorkerMean
 from ._stalls import groups
 
 
