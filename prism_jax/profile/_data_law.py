@@ -1,14 +1,12 @@
 """The law of the factor of microbatches' data: of each microbatch, or of a step's microbatches."""
 
-import functools as ft
-
 import numpy as np
 from jaxtyping import Float, Int
 
 from ..analysis import crps
 from ..data import Variation
 from ._components import Apart
-from ._family import BETTER, LEVELS, best_family, halves_of, held_score, predicted
+from ._family import BETTER, LEVELS, best_family, halves_of, held_score, score_of_family
 
 
 # The number of values in a table of quantiles, and the most factors in sets.
@@ -43,7 +41,7 @@ def law_of_data(
     family, parameters = best_family(values)
     if min(map(len, halves)) >= _QUANTILES // 2:
         table = held_score(halves, lambda fitted: np.quantile(fitted, LEVELS))
-        if table < held_score(halves, ft.partial(predicted, family)) * (1 - BETTER):
+        if table < score_of_family(halves, family) * (1 - BETTER):
             return (), _table(values.reshape(-1))
     if family in ("lognormal", "constant"):
         family, parameters = "lognormal", {"sigma": sigma}

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
 from ._data_factor import find_factor
-from ._family import family_quantiles
+from ._family import factors_at
 from ._laws import compute_logs, places, relative_latencies
 from ._positions import position_factors
 from ._profile import Profile, WorkerMean
@@ -117,7 +117,7 @@ class _Parts:
         self.rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
 
     def _drawn(self, law, shape: tuple[int, int]) -> np.ndarray:
-        return family_quantiles(law.family, law.parameters, self.rng.uniform(size=shape))
+        return factors_at(law.family, law.parameters, self.rng.uniform(size=shape))
 
     def _factor(self, name: str, number: int) -> Float[np.ndarray, "number steps"]:
         law = self.laws.get(("", name))
