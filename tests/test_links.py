@@ -5,7 +5,7 @@ import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.profile import compile_profile, fit_profile, load_profile, save_profile
-from prism_jax.profile._links import two_classes
+from prism_jax.profile._observe import two_classes
 
 from .test_trace import _made_trace
 

@@ -14,7 +14,7 @@ from prism_jax.profile import (
     load_profile,
     save_profile,
 )
-from prism_jax.profile._find_positions import find_positions
+from prism_jax.profile._positions import find_positions
 from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 

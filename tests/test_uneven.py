@@ -21,7 +21,7 @@ from prism_jax.profile import (
     shuffled_means,
 )
 from prism_jax.profile._components import take_apart
-from prism_jax.profile._data_law import law_of_data
+from prism_jax.profile._laws import law_of_data
 from prism_jax.program import Sets, Variability, check_variability, op_latencies, replay, step_graph
 from prism_jax.replica import sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB, replay as replay_graph

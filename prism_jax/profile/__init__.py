@@ -2,6 +2,7 @@ from ._compile import compile_profile as compile_profile
 from ._components import components as components
 from ._fit import fit_profile as fit_profile
 from ._ladder import Rung as Rung, ladder as ladder
+from ._notes import shuffled_means as shuffled_means
 from ._profile import (
     Component as Component,
     Fitted as Fitted,
@@ -11,4 +12,3 @@ from ._profile import (
     load_profile as load_profile,
     save_profile as save_profile,
 )
-from ._self_test import shuffled_means as shuffled_means

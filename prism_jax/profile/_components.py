@@ -23,11 +23,18 @@ from ._effects import (
     step_effects,
     without_data,
 )
-from ._mean_squares import Logs, between_microbatches, between_workers, within
-from ._means import count, mean
+from ._mean_squares import (
+    ALIKE,
+    Logs,
+    Variance,
+    between_microbatches,
+    between_workers,
+    count,
+    mean,
+    within,
+)
 from ._profile import Component
 from ._step_factor import of_steps
-from ._variance import ALIKE, Variance
 
 
 # Iterations: loadings separate data from workers and steps, and are estimated from the rest.

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from .._robust import typical
 from ..data import Job
 from ..program import StepGraph
-from ._stalls import groups
+from ._compute import groups
 
 
 # How many standard errors a spread must be too small. The standard error of the logarithm of a

@@ -13,8 +13,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
-from ._mean_squares import Logs
-from ._means import count, mean
+from ._mean_squares import Logs, count, mean
 
 
 _SWEEPS = 500

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ._data_factor import DataFactor
-from ._mean_squares import Logs
-from ._means import count, mean
+from ._mean_squares import Logs, count, mean
 
 
 _SWEEPS, _NEWTON = 30, 4

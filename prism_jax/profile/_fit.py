@@ -1,32 +1,25 @@
-"""Fits a profile to a trace: the mean latencies of its ops, and the laws around them."""
+"""Fits a profile to a trace, in six stages, each a function of what the stages before it found."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
-from .._misc import check_type, counted
-from .._robust import in_core
-from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
-from ..trace import COMPUTE, Trace, outline
-from ._components import Apart, stall_rate
+from .._misc import check_type
+from ..data import Variation
+from ..program import CONSTANT
+from ..trace import Trace
+from ._components import Apart, data_of, stall_rate, take_apart
+from ._compute import compute_logs, groups, relative_latencies
 from ._constant_parts import constant_parts
-from ._data_law import law_of_data
-from ._find_positions import find_positions
-from ._inner_waits import with_inner_waits
-from ._laws import compute_apart, first_look, laws_of_components, relative_latencies
-from ._links import with_links
+from ._laws import Sets, law_of_data, laws_of_kernels
 from ._match_steps import match_steps
-from ._positions import position_factors
-from ._profile import Fitted, Profile, WorkerMean
-from ._self_test import notes_of_waits, shuffled_means
-from ._stalls import groups, take_out_stalls
-
-
-# A replay that is off by more than the first limit gives a note, by more than the second an error.
-_REPLAY_NOTED = 0.005
-_REPLAY_MOST = 0.1
-# The standard errors from which a drift is significant.
-_DRIFTS = 4.0
+from ._notes import notes_of
+from ._observe import Seen, observe
+from ._positions import find_positions, position_factors
+from ._profile import Fitted, PositionFactor, Profile, WorkerMean
+from ._stalls import take_out_stalls
 
 
 def fit_profile(trace: Trace, *, name: str = "") -> Profile:
@@ -64,140 +57,111 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     the order of the job's schedule, so that the error of a replay is above 10 %.
     """
     check_type(trace, Trace, "trace", "use `read_trace` to get one")
-    if len(trace.steps) < 4:
-        raise ValueError(
-            f"The trace has {counted(len(trace.steps), 'whole step')}; at least 4 are needed to "
-            "tell what varies from step to step."
-        )
-    step_times = trace.step_times()
-    if not np.all(step_times > 0):
-        number = trace.steps[np.argmin(step_times)]
-        raise ValueError(
-            f"Step {number} of the trace takes no time; give the starts and durations of its ops."
-        )
-    job, shape = trace.job, with_inner_waits(outline(trace), trace)
-    step = step_graph(job, shape)
-    latencies = op_latencies(trace, step)
-    shape = with_links(shape, step, latencies)
-    step = step_graph(job, shape)  # The same ops, by other names.
-    off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
-    if not off <= _REPLAY_MOST:
-        raise ValueError(
-            f"The starts of the trace's ops do not fit the order of the job's schedule: their "
-            f"replay is off by {100 * off:.3g} %, and {100 * _REPLAY_MOST:.0f} % are allowed; "
-            "give the job that was traced, and starts on one clock."
-        )
-    constant = constant_parts(job, step, latencies)
-    positions = find_positions(step, latencies - constant, job.layout.pp)
+    seen = observe(trace)
+    clean = clean_up(seen)
+    split = split_compute(seen, clean)
+    laws = fit_laws(seen, clean, split)
+    fitted = describe(seen, clean, split)
+    profile = assemble(name or trace.job.name, seen, clean, split, laws, fitted)
+    return match_steps(profile, seen.step_times)
+
+
+@dataclasses.dataclass(frozen=True)
+class Clean:
+    """Latencies without what is rare or fixed.
+
+    **Attributes:**
+
+    - `constant`: what of each op never varies, in seconds.
+    - `positions`: the factors of microbatches by their position in the step.
+    - `body`: the latencies without either; `nan` in place of stalls.
+    - `stalls`: the laws of stalls.
+    """
+
+    constant: Float[np.ndarray, "ops 1"]
+    positions: tuple[PositionFactor, ...]
+    body: Float[np.ndarray, "ops steps"]
+    stalls: tuple[Variation, ...]
+
+
+def clean_up(seen: Seen) -> Clean:
+    """Takes constant parts, the factors of positions and stalls out of the latencies."""
+    job, step = seen.trace.job, seen.step
+    constant = constant_parts(job, step, seen.latencies)
+    varying = seen.latencies - constant
+    positions = find_positions(step, varying, job.layout.pp)
     factors = position_factors(step, positions, job.layout.pp)[:, None]
-    relative = relative_latencies(
-        job, step, first_look(job, step, (latencies - constant) / factors)
-    )
-    stalls = take_out_stalls(step, latencies, step_times, relative * factors, constant)
-    stalls = dataclasses.replace(stalls, body=stalls.body / factors)
-    apart = compute_apart(job, step, stalls.body, trace.steps, step_times)
+    # The data of microbatches, from latencies that still include stalls.
+    data = data_of(compute_logs(job, step, varying / factors))
+    relative = relative_latencies(job, step, data)
+    body, stalls = take_out_stalls(seen, relative * factors, constant)
+    return Clean(constant, positions, body / factors, stalls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The components of the latencies of compute, and the mean of each op, in seconds, at a factor
+    of its microbatch's data of one.
+    """
+
+    apart: Apart
+    mean: Float[np.ndarray, " ops"]
+
+
+def split_compute(seen: Seen, clean: Clean) -> Split:
+    """Splits the latencies of compute into components; the means are those of kinds on workers."""
+    job, step = seen.trace.job, seen.step
+    apart = take_apart(compute_logs(job, step, clean.body), seen.trace.steps, seen.step_times)
     relative = relative_latencies(job, step, apart.data)
-    mean = np.empty(len(latencies))
+    mean = np.empty(len(clean.body))
     for ops in groups(step).values():
-        mean[ops] = np.nanmean(stalls.body[ops] / relative[ops])
-    source = f"{len(trace.steps)} traced steps"
-    laws = laws_of_components(job, step, stalls, mean, apart, source)
-    compute = step.computes
-    number = int(np.count_nonzero(np.isnan(stalls.body[compute])))
-    rate = stall_rate(number, int(np.count_nonzero(latencies[compute] > 0)))
-    law, sets = law_of_data(apart, trace.steps, source)
-    means = [
-        WorkerMean(kind, *divmod(worker, job.layout.pp), float(mean[ops[0]]), loading)
-        for (kind, worker), ops in groups(step).items()
-        for loading in (_loading(apart, step.phases, kind, worker % job.layout.pp),)
-    ]
-    means += [
-        WorkerMean(CONSTANT + kind, *divmod(worker, job.layout.pp), seconds)
-        for (kind, worker), ops in groups(step).items()
-        if (seconds := float(constant[ops[0], 0]))
-    ]
-    moved = shuffled_means(step, latencies)
-    notes = (
-        *notes_of_waits(step, latencies, moved),
-        *_notes_of_constants(step, constant, job.layout.pp),
-        *_notes(trace, off),
-    )
-    fitted = Fitted(len(trace.steps), trace.dropped, notes, (*apart.components, rate))
-    profile = Profile(
-        name or job.name,
+        mean[ops] = np.nanmean(clean.body[ops] / relative[ops])
+    return Split(apart, mean)
+
+
+class Laws(NamedTuple):
+    """The laws around the means, and the sets of factors of data in place of a law, if any."""
+
+    variability: tuple[Variation, ...]
+    sets: Sets
+
+
+def fit_laws(seen: Seen, clean: Clean, split: Split) -> Laws:
+    """Fits the laws of components, of the residual of each kind of op, and of the data."""
+    of_data, sets = law_of_data(split.apart, seen.trace.steps, seen.source)
+    of_kernels = laws_of_kernels(seen, clean.body, split.mean, split.apart)
+    return Laws((*of_data, *of_kernels, *clean.stalls), sets)
+
+
+def describe(seen: Seen, clean: Clean, split: Split) -> Fitted:
+    """The components with their errors, and notes on what is wrong or cannot be known."""
+    compute = seen.step.computes
+    number = int(np.count_nonzero(np.isnan(clean.body[compute])))
+    rate = stall_rate(number, int(np.count_nonzero(seen.latencies[compute] > 0)))
+    notes, components = notes_of(seen, clean.constant), (*split.apart.components, rate)
+    return Fitted(len(seen.trace.steps), seen.trace.dropped, notes, components)
+
+
+def assemble(
+    name: str, seen: Seen, clean: Clean, split: Split, laws: Laws, fitted: Fitted
+) -> Profile:
+    """The profile with these parts."""
+    job, phases, data = seen.trace.job, seen.step.phases, split.apart.data
+    means, constants = [], []
+    for (kind, worker), (op, *_) in groups(seen.step).items():
+        place = divmod(worker, job.layout.pp)
+        loading = data.loadings[place[1], phases.index(kind)] if kind in phases else 1.0
+        means.append(WorkerMean(kind, *place, float(split.mean[op]), float(loading)))
+        if seconds := float(clean.constant[op, 0]):
+            constants.append(WorkerMean(CONSTANT + kind, *place, seconds))
+    return Profile(
+        name,
         job.layout,
         job.schedule,
-        shape,
-        tuple(means),
-        (*law, *laws),
+        seen.outline,
+        (*means, *constants),
+        laws.variability,
         fitted,
-        sets,
-        positions,
+        laws.sets,
+        clean.positions,
     )
-    return match_steps(profile, step_times)
-
-
-def _loading(apart: Apart, phases: tuple[str, ...], kind: str, stage: int) -> float:
-    """How strongly the factor of a microbatch's data acts on a kind of op of a stage."""
-    return float(apart.data.loadings[stage, phases.index(kind)]) if kind in phases else 1.0
-
-
-def _notes_of_constants(step: StepGraph, constant: np.ndarray, pp: int) -> list[str]:
-    """For each kind of op with a constant part, on which worker it is largest."""
-    found: dict[str, list[tuple[float, int]]] = {}
-    for (kind, worker), ops in groups(step).items():
-        if constant[ops[0]] > 0:
-            found.setdefault(kind, []).append((float(constant[ops[0], 0]), worker))
-    notes = []
-    for kind, workers in found.items():
-        seconds, worker = max(workers)
-        others = f", and so does that of {counted(len(workers) - 1, 'other worker')}"
-        notes.append(
-            f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} spreads less than that of "
-            f"faster workers, as if {seconds:.3g} s of it did not vary, such as a sleep or a wait "
-            f"of the host{others * (len(workers) > 1)}"
-        )
-    return notes
-
-
-def _notes(trace: Trace, off: float) -> tuple[str, ...]:
-    """Warnings, and what cannot be estimated from the trace; `off` is the error of a replay."""
-    steps, dp = len(trace.steps), trace.job.layout.dp
-    notes = list(trace.notes)
-    if off > _REPLAY_NOTED:
-        notes.append(
-            f"the replay is off by {100 * off:.2g} %: some ops do not start where the schedule says"
-        )
-    compute = [op for op in trace.start if op in COMPUTE]
-    seconds = [trace.end[op] - trace.start[op] for op in compute]
-    if idle := sum(int(np.sum(x <= 0)) for x in seconds):
-        ops = counted(sum(x.size for x in seconds), "op")
-        notes.append(f"{idle} of {ops} of compute take no time and are left out of the components")
-    notes += _drift(trace)
-    gaps = np.diff(trace.steps)
-    if len(gaps) and np.mean(gaps == 1) < 0.8:
-        notes.append("the traced steps have gaps: the autocorrelation of steps is not identified")
-    if dp * trace.job.layout.pp < 64:
-        notes.append(
-            f"{counted(dp * trace.job.layout.pp, 'worker')}: too few to know the law of workers; "
-            "only their own means are known"
-        )
-    if steps < 100:
-        notes.append(f"{steps} steps: stalls rarer than one in {steps} steps cannot be seen")
-    return tuple(notes)
-
-
-def _drift(trace: Trace) -> list[str]:
-    """A warning if steps get longer or shorter over the trace, from a fit to their logarithms."""
-    logs, steps = np.log(trace.step_times()), trace.steps.astype(float)
-    core = in_core(logs)
-    logs, steps = logs[core] - logs[core].mean(), steps[core] - steps[core].mean()
-    square = float(steps @ steps)
-    if len(logs) < 4 or square == 0:
-        return []
-    slope = float(steps @ logs) / square
-    left = float(np.sum((logs - slope * steps) ** 2)) / (len(logs) - 2)
-    if abs(slope) <= _DRIFTS * np.sqrt(left / square):
-        return []
-    change = 100 * slope * float(np.ptp(steps))
-    return [f"step times drift by {change:+.2g} % over the trace, which the fitted laws ignore"]

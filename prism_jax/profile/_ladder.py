@@ -10,12 +10,11 @@ from jaxtyping import Float
 
 from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
+from ._compute import compute_logs, groups, places, relative_latencies
 from ._data_factor import find_factor
 from ._family import factors_at
-from ._laws import compute_logs, places, relative_latencies
 from ._positions import position_factors
 from ._profile import Profile, WorkerMean
-from ._stalls import groups
 
 
 # The least number of steps that are replayed for each rung.

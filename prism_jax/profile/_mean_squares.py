@@ -1,18 +1,70 @@
 """Variances from mean squares, which are equated with their expectations (Searle, Casella and
-McCulloch, "Variance Components", 1992, ch. 5).
+McCulloch, "Variance Components", 1992, ch. 5), with means over present values; missing ones are
+`nan`.
 """
+
+import dataclasses
 
 import numpy as np
 from jaxtyping import Float
 
-from ._means import count, mean
-from ._variance import ALIKE, Variance
+from ._profile import Component
 
 
+# Latencies whose logarithms differ by less are equal except for rounding.
+ALIKE = 1e-9
+_SEEN = 3.0
 # Equations of a larger condition number have no solution.
 _SINGULAR = 1e8
 
 Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
+
+
+def mean(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """The mean of the present values; zero if there are none. The axes are kept."""
+    there = ~np.isnan(values)
+    number = np.sum(there, axis=axes, keepdims=True)
+    return np.sum(np.where(there, values, 0), axis=axes, keepdims=True) / np.maximum(number, 1)
+
+
+def count(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """The number of present values. The axes are kept."""
+    return np.sum(~np.isnan(values), axis=axes, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variance:
+    """A variance with its standard error; `None` if it cannot be estimated, for the reason in
+    `note`. `chance` is the standard error if the true variance were zero.
+    """
+
+    value: float | None
+    error: float = 0.0
+    note: str = ""
+    chance: float = 0.0
+
+    @property
+    def known(self) -> float:
+        """The variance; zero if it cannot be estimated or is negative."""
+        return max(self.value or 0.0, 0.0)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether it is within three standard errors of zero."""
+        return bool(self.known <= _SEEN * self.chance)
+
+    def component(self, name: str) -> Component:
+        """The component with this name: the standard deviation, with its standard error."""
+        if self.value is None:
+            return Component(name, None, None, self.note)
+        if max(self.known, self.error) <= ALIKE**2:
+            return Component(name, None, None, "all values are equal")
+        deviation = float(np.sqrt(self.known))
+        # Near zero, the error of the deviation is the root of the error of the variance.
+        error = self.error / (2 * max(deviation, np.sqrt(self.error)))
+        if self.by_chance:  # Then the deviation is within three standard errors of zero, too.
+            error = max(error, deviation / _SEEN)
+        return Component(name, deviation, float(error), self.note)
 
 
 def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:

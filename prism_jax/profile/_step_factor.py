@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 
 from .._misc import counted
 from .._robust import in_core
+from ._mean_squares import ALIKE, Variance
 from ._profile import Component
-from ._variance import ALIKE, Variance
 
 
 # The fewest pairs of neighbouring steps from which an autocorrelation is estimated.
