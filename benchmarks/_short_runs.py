@@ -5,8 +5,8 @@ import pathlib
 
 import numpy as np
 
-from prism_jax.calibration import observe
 from prism_jax.calibration._collective_noise import Split, alone, most_likely_noise
+from prism_jax.calibration._observe import observe
 from prism_jax.calibration._step_law import law_of_outliers, spread_of
 
 from ._families import families

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from prism_jax.calibration import core_spread, observe
-from prism_jax.calibration._systems import laws_of_systems
+from prism_jax.calibration._epistemic import laws_of_systems
+from prism_jax.calibration._observe import core_spread, observe
 from prism_jax.data import Line, Priors, Sampled, SampledSpread, load_priors
 
 

@@ -53,7 +53,8 @@ def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
     import msgspec
 
     import prism_jax as prism
-    from prism_jax.calibration import core_spread, epistemic
+    from prism_jax.calibration import epistemic
+    from prism_jax.calibration._observe import core_spread
     from prism_jax.data import apply_calibrated
 
     first = known[0]

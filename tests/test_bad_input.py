@@ -18,7 +18,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import Layout, Outline, ScheduleConfig, Variation
-from prism_jax.profile import Fitted, WorkerMean
+from prism_jax.profile._profile import Fitted, WorkerMean
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prism_jax.calibration import epistemic
+from prism_jax.calibration._epistemic import laws_of_systems, spread_of_device
 from prism_jax.calibration._level import Point, fit_level, slope_of_level, with_level
-from prism_jax.calibration._systems import laws_of_systems, spread_of_device
 from prism_jax.cli import main
 from prism_jax.cli._calibrate import _text
 from prism_jax.data import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prism_jax.profile import components
+from prism_jax.profile._components import components
 from prism_jax.profile._step_factor import minus_log_likelihood, of_steps
 
 

@@ -28,14 +28,8 @@ from prism_jax.data import (
 from prism_jax.data._variations import read_variations
 from prism_jax.latency import Gamma
 from prism_jax.law import Law
-from prism_jax.profile import (
-    Fitted,
-    Profile,
-    WorkerMean,
-    compile_profile,
-    load_profile,
-    save_profile,
-)
+from prism_jax.profile import Profile, compile_profile, load_profile, save_profile
+from prism_jax.profile._profile import Fitted, WorkerMean
 from prism_jax.program import compile_job
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times, read_trace

@@ -1,10 +1,4 @@
-from ._agreement import agreement as agreement
 from ._calibrate import calibrate as calibrate
-from ._calibrated_job import calibrated_as as calibrated_as
+from ._calibrated_job import agreement as agreement, calibrated_as as calibrated_as
 from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
-from ._observe import (
-    Observed as Observed,
-    check_runs as check_runs,
-    core_spread as core_spread,
-    observe as observe,
-)
+from ._observe import check_runs as check_runs

@@ -21,11 +21,11 @@ from ..data import (
     load_priors,
     replace_variations,
 )
-from ._calibrated_job import with_laws, with_level_of, with_uncertainty, without_calibration
+from ._calibrated_job import with_calibrated, without_calibration
 from ._collective_noise import noise_of_collectives, with_noise
 from ._level import Level, Point, fit_level, with_level
 from ._observe import Observed
-from ._scale import Scale, Simulation, scale_of
+from ._scale import Scale, Simulation, scale_of, with_laws
 from ._step_law import StepLaw, law_of_outliers, solve_spread, spread_of
 
 
@@ -100,14 +100,19 @@ def calibrate(
         for _ in range(num_iterations):
             calibration = _improved(calibration, given)
             advance(1)
-    observed = scales[0].observed
-    kernels = scales[0].job.kernels
-    assert kernels is not None
-    laws = (calibration.law.variation(source), *_silent(source))
-    job = with_laws(scales[0].job, (*laws, *calibration.laws_of(kernels)))
-    job = with_level_of(job, calibration.level.values, num_replicas)
-    job = with_uncertainty(job, _uncertainty(calibration.level, scales, priors))
-    return msgspec.structs.replace(job, measured=_measured(observed, source))
+    first = scales[0]
+    plain, level = first.job.calibrated, calibration.level
+    assert plain is not None
+    # The components that are already part of the law of a step do not vary.
+    silent = [Variation("", name, "constant", {}, source) for name in ("rank", "network")]
+    laws = (calibration.law.variation(source), *silent, *calibration.laws_of(first.kernels))
+    changes = msgspec.structs.replace(
+        with_level(plain, level.values, num_replicas),
+        variability=replace_variations(plain.variability, laws),
+        uncertainty=_uncertainty(level, scales, priors),
+    )
+    measured = _measured(first.observed, source)
+    return msgspec.structs.replace(with_calibrated(first.job, changes), measured=measured)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +141,12 @@ class _Calibration:
         laws = with_noise(kernels, self.noise)
         if self.less == 1:
             return laws
-        known = replace_variations(kernels.variability, laws)
-        return _narrower(msgspec.structs.replace(kernels, variability=known), self.less)
+        # Laws of other families than the log-normal do not change.
+        return tuple(
+            msgspec.structs.replace(v, parameters={"sigma": self.less * v.parameters["sigma"]})
+            for v in with_laws(kernels, laws).variability
+            if v.component == "residual" and v.family == "lognormal"
+        )
 
 
 def _started(given: _Given) -> _Calibration:
@@ -154,14 +163,11 @@ def _started(given: _Given) -> _Calibration:
 
 def _improved(now: _Calibration, given: _Given) -> _Calibration:
     """A better calibration, from steps simulated with the one before."""
-    scales = given.scales
+    scales, simulated, above = given.scales, [], []
     jobs = []
     for scale in scales:
-        kernels = scale.kernels
-        laws = replace_variations(kernels.variability, now.laws_of(kernels))
-        kernels = msgspec.structs.replace(kernels, variability=laws)
+        kernels = with_laws(scale.kernels, now.laws_of(scale.kernels))
         jobs.append((scale.job, with_level(kernels, now.level.values, given.num_replicas)))
-    simulated, above = [], []
     for steps, scale, (_, kernels) in zip(
         given.simulation.steps_of(jobs), scales, jobs, strict=True
     ):
@@ -200,20 +206,6 @@ def _noise(observed: Observed, priors: Priors) -> float:
     of_steps = 1.25 * observed.core / np.sqrt(observed.num_steps)
     of_runs = (observed.between or 0.0) / np.sqrt(observed.num_runs)
     return float(np.sqrt(of_steps**2 + of_runs**2 + priors.scale.deviation**2))
-
-
-def _silent(source: str) -> tuple[Variation, ...]:
-    """Constant laws for the components that are already part of the law of a step."""
-    return tuple(Variation("", name, "constant", {}, source) for name in ("rank", "network"))
-
-
-def _narrower(kernels: Kernels, less: float) -> tuple[Variation, ...]:
-    """The reduced noise of kernels; laws of other families than the log-normal do not change."""
-    return tuple(
-        msgspec.structs.replace(v, parameters={"sigma": less * v.parameters["sigma"]})
-        for v in kernels.variability
-        if v.component == "residual" and v.family == "lognormal"
-    )
 
 
 def _uncertainty(level: Level, scales: Sequence[Scale], priors: Priors) -> Uncertainty:

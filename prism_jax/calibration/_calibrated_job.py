@@ -1,20 +1,16 @@
-"""Replaces the laws of a job's kernels."""
+"""A calibrated job: the changes to its kernels, and how well it agrees with measured runs."""
 
 from collections.abc import Sequence
 
+import jax
 import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from ..data import (
-    Calibrated,
-    Job,
-    Uncertainty,
-    Variation,
-    apply_calibrated,
-    load_kernels,
-    replace_variations,
-)
+from ..data import Calibrated, Job, apply_calibrated, load_kernels
+from ._observe import core_spread
+from ._scale import steps_of_kernels
+from ._step_law import step_law_of
 
 
 def without_calibration(job: Job, source: str) -> Job:
@@ -27,44 +23,42 @@ def without_calibration(job: Job, source: str) -> Job:
     if job.calibrated is not None:
         known += job.calibrated.variability
     changed = tuple(v for v in job.kernels.variability if v not in known)
-    return _calibrated(job, Calibrated(source, variability=changed))
+    return with_calibrated(job, Calibrated(source, variability=changed))
 
 
-def with_laws(job: Job, laws: Sequence[Variation]) -> Job:
-    """A calibrated job in which these laws replace those for the same component and kind."""
-    assert job.calibrated is not None
-    new = replace_variations(job.calibrated.variability, laws)
-    return _calibrated(job, msgspec.structs.replace(job.calibrated, variability=new))
-
-
-def with_level_of(job: Job, values: Float[np.ndarray, "4"], num_replicas: int) -> Job:
-    """A calibrated job with this level; see `Level`."""
-    assert job.calibrated is not None
-    compute, network, constant, growth = (float(x) for x in values)
-    changed = msgspec.structs.replace(
-        job.calibrated,
-        compute=float(np.exp(compute)),
-        network=float(np.exp(network)),
-        constant_s=constant,
-        growth=growth,
-        num_replicas=num_replicas,
-    )
-    return _calibrated(job, changed)
-
-
-def with_uncertainty(job: Job, uncertainty: Uncertainty) -> Job:
-    """A calibrated job with this uncertainty."""
-    assert job.calibrated is not None
-    return _calibrated(job, msgspec.structs.replace(job.calibrated, uncertainty=uncertainty))
+def with_calibrated(job: Job, calibrated: Calibrated) -> Job:
+    """The job with these changes to the kernels of its cluster."""
+    assert job.cluster is not None
+    kernels = apply_calibrated(load_kernels(job.cluster), calibrated, "calibrated")
+    return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
 
 
 def calibrated_as(job: Job, other: Job) -> Job:
     """The job with the calibration of another, in place of its own."""
     assert other.calibrated is not None
-    return _calibrated(job, other.calibrated)
+    return with_calibrated(job, other.calibrated)
 
 
-def _calibrated(job: Job, calibrated: Calibrated) -> Job:
-    assert job.cluster is not None
-    kernels = apply_calibrated(load_kernels(job.cluster), calibrated, "calibrated")
-    return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
+def agreement(
+    job: Job, runs: Sequence[Float[np.ndarray, "_"]], *, num_samples: int = 8192
+) -> dict[str, tuple[float, float]]:
+    """Figures of the steps of a run: those of a calibrated job, and measured ones (the medians over
+    runs).
+
+    **Returns:**
+
+    `p50_s`, `p95 / p50` and `core_spread`, each as a pair.
+    """
+    assert job.kernels is not None
+    # Simulated without the factor of a step, which is independent of the rest and multiplied on.
+    steps = steps_of_kernels(job, job.kernels, jax.random.key(1), num_samples)
+    steps = steps * step_law_of(job.kernels).factors(len(steps))
+    each = [_figures(run) for run in runs]
+    ours, theirs = _figures(steps), np.median(each, axis=0)
+    names = ("p50_s", "p95 / p50", "core_spread")
+    return dict(zip(names, zip(ours, map(float, theirs), strict=True), strict=True))
+
+
+def _figures(steps: Float[np.ndarray, " steps"]) -> tuple[float, float, float]:
+    median = float(np.median(steps))
+    return median, float(np.quantile(steps, 0.95)) / median, core_spread(steps)

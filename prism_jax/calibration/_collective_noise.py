@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ..data import Kernels, Priors, Variation, replace_variations
+from ..data import Kernels, Priors, Variation
 from ._observe import Observed, core_spread
-from ._scale import Scale, Simulation
+from ._scale import Scale, Simulation, with_laws
 from ._step_law import spread_of
 
 
@@ -121,7 +121,7 @@ def splits_of(
     about = float(np.exp(priors.collective_noise.mean)) if about is None else about
     noises = about * np.array([0.7, 1.2])
     noisy = [
-        (scale.job, _with_laws(one, with_noise(one, noise)))
+        (scale.job, with_laws(one, with_noise(one, noise)))
         for scale, one in zip(scales, kernels, strict=True)
         for noise in noises
     ]
@@ -134,8 +134,3 @@ def splits_of(
         own = alone(observed, spread_of(observed, priors), priors)
         splits.append(Split(own, rest, each, observed.num_steps))
     return splits
-
-
-def _with_laws(kernels: Kernels, laws: Sequence[Variation]) -> Kernels:
-    known = replace_variations(kernels.variability, laws)
-    return msgspec.structs.replace(kernels, variability=known)

@@ -6,17 +6,19 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from ..data import Job, load_priors
+from ..data import Job, Priors, Sampled, load_priors
 from ..law import Law
 from ..program import constant_step
 from ._level import slope_of_level
-from ._systems import laws_of_systems, spread_of_device
+from ._step_law import StepLaw
 
 
 # Equally likely points: of the steps of a run, of its level, of its spread.
 _STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
 # The number of systems that are drawn for a job without calibration.
 _SYSTEMS = 128
+# The largest share of outliers, which is above that of any measured system.
+_MOST_OUTLIERS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,3 +86,39 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     levels = float(law.quantile(0.5)) * np.exp(level * ndtri(_LEVELS))
     steps = levels[:, None, None] * runs
     return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))
+
+
+def laws_of_systems(priors: Priors, device: str, number: int) -> list[StepLaw]:
+    """The laws of steps of `number` systems, drawn with a constant key.
+
+    Spreads are log-normal, with parameters for the generation of the device if systems with it were
+    measured. Shares of outliers are log-normal too. The excess of an outlier is relative to the
+    spread, and smaller if outliers are frequent. Because the parameters come from few systems,
+    draws follow Student's law.
+    """
+    rng = np.random.default_rng(0)
+    spreads = np.exp(_drawn(spread_of_device(priors, device), rng, number))
+    shares = _drawn(priors.system_shares, rng, number)
+    excess = priors.system_excess
+    logs = excess.mean + excess.slope * (shares - priors.system_shares.mean)
+    logs = logs + excess.deviation * rng.standard_normal(number)
+    columns = (spreads, np.minimum(np.exp(shares), _MOST_OUTLIERS), spreads * np.exp(logs))
+    width = priors.outlier_spread.value
+    return [
+        StepLaw(float(spread), float(share), float(excess), width)
+        for spread, share, excess in zip(*columns, strict=True)
+    ]
+
+
+def spread_of_device(priors: Priors, device: str) -> Sampled:
+    """The law of the logarithm of the spread of the core of systems with this device."""
+    (other,) = (one for one in priors.system_spreads if not one.devices)
+    mine = (one for one in priors.system_spreads if device in one.devices)
+    return next(mine, other)
+
+
+def _drawn(law: Sampled, rng: np.random.Generator, number: int) -> Float[np.ndarray, " number"]:
+    """Values of further systems, if the mean and the deviation of a normal law were estimated."""
+    return law.mean + law.deviation * np.sqrt(1 + 1 / law.number) * rng.standard_t(
+        law.number - 1, number
+    )

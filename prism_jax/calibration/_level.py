@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from ..data import LEVEL, Kernels, Priors
+from ..data import LEVEL, Calibrated, Kernels, Priors
 
+
+_Levelled = TypeVar("_Levelled", Kernels, Calibrated)
 
 # A larger factor on compute means a mistake in the job or in the unit.
 _FURTHEST = 10.0
@@ -54,11 +57,11 @@ class Point:
     name: str = "the job"
 
 
-def with_level(kernels: Kernels, values: Float[np.ndarray, "4"], num_replicas: int) -> Kernels:
-    """The kernels with these values of the level; see `Level`."""
+def with_level(of: _Levelled, values: Float[np.ndarray, "4"], num_replicas: int) -> _Levelled:
+    """Kernels, or their changes, with these values of the level; see `Level`."""
     compute, network, constant, growth = (float(x) for x in values)
     return msgspec.structs.replace(
-        kernels,
+        of,
         compute=float(np.exp(compute)),
         network=float(np.exp(network)),
         constant_s=max(constant, 0.0),

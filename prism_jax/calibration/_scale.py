@@ -1,7 +1,7 @@
 """A job, its measured runs, and its steps simulated with only the noise of kernels."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
 import msgspec
@@ -44,8 +44,14 @@ def scale_of(job: Job, runs: Sequence[Float[np.ndarray, "_"]]) -> Scale:
 
     `ValueError` for too few steps, or a job that cannot be compiled.
     """
-    seconds = constant_step(job)
+    seconds = constant_step(job)  # First, because its errors are about the job.
     return Scale(job, observe(runs), seconds)
+
+
+def with_laws(kernels: Kernels, laws: Iterable[Variation]) -> Kernels:
+    """The kernels, in which these laws replace those for the same component and kind."""
+    new = replace_variations(kernels.variability, laws)
+    return msgspec.structs.replace(kernels, variability=new)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +83,6 @@ def steps_of_kernels(
     """
     off = [Variation("", name, "constant", {}) for name in ("rank", "step", "network")]
     kept = tuple(v for v in kernels.variability if v.component != "stall")
-    kernels = msgspec.structs.replace(kernels, variability=replace_variations(kept, off))
-    run = prepare(compile_job(msgspec.structs.replace(job, kernels=kernels)), key)
+    alike = with_laws(msgspec.structs.replace(kernels, variability=kept), off)
+    run = prepare(compile_job(msgspec.structs.replace(job, kernels=alike)), key)
     return steps_of_run(dataclasses.replace(run, sampling=Plain()), num_samples=num_samples).steps

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._misc import bisect
-from ..data import Kernels, Priors, Variation, Worth
+from ..data import Kernels, Priors, Variation
 from ._observe import Observed, core_spread
 
 
@@ -76,13 +76,17 @@ def law_of_outliers(all_observed: Sequence[Observed], spread: float, priors: Pri
     number = sum(observed.num_steps for observed in all_observed)
     relative = [observed.excess / observed.median for observed in all_observed]
     logs = np.log(np.concatenate(relative))
-    share = _mean_with(priors.outlier_share, float(len(logs)), number)
-    known = priors.outlier_excess
-    usual = Worth(np.log(known.value * spread), known.observations, known.source)
-    centre = _mean_with(usual, float(np.sum(logs)), len(logs))
-    width = priors.outlier_spread
-    squares = Worth(width.value**2, width.observations, width.source)
-    variance = _mean_with(squares, float(np.sum((logs - centre) ** 2)), len(logs))
+    known, usual, width = priors.outlier_share, priors.outlier_excess, priors.outlier_spread
+
+    def mean(prior: float, worth: float, total: float, number: int) -> float:
+        """The mean of observations, with a prior that counts as some observations."""
+        return (total + worth * prior) / (number + worth)
+
+    share = mean(known.value, known.observations, len(logs), number)
+    prior = float(np.log(usual.value * spread))
+    centre = mean(prior, usual.observations, float(np.sum(logs)), len(logs))
+    squares = float(np.sum((logs - centre) ** 2))
+    variance = mean(width.value**2, width.observations, squares, len(logs))
     return StepLaw(0.0, share, float(np.exp(centre)), float(np.sqrt(variance)))
 
 
@@ -117,8 +121,3 @@ def solve_spread(
         return 0.0, sum(bisect(lambda less: is_narrow(0.0, less), 0.0, 1.0, _HALVINGS)) / 2
     widest = float(np.sqrt(goal)) * _WIDER
     return sum(bisect(lambda sigma: is_narrow(sigma, 1.0), 0.0, widest, _HALVINGS)) / 2, 1.0
-
-
-def _mean_with(prior: Worth, total: float, number: int) -> float:
-    """The mean of observations, combined with a prior that counts as some observations."""
-    return (total + prior.observations * prior.value) / (number + prior.observations)
