@@ -12,17 +12,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._robust import stalled
 from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
-from ._effects import (
-    DataMeans,
-    StepEffects,
-    data_means,
-    log_mean,
-    main_effects,
-    step_effects,
-    without_data,
-)
+from ._effects import StepEffects, data_means, log_mean, main_effects, step_effects, without_data
 from ._mean_squares import (
     ALIKE,
     Logs,
@@ -41,6 +32,8 @@ from ._step_factor import of_steps
 _ROUNDS = 3
 _NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual")
 
+_Loadings = Float[np.ndarray, "stages phases"] | None  # `None` if there is no factor of data.
+
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
@@ -48,7 +41,10 @@ class Apart:
 
     **Attributes:**
 
-    - `components`: the components of variability, except stalls.
+    - `components`: the components of variability, except stalls: the standard deviations of
+        logarithms, which are relative spreads, with their standard errors. `step_autocorrelation`
+        is that of the factors of consecutive steps; it is too low in traces that are not many times
+        `1 / (1 - autocorrelation)` steps long.
     - `residual`: the residual of each latency, as a logarithm. All residuals together have the
         variance of the component, although one phase may have more than another.
     - `data`: the factor of each microbatch, with the variance of its component, and the loadings.
@@ -63,30 +59,6 @@ class Apart:
         return next(c.value for c in self.components if c.name == name) or 0.0
 
 
-def components(logs: Logs, steps: Int[np.ndarray, " steps"]) -> tuple[Component, ...]:
-    """Takes latencies apart.
-
-    **Arguments:**
-
-    - `logs`: logarithms of latencies; `nan` where one is missing.
-    - `steps`: the number of each step, increasing; there may be gaps.
-
-    **Returns:**
-
-    - `rank`, `step`, `worker_step`, `microbatch`, `residual`: standard deviations of logarithms,
-      which are relative spreads.
-    - `step_autocorrelation`: that of the factors of consecutive steps. It is too low in traces that
-      are not many times `1 / (1 - autocorrelation)` steps long.
-    - `stall_rate`: stalls per op.
-
-    Each has a standard error; or is `None`, with the reason, if it cannot be estimated from the
-    data.
-    """
-    stalls = stalled(logs - np.log(data_of(logs).relative), (3, 4), ALIKE)
-    apart = take_apart(np.where(stalls, np.nan, logs), steps)
-    return (*apart.components, stall_rate(int(np.sum(stalls)), int(np.sum(~np.isnan(logs)))))
-
-
 def stall_rate(number: int, of: int) -> Component:
     """The component of the rate of stalls, from `number` stalls in `of` ops."""
     if not of:
@@ -96,7 +68,7 @@ def stall_rate(number: int, of: int) -> Component:
 
 
 def take_apart(
-    body: Logs,
+    logs: Logs,
     steps: Int[np.ndarray, " steps"],
     step_times: Float[np.ndarray, " steps"] | None = None,
 ) -> Apart:
@@ -104,37 +76,29 @@ def take_apart(
 
     **Arguments:**
 
-    - `body`: logarithms of latencies; `nan` where one is missing or has stalled.
-    - `steps`: the number of each step.
+    - `logs`: logarithms of latencies; `nan` where one is missing or has stalled.
+    - `steps`: the number of each step, increasing; there may be gaps.
     - `step_times`: if they are known, `step` is the part of the factor of steps that they show,
         because this factor acts on every op. See `of_steps`.
     """
-    if np.isnan(body).all():
+    if np.isnan(logs).all():
         none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
-        return Apart(none, body, no_factor(body))
-    body = body - log_mean(body, (0, 3, 4))
-    apart = _first(body)
-    for _ in range(_ROUNDS):
-        apart = _again(body, apart)
-    loadings = apart.loadings
-    some = count(body, (0, 1, 2, 3)).reshape(-1) > 0
+        return Apart(none, logs, no_factor(logs))
+    body = logs - log_mean(logs, (0, 3, 4))
+    there, some = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
+    effects = _persistent(body)
+    step, rest = effects.step, body - effects.worker - effects.step.by_group
     times = None if step_times is None else step_times[some]
-    step = apart.step
     of_step, memory = of_steps(step.factor[some], step.noise[some], steps[some], times)
-    there, rest = ~np.isnan(body), body - apart.worker - step.by_group
-    data = _factor(rest, loadings)
-    (residual, worker_step), left = _inner(rest, data)
-    if loadings is None:
-        microbatch = between_microbatches(rest - mean(rest, (3, 4)), residual.known)
-        if residual.value is None:
-            microbatch = dataclasses.replace(microbatch, note="with the residual of its op")
-        elif microbatch.value is not None:
-            microbatch = dataclasses.replace(microbatch, value=0.0)
+    rough = _factor(rest, effects.loadings)
+    (residual, worker_step), left = _inner(rest, rough)
+    if effects.loadings is None:
+        data, microbatch = rough, between_microbatches(rest - mean(rest, (3, 4)), residual)
     else:
         noises = residual.known, worker_step.known
-        microbatch, data = _of_data(data, there, noises, apart.means.step)
+        microbatch, data = _of_data(rough, there, noises, effects.data_of_step)
     found = (
-        apart.rank.component("rank"),
+        effects.rank.component("rank"),
         of_step,
         memory,
         worker_step.component("worker_step"),
@@ -144,64 +108,63 @@ def take_apart(
     return Apart(found, _own(left, data.slopes(there), residual, worker_step), data)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Effects:
-    """The persistent effects of workers and steps, and how they are separated from data.
-
-    **Attributes:**
-
-    - `loadings`: `None` if there is no factor of data.
-    - `worker`: `(replicas, stages, phases, 1, 1)`.
-    - `residual`, `worker_step`, `rank`, `means`: variances.
-    """
-
-    loadings: Float[np.ndarray, "stages phases"] | None
-    worker: np.ndarray
-    step: StepEffects
-    residual: Variance
-    worker_step: Variance
-    rank: Variance
-    means: DataMeans
-
-
-def _first(body: Logs) -> _Effects:
-    """A first estimate, as if everything that ops of a worker or a step share were persistent."""
-    worker, step = main_effects(body)
-    none, factor = Variance(None), step.reshape(-1)
-    means = DataMeans(0.0, 0.0, 0 * factor)
-    effects = StepEffects(factor, 0 * factor, step)
-    return _Effects(find_loadings(body - worker - step), worker, effects, none, none, none, means)
-
-
-def _again(body: Logs, last: _Effects) -> _Effects:
-    """An estimate with known loadings, by which data are separated from workers and steps."""
-    whole, _ = main_effects(body)
-    data = _factor(body - whole, last.loadings)
-    (residual, worker_step), _ = _inner(body - whole, data)
-    means = data_means(data, body)
-    loadings = np.ones(body.shape[1:3]) if last.loadings is None else last.loadings
-    rank = _rank(body, whole, loadings, residual.known, means.replica)
-    worker = without_data(whole, loadings, rank.known, means.replica)
-    noises = residual.known, worker_step.known
-    step = step_effects(body - worker, loadings, *noises, means.step)
-    found = find_loadings(body - worker - step.by_group)
-    return _Effects(found, worker, step, residual, worker_step, rank, means)
-
-
 def data_of(logs: Logs) -> DataFactor:
     """A first estimate of the data of microbatches, before stalls are separated from them."""
     worker, step = main_effects(logs)
     return _factor(logs - worker, find_loadings(logs - worker - step))
 
 
-def _factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"] | None) -> DataFactor:
+@dataclasses.dataclass(frozen=True)
+class _Effects:
+    """The persistent effects of workers and steps, separated from data.
+
+    **Attributes:**
+
+    - `loadings`: those of the data that are left.
+    - `worker`, `rank`: the effects, `(replicas, stages, phases, 1, 1)`, and their variance.
+    - `step`, `data_of_step`: the effects, and the variance by chance of the mean data of a step.
+    """
+
+    loadings: _Loadings
+    worker: np.ndarray
+    rank: Variance
+    step: StepEffects
+    data_of_step: Float[np.ndarray, " steps"]
+
+
+def _persistent(body: Logs) -> _Effects:
+    """The effects, at first as if everything that ops of a worker or a step share were persistent;
+    then with loadings, by which data are separated from workers and steps.
+    """
+    whole, common = main_effects(body)
+    effects = _separated(body, whole, find_loadings(body - whole - common))
+    for _ in range(_ROUNDS - 1):
+        effects = _separated(body, whole, effects.loadings)
+    return effects
+
+
+def _separated(body: Logs, whole: np.ndarray, known: _Loadings) -> _Effects:
+    """The effects if data have the loadings `known`; `whole` are the effects of workers with their
+    data.
+    """
+    data = _factor(body - whole, known)
+    (residual, worker_step), _ = _inner(body - whole, data)
+    of_replica, of_step = data_means(data, body)
+    loadings = np.ones(body.shape[1:3]) if known is None else known
+    rank = _rank(body, whole, loadings, residual.known, of_replica)
+    worker = without_data(whole, loadings, rank.known, of_replica)
+    step = step_effects(body - worker, loadings, residual.known, worker_step.known, of_step)
+    return _Effects(find_loadings(body - worker - step.by_group), worker, rank, step, of_step)
+
+
+def _factor(logs: Logs, loadings: _Loadings) -> DataFactor:
     return no_factor(logs) if loadings is None else find_factor(logs, loadings)
 
 
 def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
     """The variances of the residual and of a worker's step, and the rest without the data."""
-    left = rest - np.log(data.relative)
-    left = left - mean(left, (3, 4)) - mean(left, (0, 1, 2, 3))
+    apart = rest - np.log(data.relative)
+    left = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
     return within(left, data.slopes(~np.isnan(rest))), left
 
 
@@ -223,7 +186,7 @@ def _of_data(
     both without the noise of ops and of a worker's step.
     """
     seen = there.any(axis=(1, 2), keepdims=True)
-    values = data.factor[seen]
+    values, middle = data.factor[seen], data.factor[seen].mean()
     slopes = data.slopes(there)
     square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
     by_stage = np.sum(np.sum(slopes, axis=2, keepdims=True) ** 2, axis=(1, 2), keepdims=True)
@@ -237,15 +200,12 @@ def _of_data(
     # Each replica's step counts as one draw, because its microbatches are not independent.
     sums = np.nansum(inner**2 - np.nanmean(inner**2), axis=3)
     error = float(np.sqrt(np.sum(sums**2))) / len(values)
-    factor = 1 + (data.factor / values.mean() - 1) * np.sqrt(own / max(total, 1e-300))
-    relative = own / values.mean() ** 2
-    variance = Variance(float(np.log1p(relative)), error / values.mean() ** 2 / (1 + relative))
-    return variance, _of_mean_one(data.loadings, factor, values.mean())
-
-
-def _of_mean_one(loadings: np.ndarray, factor: np.ndarray, middle: float) -> DataFactor:
-    """The same law of relative latencies, with a factor of mean one in place of `middle`."""
-    return DataFactor(loadings * middle / (1 + loadings * (middle - 1)), factor)
+    shrunk = 1 + (data.factor / middle - 1) * np.sqrt(own / max(total, 1e-300))
+    relative = own / middle**2
+    variance = Variance(float(np.log1p(relative)), error / middle**2 / (1 + relative))
+    # The same law of relative latencies, with a factor of mean one in place of `middle`.
+    loadings = data.loadings * middle / (1 + data.loadings * (middle - 1))
+    return variance, DataFactor(loadings, shrunk)
 
 
 def _own(left: Logs, slopes: np.ndarray, residual: Variance, worker_step: Variance) -> Logs:

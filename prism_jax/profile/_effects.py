@@ -28,19 +28,10 @@ def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
     return worker, step
 
 
-@dataclasses.dataclass(frozen=True)
-class DataMeans:
-    """The variances by chance of the mean data of a replica in one step, of a replica, and of a
-    step, from the differences between replicas in one step.
+def data_means(data: DataFactor, logs: Logs) -> tuple[float, Float[np.ndarray, " steps"]]:
+    """The variances by chance of the mean data of a replica, and of each step, from the differences
+    between replicas in one step; so they include what microbatches of a replica's step share.
     """
-
-    cell: float
-    replica: float
-    step: Float[np.ndarray, " steps"]
-
-
-def data_means(data: DataFactor, logs: Logs) -> DataMeans:
-    """The variances of means of the data, including what the replicas of one step share."""
     factor = np.where(count(logs, (1, 2)) > 0, data.factor, np.nan)
     there = count(factor, (3,)) > 0
     cells = np.where(there, mean(factor, (3,)), np.nan)
@@ -56,7 +47,7 @@ def data_means(data: DataFactor, logs: Logs) -> DataMeans:
         cell = np.nansum(inner**2) / max(np.sum(np.maximum(number - 1, 0)), 1) / np.mean(number)
     of_replica = cell / max(np.sum(there) / max(replicas, 1), 1)
     of_step = cell / np.maximum(np.sum(there, axis=(0, 1, 2, 3)), 1)
-    return DataMeans(float(cell), float(of_replica), of_step)
+    return float(of_replica), of_step
 
 
 def without_data(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
+from ..data import Variation
 from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
 from ._compute import compute_logs, groups, places, relative_latencies
@@ -52,99 +53,100 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
     """
     step = step_graph(profile.job, profile.outline)
     rungs = []
-    for name, latencies in _Parts(trace, profile, step).drawn_in_turn():
+    for name, latencies in _drawn_in_turn(trace, profile, step):
         steps = replay(step, latencies)
         rungs.append(Rung(name, float(steps.mean()), float(np.quantile(steps, 0.95))))
     return rungs
 
 
-class _Parts:
-    """Latencies, split into a constant part, a mean, the effect of data, and the rest, each
-    `(ops, steps)`.
+def _drawn_in_turn(
+    trace: Trace, profile: Profile, step: StepGraph
+) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
+    """The names of parts, and latencies with these parts drawn from their laws. A latency is
+    `constant + mean * relative * rest`, with the effect of data and the rest.
     """
+    mean, constant, loadings = _means(profile, step)
+    varying = op_latencies(trace, step) - constant
+    logs = compute_logs(profile.job, step, varying / np.where(mean > 0, mean, 1))
+    of_data = relative_latencies(profile.job, step, find_factor(logs, loadings))
+    whole = mean * of_data
+    left = np.where(whole > 0, varying / np.where(whole > 0, whole, 1), 0)
+    times = max(-(-_STEPS // left.shape[1]), 1)
+    relative, rest = np.tile(of_data, times), np.tile(left, times)
+    laws, compute = _Laws(profile, step, rest.shape[1]), step.computes
 
-    def __init__(self, trace: Trace, profile: Profile, step: StepGraph):
-        self.profile, self.step = profile, step
-        self.rng = np.random.default_rng(0)
-        self.kinds = np.array(step.kind)
-        self.compute = step.computes
+    def latencies() -> Float[np.ndarray, "ops steps"]:
+        return constant + mean * relative * rest
+
+    yield "measured ops", latencies()
+    laws.draw_residuals(rest, ~compute)
+    yield "all except compute", latencies()
+    relative = np.where(compute[:, None], laws.data(loadings), 1)
+    yield "data of microbatches", latencies()
+    laws.draw_residuals(rest, compute)
+    yield "residuals of compute", latencies()
+    worker = np.array([members[0] for members in step.members])
+    factor = laws.factor("worker_step", int(worker.max()) + 1)
+    rest = np.where(compute[:, None], rest * factor[worker], rest)
+    yield "a worker's step", latencies()
+    rest = rest * laws.factor("step", 1)
+    yield "steps", latencies()
+    stalls = laws.stalls()
+    yield "stalls", latencies() + stalls
+    if profile.fitted.level != 1:
+        yield "level", profile.fitted.level * latencies() + stalls
+
+
+class _Laws:
+    """Draws for some steps from the laws of a profile, one after the other."""
+
+    def __init__(self, profile: Profile, step: StepGraph, steps: int):
+        self.profile, self.step, self.steps = profile, step, steps
+        self.rng, self.kinds = np.random.default_rng(0), np.array(step.kind)
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
-        self.mean, self.constant, loadings = _means(profile, step)
-        latencies = op_latencies(trace, step) - self.constant
-        logs = compute_logs(profile.job, step, latencies / np.where(self.mean > 0, self.mean, 1))
-        self.relative = relative_latencies(profile.job, step, find_factor(logs, loadings))
-        whole = self.mean * self.relative
-        self.rest = np.where(whole > 0, latencies / np.where(whole > 0, whole, 1), 0)
-        self.loading = np.ones((len(self.kinds), 1))
-        ops, place = places(profile.job, step)
-        self.loading[ops, 0] = loadings[place[1:3]]
-        times = max(-(-_STEPS // latencies.shape[1]), 1)
-        self.relative, self.rest = (np.tile(x, times) for x in (self.relative, self.rest))
 
-    def drawn_in_turn(self) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
-        """The names of parts, and latencies with these parts drawn from their laws."""
-        yield "measured ops", self._latencies
-        self._draw_residuals(~self.compute)
-        yield "all except compute", self._latencies
-        self.relative = np.where(self.compute[:, None], self._data(), 1)
-        yield "data of microbatches", self._latencies
-        self._draw_residuals(self.compute)
-        yield "residuals of compute", self._latencies
-        worker = np.array([members[0] for members in self.step.members])
-        factor = self._factor("worker_step", int(worker.max()) + 1)
-        self.rest = np.where(self.compute[:, None], self.rest * factor[worker], self.rest)
-        yield "a worker's step", self._latencies
-        self.rest = self.rest * self._factor("step", 1)
-        yield "steps", self._latencies
-        stalls = self._stalls()
-        yield "stalls", self._latencies + stalls
-        if self.profile.fitted.level != 1:
-            yield "level", self.profile.fitted.level * self._latencies + stalls
-
-    @property
-    def _latencies(self) -> Float[np.ndarray, "ops steps"]:
-        return self.constant + self.mean * self.relative * self.rest
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.rest.shape
-
-    def _draw_residuals(self, mine: np.ndarray) -> None:
-        for kind in dict.fromkeys(self.kinds[mine].tolist()):
-            ops, law = np.flatnonzero(self.kinds == kind), self.laws.get((kind, "residual"))
-            self.rest[ops] = 1.0 if law is None else self._drawn(law, (len(ops), self._shape[1]))
-        self.rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
-
-    def _drawn(self, law, shape: tuple[int, int]) -> np.ndarray:
+    def _drawn(self, law: Variation | None, number: int) -> Float[np.ndarray, "number steps"]:
+        """Factors of mean one; ones without a law."""
+        shape = (number, self.steps)
+        if law is None:
+            return np.ones(shape)
         return factors_at(law.family, law.parameters, self.rng.uniform(size=shape))
 
-    def _factor(self, name: str, number: int) -> Float[np.ndarray, "number steps"]:
-        law = self.laws.get(("", name))
-        shape = (number, self._shape[1])
-        return np.ones(shape) if law is None else self._drawn(law, shape)
+    def factor(self, name: str, number: int) -> Float[np.ndarray, "number steps"]:
+        """A factor that ops share."""
+        return self._drawn(self.laws.get(("", name)), number)
 
-    def _data(self) -> Float[np.ndarray, "ops steps"]:
-        """The effect of drawn data on ops."""
-        number = self.profile.schedule.num_microbatches
-        shape = (self.profile.layout.dp * number, self._shape[1])
-        factor = self._factor("microbatch", shape[0])
-        if self.profile.sets:
-            sets = np.array(self.profile.sets)
+    def draw_residuals(self, rest: Float[np.ndarray, "ops steps"], mine: np.ndarray) -> None:
+        """Writes the residuals of the kinds of these ops to `rest`."""
+        for kind in dict.fromkeys(self.kinds[mine].tolist()):
+            ops = np.flatnonzero(self.kinds == kind)
+            rest[ops] = self._drawn(self.laws.get((kind, "residual")), len(ops))
+        rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
+
+    def data(self, loadings: Float[np.ndarray, "stages phases"]) -> Float[np.ndarray, "ops steps"]:
+        """The effect of data on ops."""
+        number, sets = self.profile.schedule.num_microbatches, np.array(self.profile.sets)
+        microbatch = np.arange(self.profile.layout.dp * number)
+        factor = self.factor("microbatch", len(microbatch))
+        if len(sets):
             length = min(sets.shape[1], number)
-            microbatch = np.arange(shape[0])
-            drawn = (microbatch[-1] // length + 1, shape[1])
+            drawn = (microbatch[-1] // length + 1, self.steps)
             row = self.rng.integers(len(sets), size=drawn)[microbatch // length]
             first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
             factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
+        loading = np.ones((len(self.kinds), 1))
+        ops, place = places(self.profile.job, self.step)
+        loading[ops, 0] = loadings[place[1:3]]
         of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
-        return np.maximum(1 + self.loading * (of_op - 1), 0)
+        return np.maximum(1 + loading * (of_op - 1), 0)
 
-    def _stalls(self) -> Float[np.ndarray, "ops steps"]:
-        seconds = np.zeros(self._shape)
+    def stalls(self) -> Float[np.ndarray, "ops steps"]:
+        """The time that stalls add, in seconds."""
+        seconds = np.zeros((len(self.kinds), self.steps))
         for (kind, component), law in self.laws.items():
             if component == "stall":
                 ops, p = np.flatnonzero(self.kinds == kind), law.parameters
-                shape = (len(ops), self._shape[1])
+                shape = (len(ops), self.steps)
                 sizes = p["median_s"] * np.exp(p["sigma"] * self.rng.standard_normal(shape))
                 seconds[ops] = np.where(self.rng.uniform(size=shape) < p["rate"], sizes, 0)
         return seconds

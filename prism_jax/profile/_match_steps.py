@@ -39,28 +39,28 @@ def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pr
     law = simulate(
         compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
     )
-    levels = np.array([0.1587, 0.5, 0.8413])
-    quantiles, root = np.quantile(step_times, levels), float(np.sqrt(len(step_times)))
-    predicted = np.asarray(law.quantile(levels))
+    levels, root = np.array([0.1587, 0.5, 0.8413]), float(np.sqrt(len(step_times)))
+    quantiles, predicted = np.quantile(step_times, levels), np.asarray(law.quantile(levels))
     measured, known = _variance(quantiles), _variance(predicted)
     off, level = _off_and_level(step_times, law)
-    of_median = _OF_MEDIAN * np.sqrt(max(measured, known)) / root
-    profile = _scaled(profile, off, level)
-    profile = _with_median(profile, float(level * predicted[1] / quantiles[1]) - 1, of_median)
+    notes = list(profile.fitted.notes)
+    if abs(level - 1) > _NOTED:
+        notes.append(
+            f"the mean of the fitted law was {100 * off:+.2g} % off that of the steps, by more "
+            f"than chance explains, so all latencies are scaled by {level:.4g}"
+        )
+    of_median = float(level * predicted[1] / quantiles[1]) - 1
+    if abs(of_median) > max(_SEEN * _OF_MEDIAN * np.sqrt(max(measured, known)) / root, _NOTED):
+        notes.append(
+            f"the median of the fitted law is {100 * of_median:+.2g} % off that of the steps"
+        )
+    means = tuple(msgspec.structs.replace(m, mean_s=m.mean_s * level) for m in profile.means)
+    level_now = level * profile.fitted.level
+    fitted = msgspec.structs.replace(profile.fitted, level=level_now, notes=tuple(notes))
+    scaled = msgspec.structs.replace(profile, means=means, fitted=fitted)
     missing, error = measured - known, measured * _OF_VARIANCE / root
-    if missing <= _SEEN * known * _OF_VARIANCE / root:
-        return profile
-    (step,) = (c for c in profile.fitted.components if c.name == "step")
-    sigma = float(np.sqrt((step.value or 0.0) ** 2 + missing))
-    note = f"{step.value or 0.0:.3g} for compute alone; step times spread more than it explains"
-    wider = Component("step", sigma, error / (2 * sigma), note)
-    components = tuple(wider if c is step else c for c in profile.fitted.components)
-    source = f"{profile.fitted.num_steps} traced steps"
-    shared = Variation("", "step", "lognormal", {"sigma": sigma}, source)
-    return msgspec.structs.replace(
-        profile,
-        variability=replace_variations(profile.variability, [shared]),
-        fitted=msgspec.structs.replace(profile.fitted, components=components),
+    return (
+        _wider(scaled, missing, error) if missing > _SEEN * known * _OF_VARIANCE / root else scaled
     )
 
 
@@ -72,28 +72,19 @@ def _off_and_level(step_times: Float[np.ndarray, " steps"], law: Law) -> tuple[f
     return off, 1 / (1 + off * (1 - chance / off**2)) if off**2 > chance else 1.0
 
 
-def _scaled(profile: Profile, off: float, level: float) -> Profile:
-    """The profile with all mean latencies times a level."""
-    means = tuple(msgspec.structs.replace(m, mean_s=m.mean_s * level) for m in profile.means)
-    note = (
-        f"the mean of the fitted law was {100 * off:+.2g} % off that of the steps, by more than "
-        f"chance explains, so all latencies are scaled by {level:.4g}"
-    )
-    fitted = msgspec.structs.replace(profile.fitted, level=level * profile.fitted.level)
-    profile = msgspec.structs.replace(profile, means=means, fitted=fitted)
-    return _noted(profile, note) if abs(level - 1) > _NOTED else profile
-
-
-def _with_median(profile: Profile, off: float, error: float) -> Profile:
-    """The profile, with a note if the median of its law is off the steps'."""
-    note = f"the median of the fitted law is {100 * off:+.2g} % off that of the steps"
-    return _noted(profile, note) if abs(off) > max(_SEEN * error, _NOTED) else profile
-
-
-def _noted(profile: Profile, note: str) -> Profile:
-    notes = (*profile.fitted.notes, note)
+def _wider(profile: Profile, missing: float, error: float) -> Profile:
+    """The profile with a wider factor of a step, by a variance that has this standard error."""
+    (step,) = (c for c in profile.fitted.components if c.name == "step")
+    sigma = float(np.sqrt((step.value or 0.0) ** 2 + missing))
+    note = f"{step.value or 0.0:.3g} for compute alone; step times spread more than it explains"
+    wider = Component("step", sigma, error / (2 * sigma), note)
+    components = tuple(wider if c is step else c for c in profile.fitted.components)
+    source = f"{profile.fitted.num_steps} traced steps"
+    shared = Variation("", "step", "lognormal", {"sigma": sigma}, source)
     return msgspec.structs.replace(
-        profile, fitted=msgspec.structs.replace(profile.fitted, notes=notes)
+        profile,
+        variability=replace_variations(profile.variability, [shared]),
+        fitted=msgspec.structs.replace(profile.fitted, components=components),
     )
 
 

@@ -113,19 +113,22 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     return Variance(own, own * np.sqrt(2 / op_df)), worker_step
 
 
-def between_microbatches(rest: Logs, noise: float) -> Variance:
-    """The variance of microbatches, from means over their ops in a replica and a step. These share
-    everything else except `noise`, the variance of an op.
+def between_microbatches(rest: Logs, residual: Variance) -> Variance:
+    """The variance of microbatches that have no factor of data: zero, unless it cannot be separated
+    from the residual. Its error is that of means over their ops in a replica and a step, which
+    share everything else.
     """
+    note = "" if residual.value is not None else "with the residual of its op"
     ops, means = count(rest, (1, 2)), np.where(count(rest, (1, 2)) > 0, mean(rest, (1, 2)), np.nan)
     number = count(means, (3,))
     df = float(np.sum(np.maximum(number - 1, 0)))
     if df == 0:
-        return Variance(None, note="one microbatch in a step")
+        return Variance(None, note=note or "one microbatch in a step")
     spread = np.where(number > 1, means - mean(means, (3,)), np.nan)
     square = float(np.nansum(spread**2)) / df
-    own = noise * float(np.mean(1 / ops[ops > 0]))
-    return Variance(square - own, square * np.sqrt(2 / df), chance=own * np.sqrt(2 / df))
+    own = residual.known * float(np.mean(1 / ops[ops > 0]))
+    value = 0.0 if residual.value is not None else square - own
+    return Variance(value, square * np.sqrt(2 / df), note, own * np.sqrt(2 / df))
 
 
 def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 import itertools as it
 import os
 import pathlib
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -129,6 +129,9 @@ class Profile(msgspec.Struct, frozen=True):
         return Job(self.layout, self.schedule, name=self.name)
 
 
+_Row = TypeVar("_Row", WorkerMean, PositionFactor)
+
+
 class _FactorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of `microbatches.csv`; the rows of one stretch are consecutive."""
 
@@ -161,28 +164,20 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: this is a file; give a folder to write the profile to.")
     folder.mkdir(parents=True, exist_ok=True)
-    about = _ProfileFile(
-        profile.name,
-        profile.layout,
-        profile.schedule,
-        profile.fitted,
-        profile.outline.before,
-        profile.outline.after,
-        profile.outline.slow_links,
-        profile.outline.gathered,
-    )
+    outline = msgspec.structs.astuple(profile.outline)
+    about = _ProfileFile(profile.name, profile.layout, profile.schedule, profile.fitted, *outline)
     means = [msgspec.structs.astuple(mean) for mean in profile.means]
     write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s", "loading"), means)
-    if profile.sets:
-        rows = [(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
-        write_csv(folder / _SETS, ("stretch", "factor"), rows)
-    else:
-        (folder / _SETS).unlink(missing_ok=True)
-    if profile.positions:
-        rows = [msgspec.structs.astuple(position) for position in profile.positions]
-        write_csv(folder / _POSITIONS, ("kind", "stage", "microbatch", "factor"), rows)
-    else:
-        (folder / _POSITIONS).unlink(missing_ok=True)
+    sets = [(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
+    positions = [msgspec.structs.astuple(position) for position in profile.positions]
+    for file, names, rows in (
+        (folder / _SETS, ("stretch", "factor"), sets),
+        (folder / _POSITIONS, ("kind", "stage", "microbatch", "factor"), positions),
+    ):
+        if rows:
+            write_csv(file, names, rows)
+        else:
+            file.unlink(missing_ok=True)
     write_variations(folder / "variability.csv", profile.variability)
     # Last, because a folder without this file is not a profile.
     table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
@@ -205,48 +200,37 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
         )
     about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: shown(file))
     _check_size(about, file)
+    positions = path / _POSITIONS
     return Profile(
         about.name,
         about.layout,
         about.schedule,
         Outline(about.before, about.after, about.slow_links, about.gathered),
-        _read_means(path / "means.csv"),
-        read_variations(path / "variability.csv", _check_law),
+        _read_once(path / "means.csv", WorkerMean, ("dp_rank", "stage")),
+        read_variations(
+            path / "variability.csv", lambda law: check_variability(variability_of([law]))
+        ),
         about.fitted,
         _read_sets(path / _SETS, about.schedule.num_microbatches),
-        _read_positions(path / _POSITIONS),
+        _read_once(positions, PositionFactor, ("stage", "microbatch"))
+        if positions.exists()
+        else (),
     )
 
 
-def _check_law(law: Variation) -> None:
-    check_variability(variability_of([law]))
-
-
-def _read_means(file: pathlib.Path) -> tuple[WorkerMean, ...]:
-    means: dict[tuple[str, int, int], WorkerMean] = {}
-    for where, mean in read_rows(file, WorkerMean):
-        key = mean.kind, mean.dp_rank, mean.stage
-        if key in means:
+def _read_once(
+    file: pathlib.Path, row_type: type[_Row], names: tuple[str, str]
+) -> tuple[_Row, ...]:
+    """The rows of a file; no two have the same kind and the same values of `names`."""
+    rows: dict[tuple[str, str], _Row] = {}
+    for where, row in read_rows(file, row_type):
+        place = ", ".join(f"{name} {getattr(row, name)}" for name in names)
+        if (row.kind, place) in rows:
             raise ValueError(
-                f"{where}: `{quoted(mean.kind)}` of dp_rank {mean.dp_rank}, stage {mean.stage} has "
-                "two rows; keep one of them."
+                f"{where}: `{quoted(row.kind)}` of {place} has two rows; keep one of them."
             )
-        means[key] = mean
-    return tuple(means.values())
-
-
-def _read_positions(file: pathlib.Path) -> tuple[PositionFactor, ...]:
-    """The factors of positions; none if there is no file."""
-    positions: dict[tuple[str, int, int], PositionFactor] = {}
-    for where, position in read_rows(file, PositionFactor) if file.exists() else ():
-        key = position.kind, position.stage, position.microbatch
-        if key in positions:
-            raise ValueError(
-                f"{where}: `{quoted(position.kind)}` of stage {position.stage}, microbatch "
-                f"{position.microbatch} has two rows; keep one of them."
-            )
-        positions[key] = position
-    return tuple(positions.values())
+        rows[row.kind, place] = row
+    return tuple(rows.values())
 
 
 def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, ...], ...]:
