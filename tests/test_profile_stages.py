@@ -73,14 +73,15 @@ def test_the_means_and_the_spread_are_split(stages):
 
 
 def test_the_laws_the_notes_and_the_profile(stages):
-    laws, fitted = fit_laws(*stages), describe(*stages)
+    seen, clean, split = stages
+    laws, fitted = fit_laws(seen, clean, split), describe(seen, clean, split)
     by_kind = {(law.kernel, law.component): law for law in laws.variability}
-    assert by_kind["optimizer", "stall"] is stages[1].stalls[0]
+    assert by_kind["optimizer", "stall"] is clean.stalls[0]
     assert by_kind["forward-compute", "residual"].family == "lognormal"
     assert laws.sets == ()
     (note,) = (note for note in fitted.notes if "did not vary" in note)
     assert note.startswith("`forward-compute` of dp_rank 1, stage 0 ")
-    profile = assemble("name", *stages, laws, fitted)
+    profile = assemble("name", seen, clean, split, laws, fitted)
     constant = [(m.kind, m.dp_rank, m.stage) for m in profile.means if "constant" in m.kind]
     assert constant == [("constant forward-compute", 1, 0)]
     assert (profile.name, profile.variability, profile.fitted) == ("name", laws.variability, fitted)

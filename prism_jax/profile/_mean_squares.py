@@ -32,6 +32,15 @@ def count(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.sum(~np.isnan(values), axis=axes, keepdims=True)
 
 
+def slope_of(y: np.ndarray, x: np.ndarray) -> tuple[float, float]:
+    """The slope of the line of least squares of `y` over `x`, and its standard error."""
+    along, off = x - x.mean(), y - y.mean()
+    square = float(along @ along)
+    slope = float(along @ off) / square
+    left = float(np.sum((off - slope * along) ** 2)) / (len(y) - 2)
+    return slope, float(np.sqrt(left / square))
+
+
 @dataclasses.dataclass(frozen=True)
 class Variance:
     """A variance with its standard error; `None` if it cannot be estimated, for the reason in

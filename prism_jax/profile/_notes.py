@@ -10,6 +10,7 @@ from .._robust import in_core
 from ..program import LAUNCH, StepGraph, replay
 from ..trace import COMPUTE, Trace
 from ._compute import groups
+from ._mean_squares import slope_of
 from ._observe import Seen
 
 
@@ -120,15 +121,12 @@ def _of_steps(seen: Seen) -> Iterator[str]:
 
 def _drift(trace: Trace) -> Iterator[str]:
     """Whether steps get longer or shorter over the trace, from a fit to their logarithms."""
-    times = np.log(trace.step_times())
-    core = in_core(times)
-    logs = times[core] - times[core].mean()
-    steps = trace.steps[core] - np.mean(trace.steps[core].astype(float))
-    square = float(steps @ steps)
-    if len(logs) < 4 or square == 0:
+    logs = np.log(trace.step_times())
+    core = in_core(logs)
+    steps = trace.steps[core].astype(float)
+    if len(steps) < 4:
         return
-    slope = float(steps @ logs) / square
-    left = float(np.sum((logs - slope * steps) ** 2)) / (len(logs) - 2)
-    if abs(slope) > _DRIFTS * np.sqrt(left / square):
+    slope, error = slope_of(logs[core], steps)
+    if abs(slope) > _DRIFTS * error:
         change = 100 * slope * float(np.ptp(steps))
         yield f"step times drift by {change:+.2g} % over the trace, which the fitted laws ignore"

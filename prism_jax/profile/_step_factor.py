@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools as ft
+import itertools as it
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float, Int
 
 from .._misc import counted
 from .._robust import in_core
-from ._mean_squares import ALIKE, Variance
+from ._mean_squares import ALIKE, Variance, slope_of
 from ._profile import Component
 
 
@@ -71,11 +72,7 @@ def _in_step_times(
     factor is one, with or without noise, if the factor acts on every op, and lower if it does not
     act on ops that steps wait for.
     """
-    centred, times = factor - factor.mean(), logs - logs.mean()
-    square = float(centred @ centred)
-    slope = float(centred @ times) / square
-    left = float(np.sum((times - slope * centred) ** 2)) / (len(logs) - 2)
-    of_slope = float(np.sqrt(left / square))
+    slope, of_slope = slope_of(logs, factor)
     if not variance.known or slope + _CONTRADICTED * of_slope >= 1:
         return variance
     # The slope of the factor alone; that of the noise is one.
@@ -185,15 +182,13 @@ def _errors(likelihood, decay: float) -> tuple[float, float]:
     # The decay may pass zero, but not one.
     steps = np.diag([1e-2, min(1e-2, (1 - decay) / 10)])
     point = np.array([0.0, decay])
-    curvature = np.empty((2, 2))
-    for i in range(2):
-        for j in range(2):
-            corners = [
-                a * b * likelihood(*(point + a * steps[i] + b * steps[j]))
-                for a in (-1, 1)
-                for b in (-1, 1)
-            ]
-            curvature[i, j] = sum(corners) / (4 * steps[i, i] * steps[j, j])
+
+    def second(i: int, j: int) -> float:
+        signs = it.product((-1, 1), repeat=2)
+        corners = (a * b * likelihood(*(point + a * steps[i] + b * steps[j])) for a, b in signs)
+        return sum(corners) / (4 * steps[i, i] * steps[j, j])
+
+    curvature = np.array([[second(i, j) for j in (0, 1)] for i in (0, 1)])
     nothing = 12**-0.5
     if np.min(np.linalg.eigvalsh(curvature)) <= 0:
         return 1.0, nothing
