@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prism_jax.data import make_job
 from prism_jax.importers import from_megatron
-from prism_jax.program import memory
+from prism_jax.prediction import memory
 
 
 # A node of these tests. Where a recipe does not state its GPUs, it has as many nodes as its degrees

@@ -9,7 +9,8 @@ import numpy as np
 
 from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import core_spread, observe
-from prism_jax.data import Line, Priors, Sampled, SampledSpread, load_priors
+from prism_jax.data import Priors, Sampled, load_priors
+from prism_jax.data._priors import Line, SampledSpread
 
 
 _DRAWN = 1000

@@ -10,7 +10,8 @@ def program(graph, num_replicas: int = 1):
     import jax.numpy as jnp
 
     from prism_jax.latency import LogNormal
-    from prism_jax.program import Variability, assemble
+    from prism_jax.program import Variability
+    from prism_jax.program._assemble import assemble
     from prism_jax.schedule import OpGraph
     from prism_jax.workload import Kernel, Segment
 
@@ -47,7 +48,7 @@ def program(graph, num_replicas: int = 1):
 
 def interleaved(ranks: int, virtual_stages: int, microbatches: int):
     """A program of interleaved 1F1B with send_recv."""
-    from prism_jax.program import assemble
+    from prism_jax.program._assemble import assemble
     from prism_jax.schedule import InterleavedOneFOneB, op_graph
     from prism_jax.workload import Kernel, Segment
 
@@ -88,7 +89,8 @@ def _sum_of_draws(shared, ids):
     from jax import lax
 
     from prism_jax.random import normals
-    from prism_jax.replica import ClassLaw, Single, class_laws
+    from prism_jax.replica import ClassLaw, class_laws
+    from prism_jax.replica._op_law import Single
 
     plan, key, rows = shared
     width = rows.shape[1]
@@ -123,7 +125,7 @@ def value_and_gradient(the_program, num_samples: int, key):
     """
     import jax
 
-    from prism_jax.replica import gradient_of
+    from prism_jax.replica._gradient import gradient_of
 
     total, of_tables = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
     of_tables = jax.tree.map(lambda g: g / num_samples, of_tables)

@@ -85,8 +85,9 @@ def against_random(seed: int) -> dict[str, Any]:
     import jax
 
     from prism_jax.analysis import Quantile, bandwidth
-    from prism_jax.placement import place, placed
+    from prism_jax.placement import place
     from prism_jax.placement._nodes import nodes_of
+    from prism_jax.placement._placed import placed
     from prism_jax.placement._placement import _step_times, _with_known_gpus
 
     about, program, factors, devices = instance(seed)

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from prism_jax.data import job_keys
+from prism_jax.data._reference import job_keys
 
 
 _HEAD = """\

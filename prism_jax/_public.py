@@ -65,6 +65,12 @@ from .layouts import (
     rank_layouts as rank_layouts,
 )
 from .placement import Placement as Placement, place as place
+from .prediction import (
+    Memory as Memory,
+    Prediction as Prediction,
+    memory as memory,
+    predict as predict,
+)
 from .profile import (
     Profile as Profile,
     compile_profile as compile_profile,
@@ -73,10 +79,8 @@ from .profile import (
     save_profile as save_profile,
 )
 from .program import (
-    Memory as Memory,
     Network as Network,
     Op as Op,
-    Prediction as Prediction,
     Program as Program,
     Stall as Stall,
     Variability as Variability,
@@ -84,8 +88,6 @@ from .program import (
     compile_job as compile_job,
     compile_program as compile_program,
     load_program as load_program,
-    memory as memory,
-    predict as predict,
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends

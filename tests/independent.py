@@ -31,12 +31,12 @@ class Laws:
     """
 
     residual: Mapping[str, float]
-    rank: float
-    step: float
-    worker_step: float
-    microbatch: float
-    network: tuple[float, float]
-    stalls: Mapping[str, tuple[float, float, float]]
+    rank: float = 0.0
+    step: float = 0.0
+    worker_step: float = 0.0
+    microbatch: float = 0.0
+    network: tuple[float, float] = (0.0, 1.0)
+    stalls: Mapping[str, tuple[float, float, float]] = dataclasses.field(default_factory=dict)
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -76,6 +76,12 @@ def simulate_steps(step: Step, laws: Laws, num_steps: int, seed: int) -> np.ndar
     batch = 250  # So many at once stay in the cache.
     batches = [min(batch, num_steps - start) for start in range(0, num_steps, batch)]
     return np.concatenate([_Batch(step, laws, number, rng).step_times() for number in batches])
+
+
+def simulate_block(block, members: int, laws: Laws, number: int, seed: int) -> np.ndarray:
+    """How long a block takes that `members` run, in seconds."""
+    alone = Step([block], [()], {}, [()], (), [["0F0"]], members, 1, frozenset())
+    return simulate_steps(alone, laws, number, seed)
 
 
 class _Batch:
@@ -165,11 +171,12 @@ class _Batch:
         """When each member has computed, and the collectives beside this have ended. They start
         when the slowest member has come to them.
         """
-        assert not branches.within
         start = reached.max(axis=0)
         rows = [self.collectives(row, shape[1:]) for row in branches.communication]
         y = np.maximum.reduce(rows) * np.float32(1 + branches.contention[1])
         left = reached + self.row(branches.compute, factors, shape) - start
+        if branches.within:  # A block, which ends for all members at once.
+            left = left + self.block(branches.within, factors, shape)
         x = np.maximum(left, 0) * np.float32(1 + branches.contention[0])
         # Each at its slower speed while both run, and then at its own.
         a, b = (np.float32(1 / (1 + slower)) for slower in branches.contention)

@@ -17,15 +17,8 @@ from prism_jax.calibration._collective_noise import Split, most_likely_noise
 from prism_jax.calibration._observe import core_spread, observe
 from prism_jax.calibration._step_law import StepLaw, law_of_outliers, spread_of
 from prism_jax.cli import main
-from prism_jax.data import (
-    Calibrated,
-    Prior,
-    Variation,
-    apply_calibrated,
-    load_job,
-    load_priors,
-    save_job,
-)
+from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
+from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate, simulated_steps
 from prism_jax.program import compile_job, variability_of
 

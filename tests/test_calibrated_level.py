@@ -14,7 +14,6 @@ from prism_jax.cli import main
 from prism_jax.cli._calibrate import _text
 from prism_jax.data import (
     Calibrated,
-    Prior,
     Uncertainty,
     apply_calibrated,
     load_cluster,
@@ -22,8 +21,10 @@ from prism_jax.data import (
     load_kernels,
     load_priors,
 )
+from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
-from prism_jax.program import Variability, compile_program, constant_step
+from prism_jax.prediction import constant_step
+from prism_jax.program import Variability, compile_program
 from prism_jax.program._compile import parts_of
 
 

@@ -15,11 +15,12 @@ from prism_jax.cluster import (
     dp_group,
     find_link,
     find_send_link,
-    ranks_per_domain,
     send_recv_latency,
     tp_group,
 )
-from prism_jax.data import Cluster, Efficiency, Kernels, Layout, Overlap, load_cluster, load_kernels
+from prism_jax.cluster._group import ranks_per_domain
+from prism_jax.data import Cluster, Kernels, Layout, load_cluster, load_kernels
+from prism_jax.data._kernels import Efficiency, Overlap
 
 
 def _perfect(*efficiency: Efficiency) -> Kernels:

@@ -3,13 +3,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
+from prism_jax.collapse import gpu_factors
+from prism_jax.collapse._segment import segment_maxima
 from prism_jax.engine import simulate
-from prism_jax.program import Variability, assemble, gpu_factors, segment_maxima
-from prism_jax.schedule import InterleavedOneFOneB, op_graph
+from prism_jax.program import Variability
+from prism_jax.program._assemble import assemble
+from prism_jax.schedule import OneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
 
 from .helpers import by_numpy, lognormal
+from .independent import Laws, Step, simulate_steps
 
 
 _segment_maxima = by_numpy(segment_maxima)
@@ -92,68 +97,67 @@ def test_segments_of_the_same_gpus_vary_together_as_brute_force(count, gpu_sigma
     assert shared.mean() > 5 * error  # Or the first would assert nothing.
 
 
-def _tensor_parallel_program(gpu_sigma, resolution):
-    """Two stages on two ranks of four members; blocks of 8 segments, each with a collective."""
-    compute = Kernel("gemm", "a", 1e-3), Kernel("elementwise", "b", 2e-4)
+_RESIDUAL = {"gemm": 0.03, "elementwise": 0.1, "all_gather": 0.2, "send_recv": 0.3}
+
+
+def _tensor_parallel_step(members):
+    """Two stages on two ranks; blocks of 8 segments, each with a collective."""
+    gemm, elementwise = Kernel("gemm", "a", 1e-3), Kernel("elementwise", "b", 2e-4)
     gather = Kernel("all_gather", "c", 1e-4, "nvlink")
-    forward = ((Segment(((compute[0], 2), (compute[1], 3)), gather), 8),)
+    forward = ((Segment(((gemm, 2), (elementwise, 3)), gather), 8),)
     backward = (
-        (Segment(((compute[0], 4), (compute[1], 3)), gather), 7),
-        (Segment(((compute[1], 1),)), 1),
+        (Segment(((gemm, 4), (elementwise, 3)), gather), 7),
+        (Segment(((elementwise, 1),)), 1),
     )
-    transfer = ((Segment((), Kernel("send_recv", "d", 5e-4, "network")), 1),)
-    graph = op_graph(InterleavedOneFOneB(2, 4, 2))
-    blocks = [{"F": forward, "B": backward, "SR": transfer}[phase] for phase in graph.phase]
+    sent = Kernel("send_recv", "d", 5e-4, "network")
+    return Step(
+        forward=[forward] * 2,
+        backward=[backward] * 2,
+        send_recv={(0, 1): sent, (1, 0): sent},
+        reductions=[()] * 2,
+        tail=(),
+        orders=[
+            ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
+            ["0F0", "0B0", "0F1", "0B1", "0F2", "0B2"],
+        ],
+        members=members,
+        replicas=2,
+        network_links=frozenset(),
+    )
+
+
+def _program(step, gpu_sigma):
+    graph, transfer = op_graph(OneFOneB(2, 3)), ((Segment((), step.send_recv[0, 1]), 1),)
+    blocks = {"F": step.forward[0], "B": step.backward[0], "SR": transfer}
     variability = Variability(
-        residual={
-            "gemm": lognormal(0.03),
-            "elementwise": lognormal(0.1),
-            "all_gather": lognormal(0.2),
-            "send_recv": lognormal(0.3),
-        },
+        residual={kind: lognormal(sigma) for kind, sigma in _RESIDUAL.items()},
         rank=lognormal(gpu_sigma) if gpu_sigma else None,
     )
     return assemble(
-        graph, blocks, variability=variability, group_size=4, num_replicas=2, resolution=resolution
+        graph,
+        [blocks[phase] for phase in graph.phase],
+        variability=variability,
+        group_size=step.members,
+        num_replicas=step.replicas,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu_sigma", [0.0, 0.01, 0.04])
-def test_blocks_equal_every_kernel_drawn(gpu_sigma):
-    samples = 120_000
-    laws = [
-        simulate(
-            _tensor_parallel_program(gpu_sigma, resolution),
-            num_samples=samples,
-            key=jax.random.key(seed),
-        )
-        for seed, resolution in [(5, "block"), (6, "kernel")]
-    ]
-    block, kernel = laws
-    noise = np.hypot(block.errors.mean, kernel.errors.mean)
-    assert abs(block.mean / kernel.mean - 1) < 2e-4 + 3 * noise / kernel.mean
-    low, high = kernel.quantile_interval(0.99)
-    wide = 3 * (high - low) / 2 / 1.96 * np.sqrt(2)
-    gap = abs(block.quantile(0.99) - kernel.quantile(0.99))
-    assert gap < max(1e-3 * kernel.mean, wide)
-
-
-@pytest.mark.slow
-def test_gpus_below_the_slowest_keep_their_factors_in_all_segments():
-    """Drawn anew in each segment, they made the standard deviation 0.94 of what it is."""
-    block, kernel = (
-        simulate(
-            _tensor_parallel_program(0.005, resolution),
-            num_samples=200_000,
-            key=jax.random.key(seed),
-            sampling="plain",
-        )
-        for seed, resolution in [(5, "block"), (6, "kernel")]
-    )
-    noise = np.hypot(block.errors.std, kernel.errors.std) / kernel.std
-    assert abs(block.std / kernel.std - 1) < 0.01 + 3 * noise
-    assert noise < 0.01
+@pytest.mark.parametrize("members", [4, 16])
+@pytest.mark.parametrize("gpu_sigma", [0.0, 0.005, 0.04])
+def test_blocks_equal_every_kernel_drawn(gpu_sigma, members):
+    """GPUs below the slowest, drawn anew in each segment, made the spread 0.94 of what it is."""
+    step = _tensor_parallel_step(members)
+    program = _program(step, gpu_sigma)
+    law = simulate(program, num_samples=200_000, key=jax.random.key(5), sampling="plain")
+    drawn = simulate_steps(step, Laws(_RESIDUAL, gpu_sigma), 160_000 // members, seed=6)
+    error = drawn.std() / np.sqrt(len(drawn))
+    assert abs(law.mean / drawn.mean() - 1) < 2e-4 + 3 * error / drawn.mean()
+    assert law.std == pytest.approx(drawn.std(), rel=0.01 + 3 / np.sqrt(2 * len(drawn)))
+    for q in (0.05, 0.5, 0.99):
+        density = scipy.stats.norm.pdf(scipy.stats.norm.ppf(q)) / drawn.std()
+        noise = 3 * np.sqrt(q * (1 - q) / len(drawn)) / density
+        assert abs(law.quantile(q) - np.quantile(drawn, q)) < 5e-4 * law.mean + 1.5 * noise
 
 
 def test_moments_are_differentiable_down_to_the_gpu():
@@ -210,7 +214,7 @@ def test_a_segment_without_noise_has_the_derivative_of_one_with_little():
 
 
 def test_constant_kernels_sum_exactly():
-    program = _tensor_parallel_program(0.0, "block")
+    program = _program(_tensor_parallel_step(4), 0.0)
     quiet = eqx.tree_at(
         lambda p: [law.sigma for law in p.variability.residual.values()],
         program,

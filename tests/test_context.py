@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from prism_jax.data import Layer, Model, load_job
+from prism_jax.data import Model, load_job
+from prism_jax.data._model import Layer
 from prism_jax.importers import from_megatron
 from prism_jax.workload import Branches, block_mean
 from prism_jax.workload._costs import Costs

@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, bandwidth, estimate
 from prism_jax.analysis._objectives import check_steps
@@ -156,6 +157,14 @@ def test_influence_and_slope_are_derivatives(objective):
     scatter = np.std([objective.value(row) for row in repeats])
     claimed = np.std(influence) / np.sqrt(5_000)
     assert claimed == pytest.approx(scatter, rel=0.2)
+
+
+def test_influence_on_a_quantile_of_few_steps_is_not_smoothed_away():
+    """The bandwidth is that of 8,192 steps; the law is a normal one, as exact as its quantiles."""
+    steps = norm.ppf((np.arange(2**18) + 0.5) / 2**18)
+    influence = Quantile(0.95).influence(steps, bandwidth(steps, 2**13))
+    exact = np.sqrt(0.95 * 0.05) / norm.pdf(norm.ppf(0.95))
+    assert np.std(influence) == pytest.approx(exact, rel=1e-3)
 
 
 def test_figures_have_the_names_that_commands_give_them():

@@ -11,16 +11,9 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.program import (
-    Loads,
-    Unevenness,
-    added_load,
-    at_fullest,
-    fuller,
-    fullest,
-    gpu_factors,
-    segment_maxima,
-)
+from prism_jax.collapse import Loads, Unevenness, fullest, gpu_factors
+from prism_jax.collapse._loaded import added_load, at_fullest, fuller
+from prism_jax.collapse._segment import segment_maxima
 
 from .helpers import by_numpy, lognormal
 from .test_importers import _PUBLISHED

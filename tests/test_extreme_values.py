@@ -8,7 +8,8 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.latency import Constant, Gamma, LogNormal, Normal, Scaled, ThreeMoment, Weibull
-from prism_jax.program import Network, Stall, Variability, assemble
+from prism_jax.program import Network, Stall, Variability
+from prism_jax.program._assemble import assemble
 from prism_jax.replica import make_plan
 from prism_jax.workload import Branches, Kernel, Segment
 

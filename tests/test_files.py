@@ -66,7 +66,7 @@ def _programs():
         residual={"gemm": latency.ThreeMoment(1.0, 0.1, 0.5)}, step=Uniform(jnp.ones(()))
     )
     yield prism.slow_rank(_program(), 1, 1.2).program
-    yield prism.compile_job(prism.load_job("megatron-22b-a100-8"), resolution="kernel")
+    yield prism.compile_job(prism.load_job("megatron-22b-a100-8"))
 
 
 def test_a_saved_program_is_read_back(tmp_path):

@@ -13,8 +13,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.cli._examples import EXAMPLES
-from prism_jax.cli._main import make_parser
+from prism_jax.cli._main import EXAMPLES, make_parser
 from prism_jax.data import list_jobs
 
 

@@ -10,7 +10,8 @@ from jax import lax
 from prism_jax.host import on_host
 from prism_jax.latency import Gamma, Weibull
 from prism_jax.program import Variability
-from prism_jax.replica import gradient_of, make_plan
+from prism_jax.replica import make_plan
+from prism_jax.replica._gradient import gradient_of
 from prism_jax.schedule import OneFOneB
 
 from .helpers import compilations, lognormal, pipeline_program

@@ -8,9 +8,9 @@ import pytest
 from prism_jax.cli import main
 from prism_jax.data import load_job, make_job
 from prism_jax.importers import from_megatron, import_job
+from prism_jax.importers._job import parse_command, parse_model_config
 from prism_jax.importers._megatron_schedule import layers_of_layout
 from prism_jax.importers._pipeline_layout import repeated
-from prism_jax.importers._read_megatron import parse_command, parse_model_config
 from prism_jax.workload import count_parameters
 
 

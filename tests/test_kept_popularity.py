@@ -6,20 +6,11 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
+from prism_jax.collapse import Collapse, Loads, Unevenness, class_moments, fullest, gpu_factors
+from prism_jax.collapse._loaded import added_load, deciding, fuller
+from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
-from prism_jax.program import (
-    Loads,
-    Unevenness,
-    added_load,
-    class_moments,
-    deciding,
-    fuller,
-    fullest,
-    gpu_factors,
-    segment_maxima,
-)
 from prism_jax.program._block_laws import _gpu_spread
-from prism_jax.program._collapse import Collapse
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
 

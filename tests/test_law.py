@@ -5,9 +5,12 @@ import pytest
 
 from prism_jax import Estimate
 from prism_jax.engine._run import errors_of
-from prism_jax.law import NUM_BINS, Accumulator, Allocations, grid_of, merge_histograms
-from prism_jax.step import Replicas, VectorRule
+from prism_jax.law import Accumulator, grid_of
+from prism_jax.law._allocations import Allocations
+from prism_jax.law._histogram import NUM_BINS, merge_histograms
+from prism_jax.step import VectorRule
 from prism_jax.step._decision import Systematic
+from prism_jax.step._reservoir import Replicas
 from prism_jax.step._selection import select
 
 from .helpers import made_law

@@ -13,8 +13,8 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.layouts import Chunk, simulate_chunk
-from prism_jax.program import least_bytes
+from prism_jax.layouts._simulate import Chunk, simulate_chunk
+from prism_jax.prediction import least_bytes
 from prism_jax.random import key_data
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.maxplus import to_levels
-from prism_jax.program import assemble
+from prism_jax.program._assemble import assemble
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, op_graph
 
 from .helpers import graph_of, one_kernel, random_dag

@@ -12,8 +12,8 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import list_jobs, load_job
-from prism_jax.program._fits import check_memory, fixes
-from prism_jax.program._memory import _peaks
+from prism_jax.prediction._fits import check_memory, fixes
+from prism_jax.prediction._memory import _peaks
 from prism_jax.workload import StageMemory
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cluster import compute_latency
-from prism_jax.data import Layer, Model, ScheduleConfig, load_job, load_model
+from prism_jax.data import Model, ScheduleConfig, load_job, load_model
+from prism_jax.data._model import Layer
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules

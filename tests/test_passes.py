@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from prism_jax.data import load_job
-from prism_jax.program import Variability, assemble, predict
+from prism_jax.prediction import predict
+from prism_jax.program import Variability
+from prism_jax.program._assemble import assemble
 from prism_jax.replica import make_plan
-from prism_jax.workload import Kernel, Passes, Segment, block_mean, pair
+from prism_jax.workload import Kernel, Segment, block_mean, pair
+from prism_jax.workload._block import Passes
 
 from .helpers import graph_of, kernels_of, lognormal, lower_job, side_by_side
 

@@ -10,9 +10,10 @@ import pytest
 
 from prism_jax.analysis import Exceedance, Mean, Quantile, Std
 from prism_jax.cli import main
-from prism_jax.placement import _trials, place, placed, ready_slopes, replicas_ready
+from prism_jax.placement import _trials, place
 from prism_jax.placement._exchange import search
 from prism_jax.placement._nodes import Nodes, nodes_of
+from prism_jax.placement._placed import placed, ready_slopes, replicas_ready
 from prism_jax.placement._placement import _with_known_gpus
 from prism_jax.placement._trials import Trials
 from prism_jax.program import Variability
@@ -202,12 +203,6 @@ def test_what_cannot_be_placed(options, part):
     options = {"devices_per_node": 1, "num_samples": 64, "key": jax.random.key(0), **options}
     with pytest.raises(ValueError, match=part):
         place(_program(OneFOneB(2, 2), 2), np.ones(4), **options)
-
-
-def test_kernels_of_their_own_gpus_are_refused():
-    program = _program(OneFOneB(2, 2), 2, resolution="kernel")
-    with pytest.raises(ValueError, match="whole blocks"):
-        placed(program, num_samples=8, key=jax.random.key(0))
 
 
 def test_nodes_of_equal_gpus_stay_equal():

@@ -6,7 +6,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.program import constant_step
+from prism_jax.prediction import constant_step
 from prism_jax.schedule import latest_ends, make_schedule, op_graph, replay
 
 

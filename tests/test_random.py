@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prism_jax.random import Stream, counters, exp, fold, key_data, normals, threefry
+from prism_jax.random import Stream, counters, exp, fold, key_data, normals
 from prism_jax.random._elementary import log, sin_half_turns
+from prism_jax.random._threefry import threefry
 
 
 def test_elementary_functions_in_single_precision():

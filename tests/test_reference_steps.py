@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import prism_jax as prism
-from prism_jax.engine import reference_steps
+from prism_jax.engine._reference import reference_steps
 from prism_jax.latency import Gamma, LogNormal
 from prism_jax.program import Network, Sets, Stall, Variability
 from prism_jax.schedule import OneFOneB

@@ -11,7 +11,8 @@ from prism_jax.engine import _sampling, simulate
 from prism_jax.program import Stall, Variability
 from prism_jax.replica import make_plan, sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB
-from prism_jax.step import Replicas, _reservoir, _selection
+from prism_jax.step import _reservoir, _selection
+from prism_jax.step._reservoir import Replicas
 from prism_jax.step._selection import select
 
 from .helpers import claimed_over_scatter, lognormal, pipeline_program, rich_program
@@ -297,7 +298,8 @@ def test_ties_with_what_was_forgotten_keep_their_weight():
 
 def test_effective_samples_are_of_the_full_weights():
     """By hand: the square of the sum of the weights over the sum of their squares."""
-    from prism_jax.step import Chances, Replicas, effective_samples
+    from prism_jax.step import Chances, effective_samples
+    from prism_jax.step._reservoir import Replicas
 
     def found(strata, likelihood, chances):
         n, zeros = len(strata), np.zeros(len(strata), np.float32)
@@ -331,8 +333,7 @@ def test_errors_know_that_every_other_sample_is_shifted():
     scatter: by the bootstrap and by the jackknife, the standard error of the probability of a tail
     is its scatter over 600 runs.
     """
-    from prism_jax.step import Replicas
-    from prism_jax.step._reservoir import resample_factors
+    from prism_jax.step._reservoir import Replicas, resample_factors
     from prism_jax.step._selection import select
 
     rng, number, shift = np.random.default_rng(0), 2000, 3.0

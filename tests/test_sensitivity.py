@@ -42,7 +42,8 @@ from prism_jax.analysis._estimate import (
 )
 from prism_jax.analysis._knobs import apply_knobs, neutral, scaled, through_knobs
 from prism_jax.cli import main
-from prism_jax.engine import prepare, resample, sampled, simulated_steps
+from prism_jax.engine import prepare, resample, simulated_steps
+from prism_jax.engine._choose import sampled
 from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, scale_spread
 from prism_jax.maxplus import (
     cell_ends,

@@ -9,7 +9,8 @@ import scipy.stats
 
 from prism_jax.analysis import Exceedance, Std, estimate
 from prism_jax.engine import simulate
-from prism_jax.program import Network, Variability, assemble
+from prism_jax.program import Network, Variability
+from prism_jax.program._assemble import assemble
 from prism_jax.replica import sample_replica_ends
 from prism_jax.workload import Branches, Kernel, Segment
 
@@ -82,8 +83,7 @@ _BLOCKS = (
 )
 
 
-@pytest.mark.parametrize("resolution", ["block", "kernel"])
-def test_a_microbatch_s_factor_acts_on_compute_alone(resolution):
+def test_a_microbatch_s_factor_acts_on_compute_alone():
     sigma = 0.03  # So small that what ends last is the same in all samples.
     laws = Variability(
         microbatch=lognormal(sigma), network=Network(jnp.asarray(0.5), jnp.asarray(4.0))
@@ -95,7 +95,6 @@ def test_a_microbatch_s_factor_acts_on_compute_alone(resolution):
         variability=laws,
         group_size=2,
         network_links=("network",),
-        resolution=resolution,
     )
     ids = jnp.arange(_SAMPLES, dtype=jnp.uint32)
     ends = np.asarray(sample_replica_ends(program, ids, _KEY))

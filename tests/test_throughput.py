@@ -11,9 +11,9 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import _simulate, main
-from prism_jax.cli._csv import as_csv
+from prism_jax.cli._main import as_csv
 from prism_jax.cli._other_sizes import other_sizes
-from prism_jax.program import throughput
+from prism_jax.prediction import throughput
 
 from .helpers import lognormal
 

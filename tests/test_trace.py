@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 from scipy.stats import norm
 
-from prism_jax.analysis import crps, ks_distance, score
+from prism_jax.analysis import crps, score
+from prism_jax.analysis._score import ks_distance
 from prism_jax.cli import main
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig, load_job
 from prism_jax.engine import simulate

@@ -12,9 +12,9 @@ import prism_jax as prism
 from benchmarks._runs_by_events import run_by_events
 from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, load_failures
-from prism_jax.runs import RunCosts, best_interval, effective_share, training_run
+from prism_jax.runs import RunCosts, best_interval, training_run
 from prism_jax.runs._cycles import PARTS, Hazards, run_cycles
-from prism_jax.runs._expected import expected_seconds, waiting_share
+from prism_jax.runs._expected import effective_share, expected_seconds, waiting_share
 
 
 HOUR = 3600.0

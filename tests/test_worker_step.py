@@ -16,20 +16,16 @@ from prism_jax.data import Variation
 from prism_jax.data._variations import read_variations, write_variations
 from prism_jax.engine import simulate, simulated_steps
 from prism_jax.latency import Gamma
-from prism_jax.program import (
-    Variability,
-    assemble,
-    digest,
-    load_program,
-    save_program,
-    variability_of,
-)
+from prism_jax.program import Variability, digest, load_program, save_program
+from prism_jax.program._assemble import assemble
+from prism_jax.program._variability import variability_of
 from prism_jax.replica import class_laws, leading_axes, make_plan, sample_replica_ends
-from prism_jax.replica._arrays import Mixed
-from prism_jax.schedule import GPipe, OneFOneB, op_graph
+from prism_jax.replica._structure import Mixed
+from prism_jax.schedule import GPipe, OneFOneB
 from prism_jax.workload import Kernel, Segment
 
 from .helpers import graph_of, lognormal, one_kernel, pipeline_program, rich_program
+from .independent import Laws, simulate_block
 
 
 def _cv(sigma):
@@ -130,21 +126,6 @@ def test_it_leads_where_it_alone_varies():
     assert lead.axes.worker_steps is None
 
 
-def _tensor_parallel_program(resolution, **laws):
-    """Two ranks of four members; each block has compute, and collectives that members wait at."""
-    collective = Kernel("all_gather", "c", 4e-4, "nvlink")
-    block = ((Segment(((Kernel("gemm", "a", 1e-3), 2),), collective), 5),)
-    graph = op_graph(OneFOneB(2, 3))
-    transfer = one_kernel("send_recv", 5e-4, "network")
-    return assemble(
-        graph,
-        [transfer if phase == "SR" else block for phase in graph.phase],
-        variability=Variability(**laws),
-        group_size=4,
-        resolution=resolution,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, lognormal(0.02)])
 def test_communication_is_not_slowed(rank):
@@ -193,22 +174,25 @@ def test_cumulants_of_compute_and_communication_add():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [None, lognormal(0.02)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("rank", [0.0, 0.02], ids=["equal", "unequal"])
 def test_members_drawn_one_by_one_share_it(rank):
-    residual = {"gemm": lognormal(0.03), "all_gather": lognormal(0.2)}
-    laws = {"rank": rank, "worker_step": lognormal(0.06), "residual": residual}
-    samples = 20_000
-    without = {**laws, "worker_step": None}
-    block, kernel, narrow = (
-        _ends(_tensor_parallel_program(resolution, **laws), samples, seed).max(axis=0)
-        for seed, (resolution, laws) in enumerate(
-            [("block", laws), ("kernel", laws), ("block", without)]
-        )
-    )
-    error = np.hypot(block.std(), kernel.std()) / np.sqrt(samples)
-    assert abs(block.mean() - kernel.mean()) < 4 * error + 2e-4 * kernel.mean()
-    assert block.std() == pytest.approx(kernel.std(), rel=4 / np.sqrt(samples))
-    assert block.std() > 1.5 * narrow.std()
+    residual, samples = {"gemm": 0.03, "all_gather": 0.2}, 20_000
+    collective = Kernel("all_gather", "c", 4e-4, "nvlink")
+    block = ((Segment(((Kernel("gemm", "a", 1e-3), 2),), collective), 5),)
+    laws: dict[str, Any] = {"residual": {k: lognormal(sigma) for k, sigma in residual.items()}}
+    laws["rank"] = lognormal(rank) if rank else None
+
+    def ends(**more):
+        variability = Variability(**laws, **more)
+        program = assemble(graph_of([()]), [block], variability=variability, group_size=4)
+        return _ends(program, samples, 0)[0]
+
+    block_ends, narrow = ends(worker_step=lognormal(0.06)), ends()
+    drawn = simulate_block(block, 4, Laws(residual, rank, worker_step=0.06), samples, seed=1)
+    error = np.hypot(block_ends.std(), drawn.std()) / np.sqrt(samples)
+    assert abs(block_ends.mean() - drawn.mean()) < 4 * error + 2e-4 * drawn.mean()
+    assert block_ends.std() == pytest.approx(drawn.std(), rel=4 / np.sqrt(samples))
+    assert block_ends.std() > 1.5 * narrow.std()
 
 
 @pytest.mark.slow

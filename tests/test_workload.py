@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from prism_jax.data import Job, Model, load_job
-from prism_jax.workload import (
-    Block,
-    Workload,
-    block_mean,
-    count_parameters,
-    layers_of_stages,
-)
+from prism_jax.workload import Block, Workload, block_mean, count_parameters
+from prism_jax.workload._split import layers_of_stages
 
 from .helpers import kernel_flop, kernels_of, lower_job
 

@@ -14,7 +14,7 @@ from benchmarks._means import mean_rows, mean_table
 from benchmarks._published import published
 from benchmarks._published_jobs import of_steps
 from prism_jax.data import Job, Kernels, list_jobs, load_device, load_job
-from prism_jax.program import memory, predict
+from prism_jax.prediction import memory, predict
 from prism_jax.schedule import evaluate, make_schedule
 from prism_jax.workload import Block, Kernel, block_mean, rows_of
 

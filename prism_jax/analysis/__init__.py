@@ -23,7 +23,7 @@ from ._objectives import (
     check_steps as check_steps,
 )
 from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
-from ._score import Score as Score, crps as crps, ks_distance as ks_distance, score as score
+from ._score import Score as Score, crps as crps, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
 from ._stages import ranks_of_stages as ranks_of_stages
 from ._sweep import Points as Points, grid as grid, sweep as sweep, sweep_points as sweep_points

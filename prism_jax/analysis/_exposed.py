@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ..cluster import COLLECTIVES
+from ..collapse import Sides
 from ..engine import Plain, SimulatedSteps, exposed_reductions, prepare, steps_of_run
-from ..program import Program, Sides
+from ..program import Program
 
 
 # The most steps that are simulated, which is enough for a share of a step.

@@ -147,8 +147,9 @@ class Quantile(AbstractObjective):
 
     def influence(self, steps: Steps, width: float) -> Steps:
         at = self.value(steps)
-        # In a gap between steps the density may underflow.
-        density = max(density_at(steps, at, width), float(np.finfo(float).tiny))
+        # In a gap between steps the corrected density is zero, and the other may underflow.
+        least = max(density_at(steps, at, width), float(np.finfo(float).tiny))
+        density = density_at(steps, at, width, corrected=True) or least
         below = steps <= at
         return (np.mean(below) - below) / density
 

@@ -8,7 +8,7 @@ from scipy.special import ndtri
 
 from ..data import Job, Priors, Sampled, load_priors
 from ..law import Law
-from ..program import constant_step
+from ..prediction import constant_step
 from ._level import slope_of_level
 from ._step_law import StepLaw
 

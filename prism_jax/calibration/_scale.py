@@ -10,7 +10,8 @@ from jaxtyping import Float, PRNGKeyArray
 
 from ..data import Job, Kernels, Variation, replace_variations
 from ..engine import Plain, prepare, steps_of_run
-from ..program import compile_job, constant_step
+from ..prediction import constant_step
+from ..program import compile_job
 from ..workers import run_tasks
 from ._observe import Observed, observe
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import numpy as np
 
     from ..calibration import agreement, calibrate, calibrated_as, check_runs
-    from ..program import predict
+    from ..prediction import predict
     from ._load import tell_notes, tell_unit, wants_progress
 
     for path, runs in zip(arguments.to, all_runs, strict=True):

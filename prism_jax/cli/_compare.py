@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "with `--over`."
         )
 
-    from ..program import check_memory
+    from ..prediction import check_memory
     from ._load import tell_notes, wants_progress
 
     if not arguments.allow_oom:

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         arguments.file, arguments.gpus, cluster=arguments.cluster, overrides=arguments.overrides
     )
 
-    from ..program import check_memory, memory
+    from ..prediction import check_memory, memory
     from ..workload import count_parameters
 
     if arguments.allow_oom:

@@ -63,7 +63,8 @@ def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
     job = load_job(name, overrides)
 
     def compile_job_():
-        from ..program import check_memory, compile_job
+        from ..prediction import check_memory
+        from ..program import compile_job
 
         if not arguments.allow_oom:
             check_memory(job)
@@ -108,7 +109,7 @@ def tell_notes(jobs: Iterable[Any]) -> None:
 
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
-    from ..program import idle_keys
+    from ..prediction import idle_keys
 
     return (*notes_of(job), *idle_keys(job))
 

@@ -3,12 +3,46 @@ by the commands that need it, so that help is quick.
 """
 
 import argparse
+import csv
 import importlib
+import io
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+EXAMPLES = {
+    "simulate": "gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles 0.999",
+    "sensitivity": "gpt3-175b-h100-4096 --objective p95 --samples 8192",
+    "criticality": "gpt3-175b-h100-4096 --of stages --band 0.94:0.96",
+    "timeline": "gpt3-175b-h100-4096 --quantile 0.99 --out step.json",
+    "report": "gpt3-175b-h100-4096 --samples 100000 --out report.html",
+    "whatif": "gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8",
+    "place": "gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv",
+    "improve": "gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2",
+    "target": "gpt3-175b-h100-4096 --part rank --at 1.605",
+    "sweep": "gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv",
+    "layouts": "my_job.toml --gpus 1024 --objective p95",
+    "compare": "gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12",
+    "run": "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
+    "predict": "gpt3-175b-h100-4096 --set training.dtype=fp8",
+    "memory": "gpt3-175b-h100-4096 --set training.recompute=full",
+    "import": "config.json --gpus 64 --set layout.tp=8 --out my_job.toml",
+    "trace": "traces/ --format kineto",
+    "fit": "trace.parquet --job job.toml --out profile",
+    "calibrate": "job.toml --to step_times.csv --out mine.toml",
+    "score": "mine.toml --against step_times.csv",
+    "init": "my_job.toml",
+    "show": "my_job.toml --set layout.tp=8",
+    "jobs": "--csv",
+    "models": "",
+    "hardware": "",
+    "kernels": "--variability",
+    "doctor": "",
+    "completion": "bash",
+}
 
 
 # The module of each command.
@@ -115,8 +149,6 @@ def _printed(parsed: argparse.Namespace, result: dict[str, Any], text: str) -> s
     if parsed.json:
         return json.dumps(result, allow_nan=False)
     if parsed.rows is not None and parsed.csv:
-        from ._csv import as_csv
-
         return as_csv(parsed.rows(result))
     return text
 
@@ -133,7 +165,6 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     import importlib.metadata
 
     from .._cache import VARIABLE
-    from ._examples import EXAMPLES
 
     parser = _Parser(
         prog="prism-jax",
@@ -196,3 +227,30 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with a header. Nested values have columns of their own, such as `gain.value`, or
+    `interval.low` and `interval.high` for a pair of numbers. Unknown values are empty.
+    """
+    flat = [dict(_flat(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue().rstrip("\n")
+
+
+def _flat(row: Mapping[str, Any], prefix: str = ""):
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple) and len(value) == 2 and _are_numbers(value):
+            yield from _flat(dict(zip(("low", "high"), value, strict=True)), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(x, int | float) or x is None for x in values)

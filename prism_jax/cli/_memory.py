@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     job = load_job(arguments.job, arguments.overrides)
 
-    from ..program import memory
+    from ..prediction import memory
 
     found = memory(job)
     listed = [{"rank": r.rank, "bytes": r.bytes, "parts": r.parts} for r in found.ranks]

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     job = load_job(arguments.job, arguments.overrides)
 
-    from ..program import check_memory, predict, throughput
+    from ..prediction import check_memory, predict, throughput
 
     if not arguments.allow_oom:
         check_memory(job)

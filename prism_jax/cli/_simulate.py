@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..engine import simulate
     from ..law import QUANTILES, save_law
-    from ..program import throughput
+    from ..prediction import throughput
 
     program, options = compiled(arguments, job)
     law = simulate(

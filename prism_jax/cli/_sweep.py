@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import msgspec
 
     from ..analysis import Points, sweep_points
-    from ..program import check_memory, compile_job
+    from ..prediction import check_memory
+    from ..program import compile_job
     from ._load import say, tell_notes, wants_progress
 
     if not arguments.allow_oom:
@@ -121,7 +122,7 @@ def _with_throughput(rows, jobs) -> list[dict[str, Any]]:
     """The rows with GPUs, tokens/s per GPU and MFU."""
     import msgspec
 
-    from ..program import throughput
+    from ..prediction import throughput
 
     @ft.cache
     def per_gpu(shape: bytes) -> Any:

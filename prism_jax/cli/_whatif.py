@@ -98,7 +98,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _throughputs(job: Any, others: dict[str, Any], found) -> dict[str, dict[str, Any]]:
     """GPUs, tokens/s per GPU and MFU of the job as it is and of each scenario."""
-    from ..program import throughput
+    from ..prediction import throughput
 
     mean = found.before["mean"].value
     means = {name: mean + changes["mean"].value for name, changes in found.changes.items()}

@@ -1,7 +1,6 @@
 from ._collective import (
     COLLECTIVES as COLLECTIVES,
     Routing as Routing,
-    Transfer as Transfer,
     between_nodes as between_nodes,
     collective_latency as collective_latency,
     dispatch_latency as dispatch_latency,
@@ -18,6 +17,5 @@ from ._group import (
     etp_group as etp_group,
     find_link as find_link,
     find_send_link as find_send_link,
-    ranks_per_domain as ranks_per_domain,
     tp_group as tp_group,
 )

@@ -1,7 +1,5 @@
 from ._check import check_num_samples as check_num_samples, check_program as check_program
-from ._choose import sampled as sampled
 from ._critical_paths import (
-    CriticalPaths as CriticalPaths,
     critical_paths as critical_paths,
     exposed_reductions as exposed_reductions,
 )
@@ -9,7 +7,6 @@ from ._gpu_sets import gpu_set_factors as gpu_set_factors
 from ._gradient import Weighting as Weighting, pull_back as pull_back
 from ._pilot import vector_rule_notes as vector_rule_notes
 from ._prepare import Run as Run, prepare as prepare
-from ._reference import reference_steps as reference_steps
 from ._sampling import Plain as Plain
 from ._simulate import simulate as simulate
 from ._simulated_steps import (

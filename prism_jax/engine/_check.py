@@ -31,11 +31,6 @@ def check_program(program: Any, key: Any) -> None:
             f"A {type(program).__name__} was given in place of a program; use `compile_job` to get "
             "one."
         )
-    if program.adjustment is not None and program.resolution == "kernel":
-        raise ValueError(
-            "An `adjustment` goes with whole blocks; compile the program without "
-            '`resolution="kernel"`.'
-        )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((program, key))):
         raise ValueError(
             "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "
@@ -109,8 +104,6 @@ def _spread(law: AbstractLatency) -> float:
 
 def _check_collapse(program: Program, plan: Plan, kinds: Sequence[str]) -> None:
     """Raises if three moments do not tell the latency of some block."""
-    if program.resolution != "block":
-        return
     blocks, tables = program.blocks, plan.tables
     several = blocks.direct.value < 0  # Others keep their own law.
     moments = np.asarray(tables.moments)[:, : len(several)][:, several]
@@ -133,5 +126,5 @@ def _check_collapse(program: Program, plan: Plan, kinds: Sequence[str]) -> None:
         f"The kernels of a block have a summed latency of skewness {found}, most of it by "
         f"`{kinds[worst]}`, whose standard deviation is {np.sqrt(variance[worst]):.2g} times its "
         f"mean, and the collapse of blocks is right up to {MAX_SKEWNESS}; lower this spread, "
-        'describe what is rare and long as stalls, or use `resolution="kernel"`.'
+        "or describe what is rare and long as stalls."
     )

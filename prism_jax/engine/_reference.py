@@ -18,9 +18,7 @@ from ..program import BlockLaws, Program, Sets, block_laws_of
 def reference_steps(
     program: Program, num_steps: int, seed: int, *, same_gpus: bool = False
 ) -> Float[np.ndarray, " steps"]:
-    """The times of steps in seconds, for `resolution="block"`. With `same_gpus`, all steps run on
-    the same GPUs.
-    """
+    """The times of steps in seconds. With `same_gpus`, all steps run on the same GPUs."""
     rng, laws, sinks = np.random.default_rng(seed), on_host(block_laws_of, program), program.sinks
     regime = rng.choice(len(laws.probabilities), num_steps, p=np.asarray(laws.probabilities))
     ends = np.zeros((sinks.number, num_steps))

@@ -7,12 +7,7 @@ from ._errors import (
     more_steps as more_steps,
 )
 from ._file import load_law as load_law, save_law as save_law
-from ._histogram import (
-    NUM_BINS as NUM_BINS,
-    NUM_EXTREMES as NUM_EXTREMES,
-    Histogram as Histogram,
-    merge_histograms as merge_histograms,
-)
+from ._histogram import Histogram as Histogram
 from ._law import QUANTILES as QUANTILES, Law as Law, figures as figures
 from ._merge import (
     merge_allocations as merge_allocations,

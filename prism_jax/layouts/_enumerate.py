@@ -8,7 +8,7 @@ import msgspec
 from .._misc import unknown_name
 from .._progress import progress_bar
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
-from ..program import least_bytes, memory
+from ..prediction import least_bytes, memory
 from ..schedule import schedules
 from ._space import LayoutSpace, Question, layouts_of
 

@@ -18,7 +18,7 @@ from ..analysis import (
     combined,
 )
 from ..data import Job
-from ..program import Prediction, predict
+from ..prediction import Prediction, predict
 from ..random import check_key
 from ..workers import run_tasks
 from ._enumerate import schedule_of

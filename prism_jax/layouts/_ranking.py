@@ -5,7 +5,7 @@ from typing import Any
 
 from .._estimate import Estimate
 from ..data import Job
-from ..program import Prediction
+from ..prediction import Prediction
 
 
 @dataclasses.dataclass(frozen=True)

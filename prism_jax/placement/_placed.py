@@ -46,19 +46,9 @@ class Placed:
 
 
 def placed(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Placed:
-    """Draws what steps have in common.
-
-    **Raises:**
-
-    `ValueError` for a program whose kernels are drawn one by one: its members have GPUs of their
-    own.
-    """
+    """Draws what steps have in common."""
     num_samples = check_num_samples(num_samples)
     run = prepare(program, key)
-    if program.resolution == "kernel":
-        raise ValueError(
-            'Known GPUs go with whole blocks; compile the program without `resolution="kernel"`.'
-        )
     # Each of the regimes in its share of any run of steps.
     place = np.modf(np.arange(num_samples) * SILVER)[0]
     regimes = np.searchsorted(np.cumsum(run.chances.network)[:-1], place, "right").astype(np.int32)

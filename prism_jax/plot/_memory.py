@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 
 from .._misc import check_type
-from ..program import Memory
+from ..prediction import Memory
 from ._axes import (
     ACCENT,
     DARK,

@@ -1,24 +1,25 @@
 """Assembles a program from a graph of ops and their blocks."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from .._misc import FrozenArray, unknown_name
+from .._ragged import ragged, row_numbers, take
+from ..collapse import count_calls, expert_loads, lay_out
 from ..latency import Constant
 from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
 from ._check import check_arguments, check_means, check_variability
-from ._lay_out import lay_out
-from ._loaded import expert_loads
-from ._program import Ops, Program, Rows, Sinks
+from ._program import Ops, Program, Rows, Sinks, Stratum
 from ._sinks import Sink
-from ._stalls import make_strata, stall_entries
 from ._table import LatencyTable
 from ._variability import Variability
 
@@ -35,7 +36,6 @@ def assemble(
     group_size: int = 1,
     num_replicas: int = 1,
     network_links: Sequence[str] = (),
-    resolution: Literal["block", "kernel"] = "block",
 ) -> Program:
     """Makes a program from any graph of ops.
 
@@ -55,8 +55,6 @@ def assemble(
     - `group_size`: the number of GPUs in each pipeline rank.
     - `num_replicas`: how many copies of the graph there are, which meet only at the end of a step.
     - `network_links`: the links that share the network's regime.
-    - `resolution`: `"kernel"` draws every kernel of every member instead of a block's latency. This
-        is slow, and is used to check the collapse.
 
     **Returns:**
 
@@ -69,7 +67,7 @@ def assemble(
     """
     variability = Variability() if variability is None else variability
     sinks = sinks or [Sink(rank, last) for rank, last in enumerate(graph.last)]
-    check_arguments(graph, blocks, sinks, group_size, num_replicas, resolution)
+    check_arguments(graph, blocks, sinks, group_size, num_replicas)
     check_variability(variability)
     different, block_of_op = _number_blocks(blocks)
     reduced = [sink.reduction for sink in sinks]
@@ -83,15 +81,10 @@ def assemble(
     world_size = group_size * graph.num_ranks * num_replicas
     members = group_size if members is None else members
     loads = expert_loads(list(kernels), table.mean.dtype)
-    if loads is not None and resolution == "kernel":
-        raise ValueError(
-            'The loads of experts vary, which `resolution="kernel"` does not draw; leave '
-            "`load_concentration` and `load_popularity` out, or compile blocks."
-        )
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
-    laid_out, sequences = lay_out(list(classes), kernels)
+    laid_out = lay_out(list(classes), kernels)
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
 
     ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
@@ -103,7 +96,6 @@ def assemble(
         ops=ops,
         rows=rows,
         blocks=laid_out,
-        sequences=sequences,
         sinks=Sinks(
             rank=FrozenArray(np.array([sink.rank for sink in sinks])),
             reduction=FrozenArray(np.array(reductions)),
@@ -117,7 +109,6 @@ def assemble(
         num_replicas=num_replicas,
         group_size=group_size,
         world_size=world_size,
-        resolution=resolution,
         loads=loads,
     )
 
@@ -202,3 +193,67 @@ KINDS = (
     "optimizer",
     "host",
 )
+
+
+class StallEntries(NamedTuple):
+    """The kernels that may stall, op after op.
+
+    `kind` is the position of the kernel's kind in `sorted(variability.stalls)`; `calls` is the
+    number of calls by all members.
+    """
+
+    op: Int[np.ndarray, "stalls"]
+    kind: Int[np.ndarray, "stalls"]
+    calls: Int[np.ndarray, "stalls"]
+
+
+def stall_entries(
+    variability: Variability,
+    different: Sequence[Block],
+    block_of_op: Int[np.ndarray, "ops"],
+    group_size: int,
+) -> StallEntries:
+    """Finds the kernels that may stall in ops whose blocks are `different[block_of_op]`."""
+    position = {kind: number for number, kind in enumerate(sorted(variability.stalls))}
+    stalling = [
+        [
+            (position[kernel.kind], calls)
+            for kernel, calls in count_calls(block, group_size).items()
+            if kernel.kind in position
+        ]
+        for block in different
+    ]
+    kinds = take(ragged([[kind for kind, _ in row] for row in stalling]), block_of_op)
+    calls = take(ragged([[calls for _, calls in row] for row in stalling]), block_of_op)
+    return StallEntries(row_numbers(kinds), kinds.values, calls.values)
+
+
+def make_strata(variability: Variability, entries: StallEntries) -> tuple[Stratum, ...]:
+    """The strata: half of the samples follow the law, the other half is spread over rare events."""
+    regimes = np.ones(1)
+    if variability.network is not None:
+        congested = float(variability.network.probability)
+        regimes = np.array([1 - congested, congested])
+        regimes = (regimes + 0.5) / 2
+    stalls = np.ones(1)
+    if len(entries.op):
+        rates = [float(stall.rate) for _, stall in sorted(variability.stalls.items())]
+        rate = float(np.bincount(entries.kind, entries.calls, len(rates)) @ rates)
+        if rate > 20:
+            raise ValueError(
+                f"A replica's step has {rate:.3g} stalls on average; stalls are rare pauses, so "
+                "lower their rates to a few per step or put them into the residual law."
+            )
+        # Up to the number of stalls beyond which the probability is below 1e-9.
+        law = [math.exp(-rate)]
+        while len(law) < 3 or 1 - sum(law) > 1e-9:
+            law.append(law[-1] * rate / len(law))
+        counts = np.arange(len(law))
+        law = np.array(law) / sum(law)
+        rare = np.where(counts > 0, 0.5**counts, 0)
+        stalls = (law + rare / rare.sum()) / 2
+    return tuple(
+        Stratum(regime=g, stalls=k, share=float(regimes[g] * stalls[k]))
+        for g in range(len(regimes))
+        for k in range(len(stalls))
+    )

@@ -1,16 +1,25 @@
 """The laws of the classes of a program's ops, given the factors that ops share."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from ..collapse import (
+    Collapse,
+    Loads,
+    Overlaps,
+    Sides,
+    Unevenness,
+    class_moments,
+    fullest,
+    gpu_factors,
+    segment_skewness,
+)
 from ..latency import AbstractLatency, Constant
-from ._collapse import Collapse, class_moments, segment_skewness
-from ._collapse_of import classes_of, collapse_of, kernels_of
-from ._expert_load import Loads, Unevenness, fullest
+from ..maxplus import bucket
 from ._program import Program
-from ._segment import gpu_factors
 from ._table import kernel_cumulants, relative_cumulants, unit_of
 from ._variability import Variability
 
@@ -31,7 +40,7 @@ class BlockLaws(eqx.Module):
     - `nodes`: the factors of the slowest GPU of a rank's group, and of all GPUs together.
     - `at_scores`: the same factors at given scores.
     - `on_network`: the factor on each kernel by regime.
-    - `regimes`, `probabilities`: the factor on the network in each regime, and how likely it is.
+    - `probabilities`: of the regimes of the network.
     """
 
     moments: Float[Array, "3 classes regimes nodes"]
@@ -42,7 +51,6 @@ class BlockLaws(eqx.Module):
     nodes: Float[Array, "2 nodes"]
     at_scores: Float[Array, "2 scores"]
     on_network: Float[Array, "kernels regimes"]
-    regimes: Float[Array, " regimes"]
     probabilities: Float[Array, " regimes"]
 
 
@@ -75,7 +83,7 @@ def block_laws(
     """
     dtype, unit = mean.dtype, unit_of(mean)
     cumulants = kernel_cumulants(mean / unit, shapes)
-    regimes = probabilities = jnp.ones((1,), dtype)
+    probabilities = jnp.ones((1,), dtype)
     network = jnp.ones((len(mean), 1), dtype)
     if variability.network is not None:
         regimes = variability.network.factors().astype(dtype)
@@ -100,7 +108,6 @@ def block_laws(
         nodes=groups.slowest,
         at_scores=at_scores,
         on_network=network,
-        regimes=regimes,
         probabilities=probabilities,
     )
 
@@ -152,3 +159,55 @@ def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
     varies = variance > 0  # The square root of zero has no derivative.
     std = jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 0)
     return (std / law.mean()).astype(dtype)
+
+
+def collapse_of(program: Program) -> Collapse:
+    """The contents of the classes of a program."""
+    blocks, dtype = program.blocks, program.latencies.mean.dtype
+    members = blocks.members.value
+    num_segments = bucket(len(members), 32)
+    num_kernels, num_classes = kernels_of(program), classes_of(program)
+    return Collapse(
+        segments=_matrix(blocks.segments.value, (num_segments, num_kernels), dtype),
+        class_segments=_matrix(blocks.class_segments.value, (num_classes, num_segments), dtype),
+        class_collectives=_matrix(
+            blocks.class_collectives.value, (num_classes, num_kernels), dtype
+        ),
+        members=_matrix(members, (num_segments,), dtype),
+        # A group as large as the world is the world.
+        group=_matrix(members > program.group_size, (num_segments,), np.int32),
+        overlaps=_overlaps(program, blocks.branches, num_segments),
+        outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
+        loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
+    )
+
+
+def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None:
+    dtype = program.latencies.mean.dtype
+    number, rows, _ = sides.communication.value.shape
+    if not number:
+        return None
+    room, num_classes = bucket(number, 8), classes_of(program)
+    kernels = (room, rows, kernels_of(program))
+    return Overlaps(
+        compute=_matrix(sides.compute.value, (room, num_inner), dtype),
+        communication=_matrix(sides.communication.value, kernels, dtype),
+        slowdowns=_matrix(sides.slowdowns.value, (room, 2), dtype),
+        classes=_matrix(sides.classes.value, (num_classes, room), dtype),
+    )
+
+
+def classes_of(program: Program) -> int:
+    """How many classes there is room for."""
+    return bucket(len(program.blocks.direct.value), 64)
+
+
+def kernels_of(program: Program) -> int:
+    """How many kernels there is room for."""
+    return bucket(len(program.latencies.kind.value), 64)
+
+
+def _matrix(array: np.ndarray, shape: tuple[int, ...], dtype) -> Shaped[Array, "..."]:
+    whole = np.zeros(shape, dtype)
+    whole[tuple(map(slice, array.shape))] = array
+    return jax.device_put(whole)

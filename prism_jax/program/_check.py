@@ -6,9 +6,8 @@ from jax.typing import DTypeLike
 from ..latency import AbstractLatency, check
 from ..schedule import OpGraph
 from ..workload import Block
-from ._sets import Sets
 from ._sinks import Sink
-from ._variability import Variability
+from ._variability import Sets, Variability
 
 
 def check_arguments(
@@ -17,15 +16,12 @@ def check_arguments(
     sinks: Sequence[Sink],
     group_size: int,
     num_replicas: int,
-    resolution: str,
 ) -> None:
     """Raises a `ValueError` of one sentence for arguments of `assemble` that do not fit."""
     if group_size < 1 or num_replicas < 1:
         raise ValueError(
             f"group_size={group_size} and num_replicas={num_replicas} must both be at least 1."
         )
-    if resolution not in ("block", "kernel"):
-        raise ValueError(f"`resolution={resolution!r}` must be 'block' or 'kernel'.")
     if len(blocks) != graph.num_ops:
         raise ValueError(
             f"{len(blocks)} blocks were given for the ops; give one for each of the "

@@ -2,8 +2,6 @@
 arrays.
 """
 
-from typing import Literal
-
 from ..data import (
     Cluster,
     Job,
@@ -29,14 +27,12 @@ from ._sinks import cut_at_sinks, sinks_of
 from ._variability import Variability, variability_of
 
 
-def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -> Program:
+def compile_job(job: Job) -> Program:
     """Compiles a job to a program. See [`compile_program`][].
 
     **Arguments:**
 
     - `job`: from `load_job`.
-    - `resolution`: `"block"` collapses the kernels of a block into one op; `"kernel"` draws every
-        kernel, to check this approximation.
 
     **Returns:**
 
@@ -55,7 +51,6 @@ def compile_job(job: Job, *, resolution: Literal["block", "kernel"] = "block") -
             cluster,
             training=training,
             kernels=kernels,
-            resolution=resolution,
         )
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
@@ -90,7 +85,6 @@ def compile_program(
     training: Training,
     kernels: Kernels,
     variability: Variability | None = None,
-    resolution: Literal["block", "kernel"] = "block",
 ) -> Program:
     """Compiles a training step to a program.
 
@@ -102,8 +96,6 @@ def compile_program(
     - `cluster`: the machine.
     - `kernels`: how fast the kernels of the machine are, and how much they vary.
     - `variability`: laws to use instead of those of `kernels`.
-    - `resolution`: `"block"` collapses the kernels of a block into one op; `"kernel"` draws every
-        kernel, to check this approximation.
 
     **Returns:**
 
@@ -135,7 +127,6 @@ def compile_program(
         num_replicas=layout.tp * layout.cp * layout.dp // workload.group_size,
         # The innermost link joins the devices of a node; all other links share the network.
         network_links=tuple(link.name for link in cluster.links[1:]),
-        resolution=resolution,
     )
 
 

@@ -2,17 +2,34 @@
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .._misc import FrozenArray
 from .._summary import Summary
+from ..collapse import Blocks, ExpertLoads
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
-from ._adjustment import Adjustment
-from ._collapse import Blocks
-from ._loaded import ExpertLoads
 from ._table import LatencyTable
 from ._variability import Variability
+
+
+class Adjustment(eqx.Module):
+    """Factors on groups of ops. All are parameters. A factor of one changes nothing.
+
+    **Attributes:**
+
+    - `group`: `(ops,)`, the group of each op. Static.
+    - `latency`: a factor on the latency of the ops of each group. It does not act on stalls.
+    - `spread`: a factor on the deviation of each op from its mean by its own noise. For kernels
+        with a log-normal law it multiplies `sigma`.
+    - `gpu`: for each pipeline rank, a factor on the deviation from one of the factor of its slowest
+        GPU.
+    """
+
+    group: FrozenArray = eqx.field(static=True)
+    latency: Float[Array, " groups"]
+    spread: Float[Array, " groups"]
+    gpu: Float[Array, " ranks"]
 
 
 class Ops(eqx.Module):
@@ -110,8 +127,6 @@ class Program(eqx.Module):
         share, and of stalls.
     - `levels`: the graph of one replica of the pipeline.
     - `ops`, `rows`, `blocks`: what the ops are, and which kernels they consist of.
-    - `sequences`: the kernels of each class in order, and where members wait for one another, for
-        the resolution `"kernel"`.
     - `sinks`: the gradient reductions over the replicas, and the ops that they wait for.
     - `tail`: the class of the block that runs after all ranks have met, or -1.
     - `stall_ops`, `stall_kinds`, `stall_counts`: the ops that may stall: for each, its number, the
@@ -122,7 +137,6 @@ class Program(eqx.Module):
         step.
     - `group_size`: the number of GPUs in each pipeline rank of a replica.
     - `world_size`: the number of GPUs of the job.
-    - `resolution`: `"block"`, or `"kernel"` if every kernel of every member is drawn.
     - `adjustment`: further factors on ops, or `None`.
     - `loads`: the loads of the members of expert-parallel groups, or `None` if all loads are equal.
     """
@@ -133,7 +147,6 @@ class Program(eqx.Module):
     ops: Ops
     rows: Rows
     blocks: Blocks
-    sequences: tuple[FrozenArray, ...] = eqx.field(static=True)
     sinks: Sinks
     tail: int = eqx.field(static=True)
     stall_ops: FrozenArray = eqx.field(static=True)
@@ -143,7 +156,6 @@ class Program(eqx.Module):
     num_replicas: int = eqx.field(static=True)
     group_size: int = eqx.field(static=True)
     world_size: int = eqx.field(static=True)
-    resolution: str = eqx.field(static=True)
     adjustment: Adjustment | None = None
     loads: ExpertLoads | None = None
 
@@ -166,7 +178,6 @@ class Program(eqx.Module):
             ("kinds of kernels", ", ".join(self.latencies.kinds)),
             ("shared factors", ", ".join(n for n in shared if getattr(laws, n) is not None)),
             ("stalls", ", ".join(sorted(laws.stalls)) or "none"),
-            ("resolution", self.resolution),
         ]
         return Summary("Program of a training step", rows)
 

@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
+from ..collapse import least_std
 from ..latency import AbstractLatency
-from ._segment import least_std
 
 
 class LatencyTable(eqx.Module):

@@ -5,6 +5,5 @@ from ._threefry import (
     check_key as check_key,
     fold as fold,
     key_data as key_data,
-    threefry as threefry,
 )
 from ._variates import counters as counters, normals as normals, uniforms as uniforms

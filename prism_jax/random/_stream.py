@@ -12,7 +12,6 @@ class Stream(enum.IntEnum):
     RANKS = 1
     MICROBATCHES = 2
     STALLS = 3
-    MEMBERS = 4
     LEAD = 5
     WORKER_STEPS = 6
     OTHER_GPUS = 7

@@ -6,14 +6,13 @@ from ._class_laws import (
 )
 from ._ends import (
     TILE as TILE,
-    Axes as Axes,
     Sampled as Sampled,
     by_strata as by_strata,
     replica_ends as replica_ends,
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
 )
-from ._gradient import gradient_of as gradient_of, gradients_of as gradients_of
+from ._gradient import gradients_of as gradients_of
 from ._interrupt import interruptible as interruptible
 from ._lead import (
     Lead as Lead,
@@ -26,7 +25,6 @@ from ._lead import (
 from ._op_law import (
     SCORE_RANGE as SCORE_RANGE,
     ClassLaw as ClassLaw,
-    Single as Single,
     Table as Table,
     look_up_one as look_up_one,
     table_score as table_score,

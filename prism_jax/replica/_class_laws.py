@@ -4,10 +4,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ..program import NODE_SCORES
-from ._arrays import Mixed, Sinks
+from ..collapse import NODE_SCORES
 from ._op_law import ClassLaw, Collapsed, Single
 from ._plan import Plan
+from ._structure import Mixed, Sinks
 
 
 def class_laws(

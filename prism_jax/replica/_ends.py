@@ -15,7 +15,6 @@ from ..maxplus import Latencies, propagate
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
 from ._class_laws import class_laws
-from ._kernels import MemberCommon, MemberLaw, member_factors
 from ._op_law import ClassLaw, Common, OpLaw, look_up_one
 from ._pauses import pauses_of
 from ._plan import Plan, make_plan
@@ -118,7 +117,7 @@ def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "si
 def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     """The latencies of all ops of the samples."""
     structure = plan.structure
-    slowest, members = _slowest(plan, sampled, key)
+    slowest = _slowest(plan, sampled, key)
     worker_step = _worker_steps(plan, sampled, key)
     others = _other_gpus(plan, sampled, key)
     law = _class_law(plan, sampled.regimes, slowest, worker_step, others)
@@ -140,10 +139,7 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         # The last row stands for "not given".
         law = replace(law, given=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
         rows = replace(rows, given=axes.ops)
-    common: Any = Common(plan.tables.residuals, pauses_of(plan, sampled.ids, sampled.stalls, key))
-    if members is not None:
-        members = members if worker_step is None else members * worker_step[None]
-        law, rows, common = _by_member(plan, sampled, key, members, law, rows, common)
+    common = Common(plan.tables.residuals, pauses_of(plan, sampled.ids, sampled.stalls, key))
     return Latencies(
         tables=law,
         rows=rows,
@@ -178,27 +174,21 @@ def _noise(dtype, arguments, counter):
     return normals(key, sample_ids, counter, dtype)
 
 
-def _slowest(plan: Plan, sampled: Sampled, key: KeyData):
-    """The factor of the slowest GPU of each rank, `(ranks, samples)` or `(ranks, 1)`; and those of
-    all GPUs if kernels are drawn one by one.
-    """
-    structure = plan.structure
-    gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
-    if structure.graph.sequences is not None:
-        words = fold(key, Stream.MEMBERS)
-        members = member_factors(plan, structure.graph.sequences, gpu_ids, words)
-        return jnp.max(members, axis=0), members
+def _slowest(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"]:
+    """The factor of the slowest GPU of each rank; a single column if GPUs are equal."""
+    ranks = plan.structure.ranks
     if sampled.slowest is not None:
-        return sampled.slowest, None
+        return sampled.slowest
     if plan.tables.slowest is None:
-        return jnp.ones((structure.ranks, 1), plan.dtype), None
-    z = normals(fold(key, Stream.RANKS), gpu_ids, counters(structure.ranks), plan.dtype)
+        return jnp.ones((ranks, 1), plan.dtype)
+    gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
+    z = normals(fold(key, Stream.RANKS), gpu_ids, counters(ranks), plan.dtype)
     if sampled.given is not None:
         z = _replaced(z, sampled.given[0].ranks, sampled.given[1])
     slowest = look_up_one(plan.tables.slowest, z)
     if plan.tables.gpu_factor is not None:
         slowest = 1 + plan.tables.gpu_factor[:, None] * (slowest - 1)
-    return slowest, None
+    return slowest
 
 
 def _other_gpus(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"] | None:
@@ -257,25 +247,3 @@ def _replaced(z, axis: Int[Array, " draws"], scores):
     """The rows of `z`, or of the scores that replace them."""
     taken = (axis < len(scores))[:, None]
     return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
-
-
-def _by_member(plan: Plan, sampled: Sampled, key: KeyData, members, law, rows, common):
-    """The same, with every kernel of every member drawn by itself."""
-    structure, sequences = plan.structure, plan.structure.graph.sequences
-    assert sequences is not None
-    # A row's ops run on its rank; communication, which has none, is never slowed.
-    rank = jnp.minimum(structure.graph.row_rank, structure.ranks - 1)[structure.graph.row]
-    number = jnp.arange(len(structure.graph.row_class), dtype=jnp.int32)[:, None]
-    law = MemberLaw(law, tuple(members), number)
-    rows = MemberLaw(rows, (rank,) * len(members), structure.graph.row)
-    common = MemberCommon(
-        common=common,
-        sequences=sequences,
-        mean=plan.tables.kernel_mean,
-        kind=structure.classes.kind,
-        on_network=structure.classes.on_network,
-        regimes=plan.tables.regimes[sampled.regimes][None, :],
-        ids=sampled.ids[None, :],
-        key=fold(key, Stream.MEMBERS, 1),
-    )
-    return law, rows, common

@@ -9,9 +9,8 @@ import numpy as np
 
 from ..host import on_host
 from ..program import Program
-from ._arrays import Classes
 from ._plan import Parameters, Tables, parameters_of, tabulate
-from ._structure import structure_of
+from ._structure import Classes, structure_of
 
 
 def gradient_of(program: Program, of_tables: Tables) -> Program:

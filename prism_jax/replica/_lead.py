@@ -94,12 +94,7 @@ def _gradient(
     - `fewer`: of so many times fewer samples.
     """
     number = sum(_counts(program))
-    work = number
-    if program.resolution == "kernel":
-        sequences = plan.structure.graph.sequences
-        assert sequences is not None
-        work = number * sequences.steps.shape[1] * sequences.members
-    samples = int(np.clip(_PILOT_NUMBERS // work, 16 * fewer, _PILOT_SAMPLES)) // fewer
+    samples = int(np.clip(_PILOT_NUMBERS // number, 16 * fewer, _PILOT_SAMPLES)) // fewer
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
     scores = rng.standard_normal((number, samples)).astype(plan.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from ..collapse import Unevenness
 from ..host import on_host
 from ..latency import AbstractLatency, Constant, log_sigma
 from ..maxplus import bucket
@@ -17,16 +18,14 @@ from ..program import (
     Program,
     Sets,
     Stall,
-    Unevenness,
     Variability,
     all_laws,
     block_laws,
     kernels_of,
     relative_cumulants,
 )
-from ._arrays import Classes, Structure
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._structure import all_kinds, ranks_of, structure_of
+from ._structure import Classes, Structure, all_kinds, ranks_of, structure_of
 
 
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
@@ -65,10 +64,8 @@ class Tables(eqx.Module):
     - `skewness`: of the segments that members run by themselves.
     - `nodes`, `tail_nodes`: those factors, for a rank's group and for all GPUs together.
     - `mean`: of each class that is one kernel with a law of its own, by regime, in seconds.
-    - `kernel_mean`, `regimes`: of each kernel, and the factor on those on the network by regime.
     - `sigmas`: that law's shape, for each kind of kernel, where it is log-normal or constant.
     - `residuals`: tables of that shape where it is neither; `None` where no op needs one.
-    - `gpu`: the table of the factor of one GPU, where kernels are drawn one by one.
     - `slowest`, `tail_slowest`, `worker_step`, `microbatch`, `step`: tables of the shared factors,
         of `microbatch` perhaps sets.
     - `loading`: what each class has of the factor of its microbatch, by regime: the share of its
@@ -87,11 +84,8 @@ class Tables(eqx.Module):
     nodes: Float[Array, " nodes"]
     tail_nodes: Float[Array, " nodes"]
     mean: Float[Array, "classes regimes"]
-    kernel_mean: Float[Array, " kernels"]
-    regimes: Float[Array, " regimes"]
     sigmas: Float[Array, " kinds"]
     residuals: Float[Array, "kinds scores"] | None
-    gpu: Table | None
     slowest: Table | None
     tail_slowest: Table | None
     worker_step: Table | None
@@ -221,11 +215,8 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         nodes=found.nodes[0],
         tail_nodes=found.nodes[1],
         mean=jnp.where(single, mean[direct][:, None] * found.on_network[direct], 0),
-        kernel_mean=mean,
-        regimes=found.regimes,
         sigmas=_of_kinds([_sigma(law, dtype) for law in laws]),
         residuals=_of_kinds([_relative(law, dtype) for law in laws]) if classes.tables else None,
-        gpu=_optional(variability.rank, dtype) if classes.apart else None,
         slowest=found.at_scores[0] if differ else None,
         tail_slowest=found.at_scores[1] if differ else None,
         worker_step=_optional(variability.worker_step, dtype),

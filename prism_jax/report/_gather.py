@@ -15,8 +15,9 @@ from ..calibration import epistemic as epistemic_law
 from ..data import Job
 from ..engine import simulate
 from ..law import QUANTILES
+from ..prediction import memory, throughput
 from ..profile import Profile, compile_profile
-from ..program import Program, compile_job, memory, throughput
+from ..program import Program, compile_job
 from ..replica import interruptible
 from ._report import Origin, Report
 

@@ -7,8 +7,8 @@ from ..analysis import Criticality, SampledStep, Sensitivity
 from ..calibration import Epistemic
 from ..data import Job
 from ..law import Law
+from ..prediction import Memory, Throughput
 from ..profile import Profile
-from ..program import Memory, Throughput
 
 
 @dataclasses.dataclass(frozen=True)

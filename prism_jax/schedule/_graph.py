@@ -1,18 +1,68 @@
 import dataclasses
 import functools as ft
 import itertools as it
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from .._ragged import group
 from ._base import AbstractSchedule
-from ._blocking import blocking_nodes
 from ._needs import Needs, find_needs
-from ._nodes import asynchronous_nodes
+from ._nodes import Nodes, asynchronous_nodes
 from ._ops import Ops, action, ops_of
 from ._token import SEND_RECV
-from ._topological import topological_order
+
+
+def topological_order(nodes: Nodes, num_nodes: int, describe: Callable[[int], str]) -> list[int]:
+    """The nodes in an order in which each comes after all nodes that it waits for.
+
+    **Arguments:**
+
+    - `nodes`: which node waits for which.
+    - `num_nodes`: how many there are.
+    - `describe`: how an error names a node.
+
+    **Raises:**
+
+    A `ValueError` that names the nodes of a cycle.
+    """
+    followers = group(nodes.before, nodes.after, num_nodes)
+    follower, start = followers.values.tolist(), followers.starts.tolist()
+    missing = np.bincount(nodes.after, minlength=num_nodes).tolist()
+    order = [node for node, count in enumerate(missing) if count == 0]
+    # The list grows while it is walked: it is its own queue.
+    for node in order:
+        for other in follower[start[node] : start[node + 1]]:
+            missing[other] -= 1
+            if missing[other] == 0:
+                order.append(other)
+    if len(order) < num_nodes:
+        cycle = _cycle(nodes, missing)
+        others = ", ".join(describe(node) for node in cycle[1:4])
+        raise ValueError(
+            f"The orders deadlock: {describe(cycle[0])} waits for itself, by way of {others}"
+            f"{' and others' if len(cycle) > 4 else ''}; change the order of these ranks, or the "
+            "number of microbatches."
+        )
+    return order
+
+
+def _cycle(nodes: Nodes, missing: list[int]) -> list[int]:
+    """The nodes of one cycle of waits, among those that never start; the lowest comes first."""
+    waits = [[] for _ in missing]
+    for other, node in zip(nodes.before.tolist(), nodes.after.tolist(), strict=True):
+        waits[node].append(other)
+    node = next(node for node, count in enumerate(missing) if count)
+    seen = {}
+    path = []
+    while node not in seen:
+        seen[node] = len(path)
+        path.append(node)
+        node = next(other for other in waits[node] if missing[other])
+    cycle = path[seen[node] :]
+    first = cycle.index(min(cycle))
+    return cycle[first:] + cycle[:first]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,3 +190,58 @@ def _describe(ops: Ops, needs: Needs, node: int) -> str:
         f"{needs.microbatch[send]} from rank {ops.rank[needs.producer[send]]} to rank "
         f"{ops.rank[needs.consumer[send]]}"
     )
+
+
+def blocking_nodes(ops: Ops, needs: Needs) -> Nodes:
+    """The graph in which a send_recv is a rendezvous that blocks both ranks.
+
+    A rank is a sequence of compute ops and batches of transfers. Each item waits for the whole item
+    before it; a transfer waits on both of its ranks.
+    """
+    _check(ops)
+    phase = ops.phase.tolist()
+    sends = [[] for _ in phase]
+    receives = [[] for _ in phase]
+    ends = zip(needs.producer.tolist(), needs.consumer.tolist(), strict=True)
+    for node, (producer, consumer) in enumerate(ends, len(phase)):
+        sends[producer].append(node)
+        receives[consumer].append(node)
+    waits = []
+    last = []
+    for span in ops.orders:
+        done = []
+        before = None
+        for op in span:
+            if before is None:
+                batches = [receives[op]]
+            elif phase[before] == phase[op]:
+                batches = [sends[before], receives[op]]
+            else:
+                batches = [sends[before] + receives[op]]
+            for batch in [*batches, [op]]:
+                done = _follow(waits, batch, done)
+            before = op
+        if before is not None:
+            done = _follow(waits, sends[before], done)
+        last.append(done)
+    before, after = np.array(waits, np.int64).reshape(-1, 2).T
+    return Nodes(before, after, last)
+
+
+# The nodes of a batch wait for the last nodes of the rank, and then become its last nodes.
+def _follow(waits: list[tuple[int, int]], batch: list[int], done: list[int]) -> list[int]:
+    waits += [(other, node) for node in batch for other in done]
+    return batch or done
+
+
+def _check(ops: Ops) -> None:
+    for rank, span in enumerate(ops.orders):
+        stages = np.unique(ops.stage[span.start : span.stop]).tolist()
+        phases = sorted({*ops.phase[span.start : span.stop].tolist()} - {"F", "B"})
+        if len(stages) > 1 or phases:
+            given = f"stages {stages}" if len(stages) > 1 else f"ops of phase {phases}"
+            raise ValueError(
+                "Blocking send_recv is only for schedules with one stage per rank and whole "
+                f"backwards, such as 1F1B and GPipe, but rank {rank} runs {given}; use "
+                "`blocking=False`."
+            )

@@ -1,4 +1,3 @@
-from ._chances import Chances as Chances, chances_of as chances_of
 from ._decide import decide as decide
 from ._decision import (
     BLOCK as BLOCK,
@@ -11,23 +10,17 @@ from ._decision import (
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
 )
-from ._errors import AbstractErrors as AbstractErrors
 from ._exact import ExactRule as ExactRule, SlowestDrawn as SlowestDrawn
-from ._reservoir import (
-    EXTREMES as EXTREMES,
-    NUM_RESAMPLES as NUM_RESAMPLES,
-    RESERVOIR as RESERVOIR,
-    Replicas as Replicas,
-    Reservoir as Reservoir,
-)
+from ._reservoir import EXTREMES as EXTREMES, RESERVOIR as RESERVOIR, Reservoir as Reservoir
 from ._selection import (
+    Chances as Chances,
     Selection as Selection,
+    chances_of as chances_of,
     effective_samples as effective_samples,
     sample_weights as sample_weights,
 )
 from ._step import (
     ConditionalExceedance as ConditionalExceedance,
-    StepParts as StepParts,
     last_spreads as last_spreads,
     last_tables as last_tables,
     step_parts as step_parts,

@@ -3,11 +3,10 @@
 import numpy as np
 
 from ..random import KeyData
-from ._chances import Chances
 from ._decision import AbstractDecision, OneEach, Systematic, VectorRule
 from ._exact import ExactRule
 from ._reservoir import Replicas
-from ._selection import sample_weights, select
+from ._selection import Chances, sample_weights, select
 
 
 def decide(

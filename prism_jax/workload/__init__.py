@@ -4,7 +4,6 @@ from ._block import (
     Branches as Branches,
     Kernel as Kernel,
     Load as Load,
-    Passes as Passes,
     Reduction as Reduction,
     Row as Row,
     Segment as Segment,
@@ -25,9 +24,4 @@ from ._parts import (
     split_mean as split_mean,
 )
 from ._passes import pair as pair
-from ._split import (
-    Held as Held,
-    check_split as check_split,
-    held_by_stages as held_by_stages,
-    layers_of_stages as layers_of_stages,
-)
+from ._split import Held as Held, check_split as check_split, held_by_stages as held_by_stages

@@ -7,12 +7,17 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Job, Kernels, check_parts
+from ..program import (
+    Frame,
+    blocks_of_kinds,
+    frame_of,
+    lower_chains,
+    parts_of,
+    sinks_of,
+    when_reduced,
+)
 from ..schedule import latest_ends, op_graph, order_of
 from ..workload import Workload, block_mean, block_means
-from ._chains import lower_chains
-from ._compile import parts_of
-from ._frame import Frame, blocks_of_kinds, frame_of
-from ._sinks import sinks_of, when_reduced
 
 
 @dataclasses.dataclass(frozen=True)

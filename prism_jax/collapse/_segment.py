@@ -10,6 +10,8 @@ their factors from segment to segment, so a group with slow other GPUs is late i
 `_kept`.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
-from ._slopes import keeps_slopes
 
 
 # Standard-normal scores of the slowest GPU's factor at which the moments are computed; between them
@@ -105,6 +106,22 @@ def segment_maxima(
     shared = jnp.stack([mean, variance, third, count, jnp.asarray(share, mean.dtype)])
     shared = jnp.broadcast_to(shared, (len(group.slowest), len(shared)))
     return jax.vmap(_at_node)(jnp.column_stack([shared, group.slowest, group.others])).T
+
+
+def keeps_slopes(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The same function of a vector, whose Jacobian is computed once, however many derivatives are
+    taken through it. It should have few results: each takes one pass backward.
+    """
+    kept = jax.custom_jvp(function)
+
+    @kept.defjvp
+    def _(vectors, tangents):
+        (vector,), (tangent,) = vectors, tangents
+        value, backward = jax.vjp(function, vector)
+        (slopes,) = jax.vmap(backward)(jnp.eye(len(value), dtype=value.dtype))
+        return value, slopes @ tangent
+
+    return kept
 
 
 @keeps_slopes

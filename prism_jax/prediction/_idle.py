@@ -6,10 +6,9 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from ..data import Job, Training, load_software, toml_value
+from ..program import lower_chains, parts_of
 from ..schedule import order_of
 from ..workload import Workload
-from ._chains import lower_chains
-from ._compile import parts_of
 from ._memory import memory
 
 

@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,26 +8,17 @@ from ..workload import Block, Branches, Kernel, Row, Segment, rows_of
 from ._collapse import Blocks, Sides
 
 
-# The actions in a sequence; see `_steps`.
-ALONE, CLOSES, STARTS, BESIDE, ROW_ENDS, MEETS, OPENS, JOINS = range(8)
-
-
-def lay_out(
-    classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]
-) -> tuple[Blocks, tuple[FrozenArray, ...]]:
-    """The static matrices of the collapse, and each class as a sequence for `"kernel"`."""
+def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
+    """The static matrices of the collapse."""
     number = _Numbers(kernels, {}, {}, dict(zip(classes, range(len(classes)), strict=True)), {})
     contained: list[_Contained] = []
-    direct, compute, sequences = [], [], []
+    direct, compute = [], []
     # The loop adds classes: those of blocks within branches.
     while len(contained) < len(number.classes):
         block, members = list(number.classes)[len(contained)]
         contained.append(_Contained({}, {}, {}, {}))
-        sequence: list[tuple[int, int]] = []
         for segment, repeats in block:
             contained[-1].add(number.parts(segment, members), repeats)
-            sequence.extend(list(_steps(segment, members, number)) * repeats)
-        sequences.append(FrozenArray(np.array(sequence, np.int64).reshape(-1, 2)))
         compute.append(any(row and by for one, _ in block for row, by in rows_of(one)))
         calls = count_calls(block, 1)
         single = sum(calls.values()) == 1 and (members == 1 or not compute[-1])
@@ -38,7 +29,7 @@ def lay_out(
             runs[s, kernels[kernel]] += count
     columns = _Contained(*zip(*contained, strict=True)) if contained else _Contained(*[()] * 4)
     segments = len(number.segments)
-    blocks = Blocks(
+    return Blocks(
         segments=FrozenArray(runs),
         members=FrozenArray(np.array([members for _, members in number.segments], np.int64)),
         class_segments=_counts(columns.segments, segments),
@@ -50,7 +41,6 @@ def lay_out(
             number.outer_branches, columns.outer_branches, len(contained), kernels
         ),
     )
-    return blocks, tuple(sequences)
 
 
 class _Contained(NamedTuple):
@@ -145,40 +135,6 @@ def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
         for which, count in contains.items():
             counts[c, which] = count
     return FrozenArray(counts)
-
-
-def _steps(segment: Segment, members: int, number: _Numbers) -> Iterator[tuple[int, int]]:
-    """A segment as a list of kernels (or -1), each with an action.
-
-    `ALONE`: each member runs it independently. `STARTS`: branches start. `BESIDE`: a collective
-    that overlaps with compute, `ROW_ENDS` after the last of a row. `MEETS`: the branches with this
-    number end. `CLOSES`: the members wait for one another, and run the collective. A block within
-    branches is between `OPENS` and `STARTS`; it is followed by the rows that overlap with it, and
-    by `JOINS`, whose number is -1 minus that of the branches.
-    """
-    kernels = number.kernels
-    compute = [(kernels[k], ALONE) for k, count in segment.kernels for _ in range(count)]
-    yield from compute
-    _, numbers = number.rows(segment, members)
-    for which, branches in zip(numbers, segment.branches, strict=True):
-        if branches.within:
-            yield -1, OPENS
-            for inner, times in branches.within:
-                yield from list(_steps(inner, members, number)) * times
-        yield -1, STARTS
-        for kernel, count in branches.compute:
-            yield from [(kernels[kernel], ALONE)] * count
-        for row in branches.communication:
-            for kernel, count in row:
-                yield from [(kernels[kernel], BESIDE)] * count
-            yield -1, ROW_ENDS
-        yield which, JOINS if branches.within else MEETS
-        if branches.within:
-            return
-    if segment.collective is not None:
-        yield kernels[segment.collective], CLOSES
-    elif compute or segment.branches:
-        yield -1, CLOSES
 
 
 def count_calls(block: Block, members: int) -> dict[Kernel, int]:

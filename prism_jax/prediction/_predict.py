@@ -6,12 +6,10 @@ import msgspec
 import numpy as np
 
 from ..data import Job, check_parts
+from ..program import Frame, blocks_of_kinds, frame_of, lower_chains, parts_of, with_costs
 from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
 from ..workload import Block, Workload, block_flops, block_mean, split_mean
-from ._chains import lower_chains
-from ._compile import parts_of, with_costs
 from ._constant_step import ConstantStep, run, without_send_recv
-from ._frame import Frame, blocks_of_kinds, frame_of
 from ._memory import memory
 
 

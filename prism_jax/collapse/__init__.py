@@ -1,0 +1,12 @@
+from ._branches import Overlaps as Overlaps
+from ._collapse import (
+    Blocks as Blocks,
+    Collapse as Collapse,
+    Sides as Sides,
+    class_moments as class_moments,
+    segment_skewness as segment_skewness,
+)
+from ._expert_load import Loads as Loads, Unevenness as Unevenness, fullest as fullest
+from ._lay_out import count_calls as count_calls, lay_out as lay_out
+from ._loaded import ExpertLoads as ExpertLoads, expert_loads as expert_loads
+from ._segment import NODE_SCORES as NODE_SCORES, gpu_factors as gpu_factors, least_std as least_std
