@@ -55,12 +55,8 @@ from ._model import Layer as Layer, Model as Model
 from ._outline import Call as Call, Outline as Outline
 from ._plausible import notes_of as notes_of
 from ._priors import (
-    Line as Line,
-    Prior as Prior,
     Priors as Priors,
     Sampled as Sampled,
-    SampledSpread as SampledSpread,
-    Worth as Worth,
     load_priors as load_priors,
 )
 from ._read import (
