@@ -108,7 +108,7 @@ def _judged(predicted, measured, of_runs) -> dict[str, Any]:
 
 def figures(steps: np.ndarray) -> dict[str, float]:
     """Figures of the steps of one run, or of evenly spaced quantiles of a law."""
-    from prism_jax.fitting import core_spread
+    from prism_jax.calibration._observe import core_spread
 
     median = np.median(steps)
     return {

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from prism_jax.calibration._epistemic import laws_of_systems
+from prism_jax.calibration._observe import core_spread, observe
 from prism_jax.data import Priors, Sampled, load_priors
 from prism_jax.data._priors import Line, SampledSpread
-from prism_jax.fitting import core_spread, observe
-from prism_jax.fitting._systems import laws_of_systems
 
 
 _DRAWN = 1000

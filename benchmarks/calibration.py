@@ -53,8 +53,9 @@ def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
     import msgspec
 
     import prism_jax as prism
+    from prism_jax.calibration import epistemic
+    from prism_jax.calibration._observe import core_spread
     from prism_jax.data import apply_calibrated
-    from prism_jax.fitting import core_spread, epistemic
 
     first = known[0]
     calibrated = prism.calibrate(

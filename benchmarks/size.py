@@ -98,8 +98,9 @@ def _docstrings(tree: ast.Module) -> set[int]:
 
 
 def _total(sizes: Iterable[Size]) -> Size:
-    *sums, longest_file, longest_function = zip(*map(dataclasses.astuple, sizes), strict=True)
-    return Size(*map(sum, sums), max(longest_file), max(longest_function))
+    code, docstrings, lines, files, *longest = zip(*map(dataclasses.astuple, sizes), strict=True)
+    sums = [sum(column) for column in (code, docstrings, lines, files)]
+    return Size(*sums, *(max(column) for column in longest))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from .analysis import (
     target as target,
     what_if as what_if,
 )
+from .calibration import calibrate as calibrate
 from .data import (
     Cause as Cause,
     Cluster as Cluster,
@@ -40,7 +41,6 @@ from .data import (
     Kernels as Kernels,
     Layout as Layout,
     Model as Model,
-    Profile as Profile,
     ScheduleConfig as ScheduleConfig,
     Training as Training,
     load_cluster as load_cluster,
@@ -49,10 +49,8 @@ from .data import (
     load_job as load_job,
     load_model as load_model,
     save_job as save_job,
-    save_profile as save_profile,
 )
 from .engine import simulate as simulate
-from .fitting import calibrate as calibrate, fit_profile as fit_profile
 from .law import (
     Law as Law,
     load_law as load_law,
@@ -73,6 +71,13 @@ from .prediction import (
     memory as memory,
     predict as predict,
 )
+from .profile import (
+    Profile as Profile,
+    compile_profile as compile_profile,
+    fit_profile as fit_profile,
+    load_profile as load_profile,
+    save_profile as save_profile,
+)
 from .program import (
     Network as Network,
     Op as Op,
@@ -81,9 +86,7 @@ from .program import (
     Variability as Variability,
     compile_graph as compile_graph,
     compile_job as compile_job,
-    compile_profile as compile_profile,
     compile_program as compile_program,
-    load_profile as load_profile,
     load_program as load_program,
     save_program as save_program,
 )

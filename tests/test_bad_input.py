@@ -19,7 +19,8 @@ import pytest
 import prism_jax as prism
 from prism_jax._misc import whole_number
 from prism_jax.cli import main
-from prism_jax.data import Fitted, Layout, Outline, ScheduleConfig, Variation, WorkerMean
+from prism_jax.data import Layout, Outline, ScheduleConfig, Variation
+from prism_jax.profile._profile import Fitted, WorkerMean
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times
 

@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
-from prism_jax.fitting import components
-from prism_jax.fitting._step_factor import minus_log_likelihood, of_steps
+from prism_jax._robust import stalled
+from prism_jax.profile._components import data_of, stall_rate, take_apart
+from prism_jax.profile._mean_squares import ALIKE
+from prism_jax.profile._step_factor import minus_log_likelihood, of_steps
 
 
 _TRUTH = {"rank": 0.02, "step": 0.01, "step_autocorrelation": 0.9, "worker_step": 0.006}
 _TRUTH |= {"microbatch": 0.03, "residual": 0.01, "stall_rate": 1e-4}
+
+
+def _components(logs, steps):
+    """Those of latencies with stalls."""
+    stalls = stalled(logs - np.log(data_of(logs).relative), (3, 4), ALIKE)
+    apart = take_apart(np.where(stalls, np.nan, logs), steps)
+    return (*apart.components, stall_rate(int(np.sum(stalls)), int(np.sum(~np.isnan(logs)))))
 
 
 def _made(seed, *, replicas, stages, steps, microbatches=8, missing=False):
@@ -55,7 +64,7 @@ def test_components_are_recovered(shape):
     """Without a bias but of what a short trace cannot tell, and with the errors that repetitions
     show. `pytest -s` prints the biases."""
     arguments, repetitions = _SHAPES[shape]
-    found = [components(*_made(seed, **arguments)) for seed in range(repetitions)]
+    found = [_components(*_made(seed, **arguments)) for seed in range(repetitions)]
     for i, (name, truth) in enumerate((c.name, _TRUTH[c.name]) for c in found[0]):
         # Now and then a short trace shows no factor of steps, and so no autocorrelation.
         known = [each[i] for each in found if each[i].value is not None]
@@ -79,7 +88,7 @@ def test_longer_traces_are_less_biased():
     means = []
     for steps, repetitions in ((50, 30), (400, 10)):
         found = [
-            components(*_made(100 + i, replicas=4, stages=2, steps=steps))
+            _components(*_made(100 + i, replicas=4, stages=2, steps=steps))
             for i in range(repetitions)
         ]
         (place,) = [i for i, c in enumerate(found[0]) if c.name == "step_autocorrelation"]
@@ -91,14 +100,14 @@ def test_longer_traces_are_less_biased():
 
 def test_what_data_cannot_tell_is_said():
     logs, _ = _made(0, replicas=1, stages=1, steps=30)
-    by_name = {c.name: c for c in components(logs, 10 * np.arange(30))}
+    by_name = {c.name: c for c in _components(logs, 10 * np.arange(30))}
     assert by_name["rank"].value is None
     assert "one replica" in by_name["rank"].note
     assert by_name["worker_step"].value is None
     assert by_name["step_autocorrelation"].value is None
     assert "neighbouring" in by_name["step_autocorrelation"].note
     assert by_name["microbatch"].value == pytest.approx(0.03, rel=0.3)
-    few = {c.name: c for c in components(logs[..., :2], np.arange(2))}
+    few = {c.name: c for c in _components(logs[..., :2], np.arange(2))}
     assert few["step"].value is None
 
 
@@ -193,7 +202,7 @@ def test_a_worker_whose_phases_differ_has_no_residual_by_that():
     """The mean of each of its phases is known, as a profile has it."""
     logs, steps = _made(5, replicas=4, stages=2, steps=30)
     logs[0, 0, 0] += 0.3
-    found = {c.name: c for c in components(logs, steps)}
+    found = {c.name: c for c in _components(logs, steps)}
     assert found["residual"].value == pytest.approx(0.01, rel=0.03)
 
 
@@ -209,7 +218,7 @@ def test_a_factor_without_memory_has_an_autocorrelation_with_an_error():
 
 
 def _by_name(logs):
-    return {c.name: c for c in components(logs, np.arange(logs.shape[-1]))}
+    return {c.name: c for c in _components(logs, np.arange(logs.shape[-1]))}
 
 
 def test_latencies_that_are_all_alike():
@@ -229,7 +238,7 @@ def test_latencies_that_are_all_alike():
 
 
 def test_no_latency_at_all():
-    for component in components(np.full((2, 2, 2, 4, 30), np.nan), np.arange(30)):
+    for component in _components(np.full((2, 2, 2, 4, 30), np.nan), np.arange(30)):
         assert component.value is None
         assert "takes any time" in component.note
 

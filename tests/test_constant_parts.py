@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 
 from prism_jax.analysis import sample_step
-from prism_jax.data import (
-    Job,
-    Layout,
-    ScheduleConfig,
-    WorkerMean,
-    load_profile,
-    save_profile,
-)
+from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile, ladder
-from prism_jax.fitting._constant_parts import constant_parts
 from prism_jax.plot._chrome_trace import op_name
-from prism_jax.program import compile_profile, op_latencies, replay, step_graph
-from prism_jax.program._constants import with_constants
+from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
+from prism_jax.profile._constant_parts import constant_parts
+from prism_jax.profile._profile import WorkerMean
+from prism_jax.program import op_latencies, replay, step_graph, with_constants
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace

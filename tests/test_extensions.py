@@ -20,9 +20,12 @@ from prism_jax.data import ScheduleConfig, Variation
 from prism_jax.latency import (
     AbstractLatency,
     Constant,
+    Empirical,
     InFiles,
     LogNormal,
+    ShiftedLogNormal,
     families,
+    fit_latency,
     log_sigma,
     make_latency,
     scale_spread,
@@ -32,9 +35,13 @@ from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedu
 from prism_jax.workload import block_mean, lower
 
 from .helpers import event_loop_ends, lognormal, pipeline_program, random_dag
+from .test_trace import _made_trace, _plain
 
 
 _KEY = jax.random.key(11)
+# Of mean one and skewed, with a spread that all families can have.
+_SOME = np.random.default_rng(0).gamma(40.0, size=10_000)
+_SOME /= _SOME.mean()
 
 
 class Uniform(AbstractLatency):
@@ -70,6 +77,11 @@ class Uniform(AbstractLatency):
 
     def rules(self):
         return ()
+
+
+def _moments_of_uniform(mean, variance, skewness):
+    cv = math.sqrt(variance) / mean
+    return {"cv": cv} if cv < 1 / math.sqrt(3) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +181,35 @@ def test_a_family_in_a_file(tmp_path):
     assert law.cv == 0.3
     with pytest.raises(ValueError, match="residual of `gemm`: The latency family `uniform` lacks"):
         compiled()
+
+
+def test_a_family_is_fitted_to_a_trace(monkeypatch):
+    """Of all registered families, it predicts uniform ops best."""
+    # Not for other tests, whose fits also go through all classes.
+    monkeypatch.setattr(Uniform, "from_moments", staticmethod(_moments_of_uniform))
+
+    def latency(kind, worker, call, rng):
+        return rng.uniform(0.01, 0.03) if kind == "optimizer" else _plain(kind, worker, call, rng)
+
+    job = prism.Job(prism.Layout(dp=2, pp=2), ScheduleConfig("1f1b", 4), name="made")
+    profile = prism.fit_profile(_made_trace(job, 200, latency))
+    (law,) = (v for v in profile.variability if v.kernel == "optimizer")
+    assert law.family == "uniform"
+    assert law.parameters["cv"] == pytest.approx(0.5 / math.sqrt(3), rel=0.1)
+    assert isinstance(prism.compile_profile(profile).variability.residual["optimizer"], Uniform)
+    assert Uniform.fit(np.array([0.01, 0.01, 4.0])) is None
+
+
+@pytest.mark.parametrize("family", [name for name in families() if fit_latency(name, _SOME)])
+def test_a_family_has_the_moments_that_it_is_fitted_to(family):
+    law = make_latency(family, fit_latency(family, _SOME) or {})
+    assert float(law.variance() / law.mean() ** 2) == pytest.approx(_SOME.var(), rel=0.02)
+
+
+def test_families_that_cannot_have_the_moments_of_samples():
+    assert LogNormal.fit(np.ones(5)) is None
+    assert ShiftedLogNormal.fit(2 - _SOME) is None
+    assert Empirical.fit(_SOME) is None
 
 
 def _last_in_first_out(forward, backward, send):

@@ -16,23 +16,21 @@ import pytest
 from prism_jax import Variability, load_law, load_program, save_law, save_program
 from prism_jax.cli import main
 from prism_jax.data import (
-    Fitted,
     Job,
     Layout,
     Outline,
-    Profile,
     ScheduleConfig,
-    WorkerMean,
     load_cluster,
     load_device,
     load_job,
     load_model,
-    save_profile,
 )
 from prism_jax.data._variations import read_variations
 from prism_jax.latency import Gamma
 from prism_jax.law import Law
-from prism_jax.program import compile_job, compile_profile, load_profile
+from prism_jax.profile import Profile, compile_profile, load_profile, save_profile
+from prism_jax.profile._profile import Fitted, WorkerMean
+from prism_jax.program import compile_job
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times, read_trace
 
@@ -338,7 +336,7 @@ _ARGUMENTS = [
 
 
 def test_command_lines(tmp_path, monkeypatch, capsys):
-    from prism_jax import analysis, fitting
+    from prism_jax import analysis, calibration, profile
     from prism_jax.cli import _load
 
     def reached(*_, **__):
@@ -346,8 +344,8 @@ def test_command_lines(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(_load, "compiled", reached)
     monkeypatch.setattr(analysis, "sweep_points", reached)
-    monkeypatch.setattr(fitting, "fit_profile", reached)
-    monkeypatch.setattr(fitting, "calibrate", reached)
+    monkeypatch.setattr(profile, "fit_profile", reached)
+    monkeypatch.setattr(calibration, "calibrate", reached)
     monkeypatch.chdir(tmp_path)
     tables = dict(zip(("FACTORS", "STEPS", "TRACE"), (f for _, f in _tables()), strict=True))
     for name, frame in tables.items():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
-from prism_jax.fitting._inner_waits import with_inner_waits
+from prism_jax.profile._observe import with_inner_waits
 from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 

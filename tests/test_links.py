@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from prism_jax.data import Job, Layout, ScheduleConfig, load_profile, save_profile
-from prism_jax.fitting import fit_profile
-from prism_jax.fitting._links import two_classes
-from prism_jax.program import compile_profile
+from prism_jax.data import Job, Layout, ScheduleConfig
+from prism_jax.profile import compile_profile, fit_profile, load_profile, save_profile
+from prism_jax.profile._observe import two_classes
 
 from .test_trace import _made_trace
 

@@ -5,18 +5,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from prism_jax.data import (
-    Job,
-    Layout,
-    PositionFactor,
-    ScheduleConfig,
-    load_profile,
-    save_profile,
-)
+from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile
-from prism_jax.fitting._find_positions import find_positions
-from prism_jax.program import compile_profile, op_latencies, replay, step_graph
+from prism_jax.profile import compile_profile, fit_profile, load_profile, save_profile
+from prism_jax.profile._positions import find_positions
+from prism_jax.profile._profile import PositionFactor
+from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace

@@ -184,7 +184,9 @@ def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
 
 
 def test_a_page_of_a_profile_says_what_only_jobs_have(report):
-    from prism_jax.data import Fitted, Outline, Profile
+    from prism_jax.data import Outline
+    from prism_jax.profile import Profile
+    from prism_jax.profile._profile import Fitted
 
     job = prism.load_job("megatron-22b-a100-8")
     fitted = Fitted(num_steps=7, notes=(_EVIL,))

@@ -10,20 +10,11 @@ from scipy.stats import norm
 from prism_jax.analysis import crps, score
 from prism_jax.analysis._score import ks_distance
 from prism_jax.cli import main
-from prism_jax.data import (
-    Call,
-    Job,
-    Layout,
-    Outline,
-    ScheduleConfig,
-    load_job,
-    load_profile,
-    save_profile,
-)
+from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig, load_job
 from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile, ladder
-from prism_jax.fitting._match_steps import match_steps
-from prism_jax.program import compile_profile, op_latencies, replay, step_graph
+from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
+from prism_jax.profile._match_steps import match_steps
+from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.schedule import order_of
 from prism_jax.trace import (
     Trace,

@@ -6,8 +6,7 @@ import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile
-from prism_jax.program import compile_profile
+from prism_jax.profile import compile_profile, fit_profile
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace

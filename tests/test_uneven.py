@@ -10,28 +10,19 @@ import numpy as np
 import pytest
 
 from prism_jax.analysis import Mean, estimate
-from prism_jax.data import (
-    Call,
-    Job,
-    Layout,
-    Outline,
-    ScheduleConfig,
+from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig
+from prism_jax.engine import simulate
+from prism_jax.profile import (
+    compile_profile,
+    fit_profile,
+    ladder,
     load_profile,
     save_profile,
+    shuffled_means,
 )
-from prism_jax.engine import simulate
-from prism_jax.fitting import fit_profile, ladder, shuffled_means
-from prism_jax.fitting._components import take_apart
-from prism_jax.fitting._data_law import law_of_data
-from prism_jax.program import (
-    Sets,
-    Variability,
-    check_variability,
-    compile_profile,
-    op_latencies,
-    replay,
-    step_graph,
-)
+from prism_jax.profile._components import take_apart
+from prism_jax.profile._laws import law_of_data
+from prism_jax.program import Sets, Variability, check_variability, op_latencies, replay, step_graph
 from prism_jax.replica import sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB, replay as replay_graph
 from prism_jax.trace import Trace, outline

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import jax
     import numpy as np
 
-    from ..fitting import agreement, calibrate, calibrated_as, check_runs
+    from ..calibration import agreement, calibrate, calibrated_as, check_runs
     from ..prediction import predict
     from ._load import tell_notes, tell_unit, wants_progress
 

@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .._misc import counted
-    from ..data import load_job, save_profile
+    from ..data import load_job
+    from ..profile import save_profile
     from ._load import say
 
     check_out_folder(arguments.out)
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             "slice."
         )
 
-    from ..fitting import fit_profile, ladder, shuffled_means
+    from ..profile import fit_profile, ladder, shuffled_means
     from ..program import op_latencies, replay, step_graph
 
     use_all_cores()

@@ -48,12 +48,12 @@ def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
                 f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
                 "jobs."
             )
-        from ..program import load_profile
+        from ..profile import load_profile
 
         profile = load_profile(name)
 
         def compile_it():
-            from ..program import compile_profile
+            from ..profile import compile_profile
 
             return compile_profile(profile)
 

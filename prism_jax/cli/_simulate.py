@@ -130,7 +130,7 @@ def _exposed(program, options) -> dict[str, float]:
 
 def _epistemic(job, law) -> dict[str, Any]:
     """The law of a step of a future run."""
-    from ..fitting import epistemic
+    from ..calibration import epistemic
     from ..law import QUANTILES
 
     found = epistemic(job.job, law)

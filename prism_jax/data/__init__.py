@@ -5,13 +5,18 @@ from ._calibrated import (
     Uncertainty as Uncertainty,
     apply_calibrated as apply_calibrated,
 )
-from ._check import check_parts as check_parts
+from ._check import (
+    MAX_BLOCKS as MAX_BLOCKS,
+    check_job as check_job,
+    check_parts as check_parts,
+)
 from ._failures import (
     Cause as Cause,
     Failures as Failures,
     list_failures as list_failures,
     load_failures as load_failures,
 )
+from ._find import is_profile as is_profile
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link
 from ._job import (
     Job as Job,
@@ -47,29 +52,22 @@ from ._load_kernels import (
     load_variability as load_variability,
 )
 from ._model import Layer as Layer, Model as Model
+from ._outline import Call as Call, Outline as Outline
 from ._plausible import notes_of as notes_of
 from ._priors import (
-    Line as Line,
-    Prior as Prior,
     Priors as Priors,
     Sampled as Sampled,
-    SampledSpread as SampledSpread,
-    Worth as Worth,
     load_priors as load_priors,
 )
-from ._profile import (
-    Call as Call,
-    Component as Component,
-    Fitted as Fitted,
-    Outline as Outline,
-    PositionFactor as PositionFactor,
-    Profile as Profile,
-    WorkerMean as WorkerMean,
-    is_profile as is_profile,
-    load_profile as load_profile,
-    save_profile as save_profile,
+from ._read import (
+    convert as convert,
+    read_csv as read_csv,
+    read_rows as read_rows,
+    read_text as read_text,
+    read_toml as read_toml,
+    without_none as without_none,
+    write_csv as write_csv,
 )
-from ._read import convert as convert, read_text as read_text, read_toml as read_toml
 from ._reference import Key as Key, job_keys as job_keys, toml_value as toml_value, unit as unit
 from ._save import check_job_path as check_job_path, save_job as save_job
 from ._software import (
@@ -80,8 +78,14 @@ from ._software import (
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,
+    Name as Name,
     NonNegative as NonNegative,
+    Positive as Positive,
     PositiveOrInfinite as PositiveOrInfinite,
     Seed as Seed,
 )
-from ._variations import replace_variations as replace_variations
+from ._variations import (
+    read_variations as read_variations,
+    replace_variations as replace_variations,
+    write_variations as write_variations,
+)

@@ -77,3 +77,8 @@ def find_file(
             f"names: {', '.join(list_names(kind)[:12]) or 'none'}."
         )
     return pathlib.Path(name)
+
+
+def is_profile(name: str | os.PathLike[str]) -> bool:
+    """Whether a path is the folder of a profile."""
+    return os.path.isfile(os.path.join(name, "profile.toml"))

@@ -159,7 +159,7 @@ def _cells(path: pathlib.Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
             yield f"{shown(path)}, line {reader.line_num}", row
 
 
-def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple]) -> None:
+def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     """Writes rows to a file that `read_csv` reads."""
     with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -9,7 +9,11 @@ from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal
 from ._outlying import Outlying as Outlying
 from ._parameters import Rule as Rule
-from ._registry import families as families, make_latency as make_latency
+from ._registry import (
+    families as families,
+    fit_latency as fit_latency,
+    make_latency as make_latency,
+)
 from ._scale_spread import scale_spread as scale_spread
 from ._scores import (
     log_density as log_density,

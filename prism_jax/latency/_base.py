@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -41,12 +42,15 @@ class AbstractLatency(eqx.Module):
     and all broadcast to `batch_shape`. A parameter that is the mean is called `location` in every
     family, because `mean` is a method.
 
-    Beyond the abstract methods, a family may set `in_files`, its name in data files; register with
-    `log_sigma.register`, if it is log-normal; and with `scale_spread.register`, which parameter is
-    its spread. Each family has a file of its own.
+    Beyond the abstract methods, a family may set `in_files`, its name in data files; and have a
+    static method `from_moments`, by which it is fitted to samples: from a mean, a variance and a
+    skewness to the shape parameters in files, or to `None` if it has no such law. It may register
+    with `log_sigma.register`, if it is log-normal, and with `scale_spread.register`, which
+    parameter is its spread. Each family has a file of its own.
     """
 
     in_files: ClassVar[InFiles | None] = None
+    from_moments: ClassVar[Callable[[float, float, float], dict[str, float] | None] | None] = None
 
     @property
     @abc.abstractmethod
@@ -97,6 +101,19 @@ class AbstractLatency(eqx.Module):
     @abc.abstractmethod
     def rules(self) -> tuple[Rule, ...]:
         """The rules by which `check` tests the parameters that this class itself holds."""
+
+    @classmethod
+    def fit(cls, samples: Float[np.ndarray, " samples"]) -> dict[str, float] | None:
+        """The shape parameters, as in files, with which this family has the moments of some
+        samples, relative to their mean. They are Python's numbers, so that files have all their
+        digits in every dtype. `None` if the family cannot have these moments, or is not fitted.
+        """
+        values = samples / samples.mean()
+        variance = float(np.var(values))
+        if cls.from_moments is None or variance <= 0:
+            return None
+        skewness = float(np.mean((values - 1) ** 3)) / math.sqrt(variance) ** 3
+        return cls.from_moments(1.0, variance, skewness)
 
     @property
     def dtype(self) -> jnp.dtype:

@@ -1,3 +1,4 @@
+import math
 from typing import ClassVar
 
 import equinox as eqx
@@ -182,6 +183,10 @@ class Gamma(AbstractLatency):
 
     def __check_init__(self) -> None:
         _ = self.batch_shape
+
+    @staticmethod
+    def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
+        return {"cv": math.sqrt(variance) / mean}
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -1,14 +1,20 @@
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from .._misc import bisect
 from ._base import AbstractLatency, InFiles
 from ._log_sigma import log_sigma
 from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
 from ._scale_spread import scale_spread
 from ._scores import step_score
+
+
+_HALVINGS = 60
 
 
 def _score(x: Array, median: Array, sigma: Array) -> Array:
@@ -47,6 +53,10 @@ class LogNormal(AbstractLatency):
 
     def __check_init__(self) -> None:
         _ = self.batch_shape
+
+    @staticmethod
+    def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
+        return {"sigma": float(np.sqrt(np.log1p((math.sqrt(variance) / mean) ** 2)))}
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -107,6 +117,24 @@ class ShiftedLogNormal(AbstractLatency):
 
     def __check_init__(self) -> None:
         _ = self.batch_shape
+
+    @staticmethod
+    def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
+        if not 0.05 < skewness < 20:
+            return None
+
+        # The skewness of a log-normal is (w + 2) sqrt(w - 1), w = exp(sigma^2).
+        def is_low(sigma: float) -> bool:
+            w = np.exp(sigma**2)
+            return bool((w + 2) * np.sqrt(w - 1) <= skewness)
+
+        sigma = sum(bisect(is_low, 1e-6, 4.0, _HALVINGS)) / 2
+        w = np.exp(sigma**2)
+        median = math.sqrt(variance) / mean / np.sqrt(w * (w - 1))
+        shift = 1 - median * np.sqrt(w)
+        if shift < 0 or median <= 0:
+            return None
+        return {"sigma": sigma, "shift": float(shift / median)}
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -1,3 +1,4 @@
+import math
 from typing import ClassVar
 
 import equinox as eqx
@@ -31,6 +32,11 @@ class Normal(AbstractLatency):
 
     def __check_init__(self) -> None:
         _ = self.batch_shape
+
+    @staticmethod
+    def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
+        std = math.sqrt(variance) / mean
+        return {"std": std} if std < 0.2 else None  # Wider, truncation at zero changes moments.
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 from collections.abc import Mapping
 
+import numpy as np
 from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from .._misc import subclasses, unknown_name
 from ._base import AbstractLatency, InFiles
@@ -11,6 +13,14 @@ def families() -> dict[str, InFiles]:
     """The families that data files can name, including those of other packages."""
     named = [cls.in_files for cls in subclasses(AbstractLatency)]
     return {one.family: one for one in named if one is not None}
+
+
+def fit_latency(family: str, samples: Float[np.ndarray, " samples"]) -> dict[str, float] | None:
+    """The parameters of a family of data files with the moments of samples; see `fit` of its class.
+    `None` if it has none.
+    """
+    named = {cls.in_files.family: cls for cls in subclasses(AbstractLatency) if cls.in_files}
+    return named[family].fit(samples)
 
 
 def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLatency:

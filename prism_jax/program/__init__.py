@@ -1,4 +1,4 @@
-from ._assemble import KINDS as KINDS
+from ._assemble import KINDS as KINDS, assemble as assemble
 from ._block_laws import (
     BlockLaws as BlockLaws,
     block_laws as block_laws,
@@ -21,12 +21,9 @@ from ._compile import (
     with_costs as with_costs,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
-from ._compile_profile import compile_profile as compile_profile
-from ._constants import CONSTANT as CONSTANT
+from ._constants import CONSTANT as CONSTANT, with_constants as with_constants
 from ._frame import Frame as Frame, blocks_of_kinds as blocks_of_kinds, frame_of as frame_of
-from ._load_profile import load_profile as load_profile
 from ._op_latencies import op_latencies as op_latencies, replay as replay
-from ._positions import position_factors as position_factors
 from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
 from ._save import digest as digest, load_program as load_program, save_program as save_program
 from ._sinks import sinks_of as sinks_of, when_reduced as when_reduced
@@ -37,4 +34,5 @@ from ._variability import (
     Sets as Sets,
     Stall as Stall,
     Variability as Variability,
+    variability_of as variability_of,
 )

@@ -12,12 +12,13 @@ from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible
 from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
-from ..data import Job, Profile
+from ..calibration import epistemic as epistemic_law
+from ..data import Job
 from ..engine import simulate
-from ..fitting import epistemic as epistemic_law
 from ..law import QUANTILES
 from ..prediction import memory, throughput
-from ..program import Program, compile_job, compile_profile
+from ..profile import Profile, compile_profile
+from ..program import Program, compile_job
 from ._report import Origin, Report
 
 

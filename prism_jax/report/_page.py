@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from .._files import written_whole
 from .._misc import counted
-from ..data import Job, Profile, Variation, assumed_keys, notes_of, toml_value
+from ..data import Job, Variation, assumed_keys, notes_of, toml_value
+from ..profile import Profile
 from . import _sections
 from ._accuracy import expected_error
 from ._figures import check_matplotlib

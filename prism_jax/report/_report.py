@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..analysis import Criticality, SampledStep, Sensitivity
-from ..data import Job, Profile
-from ..fitting import Epistemic
+from ..calibration import Epistemic
+from ..data import Job
 from ..law import Law
 from ..prediction import Memory, Throughput
+from ..profile import Profile
 
 
 @dataclasses.dataclass(frozen=True)

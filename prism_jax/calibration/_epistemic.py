@@ -1,0 +1,124 @@
+"""The law of a step of a future run, including the uncertainty of the calibration."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtri
+
+from ..data import Job, Priors, Sampled, load_priors
+from ..law import Law
+from ..prediction import constant_step
+from ._level import slope_of_level
+from ._step_law import StepLaw
+
+
+# Equally likely points: of the steps of a run, of its level, of its spread.
+_STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
+# The number of systems that are drawn for a job without calibration.
+_SYSTEMS = 128
+# The largest share of outliers, which is above that of any measured system.
+_MOST_OUTLIERS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Epistemic:
+    """Laws of the steps of possible runs. The level and the spread of each run are drawn from their
+    laws.
+
+    **Attributes:**
+
+    - `level`: the standard deviation of the logarithm of a run's median.
+    - `spread`: the standard deviation of the logarithm of the spread of a run's steps.
+    - `steps`: the quantiles of each run at the same levels, in seconds. All runs are equally
+        likely.
+    """
+
+    level: float
+    spread: float
+    steps: Float[np.ndarray, "runs steps"]
+
+    def quantile(self, q: float) -> float:
+        """The quantile at `q` of a step of any run."""
+        return float(np.quantile(self.steps, q))
+
+    def interval(self, q: float, level: float = 0.9) -> tuple[float, float]:
+        """The interval in which the quantile at `q` of a run lies with probability `level`."""
+        each = np.quantile(self.steps, q, axis=1)
+        low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+
+def epistemic(job: Job, law: Law) -> Epistemic:
+    """The law of a job's step, including the uncertainty of its calibration. For a job that is not
+    calibrated, the level has the error of earlier predictions, and steps vary around it as in other
+    systems.
+
+    The level and the spread are log-normal. The variance of the level is propagated linearly from
+    the covariance of the calibration, by the derivatives of this job's step; the variance between
+    runs and scales is added.
+
+    **Arguments:**
+
+    - `job`: a job with a model and a cluster.
+    - `law`: the law of its step, from `simulate`.
+
+    **Raises:**
+
+    `ValueError` for a job without a model.
+    """
+    seconds, priors = constant_step(job), load_priors()
+    assert job.kernels is not None
+    known = None if job.calibrated is None else job.calibrated.uncertainty
+    if known is None:
+        device = "" if job.cluster is None else job.cluster.device.name
+        level = priors.configuration.deviation
+        spread = spread_of_device(priors, device).deviation
+        laws = laws_of_systems(priors, device, _SYSTEMS)
+        factors = np.stack([one.factors(len(_STEPS)) for one in laws])
+        runs = factors / np.median(factors, axis=1, keepdims=True)
+    else:
+        slope = slope_of_level(seconds, job.kernels)
+        level = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
+        spread = known.spread
+        relative = np.asarray(law.quantile(_STEPS)) / float(law.quantile(0.5)) - 1
+        runs = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
+    levels = float(law.quantile(0.5)) * np.exp(level * ndtri(_LEVELS))
+    steps = levels[:, None, None] * runs
+    return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))
+
+
+def laws_of_systems(priors: Priors, device: str, number: int) -> list[StepLaw]:
+    """The laws of steps of `number` systems, drawn with a constant key.
+
+    Spreads are log-normal, with parameters for the generation of the device if systems with it were
+    measured. Shares of outliers are log-normal too. The excess of an outlier is relative to the
+    spread, and smaller if outliers are frequent. Because the parameters come from few systems,
+    draws follow Student's law.
+    """
+    rng = np.random.default_rng(0)
+    spreads = np.exp(_drawn(spread_of_device(priors, device), rng, number))
+    shares = _drawn(priors.system_shares, rng, number)
+    excess = priors.system_excess
+    logs = excess.mean + excess.slope * (shares - priors.system_shares.mean)
+    logs = logs + excess.deviation * rng.standard_normal(number)
+    columns = (spreads, np.minimum(np.exp(shares), _MOST_OUTLIERS), spreads * np.exp(logs))
+    width = priors.outlier_spread.value
+    return [
+        StepLaw(float(spread), float(share), float(excess), width)
+        for spread, share, excess in zip(*columns, strict=True)
+    ]
+
+
+def spread_of_device(priors: Priors, device: str) -> Sampled:
+    """The law of the logarithm of the spread of the core of systems with this device."""
+    (other,) = (one for one in priors.system_spreads if not one.devices)
+    mine = (one for one in priors.system_spreads if device in one.devices)
+    return next(mine, other)
+
+
+def _drawn(law: Sampled, rng: np.random.Generator, number: int) -> Float[np.ndarray, " number"]:
+    """Values of further systems, if the mean and the deviation of a normal law were estimated."""
+    return law.mean + law.deviation * np.sqrt(1 + 1 / law.number) * rng.standard_t(
+        law.number - 1, number
+    )

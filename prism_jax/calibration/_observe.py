@@ -1,0 +1,154 @@
+"""Statistics of the step times of runs: level, core, variation that steps share, outliers."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from .._misc import counted
+from .._robust import in_core
+
+
+# An autocovariance is significant if it is this many times that of white noise.
+_SEEN = 2.5
+# The longest step over the median, the longest step in seconds, and the largest share of outliers.
+_LONGEST = 1000.0
+_LATEST = 1e9
+_MOST_OUTLIERS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """Statistics of the step times of some runs of one job.
+
+    **Attributes:**
+
+    - `median`: the median of the runs' medians, in seconds.
+    - `steps`: the steps of a typical run: at each level, the median over runs of their quantiles,
+        relative to the medians of the runs.
+    - `core`: the median over runs of `core_spread`.
+    - `shared`: the share of its variance that a step has in common with the next step.
+    - `excess`: the excess of the slow outliers over the median, in seconds.
+    - `between`: the relative standard deviation of the runs' levels, without their scatter from
+        short runs; `None` for one run.
+    - `num_runs`, `num_steps`: the number of runs, and of all their steps.
+    """
+
+    median: float
+    steps: Float[np.ndarray, " steps"]
+    core: float
+    shared: float
+    excess: Float[np.ndarray, " outliers"]
+    between: float | None
+    num_runs: int
+    num_steps: int
+
+
+def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
+    """Splits step times into level, core, variation that steps share, and outliers. Runs are not
+    pooled.
+
+    **Arguments:**
+
+    - `runs`: the step times of each run in seconds, in the order of steps.
+
+    **Raises:**
+
+    As `check_runs`.
+    """
+    runs = [np.asarray(run, float) for run in runs]
+    check_runs(runs)
+    medians = np.array([np.median(run) for run in runs])
+    longest = max(run.max() / middle for run, middle in zip(runs, medians, strict=True))
+    if longest > _LONGEST:
+        raise ValueError(
+            f"A measured step takes {longest:.3g} times as long as the median of its run; leave "
+            f"out everything that takes more than {_LONGEST:g} times as long, as a step does not."
+        )
+    relative = [run / middle - 1 for run, middle in zip(runs, medians, strict=True)]
+    cores = [_core(steps) for steps in relative]
+    weights = np.array([np.sum(~np.isnan(core)) for core in cores])
+    moments = np.array([[_autocovariance(core, lag) for lag in (0, 1, 2)] for core in cores])
+    pooled, one, two = weights @ moments / weights.sum()
+    # An autoregressive factor beside white noise: its autocorrelation, and its share of the
+    # variance. White noise alone shows autocovariances of this size.
+    noise = pooled / np.sqrt(weights.sum())
+    decay, shared = 0.0, 0.0
+    if one > _SEEN * noise and two > _SEEN * noise:
+        decay = float(np.clip(two / one, 0, 0.99))
+        shared = float(np.clip(one / decay, one, pooled) / pooled)
+    median = float(np.median(medians))
+    pairs = zip(relative, cores, strict=True)
+    slow = [steps[np.isnan(core) & (steps > 0)] for steps, core in pairs]
+    share = sum(map(len, slow)) / sum(map(len, runs))
+    if share > _MOST_OUTLIERS:
+        raise ValueError(
+            f"{share:.0%} of the measured steps are slow outliers, and up to {_MOST_OUTLIERS:.0%} "
+            "can be stalls; give the steps of one state of the run, without its start, checkpoints "
+            "and evaluation."
+        )
+    number = int(np.median([len(run) for run in runs]))
+    levels = (np.arange(number) + 0.5) / number
+    between = None
+    if len(runs) > 1:
+        inflated = shared * (1 + decay) / (1 - decay) + 1 - shared
+        of_means = pooled * inflated / np.mean(weights)
+        between = float(np.sqrt(max(np.var(medians, ddof=1) / median**2 - of_means, 0)))
+    return Observed(
+        median,
+        median * (1 + np.median([np.quantile(steps, levels) for steps in relative], axis=0)),
+        float(np.median([core_spread(run) for run in runs])),
+        shared,
+        median * np.concatenate(slow),
+        between,
+        len(runs),
+        sum(map(len, runs)),
+    )
+
+
+def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
+    """Raises a `ValueError` that begins with `where`, for fewer than 20 steps in all runs, a run of
+    fewer than four steps, a step that is not a positive number, or a run whose steps are all equal.
+    """
+    if any(np.ndim(run) != 1 for run in runs):
+        raise ValueError(
+            f"{where}step times must be a list of runs, each an array of seconds; give `[steps]` "
+            "for one run."
+        )
+    number = sum(map(len, runs))
+    if number < 20 or min(map(len, runs), default=0) < 4:
+        raise ValueError(
+            f"{where}{counted(len(runs), 'run')} with {counted(number, 'step')} in all: too few to "
+            "calibrate to; give at least 20 steps, and 4 of each run."
+        )
+    if not all(np.all((run > 0) & (run < _LATEST)) for run in runs):
+        raise ValueError(
+            f"{where}every measured step time must be a positive number of seconds below "
+            f"{_LATEST:g}."
+        )
+    for place, run in enumerate(runs, 1):
+        if np.median(np.abs(run - np.median(run))) == 0:
+            raise ValueError(
+                f"{where}half of the step times of run {place} are equal; give them as they were "
+                "measured, without rounding."
+            )
+
+
+def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
+    """The relative standard deviation of the core: of the steps within five robust standard
+    deviations of the median.
+    """
+    core = _core(steps - np.median(steps))
+    return float(np.nanstd(core, ddof=1) / np.mean(steps[~np.isnan(core)]))
+
+
+def _core(deviations: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+    """Deviations from the mean of the core, with `nan` for steps outside of it."""
+    core = np.where(in_core(deviations), deviations, np.nan)
+    return core - np.nanmean(core)
+
+
+def _autocovariance(core: Float[np.ndarray, " steps"], lag: int) -> float:
+    products = core[lag:] * core[: len(core) - lag]
+    return float(np.nanmean(products)) if np.any(~np.isnan(products)) else 0.0

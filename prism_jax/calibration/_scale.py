@@ -1,0 +1,89 @@
+"""A job, its measured runs, and its steps simulated with only the noise of kernels."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ..data import Job, Kernels, Variation, replace_variations
+from ..engine import Plain, prepare, steps_of_run
+from ..prediction import constant_step
+from ..program import compile_job
+from ..workers import run_tasks
+from ._observe import Observed, observe
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """One job at one scale.
+
+    **Attributes:**
+
+    - `job`: the job before calibration.
+    - `observed`: the statistics of its runs.
+    - `seconds`: its step without variability, as a function of its kernels.
+    """
+
+    job: Job
+    observed: Observed
+    seconds: Callable[[Kernels], float]
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels of the job."""
+        assert self.job.kernels is not None
+        return self.job.kernels
+
+
+def scale_of(job: Job, runs: Sequence[Float[np.ndarray, "_"]]) -> Scale:
+    """A job and its runs.
+
+    **Raises:**
+
+    `ValueError` for too few steps, or a job that cannot be compiled.
+    """
+    seconds = constant_step(job)  # First, because its errors are about the job.
+    return Scale(job, observe(runs), seconds)
+
+
+def with_laws(kernels: Kernels, laws: Iterable[Variation]) -> Kernels:
+    """The kernels, in which these laws replace those for the same component and kind."""
+    new = replace_variations(kernels.variability, laws)
+    return msgspec.structs.replace(kernels, variability=new)
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """How the steps of jobs are simulated.
+
+    **Attributes:**
+
+    - `key`, `num_samples`: the key and the number of steps for each job.
+    - `executor`: simulates several jobs in parallel.
+    """
+
+    key: PRNGKeyArray
+    num_samples: int
+    executor: Executor | None = None
+
+    def steps_of(self, jobs: Sequence[tuple[Job, Kernels]]) -> list[Float[np.ndarray, " samples"]]:
+        """`steps_of_kernels` of each job, with kernels that replace its own."""
+        tasks = [(job, kernels, self.key, self.num_samples) for job, kernels in jobs]
+        found = dict(run_tasks(steps_of_kernels, tasks, self.executor))
+        return [found[number] for number in range(len(jobs))]
+
+
+def steps_of_kernels(
+    job: Job, kernels: Kernels, key: PRNGKeyArray, num_samples: int
+) -> Float[np.ndarray, " samples"]:
+    """Steps of the job that differ only by the noise of its kernels: GPUs are equal, and there is
+    no factor of a step.
+    """
+    off = [Variation("", name, "constant", {}) for name in ("rank", "step", "network")]
+    kept = tuple(v for v in kernels.variability if v.component != "stall")
+    alike = with_laws(msgspec.structs.replace(kernels, variability=kept), off)
+    run = prepare(compile_job(msgspec.structs.replace(job, kernels=alike)), key)
+    return steps_of_run(dataclasses.replace(run, sampling=Plain()), num_samples=num_samples).steps

@@ -1,0 +1,222 @@
+"""Splits the variability of a traced job's compute into GPUs, steps, microbatches and the rest.
+
+    log latency = mean[stage, phase] + worker + step[t] + worker_step[worker, t]
+                  + log(1 + loading[stage, phase] (f[replica, m, t] - 1)) + residual,
+
+where `step` is autoregressive and `f` is the factor of a microbatch's data. Stalls are removed
+first. Differences between the phases of a worker, beyond its own effect, are part of the means.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
+from ._effects import StepEffects, data_means, log_mean, main_effects, step_effects, without_data
+from ._mean_squares import (
+    ALIKE,
+    Logs,
+    Variance,
+    between_microbatches,
+    between_workers,
+    count,
+    mean,
+    within,
+)
+from ._profile import Component
+from ._step_factor import of_steps
+
+
+# Iterations: loadings separate data from workers and steps, and are estimated from the rest.
+_ROUNDS = 3
+_NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual")
+
+_Loadings = Float[np.ndarray, "stages phases"] | None  # `None` if there is no factor of data.
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """Latencies, split into components.
+
+    **Attributes:**
+
+    - `components`: the components of variability, except stalls: the standard deviations of
+        logarithms, which are relative spreads, with their standard errors. `step_autocorrelation`
+        is that of the factors of consecutive steps; it is too low in traces that are not many times
+        `1 / (1 - autocorrelation)` steps long.
+    - `residual`: the residual of each latency, as a logarithm. All residuals together have the
+        variance of the component, although one phase may have more than another.
+    - `data`: the factor of each microbatch, with the variance of its component, and the loadings.
+    """
+
+    components: tuple[Component, ...]
+    residual: Logs
+    data: DataFactor
+
+    def value(self, name: str) -> float:
+        """A component's standard deviation; zero if it cannot be estimated."""
+        return next(c.value for c in self.components if c.name == name) or 0.0
+
+
+def stall_rate(number: int, of: int) -> Component:
+    """The component of the rate of stalls, from `number` stalls in `of` ops."""
+    if not of:
+        return Component("stall_rate", None, None, "no op takes any time")
+    # The error of a count as if there had been one more, because a count of zero has an error, too.
+    return Component("stall_rate", number / of, float(np.sqrt(number + 1)) / of)
+
+
+def take_apart(
+    logs: Logs,
+    steps: Int[np.ndarray, " steps"],
+    step_times: Float[np.ndarray, " steps"] | None = None,
+) -> Apart:
+    """Splits latencies without stalls into components.
+
+    **Arguments:**
+
+    - `logs`: logarithms of latencies; `nan` where one is missing or has stalled.
+    - `steps`: the number of each step, increasing; there may be gaps.
+    - `step_times`: if they are known, `step` is the part of the factor of steps that they show,
+        because this factor acts on every op. See `of_steps`.
+    """
+    if np.isnan(logs).all():
+        none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
+        return Apart(none, logs, no_factor(logs))
+    body = logs - log_mean(logs, (0, 3, 4))
+    there, some = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
+    effects = _persistent(body)
+    step, rest = effects.step, body - effects.worker - effects.step.by_group
+    times = None if step_times is None else step_times[some]
+    of_step, memory = of_steps(step.factor[some], step.noise[some], steps[some], times)
+    rough = _factor(rest, effects.loadings)
+    (residual, worker_step), left = _inner(rest, rough)
+    if effects.loadings is None:
+        data, microbatch = rough, between_microbatches(rest - mean(rest, (3, 4)), residual)
+    else:
+        noises = residual.known, worker_step.known
+        microbatch, data = _of_data(rough, there, noises, effects.data_of_step)
+    found = (
+        effects.rank.component("rank"),
+        of_step,
+        memory,
+        worker_step.component("worker_step"),
+        microbatch.component("microbatch"),
+        residual.component("residual"),
+    )
+    return Apart(found, _own(left, data.slopes(there), residual, worker_step), data)
+
+
+def data_of(logs: Logs) -> DataFactor:
+    """A first estimate of the data of microbatches, before stalls are separated from them."""
+    worker, step = main_effects(logs)
+    return _factor(logs - worker, find_loadings(logs - worker - step))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Effects:
+    """The persistent effects of workers and steps, separated from data.
+
+    **Attributes:**
+
+    - `loadings`: those of the data that are left.
+    - `worker`, `rank`: the effects, `(replicas, stages, phases, 1, 1)`, and their variance.
+    - `step`, `data_of_step`: the effects, and the variance by chance of the mean data of a step.
+    """
+
+    loadings: _Loadings
+    worker: np.ndarray
+    rank: Variance
+    step: StepEffects
+    data_of_step: Float[np.ndarray, " steps"]
+
+
+def _persistent(body: Logs) -> _Effects:
+    """The effects, at first as if everything that ops of a worker or a step share were persistent;
+    then with loadings, by which data are separated from workers and steps.
+    """
+    whole, common = main_effects(body)
+    effects = _separated(body, whole, find_loadings(body - whole - common))
+    for _ in range(_ROUNDS - 1):
+        effects = _separated(body, whole, effects.loadings)
+    return effects
+
+
+def _separated(body: Logs, whole: np.ndarray, known: _Loadings) -> _Effects:
+    """The effects if data have the loadings `known`; `whole` are the effects of workers with their
+    data.
+    """
+    data = _factor(body - whole, known)
+    (residual, worker_step), _ = _inner(body - whole, data)
+    of_replica, of_step = data_means(data, body)
+    loadings = np.ones(body.shape[1:3]) if known is None else known
+    rank = _rank(body, whole, loadings, residual.known, of_replica)
+    worker = without_data(whole, loadings, rank.known, of_replica)
+    step = step_effects(body - worker, loadings, residual.known, worker_step.known, of_step)
+    return _Effects(find_loadings(body - worker - step.by_group), worker, rank, step, of_step)
+
+
+def _factor(logs: Logs, loadings: _Loadings) -> DataFactor:
+    return no_factor(logs) if loadings is None else find_factor(logs, loadings)
+
+
+def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
+    """The variances of the residual and of a worker's step, and the rest without the data."""
+    apart = rest - np.log(data.relative)
+    left = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
+    return within(left, data.slopes(~np.isnan(rest))), left
+
+
+def _rank(body: Logs, worker, loadings, noise: float, data: float) -> Variance:
+    """The variance of persistent differences between workers, from their effects by phase."""
+    number = count(body, (3, 4))
+    cells = np.sum(number, axis=2)[:, :, 0, 0]
+    of_worker = np.sum(worker * number, axis=2)[:, :, 0, 0] / np.maximum(cells, 1)
+    of_worker = np.where(cells > 0, of_worker, np.nan)
+    by_stage = mean(np.where(number[:1] > 0, loadings[None, :, :, None, None], np.nan), (2,))
+    own = noise * float(np.mean(1 / cells[cells > 0]))
+    return between_workers(of_worker, by_stage.reshape(-1), own, data)
+
+
+def _of_data(
+    data: DataFactor, there: np.ndarray, noises: tuple[float, float], by_step: np.ndarray
+) -> tuple[Variance, DataFactor]:
+    """The variance of the logarithm of the factor of a microbatch, and the factor with this spread,
+    both without the noise of ops and of a worker's step.
+    """
+    seen = there.any(axis=(1, 2), keepdims=True)
+    values, middle = data.factor[seen], data.factor[seen].mean()
+    slopes = data.slopes(there)
+    square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
+    by_stage = np.sum(np.sum(slopes, axis=2, keepdims=True) ** 2, axis=(1, 2), keepdims=True)
+    noise = noises[0] * float(np.mean(1 / square[seen]))
+    noise += noises[1] * float(np.mean(by_stage[seen] / square[seen] ** 2))
+    # Within a step and between steps, after the factor of steps has taken their common part.
+    factor = np.where(seen, data.factor, np.nan)
+    inner = factor - mean(factor, (0, 3))
+    total = float(np.nanmean(inner**2) + np.mean(by_step[count(factor, (0, 3)).reshape(-1) > 0]))
+    own = max(total - noise, 0.0)
+    # Each replica's step counts as one draw, because its microbatches are not independent.
+    sums = np.nansum(inner**2 - np.nanmean(inner**2), axis=3)
+    error = float(np.sqrt(np.sum(sums**2))) / len(values)
+    shrunk = 1 + (data.factor / middle - 1) * np.sqrt(own / max(total, 1e-300))
+    relative = own / middle**2
+    variance = Variance(float(np.log1p(relative)), error / middle**2 / (1 + relative))
+    # The same law of relative latencies, with a factor of mean one in place of `middle`.
+    loadings = data.loadings * middle / (1 + data.loadings * (middle - 1))
+    return variance, DataFactor(loadings, shrunk)
+
+
+def _own(left: Logs, slopes: np.ndarray, residual: Variance, worker_step: Variance) -> Logs:
+    """The rest without the likely effects of a worker's step, scaled to the residual's variance.
+    Without variance there is no effect.
+    """
+    # The estimated factor of a microbatch has absorbed a part of its ops, by their slopes.
+    taken = slopes**2 / np.maximum(np.sum(slopes**2, axis=(1, 2), keepdims=True), 1e-300)
+    left = left / np.sqrt(np.maximum(1 - taken, 0.1))
+    noise = residual.known / np.maximum(count(left, (2, 3)), 1)
+    likely = worker_step.known / np.maximum(worker_step.known + noise, ALIKE**2)
+    left = left - likely * mean(left, (2, 3))
+    square = float(np.nanmean(left**2))
+    return left * np.sqrt(residual.known / square) if square > ALIKE**2 else 0 * left

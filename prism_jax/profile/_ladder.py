@@ -1,0 +1,175 @@
+"""Finds the law that fits worst: replays steps of a trace with measured ops, then draws one part
+after the other from its law.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float
+
+from ..data import Variation
+from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
+from ..trace import Trace
+from ._compute import compute_logs, groups, places, relative_latencies
+from ._data_factor import find_factor
+from ._family import factors_at
+from ._positions import position_factors
+from ._profile import Profile, WorkerMean
+
+
+# The least number of steps that are replayed for each rung.
+_STEPS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """The steps of a trace with this part and all parts before it drawn from their laws.
+
+    **Attributes:**
+
+    - `name`: the name of the part.
+    - `mean_s`, `p95_s`: the mean and the p95 of the steps, in seconds.
+    """
+
+    name: str
+    mean_s: float
+    p95_s: float
+
+
+def ladder(trace: Trace, profile: Profile) -> list[Rung]:
+    """Replays a trace, first with measured ops, then with one part after the other drawn from its
+    profile.
+
+    **Arguments:**
+
+    - `trace`: the trace that the profile was fitted to.
+    - `profile`: from `fit_profile`.
+
+    **Returns:**
+
+    The rungs. The first has measured ops, the last the whole profile, up to the noise of some
+    hundred steps.
+    """
+    step = step_graph(profile.job, profile.outline)
+    rungs = []
+    for name, latencies in _drawn_in_turn(trace, profile, step):
+        steps = replay(step, latencies)
+        rungs.append(Rung(name, float(steps.mean()), float(np.quantile(steps, 0.95))))
+    return rungs
+
+
+def _drawn_in_turn(
+    trace: Trace, profile: Profile, step: StepGraph
+) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
+    """The names of parts, and latencies with these parts drawn from their laws. A latency is
+    `constant + mean * relative * rest`, with the effect of data and the rest.
+    """
+    mean, constant, loadings = _means(profile, step)
+    varying = op_latencies(trace, step) - constant
+    logs = compute_logs(profile.job, step, varying / np.where(mean > 0, mean, 1))
+    of_data = relative_latencies(profile.job, step, find_factor(logs, loadings))
+    whole = mean * of_data
+    left = np.where(whole > 0, varying / np.where(whole > 0, whole, 1), 0)
+    times = max(-(-_STEPS // left.shape[1]), 1)
+    relative, rest = np.tile(of_data, times), np.tile(left, times)
+    laws, compute = _Laws(profile, step, rest.shape[1]), step.computes
+
+    def latencies() -> Float[np.ndarray, "ops steps"]:
+        return constant + mean * relative * rest
+
+    yield "measured ops", latencies()
+    laws.draw_residuals(rest, ~compute)
+    yield "all except compute", latencies()
+    relative = np.where(compute[:, None], laws.data(loadings), 1)
+    yield "data of microbatches", latencies()
+    laws.draw_residuals(rest, compute)
+    yield "residuals of compute", latencies()
+    worker = np.array([members[0] for members in step.members])
+    factor = laws.factor("worker_step", int(worker.max()) + 1)
+    rest = np.where(compute[:, None], rest * factor[worker], rest)
+    yield "a worker's step", latencies()
+    rest = rest * laws.factor("step", 1)
+    yield "steps", latencies()
+    stalls = laws.stalls()
+    yield "stalls", latencies() + stalls
+    if profile.fitted.level != 1:
+        yield "level", profile.fitted.level * latencies() + stalls
+
+
+class _Laws:
+    """Draws for some steps from the laws of a profile, one after the other."""
+
+    def __init__(self, profile: Profile, step: StepGraph, steps: int):
+        self.profile, self.step, self.steps = profile, step, steps
+        self.rng, self.kinds = np.random.default_rng(0), np.array(step.kind)
+        self.laws = {(v.kernel, v.component): v for v in profile.variability}
+
+    def _drawn(self, law: Variation | None, number: int) -> Float[np.ndarray, "number steps"]:
+        """Factors of mean one; ones without a law."""
+        shape = (number, self.steps)
+        if law is None:
+            return np.ones(shape)
+        return factors_at(law.family, law.parameters, self.rng.uniform(size=shape))
+
+    def factor(self, name: str, number: int) -> Float[np.ndarray, "number steps"]:
+        """A factor that ops share."""
+        return self._drawn(self.laws.get(("", name)), number)
+
+    def draw_residuals(self, rest: Float[np.ndarray, "ops steps"], mine: np.ndarray) -> None:
+        """Writes the residuals of the kinds of these ops to `rest`."""
+        for kind in dict.fromkeys(self.kinds[mine].tolist()):
+            ops = np.flatnonzero(self.kinds == kind)
+            rest[ops] = self._drawn(self.laws.get((kind, "residual")), len(ops))
+        rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
+
+    def data(self, loadings: Float[np.ndarray, "stages phases"]) -> Float[np.ndarray, "ops steps"]:
+        """The effect of data on ops."""
+        number, sets = self.profile.schedule.num_microbatches, np.array(self.profile.sets)
+        microbatch = np.arange(self.profile.layout.dp * number)
+        factor = self.factor("microbatch", len(microbatch))
+        if len(sets):
+            length = min(sets.shape[1], number)
+            drawn = (microbatch[-1] // length + 1, self.steps)
+            row = self.rng.integers(len(sets), size=drawn)[microbatch // length]
+            first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
+            factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
+        loading = np.ones((len(self.kinds), 1))
+        ops, place = places(self.profile.job, self.step)
+        loading[ops, 0] = loadings[place[1:3]]
+        of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
+        return np.maximum(1 + loading * (of_op - 1), 0)
+
+    def stalls(self) -> Float[np.ndarray, "ops steps"]:
+        """The time that stalls add, in seconds."""
+        seconds = np.zeros((len(self.kinds), self.steps))
+        for (kind, component), law in self.laws.items():
+            if component == "stall":
+                ops, p = np.flatnonzero(self.kinds == kind), law.parameters
+                shape = (len(ops), self.steps)
+                sizes = p["median_s"] * np.exp(p["sigma"] * self.rng.standard_normal(shape))
+                seconds[ops] = np.where(self.rng.uniform(size=shape) < p["rate"], sizes, 0)
+        return seconds
+
+
+def _means(
+    profile: Profile, step: StepGraph
+) -> tuple[
+    Float[np.ndarray, "ops 1"], Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]
+]:
+    """For each op the mean of its varying part and its constant part, both without the level, and
+    its loading.
+    """
+    pp, level = profile.layout.pp, profile.fitted.level
+    means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
+    mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
+    constant = np.zeros_like(mean)
+    none = WorkerMean("", 0, 0, 0.0)  # No constant part, or no op of this kind on the stage.
+    for (kind, worker), ops in groups(step).items():
+        mean[ops] = means[kind, worker].mean_s / level
+        constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s / level
+    mean *= position_factors(step, profile.positions, pp)[:, None]
+    loadings = np.array(
+        [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]
+    )
+    return mean, constant, loadings

@@ -1,0 +1,151 @@
+"""The laws of a traced job's kernels and of its microbatches' data, from its components."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ..analysis import crps
+from ..data import Variation
+from ._components import Apart
+from ._compute import places
+from ._family import BETTER, LEVELS, best_family, halves_of, held_score, score_of_family
+from ._observe import Seen
+
+
+# The number of values in a table of quantiles, and the most factors in sets.
+_QUANTILES = 1024
+_MOST_FACTORS = 2**17
+# The parts into which steps are divided to estimate the scatter of a score.
+_BLOCKS = 10
+# The standard errors from which a difference is significant.
+_SEEN = 3.0
+
+Sets = tuple[tuple[float, ...], ...]
+
+
+def laws_of_kernels(
+    seen: Seen,
+    body: Float[np.ndarray, "ops steps"],
+    means: Float[np.ndarray, " ops"],
+    apart: Apart,
+) -> tuple[Variation, ...]:
+    """The laws of the factors that kernels share, and of the residual of each kind of op.
+
+    **Arguments:**
+
+    - `body`, `means`: the latencies of ops without stalls, which are `nan`, and their means.
+    - `apart`: the components of the latencies of compute.
+    """
+    step, source = seen.step, seen.source
+    shared = [
+        Variation("", name, "lognormal", {"sigma": apart.value(name)}, source)
+        for name in ("step", "worker_step")
+        if apart.value(name)
+    ]
+    ratios = np.where(means > 0, body.T / np.where(means > 0, means, 1), np.nan).T
+    ops, place = places(seen.trace.job, step)
+    ratios[ops] = np.exp(apart.residual[place])
+    kinds, residuals = np.array(step.kind), []
+    for kind in dict.fromkeys(step.kind):
+        mine = ratios[kinds == kind]
+        mine = mine[:, ~np.isnan(mine).all(axis=0)]
+        if kind not in step.phases:
+            mine = _without_step(mine, apart.value("step"))
+        family, parameters = best_family(mine)
+        if family != "constant":
+            residuals.append(Variation(kind, "residual", family, parameters, source))
+    return (*shared, *residuals)
+
+
+def _without_step(
+    ratios: Float[np.ndarray, "ops steps"], sigma: float
+) -> Float[np.ndarray, "ops steps"]:
+    """Ratios that are narrower by the factor of steps, which multiplies every op."""
+    if not ratios.size or not np.nanvar(ratios):
+        return ratios
+    centre = np.nanmean(ratios)
+    share = sigma**2 / (np.nanvar(ratios) / centre**2)
+    return centre + (ratios - centre) * np.sqrt(max(1 - share, 0.0))
+
+
+def law_of_data(
+    apart: Apart, steps: Int[np.ndarray, " steps"], source: str
+) -> tuple[tuple[Variation, ...], Sets]:
+    """The law of the factor of a microbatch, or sets of factors instead; see `Profile`.
+
+    - Microbatches of a replica's step are drawn together, as traced, if this predicts the sum over
+        a held-out step better than independent draws do, by one standard error of the CRPS.
+    - Otherwise, the family that best predicts the factors of held-out steps is used, or a table of
+        their quantiles.
+    """
+    sigma = apart.value("microbatch")
+    if not sigma:
+        return (), ()
+    factor = np.moveaxis(apart.data.factor[:, 0, 0], 1, 2)  # Replicas, steps, microbatches.
+    if _depend(factor):
+        return (), _stretches(factor, steps)
+    values = np.moveaxis(factor, 1, 2).reshape(-1, factor.shape[1])
+    halves = halves_of(values)
+    family, parameters = best_family(values)
+    if min(map(len, halves)) >= _QUANTILES // 2:
+        table = held_score(halves, lambda fitted: np.quantile(fitted, LEVELS))
+        if table < score_of_family(halves, family) * (1 - BETTER):
+            return (), _table(values.reshape(-1))
+    if family in ("lognormal", "constant"):
+        family, parameters = "lognormal", {"sigma": sigma}
+    return (Variation("", "microbatch", family, parameters, source),), ()
+
+
+def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
+    """Whether other sums over a replica's step predict such sums better than independent draws."""
+    if factor.shape[2] < 2 or factor.shape[0] * factor.shape[1] < 2 * _BLOCKS:
+        return False
+    rng, worse = np.random.default_rng(0), []
+    for fitted, held in ((factor[:, ::2], factor[:, 1::2]), (factor[:, 1::2], factor[:, ::2])):
+        mixed = rng.permutation(fitted.reshape(-1)).reshape(fitted.shape)
+        together, apart = (np.quantile(x.sum(axis=2), LEVELS) for x in (fitted, mixed))
+        blocks = np.array_split(held.sum(axis=2).T.reshape(-1), _BLOCKS)
+        worse += [crps(apart, block) - crps(together, block) for block in blocks]
+    return bool(np.mean(worse) > np.std(worse, ddof=1) / np.sqrt(len(worse)))
+
+
+def _stretches(
+    factor: Float[np.ndarray, "replicas steps microbatches"], steps: Int[np.ndarray, " steps"]
+) -> Sets:
+    """Stretches of consecutive factors: those of each step or, if data continue from one step to
+    the next as they do within a step, those of all steps of a replica.
+    """
+    replicas, number, microbatches = factor.shape
+    length = microbatches
+    if number > 1 and np.all(np.diff(steps) == 1) and _goes_on(factor):
+        most = max(_MOST_FACTORS // (replicas * microbatches), 1)
+        length *= number if number <= most else min(16, number)
+    rows = factor.reshape(replicas, -1)
+    rows = rows[:, : rows.shape[1] // length * length].reshape(-1, length)
+    rows = rows[:: -(-rows.size // _MOST_FACTORS)]
+    return tuple(tuple(np.round(row, 6).tolist()) for row in rows)
+
+
+def _goes_on(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
+    """Whether the halves of neighbouring steps are as correlated as those of one step, and the law
+    of a microbatch does not depend on its place in a step.
+    """
+    number = factor.shape[2]
+    centred = factor - factor.mean()
+    first, last = (
+        centred[..., : number // 2].sum(axis=2),
+        centred[..., -(number // 2) :].sum(axis=2),
+    )
+    inside, across = first * last, last[:, :-1] * first[:, 1:]
+    error = np.sqrt(inside.var() / inside.size + across.var() / across.size)
+    places = factor.mean(axis=(0, 1)) - factor.mean()
+    off = np.sum(places**2) / (factor.var() / (factor.shape[0] * factor.shape[1]))
+    alike = off < number - 1 + _SEEN * np.sqrt(2 * (number - 1))
+    return bool(alike and abs(across.mean() - inside.mean()) < error)
+
+
+def _table(values: np.ndarray) -> Sets:
+    """Means of the values of equal shares, from the smallest to the largest."""
+    sums = np.concatenate([[0.0], np.cumsum(np.sort(values))])
+    ends = np.linspace(0, len(values), min(len(values), _QUANTILES) + 1)
+    means = np.diff(np.interp(ends, np.arange(len(sums)), sums)) / np.diff(ends)
+    return tuple((round(mean, 6),) for mean in means.tolist())

@@ -1,0 +1,160 @@
+"""What a trace shows: the graph of its steps with its waits and links, and the latencies of ops."""
+
+import dataclasses
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Float
+
+from .._misc import counted
+from ..data import Outline
+from ..program import StepGraph, op_latencies, replay, step_graph
+from ..schedule import SEND_RECV
+from ..trace import Trace, outline
+
+
+# The largest error of a replay.
+_REPLAY_MOST = 0.1
+# A kind of op waits for all replicas if its latencies vary less without this wait, by this share
+# and by this many standard errors, and if at most this share of its ops end before the last op that
+# they would wait for. If there is no such wait, subtracting one makes the variance larger.
+_WAITS, _SEEN, _EARLY = 0.05, 2.0, 0.05
+# The fewest links of a class, because fewer may be those of one slow worker; the least ratio of the
+# means; and the least share of the variance that two classes must explain. With a normal law, which
+# is one class, the best threshold explains 0.64.
+_FEWEST, _LEAST, _EXPLAINED = 2, 2.0, 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a trace shows.
+
+    **Attributes:**
+
+    - `trace`, `outline`, `step`: the trace, what it shows of the graph of a step, and this graph.
+    - `latencies`: the latencies of ops, without waits, in seconds.
+    - `step_times`: those of the trace, in seconds.
+    - `off`: the largest relative error of the step times of a replay.
+    """
+
+    trace: Trace
+    outline: Outline
+    step: StepGraph
+    latencies: Float[np.ndarray, "ops steps"]
+    step_times: Float[np.ndarray, " steps"]
+    off: float
+
+    @property
+    def source(self) -> str:
+        """Where laws that are fitted to it are from."""
+        return f"{len(self.trace.steps)} traced steps"
+
+
+def observe(trace: Trace) -> Seen:
+    """What a trace shows; see `fit_profile` for the errors."""
+    if len(trace.steps) < 4:
+        raise ValueError(
+            f"The trace has {counted(len(trace.steps), 'whole step')}; at least 4 are needed to "
+            "tell what varies from step to step."
+        )
+    step_times = trace.step_times()
+    if not np.all(step_times > 0):
+        number = trace.steps[np.argmin(step_times)]
+        raise ValueError(
+            f"Step {number} of the trace takes no time; give the starts and durations of its ops."
+        )
+    plain = with_inner_waits(outline(trace), trace)
+    graph = step_graph(trace.job, plain)
+    latencies = op_latencies(trace, graph)
+    whole = with_links(plain, graph, latencies)
+    step = step_graph(trace.job, whole)  # The same ops, by other names.
+    off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
+    if not off <= _REPLAY_MOST:
+        raise ValueError(
+            f"The starts of the trace's ops do not fit the order of the job's schedule: their "
+            f"replay is off by {100 * off:.3g} %, and {100 * _REPLAY_MOST:.0f} % are allowed; "
+            "give the job that was traced, and starts on one clock."
+        )
+    return Seen(trace, whole, step, latencies, step_times, off)
+
+
+def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
+    """The outline with the kinds of compute that start with a wait for all replicas: in fully
+    sharded training (FSDP), compute first gathers its parameters.
+
+    A slow forward of one replica is a long wait in the backwards of the others. If both were drawn
+    independently, steps would contain the delay twice.
+    """
+    if trace.job.layout.dp < 2 or len(trace.steps) < 2:
+        return outline
+    plain, found = step_graph(trace.job, outline), []
+    for kind in plain.phases:
+        gathered = step_graph(trace.job, msgspec.structs.replace(outline, gathered=(kind,)))
+        without, _ = _squares(trace, plain, kind)
+        squares, early = _squares(trace, gathered, kind)
+        less = without - squares
+        error = float(np.std(less, ddof=1)) / np.sqrt(len(less))
+        if early <= _EARLY and less.mean() > max(_WAITS * without.mean(), _SEEN * error):
+            found.append(kind)
+    return msgspec.structs.replace(outline, gathered=tuple(found))
+
+
+def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[Float[np.ndarray, " steps"], float]:
+    """For each step, the mean square of the deviations of a kind of op from its means, and the
+    share of these ops that end before they could start.
+    """
+    latencies = op_latencies(trace, step)[np.array(step.kind) == kind]
+    off = latencies - latencies.mean(axis=1, keepdims=True)
+    return np.mean(off**2, axis=0), float(np.mean(latencies <= 0))
+
+
+class Classes(NamedTuple):
+    """Two classes of values: the threshold between them, their geometric means, and the share of
+    the variance of logarithms that is between the classes.
+    """
+
+    threshold: float
+    means: tuple[float, float]
+    explained: float
+
+
+def two_classes(values: Float[np.ndarray, " values"]) -> Classes | None:
+    """The threshold with the most variance between the classes, of logarithms (Otsu, "A threshold
+    selection method from gray-level histograms", 1979). `None` if all values are equal.
+    """
+    logs = np.sort(np.log(values))
+    total = float(np.sum((logs - logs.mean()) ** 2))
+    if len(logs) < 2 or total <= 1e-12 * len(logs):
+        return None
+    low = np.arange(1, len(logs))
+    sums = np.cumsum(logs)[:-1]
+    lower, upper = sums / low, (logs.sum() - sums) / (len(logs) - low)
+    between = low * (len(logs) - low) / len(logs) * (upper - lower) ** 2
+    best = int(np.argmax(between))
+    threshold = float(np.exp((logs[best] + logs[best + 1]) / 2))
+    means = float(np.exp(lower[best])), float(np.exp(upper[best]))
+    return Classes(threshold, means, float(between[best]) / total)
+
+
+def with_links(
+    outline: Outline, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
+) -> Outline:
+    """The outline with the pairs of workers whose sends and receives take far longer than others,
+    as between nodes, if there are two classes. The median over both directions of a link counts.
+    """
+    links: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for op in np.flatnonzero(step.graph.phase == SEND_RECV).tolist():
+        if not step.twin[op]:
+            links.setdefault(tuple(sorted(step.members[op])), []).append(latencies[op])
+    medians = {pair: float(np.median(parts)) for pair, parts in links.items()}
+    if not medians or min(medians.values()) <= 0:
+        return outline
+    found = two_classes(np.array(list(medians.values())))
+    if found is None or found.explained < _EXPLAINED:
+        return outline
+    slow = tuple(sorted(pair for pair, median in medians.items() if median > found.threshold))
+    fewest = min(len(slow), len(medians) - len(slow))
+    if fewest < _FEWEST or found.means[1] < _LEAST * found.means[0]:
+        return outline
+    return msgspec.structs.replace(outline, slow_links=slow)

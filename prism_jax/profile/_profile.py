@@ -1,0 +1,264 @@
+"""Profiles: the latencies of a traced job, as a folder of readable files."""
+
+import itertools as it
+import os
+import pathlib
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from .._files import shown, written_whole
+from .._misc import quoted
+from ..data import (
+    MAX_BLOCKS,
+    Call,
+    Count,
+    Job,
+    Layout,
+    Name,
+    NonNegative,
+    Outline,
+    Positive,
+    ScheduleConfig,
+    Variation,
+    check_job,
+    convert,
+    is_profile,
+    read_csv,
+    read_rows,
+    read_toml,
+    read_variations,
+    without_none,
+    write_csv,
+    write_variations,
+)
+from ..program import check_variability, variability_of
+
+
+_SETS = "microbatches.csv"
+_POSITIONS = "positions.csv"
+
+
+class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The mean latency of a kind of op on one worker, in seconds. For compute, `loading` is how
+    strongly the factor `f` of its microbatch's data acts: the op takes `1 + loading (f - 1)` times
+    its mean.
+    """
+
+    kind: Name
+    dp_rank: Annotated[int, msgspec.Meta(ge=0)]
+    stage: Annotated[int, msgspec.Meta(ge=0)]
+    mean_s: NonNegative
+    loading: NonNegative = 1.0
+
+
+class PositionFactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The latency of a kind of op of a stage for one microbatch of the step, over its mean for all
+    microbatches.
+    """
+
+    kind: Name
+    stage: Annotated[int, msgspec.Meta(ge=0)]
+    microbatch: Annotated[int, msgspec.Meta(ge=0)]
+    factor: NonNegative
+
+
+class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A component of the variability of compute.
+
+    **Attributes:**
+
+    - `name`: the name of the component, such as `rank`, `step` or `microbatch`.
+    - `value`, `standard_error`: the standard deviation and its standard error; `None` if they
+        cannot be estimated from the trace.
+    - `note`: why they cannot be estimated, or a warning.
+    """
+
+    name: Name
+    value: float | None = None
+    standard_error: float | None = None
+    note: str = ""
+
+
+class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a profile was fitted to, and what could not be estimated from the trace.
+
+    `level` is the factor by which `means` were scaled, because the mean of all laws together
+    differed from that of the steps.
+    """
+
+    num_steps: Count
+    dropped: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
+    components: tuple[Component, ...] = ()
+    level: Positive = 1.0
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The latencies of a traced job, on the workers that were traced.
+
+    **Attributes:**
+
+    - `name`, `layout`, `schedule`: the name, layout and schedule of the job.
+    - `outline`: the ops that workers run before and after the pipeline.
+    - `means`: the mean latency of each kind of op on each worker. A worker that is always slow has
+        longer means.
+    - `variability`: the laws around the means, as in [`Kernels`][].
+    - `fitted`: what the profile was fitted to.
+    - `sets`: measured factors of the data of microbatches, if they are not given by a law in
+        `variability`. Each row has factors that were measured one after the other; in a step, a
+        replica takes as many consecutive factors as it has microbatches. Rows of length one make
+        microbatches independent.
+    - `positions`: factors on `means` for positions of microbatches in the step; one for positions
+        that are not listed.
+    """
+
+    name: str
+    layout: Layout
+    schedule: ScheduleConfig
+    outline: Outline
+    means: tuple[WorkerMean, ...]
+    variability: tuple[Variation, ...]
+    fitted: Fitted
+    sets: tuple[tuple[float, ...], ...] = ()
+    positions: tuple[PositionFactor, ...] = ()
+
+    @property
+    def job(self) -> Job:
+        """The job, without a model and a cluster."""
+        return Job(self.layout, self.schedule, name=self.name)
+
+
+_Row = TypeVar("_Row", WorkerMean, PositionFactor)
+
+
+class _FactorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of `microbatches.csv`; the rows of one stretch are consecutive."""
+
+    stretch: Annotated[int, msgspec.Meta(ge=0)]
+    factor: NonNegative
+
+
+class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Name
+    layout: Layout
+    schedule: ScheduleConfig
+    fitted: Fitted
+    before: tuple[Call, ...] = ()
+    after: tuple[Call, ...] = ()
+    slow_links: tuple[tuple[int, int], ...] = ()
+    gathered: tuple[Name, ...] = ()
+
+
+def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
+    """Writes a profile to a folder: `profile.toml`, `means.csv`, `variability.csv` and, if it has
+    them, the sets as `microbatches.csv` and the positions as `positions.csv`.
+
+    **Raises:**
+
+    `ValueError` if `folder` is a file.
+    """
+    import tomli_w
+
+    folder = pathlib.Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: this is a file; give a folder to write the profile to.")
+    folder.mkdir(parents=True, exist_ok=True)
+    outline = msgspec.structs.astuple(profile.outline)
+    about = _ProfileFile(profile.name, profile.layout, profile.schedule, profile.fitted, *outline)
+    means = [msgspec.structs.astuple(mean) for mean in profile.means]
+    write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s", "loading"), means)
+    sets = [(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
+    positions = [msgspec.structs.astuple(position) for position in profile.positions]
+    for file, names, rows in (
+        (folder / _SETS, ("stretch", "factor"), sets),
+        (folder / _POSITIONS, ("kind", "stage", "microbatch", "factor"), positions),
+    ):
+        if rows:
+            write_csv(file, names, rows)
+        else:
+            file.unlink(missing_ok=True)
+    write_variations(folder / "variability.csv", profile.variability)
+    # Last, because a folder without this file is not a profile.
+    table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
+    with written_whole(folder / "profile.toml") as partial:
+        partial.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def load_profile(folder: str | os.PathLike[str]) -> Profile:
+    """Reads a profile from a folder that `save_profile` wrote.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names the file and the key or line.
+    """
+    path = pathlib.Path(folder)
+    file = path / "profile.toml"
+    if not is_profile(folder):
+        raise ValueError(
+            f"{shown(path)}: there is no `profile.toml` in it; give the folder of a profile."
+        )
+    about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: shown(file))
+    _check_size(about, file)
+    positions = path / _POSITIONS
+    return Profile(
+        about.name,
+        about.layout,
+        about.schedule,
+        Outline(about.before, about.after, about.slow_links, about.gathered),
+        _read_once(path / "means.csv", WorkerMean, ("dp_rank", "stage")),
+        read_variations(
+            path / "variability.csv", lambda law: check_variability(variability_of([law]))
+        ),
+        about.fitted,
+        _read_sets(path / _SETS, about.schedule.num_microbatches),
+        _read_once(positions, PositionFactor, ("stage", "microbatch"))
+        if positions.exists()
+        else (),
+    )
+
+
+def _read_once(
+    file: pathlib.Path, row_type: type[_Row], names: tuple[str, str]
+) -> tuple[_Row, ...]:
+    """The rows of a file; no two have the same kind and the same values of `names`."""
+    rows: dict[tuple[str, str], _Row] = {}
+    for where, row in read_rows(file, row_type):
+        place = ", ".join(f"{name} {getattr(row, name)}" for name in names)
+        if (row.kind, place) in rows:
+            raise ValueError(
+                f"{where}: `{quoted(row.kind)}` of {place} has two rows; keep one of them."
+            )
+        rows[row.kind, place] = row
+    return tuple(rows.values())
+
+
+def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, ...], ...]:
+    """The factors of microbatches by stretch; empty if there is no file."""
+    if not file.exists():
+        return ()
+    stretches = tuple(
+        tuple(row.factor for row in rows)
+        for _, rows in it.groupby(read_csv(file, _FactorRow), lambda row: row.stretch)
+    )
+    lengths = {len(stretch) for stretch in stretches}
+    if len(lengths) != 1 or not (lengths == {1} or min(lengths) >= num_microbatches):
+        raise ValueError(
+            f"{shown(file)}: its stretches have {sorted(lengths)[:3]} factors; give all the same "
+            f"number, one or at least num_microbatches = {num_microbatches}."
+        )
+    if not any(map(any, stretches)):
+        raise ValueError(f"{shown(file)}: all factors are zero; give some that are not.")
+    return stretches
+
+
+def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:
+    """Raises if the graph, which has the workers of all replicas, would be too large for memory."""
+    check_job(Job(about.layout, about.schedule, name=about.name), shown(file))
+    workers, microbatches = about.layout.dp * about.layout.pp, about.schedule.num_microbatches
+    if workers * microbatches > MAX_BLOCKS:
+        raise ValueError(
+            f"{shown(file)}: the step has {workers} workers times {microbatches} microbatches, "
+            f"more than the {MAX_BLOCKS:,} blocks that fit; check `layout` and "
+            "`schedule.num_microbatches`."
+        )
