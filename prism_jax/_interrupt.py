@@ -54,13 +54,13 @@ def interruptible() -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield Interrupt()  # Signals come to the main thread alone.
         return
-    before = signal.getsignal(signal.SIGINT)
-    if not _holding and not callable(before):  # Where Ctrl-C is ignored, it stays so.
-        yield Interrupt()
-        return
     if _holding:
         with _block(_holding[0]) as interrupt:
             yield interrupt
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # Where Ctrl-C is ignored, it stays so.
+        yield Interrupt()
         return
     interrupt = Interrupt()
     _holding.append(interrupt)
