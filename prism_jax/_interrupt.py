@@ -123,7 +123,7 @@ def ending_at_interrupt() -> Iterator[Interrupt]:
     finally:
         _holding.clear()
         signal.set_wakeup_fd(previous)
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is printed; the process ends.
         there.close()
 
 
