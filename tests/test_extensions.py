@@ -504,7 +504,7 @@ def test_ops_of_one_kind_share_a_law_and_factors():
         ([prism.Op(1.0, after=[3])], {}, "Op 0 waits for"),
         ([prism.Op(1.0)], {"sinks": [1]}, "positions of ops, 0 to 0"),
         ([prism.Op(1.0)], {"sinks": []}, "give at least one"),
-        ([prism.Op(1.0, rank=-1)], {}, "Op 0 has rank -1"),
+        ([prism.Op(1.0, rank=-1)], {}, "`rank of op 0=-1` must be a whole number"),
         ([prism.Op(-1.0)], {}, "finite and not negative"),
         ([prism.Op(lognormal(-0.1))], {}, "`sigma=-0.1`"),
         ([prism.Op(LogNormal(np.ones(2), 0.1))], {}, "batch shape"),

@@ -210,6 +210,21 @@ def test_other_units_of_time(tmp_path, made, unit, given):
     assert bool(trace.notes) is not given
 
 
+def _one(name: str, after: bytes = b"") -> bytes:
+    """A trace of one range."""
+    event = {"ph": "X", "ts": 1, "dur": 1, "cat": "user_annotation", "name": name}
+    return b'{"traceEvents": [%s]%s}' % (json.dumps(event).encode(), after)
+
+
+def test_a_long_text_that_looks_like_many_events_is_one(tmp_path):
+    """It took time that grew with the square of its length."""
+    text = {"ph": "X", "cat": "other", "name": 600_000 * "}, {"}
+    events = [{"ph": "X", "ts": 1, "dur": 1, "cat": "user_annotation", "name": "a"}, text, text]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": events}))
+    (trace,) = read_ranks(tmp_path)
+    assert trace.events == {"user_annotation": 1, "other": 2}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -221,6 +236,11 @@ def test_other_units_of_time(tmp_path, made, unit, given):
         (b'{"traceEvents": [{"ts": "x"}]}', "`ts` of event 0"),
         (b'{"traceEvents": [{"ts": 1}{"ts": 2}]}', "not valid JSON at byte 26"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1e300, "dur": 1, "cat": "kernel"}]}', "any clock"),
+        (_one("a", b', "baseTimeNanoseconds": 1' + 30 * b"0"), "beyond any clock"),
+        (_one("a", b', "baseTimeNanoseconds": 9223372036854775807'), "beyond any clock"),
+        (_one("a", b', "distributedInfo": {"world_size": 100000000}'), "`world_size` is 1000000"),
+        (_one("ProfilerStep#" + 22 * "1"), "has the number 1111111111111111111111,"),
+        (_one("PP:0F999999999"), "has the number 999999999,"),
         (b'{"traceEvents": [{"a": ' + 5000 * b"[", "nests too deeply"),
     ],
 )

@@ -1,10 +1,11 @@
+import itertools as it
 import sqlite3
 
 import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.trace import read_profile_traces
+from prism_jax.trace import read_profile_traces, read_ranks
 
 from .test_kineto import _events
 from .test_trace import _job, _made_trace, _plain
@@ -74,3 +75,68 @@ def test_a_report_of_several_processes_is_refused(tmp_path):
     _export(tmp_path / "a.sqlite", _events(made, 0, 0), processes=3)
     with pytest.raises(ValueError, match=r"kernels of \d processes"):
         read_profile_traces(tmp_path, made.job, "nsight")
+
+
+_COLUMNS = "start, end, demangledName, streamId, correlationId, globalPid"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *it.product(("start", "end"), (None, "soon", 1.5, b"1", -(2**63), 2**63 - 1)),
+        *it.product(("correlationId",), (None, "soon", 1.5, b"1")),
+    ],
+)
+def test_rows_without_times_are_refused(tmp_path, column, value):
+    row = {"start": 1, "end": 2, "demangledName": 0, "streamId": 7, "correlationId": 3}
+    row |= {"globalPid": 1, column: value}
+    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+        db.execute(f"CREATE TABLE {_KERNELS} ({_COLUMNS})")
+        db.execute(f"INSERT INTO {_KERNELS} VALUES (?, ?, ?, ?, ?, ?)", [*row.values()])
+    db.close()
+    with pytest.raises(ValueError, match=rf"`{_KERNELS}` has a row from .* whole numbers"):
+        list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        f"CREATE VIEW {_KERNELS} AS WITH RECURSIVE a(x) AS (SELECT 1 UNION ALL SELECT x FROM a)"
+        " SELECT x AS start, x AS end FROM a",
+        "CREATE VIEW StringIds AS SELECT 1 AS id, zeroblob(900000000) AS value",
+    ],
+)
+def test_what_computes_its_rows_is_no_table(tmp_path, create):
+    made = _made_trace(_job(), 2, _plain)
+    _export(tmp_path / "a.sqlite", _events(made, 0, 0))
+    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+        db.execute(f"DROP TABLE {create.split()[2]}")
+        db.execute(create)
+    db.close()
+    with pytest.raises(ValueError, match="is not a table of its own"):
+        list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+
+
+def test_a_value_that_is_computed_and_large_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+        db.execute(
+            f"CREATE TABLE {_KERNELS} (start, end, streamId, correlationId, globalPid, "
+            "demangledName AS (zeroblob(900000000)))"
+        )
+        db.execute(
+            f"INSERT INTO {_KERNELS} (start, end, streamId, correlationId, globalPid) "
+            "VALUES (1, 2, 3, 4, 5)"
+        )
+    db.close()
+    with pytest.raises(ValueError, match="too big"):
+        list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+
+
+def test_reading_leaves_no_file_behind(tmp_path):
+    made = _made_trace(_job(), 2, _plain)
+    _export(tmp_path / "a.sqlite", _events(made, 0, 0))
+    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+        db.execute("PRAGMA journal_mode = WAL")
+    db.close()
+    list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+    assert [file.name for file in tmp_path.iterdir()] == ["a.sqlite"]

@@ -125,7 +125,7 @@ def _check_op(op: Op, position: int) -> None:
     """Raises a `ValueError` unless a graph may have this op at this position."""
     check_type(op, Op, "op", "use `prism.Op(latency, after=[...])`")
     number = isinstance(op.latency, int | float | np.number) and not isinstance(op.latency, bool)
-    if not isinstance(op.latency, AbstractLatency) and not (number and op.latency < _LONGEST):
+    if not isinstance(op.latency, AbstractLatency) and (not number or op.latency >= _LONGEST):
         raise ValueError(
             f"Op {position} has the latency {quoted(op.latency)}; give a law, such as "
             "`prism.latency.LogNormal(1.0, 0.1)`, or a number of seconds."

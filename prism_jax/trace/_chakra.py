@@ -20,6 +20,7 @@ from ._spans import (
     HOST_OP,
     KERNEL,
     LAUNCH,
+    MOST_NS,
     RANGE,
     UNITS,
     Message,
@@ -27,6 +28,7 @@ from ._spans import (
     SpanList,
     collective_of,
     opened,
+    world_size_of,
 )
 
 
@@ -110,22 +112,22 @@ def read_chakra(path: Path, *, time_unit: str | None = None) -> RankTrace:
     spans = SpanList()
     _add_spans(spans, nodes, UNITS[time_unit or "us"], path)
     events = dict(collections.Counter(node.type for node in nodes))
-    rank, world_size = (
-        number if isinstance(number, int) else None
-        for number in (metadata.get("rank"), metadata.get("world_size"))
-    )
+    rank = metadata.get("rank")
+    rank = rank if isinstance(rank, int) and abs(rank) < 2**31 else None
+    world_size = world_size_of(metadata.get("world_size"), path)
     return RankTrace(spans.spans(), events, os.path.getsize(path), rank, world_size)
 
 
 def _add_spans(spans: SpanList, nodes: list[_Node], unit: int, path: Path) -> None:
     times, launches = [], {}
     for node in nodes:
-        start, end = round(node.start * unit), round((node.start + node.duration) * unit)
-        if not 0 <= start <= end < 2**63:
+        times_ns = node.start * unit, (node.start + node.duration) * unit
+        if not 0 <= times_ns[0] <= times_ns[1] <= MOST_NS:
             raise ValueError(
                 f"{shown(path)}: node {node.id} starts at {node.start:g} and takes "
                 f"{node.duration:g}, which is beyond any clock; correct the trace."
             )
+        start, end = map(round, times_ns)
         times.append((start, end))
         if node.attributes.get("is_cpu_op") and node.duration > 0:
             launches[node.id] = start, end
@@ -279,7 +281,7 @@ def _node_of_table(table: dict[str, Any]) -> _Node:
             float(get("durationMicros", "duration_micros")),
             attributes,
         )
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         raise _ForeignError from None
 
 

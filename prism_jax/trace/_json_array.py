@@ -112,7 +112,7 @@ def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
     """Decodes objects up to the last complete one; none if more of the text is needed."""
     between = [m.end() for m in _BETWEEN.finditer(text.rest, max(len(text.rest) - _LAST, 0))]
     between = between or [m.end() for m in _BETWEEN.finditer(text.rest)]
-    for place in (*reversed(between), None):
+    for place in (*_few_of(between), None):
         closing = b"" if place is None else b"]"
         try:
             objects, after = _decode(b"[" + text.rest[:place] + closing, decoder, text)
@@ -132,6 +132,14 @@ def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
             "MiB; give a trace as it was recorded."
         )
     return []
+
+
+def _few_of(places: list[int]) -> list[int]:
+    """The last places, the first of all, and ever fewer between them. Nearly all of them are ends
+    of objects; where a long text has many of them, each would be tried in vain.
+    """
+    steps = [*range(1, 9), *(2**k for k in range(4, 64))]
+    return [*(places[-step] for step in steps if step < len(places)), *places[:1]]
 
 
 def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> tuple[list, bytes | None]:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from .._files import Path, shown
-from .._misc import counted
+from .._misc import counted, quoted
 from ._json_array import read_array
 from ._spans import (
     AUTOGRAD_NODE,
@@ -18,6 +18,7 @@ from ._spans import (
     KERNEL,
     LAUNCH,
     MESSAGE,
+    MOST_NS,
     RANGE,
     UNITS,
     Message,
@@ -25,6 +26,7 @@ from ._spans import (
     SpanList,
     collective_of,
     message_of_kernel,
+    world_size_of,
 )
 
 
@@ -83,19 +85,24 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
         raise ValueError(f"{shown(path)}: it has no events; give a trace as it was recorded.")
     own = beside.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
-    rank, world_size = _whole(own.get("rank")), _whole(own.get("world_size"))
+    rank, world_size = _whole(own.get("rank")), world_size_of(own.get("world_size"), path)
     if cut:
         number = sum(reader.events.values())
         reader.notes.append(f"the file ends early, after {counted(number, 'event')}")
     spans, base = reader.spans.spans(), beside.get("baseTimeNanoseconds")
-    if isinstance(base, int):
+    if type(base) is int and len(spans):
+        if not -MOST_NS <= int(spans.start.min()) + base <= int(spans.end.max()) + base <= MOST_NS:
+            raise ValueError(
+                f"{shown(path)}: its `baseTimeNanoseconds` of {quoted(base)} is beyond any clock; "
+                "give the trace as it was recorded."
+            )
         spans = dataclasses.replace(spans, start=spans.start + base, end=spans.end + base)
     return RankTrace(
         spans,
         dict(reader.events),
         size,
         rank if rank >= 0 else None,
-        world_size if world_size > 0 else None,
+        world_size,
         str(beside.get("host_name", "")),
         tuple(reader.notes),
         cut,

@@ -1,7 +1,9 @@
 """Reads exports of Nsight Systems: SQLite, one report per rank."""
 
 import os
+import re
 import sqlite3
+import time
 import urllib.parse
 
 from .._files import Path, shown
@@ -11,17 +13,19 @@ from ._spans import KERNEL, LAUNCH, RANGE, RankTrace, SpanList, message_of_kerne
 
 _MOST_BYTES = 2**42
 _MAGIC = b"SQLite format 3\0"
-_TEXT = "(SELECT value FROM StringIds WHERE id = {})"
+_TEXTS = "StringIds"
+# The most bytes of a value, and seconds from one row to the next.
+_MOST_OF_A_TEXT, _MOST_S_OF_A_ROW = 2**20, 4.0
 _STREAM, _THREAD = "streamId, correlationId", "globalTid, correlationId"
 # The kind of span in each table, and the queries for its name and for its lane and link. A graph
 # may be traced as a whole.
 _TABLES = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": (KERNEL, _TEXT.format("demangledName"), _STREAM),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (KERNEL, "demangledName", _STREAM),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (KERNEL, "'memcpy'", _STREAM),
     "CUPTI_ACTIVITY_KIND_MEMSET": (KERNEL, "'memset'", _STREAM),
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (KERNEL, "'graph'", _STREAM),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": (LAUNCH, _TEXT.format("nameId"), _THREAD),
-    "NVTX_EVENTS": (RANGE, f"coalesce(text, {_TEXT.format('textId')})", "globalTid, -1"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (LAUNCH, "nameId", _THREAD),
+    "NVTX_EVENTS": (RANGE, "coalesce(text, textId)", "globalTid, -1"),
 }
 
 
@@ -47,7 +51,9 @@ def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
         )
     name = urllib.parse.quote(os.path.abspath(os.fspath(path)))
     try:
-        database = sqlite3.connect(f"file:{name}?mode=ro", uri=True)
+        # Nobody writes it, so that SQLite makes no files of its own beside it.
+        database = sqlite3.connect(f"file:{name}?mode=ro&immutable=1", uri=True)
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_A_TEXT)
         try:
             return _read(database, path)
         finally:
@@ -60,8 +66,21 @@ def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
 
 
 def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
-    tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    tables = dict(database.execute("SELECT name, type || ' ' || rootpage FROM sqlite_master"))
+    for table in (*_TABLES, _TEXTS):
+        if not re.fullmatch(r"table [1-9]\d*", tables.get(table, "table 1")):
+            raise ValueError(
+                f"{shown(path)}: its `{table}` is not a table of its own; export the report with "
+                "`nsys export --type sqlite`."
+            )
     events: dict[str, int] = {}
+    began = [time.monotonic()]
+    database.set_progress_handler(lambda: time.monotonic() - began[0] > _MOST_S_OF_A_ROW, 10_000)
+    texts = {}
+    if _TEXTS in tables:
+        for number, text in database.execute(f"SELECT id, value FROM {_TEXTS}"):
+            began[0] = time.monotonic()
+            texts[number] = text
     spans, processes = SpanList(), set()
     for table, (kind, name, place) in _TABLES.items():
         if table not in tables:
@@ -73,9 +92,18 @@ def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
         where = "WHERE end IS NOT NULL" if kind == RANGE else ""
         query = f"SELECT start, end, {name}, {grid}, {place}, {process} FROM {table} {where}"
         for start, end, text, size, lane, link, pid in database.execute(query):
+            began[0] = time.monotonic()
+            text = texts.get(text) if type(text) is int else text
             message = message_of_kernel(str(text)) if kind == KERNEL else None
             text = str(text) if message or not size else f"{text} {size}"
-            spans.add(kind, start, end, text, str(lane), link, message)
+            try:
+                spans.add(kind, start, end, text, str(lane), link, message)
+            except (TypeError, OverflowError):
+                raise ValueError(
+                    f"{shown(path)}: `{table}` has a row from {quoted(start)} to {quoted(end)} "
+                    f"with the id {quoted(link)}, and these must be whole numbers in the order of "
+                    "time; export the report again."
+                ) from None
             processes |= {pid} if kind == KERNEL else set()
             events[table] = events.get(table, 0) + 1
     if len(processes) > 1:

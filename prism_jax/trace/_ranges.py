@@ -92,13 +92,25 @@ class Reader:
             matches = ((rule.fullmatch(name), op) for rule, op in self._rules)
             found, op = next((pair for pair in matches if pair[0]), (None, ""))
             groups = found.groupdict() if found else {}
-            number, stage = (int(groups.get(g) or -1) for g in ("microbatch", "stage"))
+            number, stage = (_number(groups.get(g), name) for g in ("microbatch", "stage"))
             self._known[name] = (op, number, stage) if found else None
         return self._known[name]
 
     def step(self, name: str) -> int | None:
         found = self._step.fullmatch(name)
-        return int(found["step"]) if found else None
+        return _number(found["step"], name, 2**31) if found else None
+
+
+def _number(digits: str | None, name: str, most: int = 2**16) -> int:
+    """A number in the name of a range, at most `most`; -1 if there is none."""
+    number = int((digits or "-1")[:20])
+    if number > most:
+        raise ValueError(
+            f"The range `{quoted(name)}` has the number {quoted(digits)}, and no step, stage or "
+            f"microbatch of its kind has one above {most:,}; give the meaning of ranges by "
+            "`--names`."
+        )
+    return number
 
 
 def read_range_names(path: Path) -> RangeNames:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from .._files import Path, check_file, shown
+from .._misc import quoted
 
 
 # Kinds of spans.
@@ -25,6 +26,9 @@ MESSAGE = 5  # The host's call of a collective.
 
 # Units of time in nanoseconds.
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+# A time of so many nanoseconds is in the year 2116; the difference of two fits into 64 bits.
+MOST_NS = 2**62
+_MOST_RANKS = 2**20
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
 # Operators of the host that wait for others.
 WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
@@ -134,6 +138,15 @@ class SpanList:
         message: Message | None = None,
         sequence: int = -1,
     ) -> None:
+        """Adds a span.
+
+        **Raises:**
+
+        `OverflowError` for times beyond any clock, and for a span that ends before it starts;
+        `TypeError` for numbers that are not whole.
+        """
+        if not -MOST_NS <= start <= end <= MOST_NS:
+            raise OverflowError
         number = -1 if message is None else self._messages[message]
         row = (kind, start, end, self._names[name], self._lanes[lane], link, number, sequence)
         for append, value in zip(self._appends, row, strict=True):
@@ -188,6 +201,18 @@ class RankOp:
     def at(self, times: tuple[int, int] | None) -> "RankOp":
         """The op with another start and end, if they are known."""
         return self if times is None else dataclasses.replace(self, start=times[0], end=times[1])
+
+
+def world_size_of(given: object, path: Path) -> int | None:
+    """The number of ranks that a profile gives; `None` if it gives none."""
+    if type(given) is not int or given < 1:
+        return None
+    if given > _MOST_RANKS:
+        raise ValueError(
+            f"{shown(path)}: its `world_size` is {quoted(given)}, and no job has more than "
+            f"{_MOST_RANKS:,} ranks; correct the trace."
+        )
+    return given
 
 
 @contextlib.contextmanager
