@@ -102,7 +102,9 @@ def compile_graph(
             "least one."
         )
     variability = Variability() if variability is None else variability
-    if isinstance(network_links, str) or not isinstance(network_links, Sequence):
+    if isinstance(network_links, str) or not (
+        isinstance(network_links, Sequence) and all(isinstance(x, str) for x in network_links)
+    ):
         raise ValueError(f"`network_links={quoted(network_links)}` must be a list of names.")
     check_type(variability, Variability, "variability", "use `prism.Variability(...)`")
     kinds, laws = _kinds(ops, variability)
@@ -116,7 +118,7 @@ def compile_graph(
         _graph(ops, sinks),
         blocks,
         variability=dataclasses.replace(variability, residual={**variability.residual, **laws}),
-        num_replicas=num_replicas,
+        num_replicas=whole_number(num_replicas, "num_replicas"),
         network_links=network_links,
     )
 

@@ -150,6 +150,13 @@ def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> tuple[l
         raise ValueError(_other_thing(text, str(error))) from None
     except msgspec.DecodeError as error:
         message = str(error)
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            raise _CutError from None
+        raise ValueError(
+            f"{shown(text.path)}: event {text.number} or one after it is not in UTF-8 "
+            f"({error.reason}); record the trace again."
+        ) from None
     except RecursionError:
         raise ValueError(
             f"{shown(text.path)}: event {text.number} or one after it nests too deeply; give a "

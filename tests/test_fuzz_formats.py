@@ -1,0 +1,153 @@
+"""Damaged traces, graphs and schedules: each is read, or refused in one sentence."""
+
+import inspect
+import json
+import random
+import sqlite3
+
+import pytest
+
+import prism_jax as prism
+from prism_jax.schedule import OneFOneB, load_schedule, save_schedule
+from prism_jax.trace import contents, read_ranks
+
+from .test_chakra import _json, _nodes, _protobuf
+from .test_fuzz import _mutate, _read
+from .test_kineto import _events
+from .test_nsight import _export
+from .test_trace import _job, _made_trace, _plain
+
+
+_SEEDS = [range(60), pytest.param(range(60, 660), marks=pytest.mark.slow)]
+_seeds = pytest.mark.parametrize("seeds", _SEEDS, ids=["few", "many"])
+_NUMBERS = [
+    *(None, True, "", "x", b"x", [], {}, 0, -1, 0.5, -0.0, 1e30, 1e308, -1e308, 5e-324),
+    *(2**31, 2**53, 2**62, 2**63 - 1, 2**63, -(2**63), 10**30, "9" * 30, "Infinity"),
+    *(
+        float("inf"),
+        float("nan"),
+        [[]],
+        ["x"],
+        {"a": 1},
+        "PP:0F999999999",
+        "ProfilerStep#" + "7" * 22,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def events():
+    return _events(_made_trace(_job(), 2, _plain), 0, 0)
+
+
+def _contents(format: str):
+    return lambda path: contents(read_ranks(path, format))
+
+
+def _with_others(value, rng: random.Random):
+    """A table of JSON in which one to three values are others."""
+    value = json.loads(json.dumps(value))
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        inner = value
+        while True:
+            places = [*inner] if isinstance(inner, dict) else [*range(len(inner))]
+            if not places:
+                break
+            place = rng.choice(places)
+            if not isinstance(inner[place], dict | list) or not inner[place] or rng.random() < 0.1:
+                other = rng.choice(_NUMBERS)
+                inner[place] = "bytes" if isinstance(other, bytes) else other
+                break
+            inner = inner[place]
+    return value
+
+
+@_seeds
+def test_kineto(seeds, events, tmp_path):
+    path = tmp_path / "rank0.json"
+    own = {"distributedInfo": {"rank": 0, "world_size": 4}, "baseTimeNanoseconds": 10**18}
+    whole = {**own, "traceEvents": events[:60]}
+    for seed in seeds:
+        rng = random.Random(seed)
+        text = json.dumps(whole if seed % 3 == 0 else _with_others(whole, rng)).encode()
+        path.write_bytes(_mutate(text, rng) if seed % 3 == 0 else text)
+        _read(_contents("kineto"), path, seed)
+
+
+@_seeds
+def test_chakra(seeds, events, tmp_path):
+    nodes = _nodes(events[:60])
+    table = json.loads("[" + _json(nodes, rank=0).decode().replace("}\n{", "},{") + "]")
+    content = _protobuf(nodes, rank=0, world_size=4)
+    for seed in seeds:
+        rng = random.Random(seed)
+        path = tmp_path / ("rank0.json" if seed % 2 else "rank0.et")
+        text = "\n".join(map(json.dumps, _with_others(table, rng)))
+        path.write_bytes(text.encode() if seed % 2 else _mutate(content, rng))
+        _read(_contents("chakra"), path, seed)
+        path.unlink()
+
+
+@_seeds
+def test_nsight(seeds, events, tmp_path):
+    path = tmp_path / "rank0.sqlite"
+    _export(path, events[:60])
+    whole = path.read_bytes()
+    for seed in seeds:
+        rng = random.Random(seed)
+        path.write_bytes(whole if seed % 4 else _mutate(whole, rng))
+        if seed % 4:
+            with sqlite3.connect(path) as database:
+                tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master")]
+                table = rng.choice(tables)
+                columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+                column, other = rng.choice(columns), rng.choice(_NUMBERS)
+                if seed % 4 == 1:
+                    database.execute(f"ALTER TABLE {table} RENAME TO other")
+                    chosen = ", ".join("1" if name == column else name for name in columns)
+                    database.execute(f"CREATE VIEW {table} AS SELECT {chosen} FROM other")
+                elif not isinstance(other, int) or abs(other) < 2**63:
+                    other = str(other) if isinstance(other, list | dict) else other
+                    database.execute(
+                        f"UPDATE {table} SET {column} = ? WHERE rowid % 7 = ?",
+                        (other, rng.randrange(7)),
+                    )
+            database.close()
+        _read(_contents("nsight"), path, seed)
+
+
+@_seeds
+def test_graphs(seeds, tmp_path):
+    compile_graph = inspect.unwrap(prism.compile_graph)
+    laws = [1.0, 0.0, prism.latency.LogNormal(1.0, 0.1), prism.latency.Gamma(1.0, 0.1)]
+    for seed in seeds:
+        rng = random.Random(seed)
+        ops = [
+            {"latency": rng.choice(laws), "after": [*range(i)][-2:], "rank": i % 2}
+            for i in range(rng.randrange(1, 6))
+        ]
+        options = {"ops": ops, "sinks": None, "num_replicas": 1, "network_links": []}
+        for _ in range(rng.choice((1, 1, 2))):
+            where = rng.choice([*ops, *ops, options])
+            name = rng.choice(["kind", "link", "microbatch", *where] if where in ops else [*where])
+            other = rng.choice(_NUMBERS)
+            if name == "ops":
+                continue
+            where[name] = [other] if rng.random() < 0.3 else other
+        given = options | {"ops": [prism.Op(**op) for op in ops]}
+        _read(lambda _, given=given: compile_graph(**given), tmp_path, (seed, given))
+
+
+@_seeds
+def test_schedules(seeds, tmp_path):
+    path = tmp_path / "schedule.csv"
+    save_schedule(OneFOneB(3, 5), path)
+    whole = path.read_bytes()
+    for seed in seeds:
+        rng = random.Random(seed)
+        content = _mutate(whole, rng)
+        if seed % 2:
+            number = str(rng.choice(_NUMBERS)).encode()
+            content = whole.replace(rng.choice((b"0", b"1", b"2", b"F", b"B")), number, 1)
+        path.write_bytes(content)
+        _read(load_schedule, path, seed)
