@@ -1,5 +1,6 @@
 """Damaged traces, graphs and schedules: each is read, or refused in one sentence."""
 
+import copy
 import inspect
 import json
 import random
@@ -55,7 +56,7 @@ def _with_others(value, rng: random.Random):
                 break
             place = rng.choice(places)
             if not isinstance(inner[place], dict | list) or not inner[place] or rng.random() < 0.1:
-                other = rng.choice(_NUMBERS)
+                other = copy.deepcopy(rng.choice(_NUMBERS))
                 inner[place] = "bytes" if isinstance(other, bytes) else other
                 break
             inner = inner[place]
