@@ -51,6 +51,7 @@ docs: .venv/dev
 # The page of keys, out of the schema.
 reference: .venv/demo
 	$(BIN)/python docs/job_reference.py
+	$(BIN)/python docs/architecture.py
 
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

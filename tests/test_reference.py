@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import runpy
 
 import msgspec
@@ -20,6 +21,23 @@ _DOCS = pathlib.Path(__file__).parents[1] / "docs"
 def test_the_page_of_keys_is_that_of_the_schema():
     page = runpy.run_path(str(_DOCS / "job_reference.py"))["job_reference"]()
     assert (_DOCS / "job_reference.md").read_text() == page, "Run `make reference`."
+
+
+def test_the_graph_of_packages_is_that_of_the_imports():
+    page = runpy.run_path(str(_DOCS / "architecture.py"))["page"]()
+    assert (_DOCS / "architecture.md").read_text() == page, "Run `make reference`."
+
+
+def test_what_is_looked_for_is_where_the_page_says():
+    page = (_DOCS / "architecture.md").read_text()
+    rows = re.findall(r"^\| .* \| `(.*)` \| `(.*)` \|$", page, re.MULTILINE)
+    assert len(rows) == 12
+    for file, name in rows:
+        text = (_DOCS.parent / file).read_text()
+        assert re.search(rf"^(    )?(class|def) {name}\b", text, re.MULTILINE), (file, name)
+    packages = {path.parent.name for path in (_DOCS.parent / "prism_jax").glob("*/__init__.py")}
+    told = page.partition("## The packages")[2].partition("## Where")[0]
+    assert {*re.findall(r"\*\*(\w+)\*\*", told)} == packages
 
 
 def test_every_key_says_what_it_is():
