@@ -6,6 +6,7 @@ import grimp
 
 
 _PAGE = pathlib.Path(__file__).with_suffix(".md")
+_PACKAGES = _PAGE.parents[1] / "prism_jax"
 _START, _END = "```text\n", "```\n"
 
 
@@ -39,8 +40,9 @@ def arrows() -> dict[str, list[str]]:
 
 def _package(module: str) -> str:
     """The package of a module; empty for files at the top."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and not parts[1].startswith("_") else ""
+    _, _, inner = module.partition(".")
+    package = inner.partition(".")[0]
+    return package if package and (_PACKAGES / package).is_dir() else ""
 
 
 def page() -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._public import *  # noqa: F403
+    from .schedules import *  # noqa: F403
 
     __version__: str
 
@@ -22,10 +23,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
     if importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")
-    try:
-        return getattr(importlib.import_module(f"{__name__}._public"), name)
-    except AttributeError as error:
-        raise AttributeError(f"module `{__name__}` has no attribute `{name}`") from error
+    # The second are not listed: there are many.
+    for module in ("_public", "schedules"):
+        found = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(found, name):
+            return getattr(found, name)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
 
 
 def __dir__() -> list[str]:

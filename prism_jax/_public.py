@@ -1,24 +1,16 @@
 """The public names, from where they are made."""
 
-from . import latency as latency, plot as plot, report as report
+from . import latency as latency, plot as plot, report as report, schedules as schedules
 from ._cache import keep_compiled as keep_compiled
 from ._estimate import Estimate as Estimate
 from .analysis import (
     CRPS as CRPS,
-    AbstractObjective as AbstractObjective,
-    Criticality as Criticality,
     CVaR as CVaR,
     Exceedance as Exceedance,
-    Improvement as Improvement,
     Mean as Mean,
     Quantile as Quantile,
-    SampledStep as SampledStep,
     Scenario as Scenario,
-    Score as Score,
-    Sensitivity as Sensitivity,
     Std as Std,
-    Target as Target,
-    WhatIf as WhatIf,
     criticality as criticality,
     estimate as estimate,
     improve as improve,
@@ -33,16 +25,8 @@ from .analysis import (
 )
 from .calibration import calibrate as calibrate
 from .data import (
-    Cause as Cause,
-    Cluster as Cluster,
-    Device as Device,
-    Failures as Failures,
     Job as Job,
-    Kernels as Kernels,
     Layout as Layout,
-    Model as Model,
-    ScheduleConfig as ScheduleConfig,
-    Training as Training,
     load_cluster as load_cluster,
     load_device as load_device,
     load_failures as load_failures,
@@ -59,15 +43,11 @@ from .law import (
 )
 from .layouts import (
     LayoutSpace as LayoutSpace,
-    RankedLayout as RankedLayout,
-    Ranking as Ranking,
     enumerate_layouts as enumerate_layouts,
     rank_layouts as rank_layouts,
 )
-from .placement import Placement as Placement, place as place
+from .placement import place as place
 from .prediction import (
-    Memory as Memory,
-    Prediction as Prediction,
     memory as memory,
     predict as predict,
 )
@@ -91,32 +71,12 @@ from .program import (
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends
-from .runs import RunCosts as RunCosts, RunLaw as RunLaw, training_run as training_run
+from .runs import RunCosts as RunCosts, training_run as training_run
 from .schedule import (
-    ZBH1 as ZBH1,
-    ZBH2 as ZBH2,
-    ZBV as ZBV,
-    AbstractSchedule as AbstractSchedule,
-    Chimera as Chimera,
     CustomSchedule as CustomSchedule,
-    DualPipe as DualPipe,
-    DualPipeV as DualPipeV,
-    GPipe as GPipe,
-    Hanayo as Hanayo,
-    InterleavedOneFOneB as InterleavedOneFOneB,
-    InterleavedZeroBubble as InterleavedZeroBubble,
-    LoopedBFS as LoopedBFS,
-    OneFOneB as OneFOneB,
-    OverlappedOneFOneB as OverlappedOneFOneB,
-    Repeated as Repeated,
-    Timeline as Timeline,
-    VHalf as VHalf,
-    VMin as VMin,
-    ZBGreedy as ZBGreedy,
     evaluate as evaluate,
     load_schedule as load_schedule,
-    peak_in_flight as peak_in_flight,
     save_schedule as save_schedule,
 )
-from .trace import Trace as Trace, read_step_times as read_step_times, read_trace as read_trace
+from .trace import read_step_times as read_step_times, read_trace as read_trace
 from .workers import RayExecutor as RayExecutor, prepare_worker as prepare_worker

@@ -105,7 +105,7 @@ class LastInFirstOut(AbstractSchedule):
         ]
 
 
-class EntropicRisk(prism.AbstractObjective):
+class EntropicRisk(prism.analysis.AbstractObjective):
     """The logarithm of the mean of exp(a x), over a."""
 
     a: float = eqx.field(static=True)
@@ -416,7 +416,7 @@ _OBJECTIVES = [
 
 
 def test_all_objectives_are_among_those():
-    assert {type(one) for one in _OBJECTIVES} == {*subclasses(prism.AbstractObjective)}
+    assert {type(one) for one in _OBJECTIVES} == {*subclasses(prism.analysis.AbstractObjective)}
 
 
 @pytest.mark.parametrize("objective", _OBJECTIVES, ids=lambda one: type(one).__name__)

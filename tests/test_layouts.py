@@ -63,7 +63,7 @@ def test_no_layout_is_missed():
     ):
         if tp * pp * dp * cp != 8 or 8 % (dp * size):
             continue
-        schedule = prism.ScheduleConfig("1f1b", 8 // (dp * size))
+        schedule = prism.data.ScheduleConfig("1f1b", 8 // (dp * size))
         for recompute in ("none", "full"):
             assert _JOB.training is not None
             training = msgspec.structs.replace(

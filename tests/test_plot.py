@@ -42,7 +42,7 @@ def _memory():
     parts = ("optimizer", "parameters", "gradients", "mlp", "attention", "logits", "runtime")
     sizes = [{name: (9 - i + rank) * 1e9 for i, name in enumerate(parts)} for rank in range(12)]
     ranks = (RankMemory(i, sum(one.values()), one) for i, one in enumerate(sizes))
-    return prism.Memory(tuple(ranks), 80e9)
+    return prism.prediction.Memory(tuple(ranks), 80e9)
 
 
 def _estimate(value):
@@ -184,7 +184,7 @@ def _extremes(step):
         "scale": plot.scale(many, "gpus"),
         "near": plot.scale(near, "gpus"),
         "size": plot.scale(many[:1], "gpus"),
-        "memory": plot.memory(prism.Memory(whole.ranks[:1], 80e9)),
+        "memory": plot.memory(prism.prediction.Memory(whole.ranks[:1], 80e9)),
         "heat_map": plot.heat_map(dataclasses.replace(_criticality(), ops=alone)),
         "gantt": plot.gantt(_step_of(step, 1)),
     }

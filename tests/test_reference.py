@@ -48,7 +48,7 @@ def test_every_key_says_what_it_is():
     assert numbers["cluster.links[].bandwidth_bytes_per_s"].unit == "bytes/s"
     assert numbers["training.dtype"].default == '"bf16"'
     assert numbers["schedule.kind"].default is None
-    for cls in (prism.Layout, prism.ScheduleConfig, prism.Training):
+    for cls in (prism.Layout, prism.data.ScheduleConfig, prism.data.Training):
         for field in msgspec.structs.fields(cls):
             assert any(key.endswith(f".{field.name}") for key in numbers)
 

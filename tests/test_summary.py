@@ -30,7 +30,9 @@ def _results():
         "score": prism.score(law, np.linspace(0.5, 2, 30), key=jax.random.key(0)),
         "job": prism.load_job("gpt3-175b-h100-4096"),
         "program": rich_program(4),
-        "placement": prism.Placement(order, "p95", "s", one, one, one, one, None, numbers, 100, 7),
+        "placement": prism.placement.Placement(
+            order, "p95", "s", one, one, one, one, None, numbers, 100, 7
+        ),
         "sensitivity": _sensitivity(),
         "criticality": dataclasses.replace(_criticality(), ranks=ranks),
         "what_if": WhatIf({"mean": one}, {"slow": {"mean": one}}, 1600),

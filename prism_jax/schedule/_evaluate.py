@@ -67,7 +67,7 @@ def evaluate(
 
     **Returns:**
 
-    A [`prism_jax.Timeline`][].
+    A [`prism_jax.schedules.Timeline`][].
     """
     check_type(schedule, AbstractSchedule, "schedule", "use a class such as `OneFOneB(8, 32)`")
     if overlap not in ("sum", "max"):

@@ -1,0 +1,28 @@
+"""Schedules of pipelines. Their names are also names of the package, which does not list them."""
+
+from .schedule import (
+    ZBH1 as ZBH1,
+    ZBH2 as ZBH2,
+    ZBV as ZBV,
+    AbstractSchedule as AbstractSchedule,
+    Chimera as Chimera,
+    CustomSchedule as CustomSchedule,
+    DualPipe as DualPipe,
+    DualPipeV as DualPipeV,
+    GPipe as GPipe,
+    Hanayo as Hanayo,
+    InterleavedOneFOneB as InterleavedOneFOneB,
+    InterleavedZeroBubble as InterleavedZeroBubble,
+    LoopedBFS as LoopedBFS,
+    OneFOneB as OneFOneB,
+    OverlappedOneFOneB as OverlappedOneFOneB,
+    Repeated as Repeated,
+    Timeline as Timeline,
+    VHalf as VHalf,
+    VMin as VMin,
+    ZBGreedy as ZBGreedy,
+    evaluate as evaluate,
+    load_schedule as load_schedule,
+    peak_in_flight as peak_in_flight,
+    save_schedule as save_schedule,
+)
