@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import norm
 
 from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, bandwidth, estimate
-from prism_jax.analysis._objectives import check_steps
+from prism_jax.analysis._check import check_steps
 from prism_jax.engine import simulate
 
 from .helpers import rich_program

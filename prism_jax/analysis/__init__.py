@@ -5,6 +5,11 @@ from ._bootstrap import (
     check_num_steps as check_num_steps,
     combined as combined,
 )
+from ._check import (
+    check_objective as check_objective,
+    check_reached as check_reached,
+    check_steps as check_steps,
+)
 from ._criticality import Criticality as Criticality, criticality as criticality
 from ._density import bandwidth as bandwidth
 from ._estimate import estimate as estimate
@@ -18,9 +23,6 @@ from ._objectives import (
     Mean as Mean,
     Quantile as Quantile,
     Std as Std,
-    check_objective as check_objective,
-    check_reached as check_reached,
-    check_steps as check_steps,
 )
 from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
 from ._score import Score as Score, crps as crps, score as score

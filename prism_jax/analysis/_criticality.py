@@ -149,12 +149,7 @@ def criticality(
     number = len(chosen)
     _, times = np.unique(np.concatenate(samples), return_counts=True)
     seen = number**2 / float(np.sum(times**2))
-    ops_rows = {
-        "phase": ops.phase.value,
-        "stage": ops.stage.value,
-        "microbatch": ops.microbatch.value,
-        "rank": ops.rank.value,
-    }
+    ops_rows = {x: getattr(ops, x).value for x in ("phase", "stage", "microbatch", "rank")}
     found = {name: x / number for name, x in total.items()}
     return Criticality(
         ops={**ops_rows, **_with_error(found, seen)},

@@ -24,8 +24,9 @@ from ..engine import (
 )
 from ..program import Program
 from ._bootstrap import Bootstrapped, bootstrapped, evenly, in_order
+from ._check import check_objective
 from ._density import bandwidth
-from ._objectives import AbstractObjective, Mean, check_objective
+from ._objectives import AbstractObjective, Mean
 
 
 def estimate(

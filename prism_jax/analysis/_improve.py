@@ -16,9 +16,10 @@ from .._progress import progress_bar
 from ..engine import check_program, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps, combined, withheld
+from ._check import check_objective, check_reached, check_steps
 from ._estimate import figure, figure_gradient, figure_of, figure_value
 from ._knobs import apply_knobs, check_parts, neutral, of_part, scaled, through_knobs
-from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
+from ._objectives import AbstractObjective
 
 
 # The search simulates one step for this many steps of the result.
@@ -114,7 +115,7 @@ def improve(
     count = check_num_steps(num_samples)
     of_search, of_report = jax.random.split(key)
     search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
-    search["like"] = simulated_steps(apply_knobs(program, ones), **search)
+    search |= {"like": simulated_steps(apply_knobs(program, ones), **search)}
     check_reached(objective, figure_of(search["like"], objective).value)
 
     def improved(removed):
@@ -130,11 +131,10 @@ def improve(
 
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
-    changed = apply_knobs(program, improved(removed))
     options: dict[str, Any] = {"num_samples": count, "key": of_report, "progress": progress}
     options["margin"] = MARGIN
     was = figure(apply_knobs(program, ones), objective, **options)
-    now = figure(changed, objective, like=was.simulated, **options)
+    now = figure(apply_knobs(program, improved(removed)), objective, like=was.simulated, **options)
     before, after = figure_value(was), figure_value(now)
     gain = combined(np.subtract, before, after)
     return Improvement(

@@ -22,6 +22,7 @@ from ._bootstrap import (
     sure_of_zeros,
     withheld,
 )
+from ._check import check_objective, check_reached, check_steps
 from ._estimate import Figure, figure, figure_value, gradients
 from ._gains import falls
 from ._knobs import (
@@ -34,7 +35,7 @@ from ._knobs import (
     scaled,
     through_knobs,
 )
-from ._objectives import AbstractObjective, check_objective, check_reached, check_steps
+from ._objectives import AbstractObjective
 from ._stages import ranks_of_stages
 
 

@@ -13,9 +13,10 @@ from .._progress import progress_bar
 from ..engine import check_program, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps, withheld
+from ._check import check_objective, check_steps
 from ._estimate import Figure, figure, figure_gradient, figure_value
 from ._knobs import apply_knobs, check_parts, neutral, of_part, scaled, through_knobs
-from ._objectives import AbstractObjective, check_objective, check_steps
+from ._objectives import AbstractObjective
 
 
 # The tolerance of the search, and the largest factor that it tries.
@@ -90,8 +91,8 @@ def target(
     check_parts(ones, [part])
     check_steps(objective, num_samples)
 
-    options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
-    options["margin"] = MARGIN
+    count = check_num_steps(num_samples)
+    options: dict[str, Any] = {"num_samples": count, "key": key, "margin": MARGIN}
     base = simulated_steps(apply_knobs(program, ones), **options)
 
     def figure_at(factor: float) -> Figure:
@@ -99,21 +100,18 @@ def target(
         advance(1)
         return figure(changed, objective, like=base, **options)
 
-    @ft.cache
-    def value(factor: float) -> float:
-        return figure_at(factor).value
-
+    value = ft.cache(lambda factor: figure_at(factor).value)
     with progress_bar(None, progress, "search", "spread") as advance:
         without, as_it_is = value(0.0), value(1.0)
         low, high = 0.0, 1.0
         while value(high) < at and high < _WIDEST:
             low, high = high, min(2 * high, _WIDEST)
-        top = value(high)
-        if not without <= at <= top:
+        if not without <= at <= value(high):
+            top = value(high)
             end = f"{top:.7g} with {high:g} times as much" if at > top else f"{without:.7g} without"
+            wanted = f"{objective} = {at:.7g} {objective.unit}"
             raise ValueError(
-                f"No spread of `{part}` makes {objective} = {at:.7g} {objective.unit}: with its "
-                f"present spread the figure is {as_it_is:.7g}, and {end}."
+                f"No spread of `{part}` makes {wanted}: it is {as_it_is:.7g} now, and {end}."
             )
         factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)
         found = figure_at(factor)

@@ -7,8 +7,8 @@ depend on stall rates and the network. Samples are not stored; they are drawn ag
 
 import dataclasses
 import itertools as it
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,14 +19,12 @@ from jaxtyping import Float
 from ..host import on_host
 from ..program import Program
 from ..replica import (
-    Batch,
     Plan,
     Tables,
     by_strata,
     given_scores,
     gradients_of,
     replica_ends,
-    tile_size,
     tiles,
     tiles_of,
     without_graph,
@@ -41,6 +39,7 @@ from ..step import (
     step_parts,
     times_or_chances,
 )
+from ._packed import Packed, packed_of
 from ._prepare import Run
 from ._run import Chunk, step_tile
 from ._simulated_steps import SimulatedSteps
@@ -142,7 +141,7 @@ def _through_steps(
     thresholds = np.array([0.0 if one is None else one.threshold for one in exceedances])
     last = None if exceedances[0] is None else exceedances[0].last
     # Some at a time, so that memory holds few of their parts.
-    for packed in _packed(figure, len(every)).pieces(BLOCK):
+    for packed in packed_of(figure, len(every)).pieces(BLOCK):
 
         def inputs(first, count, packed=packed):
             some = packed.entries[first : first + count]
@@ -190,7 +189,7 @@ def _that_count(size: np.ndarray) -> np.ndarray:
 
 
 def _through_last(
-    run: Run, packed: "_Packed", inputs, exceedance: ConditionalExceedance | None, slope: np.ndarray
+    run: Run, packed: Packed, inputs, exceedance: ConditionalExceedance | None, slope: np.ndarray
 ):
     """From steps back to their parts: the derivatives with respect to the tables of the step's
     factor and of residuals, by tile; with respect to each array of `StepParts`; and with respect to
@@ -237,7 +236,7 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
     draws, kept = chunk.draws, chunk.decision.kept
     figure, needed, sink = np.nonzero(of_ends)
     points = draws.sampling.points(run, draws)
-    packed = _packed(figure, len(of_ends))
+    packed = packed_of(figure, len(of_ends))
 
     def inputs(first, count):
         some = packed.entries[first : first + count]
@@ -249,51 +248,6 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
     shared = (run.plan, draws.lead, run.key)
     for batch in packed.tiles(_replica_vjp, shared, inputs, per_batch=tiles_of(run.plan)):
         packed.add(sums, batch.by_tile(), batch.first)
-
-
-class _Packed(NamedTuple):
-    """Entries of several figures in tiles, so that each tile has entries of one figure only.
-
-    **Attributes:**
-
-    - `entries`: the entry at each place, or -1 for none.
-    - `figure`: the figure of each tile.
-    - `size`: of a tile.
-    """
-
-    entries: np.ndarray
-    figure: np.ndarray
-    size: int
-
-    def pieces(self, number: int) -> Iterator["_Packed"]:
-        """The same, at most so many entries at a time."""
-        for start in range(0, len(self.entries), number):
-            tiles_ = slice(start // self.size, (start + number) // self.size)
-            yield _Packed(self.entries[start : start + number], self.figure[tiles_], self.size)
-
-    def tiles(self, function, shared, inputs, *, per_batch: int) -> Iterator[Batch]:
-        options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}
-        return tiles(function, shared, len(self.entries), inputs, **options)
-
-    def add(self, sums: Any, of_tiles: Any, first: int = 0) -> None:
-        """Adds the sums of tiles, from an entry on, to those of their figures."""
-
-        def add(total, of_tiles):
-            start = first // self.size
-            np.add.at(total, self.figure[start : start + len(of_tiles)], of_tiles)
-
-        jax.tree.map(add, sums, of_tiles)
-
-
-def _packed(figure: np.ndarray, figures: int) -> _Packed:
-    """See `_Packed`; `figure` is that of each entry, ascending."""
-    number, size = np.bincount(figure, minlength=figures), tile_size(len(figure) // figures)
-    in_tiles = -(-number // size)
-    of_tile = np.repeat(np.arange(figures), in_tiles)
-    start = size * (np.cumsum(in_tiles) - in_tiles) - (np.cumsum(number) - number)
-    entries = np.full(len(of_tile) * size, -1)
-    entries[np.arange(len(figure)) + start[figure]] = np.arange(len(figure))
-    return _Packed(entries, of_tile, size)
 
 
 def _replica_vjp(shared, _, ids, sink, weight, *points):

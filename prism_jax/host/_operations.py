@@ -91,10 +91,6 @@ def _dot(equation, x, y):
     return np.einsum(f"{''.join(names_x)},{''.join(names_y)}->{''.join(result)}", x, y)
 
 
-def _squeeze(equation, x):
-    return np.reshape(x, _shape(equation))
-
-
 def _reduced(by: Callable[..., Any]) -> Callable[..., Any]:
     return lambda equation, x: by(x, axis=tuple(equation.params["axes"]))
 
@@ -290,14 +286,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "reduce_min": _reduced(np.min),
     "reduce_or": _reduced(np.any),
     "reduce_sum": _reduced(np.sum),
-    "reshape": _squeeze,
+    "reshape": lambda equation, x: np.reshape(x, _shape(equation)),
     "round": _round,
     "scatter": _scatter,
     "scatter-add": _scatter_add,
     "select_n": _select,
     "slice": _slice,
     "split": _split,
-    "squeeze": _squeeze,
+    "squeeze": lambda equation, x: np.reshape(x, _shape(equation)),
     "stack": lambda equation, *x: np.stack(x, axis=equation.params["axis"]),
     "transpose": lambda equation, x: np.transpose(x, equation.params["permutation"]),
     "unstack": _unstack,

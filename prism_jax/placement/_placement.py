@@ -177,6 +177,7 @@ def place(
     influence = one - other
     gain = objective.value(before) - objective.value(after)
     replica, rank = np.divmod(nodes.places[:, 0], nodes.num_ranks)
+    largest = nodes.factors[order].max(axis=1)
     return Placement(
         order=order,
         objective=str(objective),
@@ -186,12 +187,7 @@ def place(
         gain=Estimate(gain, float(np.std(influence)) / math.sqrt(num_samples)),
         worst=_figure(objective, at_worst),
         bound=_figure(objective, _at_least(steps, nodes)) if objective.monotone else None,
-        places={
-            "replica": replica,
-            "rank": rank,
-            "node": order,
-            "factor": nodes.factors[order].max(axis=1),
-        },
+        places={"replica": replica, "rank": rank, "node": order, "factor": largest},
         num_samples=num_samples,
         num_placements=best.tried,
     )

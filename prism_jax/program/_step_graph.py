@@ -8,14 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from ..data import Job, Outline
-from ..schedule import (
-    OVERLAPPED,
-    SEND_RECV,
-    AbstractSchedule,
-    OpGraph,
-    op_graph,
-    order_of,
-)
+from ..schedule import OVERLAPPED, SEND_RECV, AbstractSchedule, OpGraph, op_graph, order_of
 from ..trace import COMPUTE, LETTERS, groups, stages_of_ranks
 
 

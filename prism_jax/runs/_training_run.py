@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
@@ -13,7 +14,7 @@ from .._misc import check_type
 from .._progress import progress_bar
 from ..data import Failures, load_failures
 from ..engine import gpu_set_factors, prepare, simulate
-from ..law import FEWEST
+from ..law import FEWEST, Law
 from ..program import Program
 from ..random import key_data
 from ._check import check_costs, check_ends, check_failures, check_numbers
@@ -98,17 +99,7 @@ def training_run(
     losing = float(sum(rates[[not cause.announced for cause in failures.causes]]))
     best = _best(losing, failures.blocking_s)
 
-    # Of the law only the mean and the spread count, which plain samples give unless they are few.
-    plain = program.num_replicas * FEWEST <= num_samples
-    law = simulate(
-        program,
-        num_samples=num_samples,
-        key=key,
-        sampling="plain" if plain else "auto",
-        progress=progress,
-    )
-    if law.interrupted:
-        raise KeyboardInterrupt("interrupted before the first run.")
+    law = _law_of_step(program, num_samples, key, progress)
     work = num_steps * law.mean
     if costs is None:
         interval = min(best, work)
@@ -138,6 +129,18 @@ def training_run(
         derivatives=found,
         requested=num_runs,
     )
+
+
+def _law_of_step(program: Program, num_samples: int, key: PRNGKeyArray, progress: bool) -> Law:
+    """The law of a step. Only its mean and its spread count, which plain samples give unless they
+    are few.
+    """
+    plain = program.num_replicas * FEWEST <= num_samples
+    options: dict[str, Any] = {"key": key, "sampling": "plain" if plain else "auto"}
+    law = simulate(program, num_samples=num_samples, progress=progress, **options)
+    if law.interrupted:
+        raise KeyboardInterrupt("interrupted before the first run.")
+    return law
 
 
 def _best(rate: float, blocking_s: float) -> float:
