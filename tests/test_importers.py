@@ -317,9 +317,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"new-flag": 3, "another": True}, ["`new-flag`", "`another`", "not known here"]),
-        # Flags that begin like harmless ones.
-        ({"lr-of-what": 1, "data-parallel-sharding-strategy": "all"}, ["`lr-of-what`", "sharding"]),
         ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "all"}, ["strategy` all"]),
         (
             {"use-megatron-fsdp": True, "outer-dp-sharding-strategy": "optim"},
@@ -352,7 +349,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ),
         ({"bf16": False}, ["float32"]),
         ({"optimizer": "muon"}, ["`optimizer` muon"]),
-        ({"vocab-size": None}, ["give `--vocab-size`"]),
         ({"global-batch-size": 33}, ["`global-batch-size` 33"]),
         ({"tensor-model-parallel-size": 3}, ["3*1*1"]),
         ({"hidden-size": "wide"}, ["`hidden-size` is wide"]),
