@@ -131,7 +131,7 @@ def _layers(*groups: tuple[int, str, str], **modules: Table) -> Table:
 
 
 def _llama(read: Reader) -> Table:
-    count = read.count("num_hidden_layers")
+    count = read.layers("num_hidden_layers")
     window = {}
     if "sliding_window" in read:
         window["window"] = read.count("sliding_window")
@@ -140,13 +140,13 @@ def _llama(read: Reader) -> Table:
 
 def _qwen2(read: Reader) -> Table:
     attention = _window_of_qwen(read) | {"qkv_bias": True}
-    layers = _layers((read.count("num_hidden_layers"), "attention", "mlp"), attention=attention)
+    layers = _layers((read.layers("num_hidden_layers"), "attention", "mlp"), attention=attention)
     return _decoder(read, bias=False) | layers
 
 
 def _qwen3(read: Reader) -> Table:
     attention = _window_of_qwen(read) | {"qk_norm": True}
-    layers = _layers((read.count("num_hidden_layers"), "attention", "mlp"), attention=attention)
+    layers = _layers((read.layers("num_hidden_layers"), "attention", "mlp"), attention=attention)
     return _decoder(read) | layers
 
 
@@ -159,7 +159,7 @@ def _window_of_qwen(read: Reader) -> Table:
 
 def _qwen_moe(read: Reader) -> Table:
     is_third = read.text("model_type") == "qwen3_moe"
-    count = read.count("num_hidden_layers")
+    count = read.layers("num_hidden_layers")
     moe = _experts_of_qwen(read) | ({} if is_third else _shared_expert(read))
     attention = _window_of_qwen(read) | {"qk_norm" if is_third else "qkv_bias": True}
     layers = _layers((count, "attention", "moe"), attention=attention, moe=moe)
@@ -192,13 +192,13 @@ def _experts_of_mixtral(read: Reader) -> Table:
 def _mixtral(read: Reader) -> Table:
     attention = {"window": read.count("sliding_window")} if "sliding_window" in read else {}
     moe = _experts_of_mixtral(read)
-    count = read.count("num_hidden_layers")
+    count = read.layers("num_hidden_layers")
     return _decoder(read) | _layers((count, "attention", "moe"), attention=attention, moe=moe)
 
 
 def _deepseek(read: Reader) -> Table:
     mla = _latents(read)
-    count = read.count("num_hidden_layers")
+    count = read.layers("num_hidden_layers")
     model = _decoder(read) | _dense_and_experts(read, count, "mla", mla=mla)
     further = read.count("num_nextn_predict_layers", 0, least=0)
     return model | ({"num_mtp_layers": further} if further else {})
@@ -206,7 +206,7 @@ def _deepseek(read: Reader) -> Table:
 
 def _glm4_moe(read: Reader) -> Table:
     attention = {"qkv_bias": read.flag("attention_bias"), "qk_norm": read.flag("use_qk_norm")}
-    count = read.count("num_hidden_layers")
+    count = read.layers("num_hidden_layers")
     layers = _dense_and_experts(read, count, "attention", attention=attention)
     further = read.count("num_nextn_predict_layers", 0, least=0)
     model = _decoder(read, bias=False) | layers
@@ -326,7 +326,7 @@ def _kinds(read: Reader, usual: list[str], known: Mapping[str, str]) -> list[str
 
 def _gemma(read: Reader) -> Table:
     table = _decoder(read, tied_embeddings=bool(read.get("tie_word_embeddings", True)))
-    return table | _layers((read.count("num_hidden_layers"), "attention", "mlp"))
+    return table | _layers((read.layers("num_hidden_layers"), "attention", "mlp"))
 
 
 def _gpt2(read: Reader) -> Table:
@@ -334,7 +334,7 @@ def _gpt2(read: Reader) -> Table:
     return {
         "hidden_size": hidden,
         "vocab_size": read.count("vocab_size"),
-        "num_layers": read.count("n_layer"),
+        "num_layers": read.layers("n_layer"),
         "num_heads": read.count("n_head"),
         "ffn_size": read.count("n_inner", 4 * hidden),
         "activation": _activation(read, gated=False),
@@ -348,7 +348,7 @@ def _gpt_neox(read: Reader) -> Table:
     return {
         "hidden_size": read.count("hidden_size"),
         "vocab_size": read.count("vocab_size"),
-        "num_layers": read.count("num_hidden_layers"),
+        "num_layers": read.layers("num_hidden_layers"),
         "num_heads": read.count("num_attention_heads"),
         "ffn_size": read.count("intermediate_size"),
         "activation": _activation(read, gated=False),

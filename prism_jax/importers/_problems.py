@@ -86,13 +86,13 @@ class Reader:
         number = _whole(value)
         if number is None or number < least or (most is not None and number > most):
             said = "is missing" if value is None else f"is {quoted(value)}"
-            to = "" if most is None else f" to {most}"
+            to = "" if most is None else f" to {most}, as for `model.num_layers`"
             self.problems.append(f"`{key}` {said}, but must be a whole number from {least}{to}")
             return max(1, least)
         return number
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """A number of layers, which may be listed one by one."""
+        """A number of layers, which is at least 1."""
         return self.count(key, default, most=MOST_LAYERS)
 
     def text(self, key: str, default: str = "") -> str:
@@ -104,8 +104,8 @@ class Reader:
         return [key for key in self._table if key not in self._seen]
 
 
-# As many as a model may have (`model.num_layers`).
-MOST_LAYERS = 100_000
+# No model has more layers; what is listed one by one takes time and memory for each.
+MOST_LAYERS = 1_000
 _ON, _OFF = (True, "true", "yes", "1", ""), (False, "false", "no", "0")
 
 
