@@ -785,10 +785,15 @@ def test_import_asks_for_a_batch_that_is_not_known(tmp_path, capsys):
     assert "`--batch`" in capsys.readouterr().err
     assert not out.exists()
     assert main(_command(path, out, *split, "--batch", "20")) == 2
-    assert "20 sequences is not a multiple of dp*microbatch_size = 8*1" in capsys.readouterr().err
+    assert (
+        "batch of 20 sequences is not a multiple of dp*microbatch_size = 8*1"
+        in capsys.readouterr().err
+    )
     assert main(_command(path, out, *split, "--batch", "32", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["global_batch_size"] == 32
     more = ["--set", "schedule.num_microbatches=3", "--force", "--json"]
+    assert main(_command(path, out, *split, *more, "--batch", "32")) == 2
+    assert "say the same; give one of them" in capsys.readouterr().err
     assert main(_command(path, out, *split, *more)) == 0
     assert json.loads(capsys.readouterr().out)["global_batch_size"] == 24
     interleaved = ["schedule.kind=interleaved-1f1b", "schedule.virtual_stages=2", "layout.pp=4"]
@@ -805,7 +810,7 @@ def test_import_says_which_published_batch_it_took(tmp_path, capsys):
     assert "15,360 sequences (of 4,096 tokens each; DeepSeek-V3" in said["notes"][0]
     other = _command(path, out, "--allow-oom", "--force")
     assert main([*other[:3], "7", *other[4:]]) == 2
-    assert "the published batch of 15,360 sequences is not a multiple" in capsys.readouterr().err
+    assert "a published batch of 15,360 sequences is not a multiple" in capsys.readouterr().err
 
 
 def test_a_batch_for_arguments_of_megatron(tmp_path):

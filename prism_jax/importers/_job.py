@@ -224,47 +224,47 @@ def import_with_notes(
     raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
     raw["name"] = quoted(path.stem)
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
-    question = ""
-    published = None
+    published, asked = None, ""
+    if batch is not None and "schedule.num_microbatches" in keys:
+        raise ValueError(
+            f"{where}: `--batch` and `schedule.num_microbatches` say the same; give one of them."
+        )
     if batch is None and suffix == ".json" and "schedule.num_microbatches" not in keys:
         published = published_batch(read.text("model_type"), raw["model"])
-        question = f"{where}: the batch is not known; give the sequences of a step with `--batch`."
+        asked = "the batch is not known; give the sequences of a step with `--batch`"
     if published is not None:
-        raw["training"]["sequence_length"] = published.length
+        raw["training"]["sequence_length"], asked = published.length, ""
     sequences = batch or (published.sequences if published else 0)
     if sequences:
-        # All that must divide the microbatches of a replica divides this too.
+        # Whatever must divide the microbatches of a replica divides this too.
         raw["schedule"]["num_microbatches"] = sequences
     alone = make_job(raw | {"layout": raw["layout"] | {"dp": 1}}, path, overrides)
     dp = alone.layout.dp if "layout.dp" in keys else _replicas(alone.layout, num_gpus, where)
-    more = [f"layout.dp={dp}"]
+    overrides = (*overrides, f"layout.dp={dp}")
     if sequences:
         assert alone.training is not None
         number, odd = divmod(sequences, dp * alone.training.microbatch_size)
-        if odd or not number:
-            of = "`--batch`" if batch else "the published batch"
-            question = (
-                f"{where}: {of} of {sequences:,} sequences is not a multiple of "
-                f"dp*microbatch_size = {dp}*{alone.training.microbatch_size}; give a multiple with "
-                "`--batch`."
+        if odd:
+            asked = (
+                f"a {'published ' * (batch is None)}batch of {sequences:,} sequences is not a "
+                f"multiple of dp*microbatch_size = {dp}*{alone.training.microbatch_size}; give one "
+                "with `--batch`"
             )
-            if batch:
-                raise ValueError(question)
-            number = 1
-        elif published is not None:
-            question = ""
-            read.notes.append(
-                f"The batch is the published one, {sequences:,} sequences (of "
-                f"{published.length:,} tokens each; {published.source}); `--batch` gives another."
-            )
-        more.append(f"schedule.num_microbatches={number}")
-    job = make_job(raw, path, (*overrides, *more))
+        if odd and batch:
+            raise ValueError(f"{where}: {asked}.")
+        overrides = (*overrides, f"schedule.num_microbatches={1 if odd else number}")
+    if published is not None and not asked:
+        read.notes.append(
+            f"The batch is the published one, {sequences:,} sequences (of "
+            f"{published.length:,} tokens each; {published.source}); `--batch` gives another."
+        )
+    job = make_job(raw, path, overrides)
     if job.layout.world_size != num_gpus:
         raise ValueError(
             f"{where}: `layout.dp` = {job.layout.dp} makes {job.layout.world_size} GPUs, not "
             f"{num_gpus}; leave it out, and it follows."
         )
-    return Imported(job, tuple(dict.fromkeys(read.notes)), question)
+    return Imported(job, tuple(dict.fromkeys(read.notes)), f"{where}: {asked}." if asked else "")
 
 
 def _replicas(layout: Layout, num_gpus: int, where: str) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from .._misc import quoted
-from ._megatron_flags import check_flags, usual_names
+from ._megatron_flags import check_flags, tables, usual_names
 from ._megatron_layers import (
     encoder_and_decoder,
     has_encoder,
@@ -13,35 +13,6 @@ from ._megatron_layers import (
 )
 from ._megatron_schedule import schedule_of
 from ._problems import InexpressibleError, Reader, Table, is_off
-
-
-# Vocabularies that are known by the name of their file.
-_WORDS = (
-    ("nemotron_2_256k", 256_000),
-    ("multiMixV8.gpt4o_nc_sd.500000.128k", 131_072),
-    ("vocab.json", 50_257),  # GPT-2's.
-    ("bert-large-cased-vocab.txt", 28_996),
-    ("vocab.txt", 30_522),  # BERT's without capitals.
-)
-# The usual vocabularies of kinds of tokenizers, or of those whose model has such a name: GPT-2,
-# BERT, Llama 2 and 3, Nemotron, Qwen3, DeepSeek-V3, gpt-oss.
-_USUAL_WORDS = {
-    "llama-2": 32_000,
-    "llama-3": 128_256,
-    "mixtral": 32_000,
-    "mistral": 32_768,
-    "qwen": 151_936,
-    "deepseek": 129_280,
-    "gpt-oss": 201_088,
-    "GPT2BPETokenizer": 50_257,
-    "BertWordPieceLowerCase": 30_522,
-    "BertWordPieceCase": 28_996,
-    "Llama2Tokenizer": 32_000,
-    "SentencePieceTokenizer": 32_000,
-    "GPTSentencePieceTokenizer": 256_000,
-    "TikTokenizer": 131_072,
-    "HuggingFaceTokenizer": 128_256,
-}
 
 
 def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
@@ -151,19 +122,23 @@ def _vocabulary(read: Reader) -> int:
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
     kind, extra = read.text("tokenizer-type"), read.count("vocab-extra-ids", 0, least=0)
-    known = next((size for name, size in _WORDS if name in names), 0)
+    known = _size_of_words("by_file", names)[1]
     padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
     if padded:
         return padded
     if not size and not known:
-        text = f"{names.lower()} {kind}"
-        of = next((name for name in _USUAL_WORDS if name in text), "HuggingFaceTokenizer")
-        known = _USUAL_WORDS[of]
+        of, known = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
         read.notes.append(
             f"The size of the vocabulary is not said, so {known:,} words are taken, as is usual "
             f"for `{of}`: give `--vocab-size` for others."
         )
     return -(-(size or known + extra) // multiple) * multiple
+
+
+def _size_of_words(table: str, text: str) -> tuple[str, int]:
+    """The first name of a table of vocabularies that is in a text, and its size; or nothing."""
+    known = tables()["vocabularies"][table].items()
+    return next(((name, size) for name, size in known if name in text), ("", 0))
 
 
 def _mla(read: Reader) -> Table:

@@ -4,7 +4,7 @@ import functools as ft
 import pathlib
 import tomllib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._misc import quoted
 from ._problems import Reader, is_off
@@ -24,17 +24,21 @@ class Flag(NamedTuple):
 
 
 @ft.cache
+def tables() -> dict[str, Any]:
+    """The tables of `megatron_flags.toml`."""
+    text = pathlib.Path(__file__).with_name("megatron_flags.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@ft.cache
 def known_flags() -> dict[str, Flag]:
     """All known flags, without dashes before them. A name that ends in `*` is a beginning."""
-    text = pathlib.Path(__file__).with_name("megatron_flags.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
-    found = {
-        name: Flag(kind, other)
-        for kind in ("same", "opposite")
-        for name, other in tables.pop(kind).items()
-    }
-    listed = ((k, what, names) for k, table in tables.items() for what, names in table.items())
-    return found | {name: Flag(kind, what) for kind, what, all_ in listed for name in all_.split()}
+    others = ((name, Flag(k, o)) for k in ("same", "opposite") for name, o in tables()[k].items())
+    listed = ((kind, *one) for kind in _LISTED for one in tables()[kind].items())
+    return {name: Flag(k, what) for k, what, all_ in listed for name in all_.split()} | dict(others)
+
+
+_LISTED = ("sets", "no_effect", "noted", "refused", "refused_in_fp8")
 
 
 def flag_of(name: str) -> Flag | None:
