@@ -60,7 +60,7 @@ def usual_names(arguments: Mapping[str, object]) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for key, value in arguments.items():
-        name, same = _usual_name(key.lstrip("-").replace("_", "-"))
+        name, same = _usual_name(key.lstrip("-").replace("_", "-").lower())
         found[name] = value if same or value is None else is_off(value)
     return found
 
@@ -112,7 +112,7 @@ def check_flags(read: Reader, dtype: str) -> None:
     for key in unknown:
         near = _near(key)
         if near:
-            read.problems.append(f"`{key}`, which is not known here: did you mean `{near}`?")
+            read.problems.append(f"`{key}`, a flag that is not known here (did you mean `{near}`?)")
         elif read.strict:
             read.problems.append(f"`{key}`, a flag that is not known here")
         else:

@@ -112,7 +112,8 @@ _ON, _OFF = (True, "true", "yes", "1", ""), (False, "false", "no", "0")
 def is_off(value: object) -> bool:
     """Whether a value means that something is not used: none, false, or zero."""
     word = value.lower() if isinstance(value, str) else value
-    return word is None or word in (*_OFF, "0.0", "none", "null", "[]")
+    # A switch with an empty word is on.
+    return (not value and value != "") or word in (*_OFF, "0.0", "none", "null", "[]")
 
 
 def _whole(value: object) -> int | None:
