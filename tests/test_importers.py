@@ -301,6 +301,8 @@ def test_patterns_of_layers():
         (_LLAMA | {"num_hidden_layers": 10**12}, ["num_layers", "repeat"]),
         (_LLAMA | {"num_local_experts": 8}, ["`num_local_experts`"]),
         (_LLAMA | {"hidden_act": "sine"}, ["`hidden_act` sine"]),
+        (_PUBLISHED["qwen3-235b-a22b"][0] | {"attention_bias": True}, ["`attention_bias`"]),
+        (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": None}, ["`num_experts_per_tok`"]),
         (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": 9}, ["`top_k` = 9"]),
         ("[1, 2]", ["not a table"]),
         ("{", ["cannot be read"]),

@@ -81,8 +81,14 @@ def _changes(key: str, value: object) -> bool:
     return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
 
 
-def _decoder(read: Reader, **changes: Any) -> Table:
-    """The keys for the shape of Llama and its successors."""
+def _decoder(read: Reader, *, own_bias: bool = False, **changes: Any) -> Table:
+    """The keys for the shape of Llama and its successors.
+
+    **Arguments:**
+
+    - `own_bias`: whether a bias of attention and none of the MLP, or the other way round, is in
+        `changes` and in the modules.
+    """
     hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
     if "head_dim" not in read and hidden % heads != 0:
         read.problems.append(
@@ -94,7 +100,7 @@ def _decoder(read: Reader, **changes: Any) -> Table:
             f"`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
         )
     bias = read.flag("mlp_bias")
-    if read.flag("attention_bias") != bias and "bias" not in changes:
+    if read.flag("attention_bias") != bias and not own_bias:
         read.problems.append("`attention_bias` that is not that of the MLP")
     return {
         "hidden_size": hidden,
@@ -184,7 +190,7 @@ def _shared_expert(read: Reader) -> Table:
 def _experts_of_mixtral(read: Reader) -> Table:
     return {
         "num_experts": read.count("num_local_experts"),
-        "top_k": read.count("num_experts_per_tok", read.count("experts_per_token", 1)),
+        "top_k": read.count("num_experts_per_tok"),
         "expert_ffn_size": read.count("intermediate_size"),
     }
 
@@ -209,7 +215,7 @@ def _glm4_moe(read: Reader) -> Table:
     count = read.layers("num_hidden_layers")
     layers = _dense_and_experts(read, count, "attention", attention=attention)
     further = read.count("num_nextn_predict_layers", 0, least=0)
-    model = _decoder(read, bias=False) | layers
+    model = _decoder(read, own_bias=True, bias=False) | layers
     return model | ({"num_mtp_layers": further} if further else {})
 
 
@@ -250,8 +256,7 @@ def _gpt_oss(read: Reader) -> Table:
     seen = ["local" if i % 2 == 0 else "attention" for i in range(count)]
     seen = _kinds(read, seen, {"sliding_attention": "local", "full_attention": "attention"})
     layers = _in_turn([(one, "moe") for one in seen], local=local, attention={}, moe=moe)
-    bias = read.flag("attention_bias")
-    return _decoder(read, bias=bias) | layers
+    return _decoder(read, own_bias=True, bias=read.flag("attention_bias")) | layers
 
 
 def _llama4(read: Reader) -> Table:
