@@ -1,16 +1,25 @@
 """Foreign configurations: what they say is in the job, and what a job cannot say is named."""
 
+import copy
+import csv
 import json
 import pathlib
+import random
+import re
+import time
+import tracemalloc
 
 import pytest
 
 from prism_jax.cli import main
 from prism_jax.data import load_job, make_job
-from prism_jax.importers import from_megatron, import_job
+from prism_jax.importers import from_megatron, import_job, import_with_notes
 from prism_jax.importers._job import parse_command, parse_model_config
+from prism_jax.importers._megatron import megatron_reader, read_megatron
+from prism_jax.importers._megatron_flags import known_flags
 from prism_jax.importers._megatron_layers import repeated
 from prism_jax.importers._megatron_schedule import layers_of_layout
+from prism_jax.prediction import memory
 from prism_jax.workload import count_parameters
 
 
@@ -292,6 +301,8 @@ def test_patterns_of_layers():
         (_LLAMA | {"num_hidden_layers": 10**12}, ["num_layers", "repeat"]),
         (_LLAMA | {"num_local_experts": 8}, ["`num_local_experts`"]),
         (_LLAMA | {"hidden_act": "sine"}, ["`hidden_act` sine"]),
+        (_PUBLISHED["qwen3-235b-a22b"][0] | {"attention_bias": True}, ["`attention_bias`"]),
+        (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": None}, ["`num_experts_per_tok`"]),
         (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": 9}, ["`top_k` = 9"]),
         ("[1, 2]", ["not a table"]),
         ("{", ["cannot be read"]),
@@ -317,9 +328,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"new-flag": 3, "another": True}, ["`new-flag`", "`another`", "not known here"]),
-        # Flags that begin like harmless ones.
-        ({"lr-of-what": 1, "data-parallel-sharding-strategy": "all"}, ["`lr-of-what`", "sharding"]),
         ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "all"}, ["strategy` all"]),
         (
             {"use-megatron-fsdp": True, "outer-dp-sharding-strategy": "optim"},
@@ -352,7 +360,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ),
         ({"bf16": False}, ["float32"]),
         ({"optimizer": "muon"}, ["`optimizer` muon"]),
-        ({"vocab-size": None}, ["give `--vocab-size`"]),
         ({"global-batch-size": 33}, ["`global-batch-size` 33"]),
         ({"tensor-model-parallel-size": 3}, ["3*1*1"]),
         ({"hidden-size": "wide"}, ["`hidden-size` is wide"]),
@@ -471,3 +478,473 @@ def test_bert_is_known_by_its_words():
     assert both.modules is not None
     assert both.modules["attention"]["causal"] is False
     assert count_parameters(both) - count_parameters(one) == 512 * 513 + 2 * 512
+
+
+# Commands of which each flag that sets a key changes it in one, and values that do.
+_KINDS_OF_COMMANDS = [
+    _SMALL,
+    {flag: value for flag, value in _SMALL.items() if flag != "bf16"} | {"fp16": True},
+    {flag: value for flag, value in _SMALL.items() if flag != "bf16"},
+    {flag: value for flag, value in _SMALL.items() if flag not in ("seq-length", "vocab-size")},
+    _SMALL | {"vocab-size": None, "tokenizer-type": "GPT2BPETokenizer", "vocab-file": "vocab.json"},
+    _SMALL | {"num-experts": 8, "moe-router-num-groups": 4, "moe-router-topk": 2},
+    _SMALL | {"num-experts": 8, "moe-shared-expert-intermediate-size": 64},
+    _SMALL | {"num-experts": 8, "expert-model-parallel-size": 2},
+    _SMALL | {"multi-latent-attention": True},
+    _SMALL | {"hybrid-layer-pattern": "M*-M*-"},
+    _SMALL | {"encoder-num-layers": 3},
+    _SMALL | {"pipeline-model-parallel-size": 4},
+    _SMALL | {"pipeline-model-parallel-size": 2, "num-virtual-stages-per-pipeline-rank": 2},
+    _SMALL | {"group-query-attention": True},
+    _SMALL | {"vocab-file": "bert-large-cased-vocab.txt"},
+    _SMALL | {"fp8": "hybrid"},
+    _SMALL | {"use-torch-fsdp2": True},
+    _SMALL | {"use-megatron-fsdp": True},
+    _SMALL | {"recompute-granularity": "full"},
+    _SMALL | {"recompute-granularity": "selective"},
+    _SMALL | {"window-size": "128,0"},
+    _SMALL | {"transformer-impl": "local"},
+    _SMALL | {"attention-dropout": 0.0, "hidden-dropout": 0.0},
+]
+_OTHER_VALUES = (
+    *(True, False, 2, 3, 64, 0.5, "rope", "RMSNorm", "hybrid", "mxfp8", "e2m1", "unfused", "local"),
+    *("a2a", "flex", "selective", "block", "mlp", "optim", "[1]*6+[0]*6", "(128, 0)", "0.0"),
+    *("Et*2|t*4|t*3|t*3L", "M*-E", "M*M*", "vocab.txt", "nemotron_2_256k.model", "TikTokenizer"),
+)
+_TABLE = known_flags()
+
+
+def _imported(arguments, key=""):
+    """What a job has under a key; nothing where the arguments are refused."""
+    try:
+        found = from_megatron(arguments, 8, "here")
+    except ValueError:
+        return None
+    for name in filter(None, key.split(".")):
+        found = found.get(name, {})
+    return found
+
+
+@pytest.mark.parametrize("name", [n for n, flag in _TABLE.items() if flag.kind == "sets"])
+def test_each_flag_that_sets_a_key_changes_it(name):
+    key = _TABLE[name].what
+    for command in _KINDS_OF_COMMANDS:
+        before = _imported(command, key)
+        for value in _OTHER_VALUES:
+            after = _imported(command | {name: value}, key)
+            # Flags that only say what all jobs have are refused with another value.
+            if after != before and (after is not None or key in ("training", "training.zero")):
+                return
+    pytest.fail(f"`{name}` does not change `{key}`")
+
+
+@pytest.mark.parametrize("kind", ["no_effect", "noted", "refused", "refused_in_fp8"])
+def test_each_flag_of_the_list_is_imported_or_refused_as_the_list_says(kind):
+    plain, low = _imported(_SMALL), _imported(_SMALL | {"fp8": "hybrid"})
+    for listed, flag in _TABLE.items():
+        if flag.kind != kind:
+            continue
+        for name in (listed.replace("*", "of"), listed.replace("*", "of").replace("-", "_")):
+            for value in (True, "3"):
+                read = megatron_reader(_SMALL | {name: value})
+                if kind == "refused":
+                    with pytest.raises(ValueError, match=re.escape(f"({flag.what})")):
+                        read_megatron(read, 8, "here")
+                else:
+                    assert read_megatron(read, 8, "here") == plain, name
+                    assert len(read.notes) == (kind == "noted"), name
+            if kind == "refused_in_fp8":
+                with pytest.raises(ValueError, match=re.escape(f"({flag.what})")):
+                    from_megatron(_SMALL | {"fp8": "hybrid", name: True}, 8, "here")
+            else:
+                assert _imported(_SMALL | {name: False, "fp8": "hybrid"}) == low, name
+
+
+@pytest.mark.parametrize("name", [n for n, f in _TABLE.items() if f.kind in ("same", "opposite")])
+def test_other_names_of_a_flag(name):
+    flag = _TABLE[name]
+    command = _SMALL | ({"num-experts": 8} if name == "num-moe-experts" else {})
+    for value in (True, 4) if flag.kind == "same" else (True, False):
+        other = value if flag.kind == "same" else not value
+        assert _imported(command | {name: value}) == _imported(command | {flag.what: other})
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "same"),
+    [
+        ("no-sequence-parallel", True, {"sequence-parallel": False}),
+        ("no_sequence_parallel", "false", {"sequence-parallel": True}),
+        ("disable-swiglu", True, {}),
+        ("no-swiglu", False, {"swiglu": True}),
+        ("overlap-p2p-communication", False, {"no-overlap-p2p-communication": True}),
+        ("add_bias_linear", False, {"disable-bias-linear": True}),
+        ("bias_linear", "false", {"disable-bias-linear": True}),
+        ("no-cpu-offloading", True, {}),
+        ("no-async-save", True, {}),
+        ("bias-gelu-fusion", True, {}),
+    ],
+)
+def test_flags_that_switch_others_off(flag, value, same):
+    command = _SMALL | {"pipeline-model-parallel-size": 4}
+    read = megatron_reader(command | {flag: value})
+    assert read_megatron(read, 8, "here") == from_megatron(command | same, 8, "here")
+    assert read.notes == []
+
+
+def test_an_unknown_flag_is_a_note_that_names_it(tmp_path, capsys):
+    words = "--use-persistent-ckpt-worker --use-better-ckpt-cache 3 --ckpt-cache-of-mine"
+    path = _file(tmp_path, f"{_COMMAND.strip()} {words}", "train.sh")
+    out = tmp_path / "job.toml"
+    command = ["import", str(path), "--gpus", "32", "--out", str(out), "--json"]
+    assert main([*command, "--strict"]) == 2
+    said = capsys.readouterr().err
+    assert "`use-better-ckpt-cache`, a flag that is not known here" in said
+    assert not out.exists()
+    assert main(command) == 0
+    said = capsys.readouterr()
+    notes = json.loads(said.out)["notes"]
+    assert said.err == "".join(f"prism-jax: note: {note}\n" for note in notes)
+    assert [note.split("`")[1] for note in notes] == ["use-better-ckpt-cache", "ckpt-cache-of-mine"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [
+        ("num-layer", "num-layers"),
+        ("hiden-size", "hidden-size"),
+        ("hidden-sizes", "hidden-size"),
+        ("swigul", "swiglu"),
+        ("pipeline-model-paralell-size", "pipeline-model-parallel-size"),
+        ("microbatch-size", "micro-batch-size"),
+        ("tensor-parallel-size", "tensor-model-parallel-size"),
+        ("use-persistent-ckpt-workers", "use-persistent-ckpt-worker"),
+    ],
+)
+def test_a_misspelt_flag_is_refused_with_the_known_one(flag, near):
+    with pytest.raises(ValueError, match=f"`{flag}`.*did you mean `{near}`"):
+        from_megatron(_SMALL | {flag: 4}, 8, "here")
+
+
+def test_flags_that_begin_like_harmless_ones_are_not_known():
+    read = megatron_reader(_SMALL | {"lr-of-what": 1, "save-to-what": "x"})
+    read_megatron(read, 8, "here")
+    assert len(read.notes) == 2
+    with pytest.raises(ValueError, match="5000 flags that are not known here"):
+        from_megatron(_SMALL | {f"flag-of-{i}-others": True for i in range(5000)}, 8, "here")
+
+
+def test_ten_invented_flags_change_no_import_of_measured_runs():
+    path = pathlib.Path(__file__).parents[2] / "shared/data/megatron_golden/memory.csv"
+    if not path.exists():
+        pytest.skip("the measured runs are not here")
+    invented = {f"use-better-ckpt-cache-{word}": 3 for word in "abcdefghij"}
+    imported = 0
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            arguments, gpus = json.loads(row["args"]), int(row["gpus"] or 1024)
+            try:
+                plain = from_megatron(arguments, gpus, "here")
+            except ValueError:
+                continue
+            read = megatron_reader(arguments | invented)
+            assert read_megatron(read, gpus, "here") == plain
+            assert sum("use-better-ckpt-cache" in note for note in read.notes) == 10
+            imported += 1
+    assert imported > 180
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ({"tokenizer-type": "GPT2BPETokenizer"}, 50_304),
+        ({"tokenizer-type": "Llama2Tokenizer"}, 32_000),
+        ({"tokenizer-type": "HuggingFaceTokenizer", "tokenizer-model": "Qwen/Qwen3-8B"}, 151_936),
+        ({"tokenizer-type": "HuggingFaceTokenizer"}, 128_256),
+        ({}, 128_256),
+    ],
+)
+def test_a_vocabulary_that_is_not_said_is_that_of_the_tokenizer(flags, size):
+    read = megatron_reader(_SMALL | {"vocab-size": None} | flags)
+    assert read_megatron(read, 8, "here")["model"]["vocab_size"] == size
+    (note,) = read.notes
+    assert "`--vocab-size`" in note
+
+
+def test_windows_of_megatron():
+    def layers(**flags):
+        model = from_megatron(_SMALL | flags, 8, "here")["model"]
+        return model["modules"], [
+            (layer["modules"][0], layer["repeat"]) for layer in model["layers"]
+        ]
+
+    modules, found = layers(**{"window-size": "127,0", "window-attn-skip-freq": 2})
+    assert modules["local"]["window"] == 128
+    assert found == [("local", 1), ("attention", 1)] * 6
+    assert layers(**{"window-size": [127, 0]})[1] == [("local", 12)]
+    skips = {"window-size": "(127, 0)", "window-attn-skip-freq": "[1]*8+[0]*4"}
+    assert layers(**skips)[1] == [("local", 8), ("attention", 4)]
+    assert layers(**{"window-size": "-1,0"})[1] == [("attention", 12)]
+    with pytest.raises(ValueError, match="`window-size` 3 x"):
+        layers(**{"window-size": "3,x"})
+
+
+_GPT_OSS = _shape("gpt_oss", 2880, 2880, 36, (64, 8), 201088) | {
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "num_experts_per_tok": 4,
+    "num_local_experts": 128,
+    "sliding_window": 128,
+}
+_LLAMA_4 = {
+    "model_type": "llama4",
+    "vision_config": {"hidden_size": 1408},
+    "text_config": _shape("llama4_text", 5120, 8192, 48, (40, 8), 202048)
+    | {"attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128}
+    | {"interleave_moe_layer_step": 2, "intermediate_size_mlp": 16384, "use_qk_norm": False}
+    | {"num_experts_per_tok": 1, "num_local_experts": 128, "no_rope_layers": []},
+}
+_QWEN3_NEXT = _shape("qwen3_next", 2048, 5120, 48, (16, 2), 151936, 512) | {
+    "decoder_sparse_step": 1,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "mlp_only_layers": [],
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "shared_expert_intermediate_size": 512,
+    "use_sliding_window": False,
+}
+_KIMI_K2 = (
+    _shape("kimi_k2", 7168, 18432, 61, (64, 64), 163840, 2048)
+    | _LATENTS
+    | {"n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1}
+    | {"first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "topk_method": "noaux_tc"}
+)
+_GLM = _shape("glm4_moe", 5120, 12288, 92, (96, 8), 151552, 1536) | {
+    "attention_bias": True,
+    "first_k_dense_replace": 3,
+    "head_dim": 128,
+    "n_group": 1,
+    "n_routed_experts": 160,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "topk_group": 1,
+    "use_qk_norm": True,
+}
+_RECENT = {
+    "gpt-oss-120b": (_GPT_OSS, 116.83e9, {"local", "attention", "moe"}),
+    "llama-4-maverick": (_LLAMA_4, 400e9, {"attention", "mlp", "moe"}),
+    "qwen3-next": (_QWEN3_NEXT, 79.67e9, {"mamba", "attention", "moe"}),
+    "kimi-k2": (_KIMI_K2, 1.026e12, {"mla", "mlp", "moe"}),
+    "glm-4.5": (_GLM, 355e9, {"attention", "mlp", "moe"}),
+}
+
+
+@pytest.mark.parametrize("name", _RECENT)
+def test_recent_models_have_the_parameters_that_their_makers_say(name, tmp_path):
+    """Within 1 %: sinks of attention, biases of routers and what is noted are not counted."""
+    config, parameters, kinds = _RECENT[name]
+    job = import_job(_file(tmp_path, config), 64, batch=256)
+    assert job.model is not None
+    assert job.model.layers is not None
+    assert count_parameters(job.model) == pytest.approx(parameters, rel=0.01)
+    assert {kind for layer in job.model.layers for kind in layer.modules} == kinds
+    inner = config.get("text_config", config)
+    assert job.model.num_layers == inner["num_hidden_layers"]
+
+
+def test_layers_of_recent_models(tmp_path):
+    def layers(config):
+        model = import_job(_file(tmp_path, config), 64, batch=64).model
+        assert model is not None
+        assert model.layers is not None
+        return [(*layer.modules, layer.repeat) for layer in model.layers][:4]
+
+    assert layers(_QWEN3_NEXT)[:2] == [("mamba", "moe", 3), ("attention", "moe", 1)]
+    assert layers(_LLAMA_4)[:2] == [("attention", "mlp", 1), ("attention", "moe", 1)]
+    first = {"layer_types": ["full_attention"] * 9 + ["sliding_attention"] * 27}
+    assert layers(_GPT_OSS | first) == [("attention", "moe", 9), ("local", "moe", 27)]
+    for wrong in (["other"] * 36, ["full_attention"], "full_attention"):
+        with pytest.raises(ValueError, match="`layer_types`"):
+            layers(_GPT_OSS | {"layer_types": wrong})
+
+
+def _command(path, out, *more):
+    return ["import", str(path), "--gpus", "64", "--out", str(out), *more]
+
+
+def test_import_asks_for_a_batch_that_is_not_known(tmp_path, capsys):
+    path, out = _file(tmp_path, _LLAMA), tmp_path / "job.toml"
+    split = ["--set", "layout.tp=8"]
+    assert main(_command(path, out, *split)) == 2
+    assert "`--batch`" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(_command(path, out, *split, "--batch", "20")) == 2
+    assert (
+        "batch of 20 sequences is not a multiple of dp*microbatch_size = 8*1"
+        in capsys.readouterr().err
+    )
+    assert main(_command(path, out, *split, "--batch", "32", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["global_batch_size"] == 32
+    more = ["--set", "schedule.num_microbatches=3", "--force", "--json"]
+    assert main(_command(path, out, *split, *more, "--batch", "32")) == 2
+    assert "say the same; give one of them" in capsys.readouterr().err
+    assert main(_command(path, out, *split, *more)) == 0
+    assert json.loads(capsys.readouterr().out)["global_batch_size"] == 24
+    interleaved = ["schedule.kind=interleaved-1f1b", "schedule.virtual_stages=2", "layout.pp=4"]
+    split = [word for change in interleaved for word in ("--set", change)]
+    assert main(_command(path, out, *split, "--batch", "64", "--force", "--json")) == 0
+    assert load_job(out).schedule.num_microbatches == 4
+
+
+def test_import_says_which_published_batch_it_took(tmp_path, capsys):
+    path, out = _file(tmp_path, _PUBLISHED["deepseek-v3"][0]), tmp_path / "job.toml"
+    assert main(_command(path, out, "--allow-oom", "--json")) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["global_batch_size"], said["sequence_length"]) == (15360, 4096)
+    assert "15,360 sequences (of 4,096 tokens each; DeepSeek-V3" in said["notes"][0]
+    other = _command(path, out, "--allow-oom", "--force")
+    assert main([*other[:3], "7", *other[4:]]) == 2
+    assert "a published batch of 15,360 sequences is not a multiple" in capsys.readouterr().err
+
+
+def test_a_batch_for_arguments_of_megatron(tmp_path):
+    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32, batch=32)
+    assert job.schedule.num_microbatches == 8
+
+
+def test_a_job_that_does_not_fit_is_written_with_what_would_fit(tmp_path, capsys):
+    path, out = _file(tmp_path, _LLAMA), tmp_path / "job.toml"
+    assert main(_command(path, out, "--batch", "64")) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "`--set training." in said
+    assert "job.toml is written" in said
+    assert load_job(out).layout.dp == 64
+
+
+def test_import_never_overwrites_a_file_without_force(tmp_path, capsys):
+    path, out = _file(tmp_path, _LLAMA), tmp_path / "job.toml"
+    out.write_text("mine")
+    command = _command(path, out, "--batch", "64", "--set", "layout.tp=8")
+    assert main(command) == 2
+    assert "`--force`" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*command, "--force"]) == 0
+    assert out.read_text() != "mine"
+    out.unlink()
+    out.symlink_to(tmp_path / "elsewhere.toml")
+    assert main(command) == 2
+
+
+_LINE = " ".join(f"--{flag}" if v is True else f"--{flag} {v}" for flag, v in _SMALL.items())
+_LONG = {
+    "40 million layers": ("--num-layers 40000000", "`num-layers` is 40000000"),
+    "a billion stages": (
+        "--pipeline-model-parallel-layout (t|)*1000000000",
+        "`pipeline-model-parallel-layout` of repeats",
+    ),
+    "repeats of repeats": (
+        "--pipeline-model-parallel-layout E((((t|)*9999)*9999)*9999)L",
+        "more layers than any model has",
+    ),
+    "many repeats": (
+        f"--pipeline-model-parallel-layout {'t*99999' * 100_000}",
+        "more layers than any model has",
+    ),
+    "repeats of a long list": (
+        f"--num-experts 8 --moe-layer-freq [{'1,' * 400_000}1]*99999",
+        "more layers than any model has",
+    ),
+    "a long pattern": (f"--hybrid-layer-pattern {'M*-' * 300_000}", "of 900000 layers"),
+    "10^15 ranks": (
+        f"--pipeline-model-parallel-size {10**15} --decoder-first-pipeline-num-layers 2",
+        "stages for 12 layers",
+    ),
+    "a word of 900 kB": (f"--data-path {'x' * 900_000}", ""),
+    "a flag of 900 kB": (f"--{'x' * 900_000}", ""),
+    "many words": (f"--data-path '{'x ' * 450_000}'", ""),
+    "an open quotation": (f"--data-path '{'x ' * 450_000}", "a `'` is not closed"),
+    "100,000 flags": (" ".join(f"--z{i}" for i in range(100_000)), "100000 flags"),
+}
+
+
+@pytest.mark.parametrize("name", _LONG)
+def test_input_that_took_minutes_and_gigabytes(name, tmp_path):
+    words, said = _LONG[name]
+    path = _file(tmp_path, f"{_LINE} {words}", "train.sh")
+    before = time.process_time()
+    tracemalloc.start()
+    try:
+        if said:
+            with pytest.raises(ValueError, match=re.escape(said)) as raised:
+                import_job(path, 8)
+            assert len(str(raised.value)) < 600
+        else:
+            import_job(path, 8)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+    # Ten times as fast where memory is not traced.
+    assert time.process_time() - before < 20
+
+
+def test_words_of_a_command_are_those_of_a_shell():
+    text = r"""--a 'x y' --b "say \"no\"" --c=d\ e --f g'h'"i"
+--j \
+  k # --l
+"""
+    assert parse_command(text) == {"a": "x y", "b": 'say "no"', "c": "d e", "f": "ghi", "j": "k"}
+
+
+_ANY = (
+    *(True, False, None, 0, 1, 3, 8, -1, 0.5, 1e30, 10**15, 2**31, 10**400, "", "x", "\x00", "é"),
+    *(
+        "nan",
+        "inf",
+        "1e400",
+        "true",
+        "1,0",
+        "(1, 0)",
+        "[1]*12",
+        "Et*3|t*9L",
+        "M*-E",
+        "rope",
+        "full",
+    ),
+    *("selective", "flex", "mxfp8", [], [1, 2], {}, {"a": [1]}, ["full_attention"]),
+)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_input_makes_a_job_or_one_sentence(seed, tmp_path):
+    draw = random.Random(seed)
+    if seed % 3:
+        flags = dict(_SMALL)
+        for _ in range(draw.choice((1, 2, 4))):
+            flags[draw.choice([*_TABLE])] = draw.choice(_ANY)
+        text, name = "\n".join(f"--{flag}: {value}" for flag, value in flags.items()), "a.yaml"
+        if seed % 3 == 1:
+            text, name = text.replace(":", "").replace(" True", ""), "a.sh"
+    else:
+        config = copy.deepcopy(draw.choice([*_RECENT.values(), *_PUBLISHED.values()])[0])
+        for _ in range(draw.choice((1, 2, 4))):
+            inner = draw.choice((config, config.get("text_config")))
+            inner = inner if isinstance(inner, dict) else config
+            inner[draw.choice([*inner])] = draw.choice(_ANY)
+        text, name = json.dumps(config), "config.json"
+    try:
+        found = import_with_notes(_file(tmp_path, text, name), draw.choice((8, 64)), batch=64)
+        memory(found.job)
+    except ValueError as error:
+        said = str(error)
+        assert said.endswith(".")
+        assert "\n" not in said
+    else:
+        assert all(note.endswith(".") for note in found.notes)

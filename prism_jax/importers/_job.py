@@ -1,18 +1,20 @@
 """Imports a job from a configuration of another framework."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import re
-import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .._files import shown
 from .._misc import quoted
-from ..data import Job, list_clusters, load_cluster, make_job, read_text
-from ._hugging_face import from_hugging_face
-from ._megatron import from_megatron
+from ..data import Job, Layout, list_clusters, load_cluster, make_job, read_text
+from ._batches import published_batch
+from ._hugging_face import hugging_face_reader, read_hugging_face
+from ._megatron import megatron_reader, read_megatron
+from ._problems import Reader, Table
 
 
 def parse_command(text: str) -> dict[str, object]:
@@ -31,13 +33,39 @@ def parse_command(text: str) -> dict[str, object]:
     return found
 
 
+# Blanks, ends of lines, words with their quoted parts, and what is none of these: a quotation mark
+# or a backslash at the end. Nothing is tried twice, so that a word may be as long as a file.
+_TOKEN = re.compile(
+    r"""([^\S\n]+)|(\n+)|((?:[^\s"'\\]++|"(?:[^"\\]++|\\.)*+"|'[^']*+'|\\.)++)|(.)""", re.DOTALL
+)
+_PART = re.compile(r"""'([^']*+)'|"((?:[^"\\]++|\\.)*+)"|\\(.)""", re.DOTALL)
+
+
+def _words(text: str) -> Iterator[str]:
+    """The words of a command as a shell reads them, and the ends of its lines."""
+    for match in _TOKEN.finditer(text):
+        _, line, word, rest = match.groups()
+        if rest:
+            raise ValueError(f"a `{rest}` is not closed")
+        if line:
+            yield line
+        elif word:
+            yield _PART.sub(_unquoted, word)
+
+
+def _unquoted(part: re.Match[str]) -> str:
+    single, double, escaped = part.groups()
+    if double is not None:
+        return re.sub(r'\\(["\\$`])', r"\1", double)
+    return escaped if single is None else single
+
+
 def _flags(text: str) -> dict[str, object]:
     text = re.sub(r"\\\r?\n", " ", text)
-    lexer = shlex.shlex(re.sub(r"(?m)(^|\s)#.*$", "", text), posix=True, punctuation_chars="\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    text = re.sub(r"(?m)(^|\s)#.*$", "", text)
     found: dict[str, object] = {}
     flag, values = "", []
-    for word in [*lexer, "--"]:
+    for word in (*_words(text), "--"):
         named = re.match(r"\w+\+?=(\(?)\s*(?=--)", word)
         word = word[named.end() :] if named else word
         if named and not named[1]:
@@ -97,14 +125,31 @@ def parse_model_config(text: str) -> dict[str, object]:
 # Configurations are a few kilobytes.
 _MOST = 2**20
 _CLUSTER = "dgx-h100"
-_Parse = Callable[[str], dict[str, Any]]
-_KINDS: dict[str, tuple[_Parse, Callable[[dict[str, Any], int, str], dict[str, Any]]]] = {
-    ".json": (json.loads, from_hugging_face),
-    ".yaml": (parse_model_config, from_megatron),
-    ".yml": (parse_model_config, from_megatron),
-    ".sh": (parse_command, from_megatron),
-    ".txt": (parse_command, from_megatron),
+_Megatron = (megatron_reader, read_megatron)
+_KINDS: dict[str, tuple[Callable[[str], Any], Callable[..., Reader], Callable[..., Table]]] = {
+    ".json": (json.loads, hugging_face_reader, read_hugging_face),
+    ".yaml": (parse_model_config, *_Megatron),
+    ".yml": (parse_model_config, *_Megatron),
+    ".sh": (parse_command, *_Megatron),
+    ".txt": (parse_command, *_Megatron),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """A job from a configuration of another framework.
+
+    **Attributes:**
+
+    - `job`: the job.
+    - `notes`: a sentence for each thing that was left out or assumed.
+    - `question`: a sentence that asks for the batch, if neither the configuration nor a publication
+        says it; the job then has one microbatch in each replica.
+    """
+
+    job: Job
+    notes: tuple[str, ...]
+    question: str = ""
 
 
 def import_job(
@@ -113,7 +158,25 @@ def import_job(
     *,
     cluster: str | None = None,
     overrides: Iterable[str] = (),
+    batch: int | None = None,
+    strict: bool = False,
 ) -> Job:
+    """As `import_with_notes`, but only the job."""
+    found = import_with_notes(
+        path, num_gpus, cluster=cluster, overrides=overrides, batch=batch, strict=strict
+    )
+    return found.job
+
+
+def import_with_notes(
+    path: str | os.PathLike[str],
+    num_gpus: int,
+    *,
+    cluster: str | None = None,
+    overrides: Iterable[str] = (),
+    batch: int | None = None,
+    strict: bool = False,
+) -> Imported:
     """Makes a job from a configuration of Hugging Face or from the arguments of Megatron-LM.
 
     **Arguments:**
@@ -125,25 +188,25 @@ def import_job(
     - `cluster`: the name of a shipped family, with as many nodes as needed, or the path of a
         cluster; by default DGX H100.
     - `overrides`: as in `load_job`. `layout.dp` is adjusted to the other degrees; microbatches are
-        not.
-
-    **Returns:**
-
-    The job.
+        not, unless the batch is given or published.
+    - `batch`: the number of sequences in a step; by default that of Megatron-LM's arguments, or
+        the published one of a model of Hugging Face.
+    - `strict`: whether flags of Megatron-LM that are not known are refused; by default there is a
+        note for each.
 
     **Raises:**
 
     `ValueError` of one sentence if the file cannot be read, or with everything in it that a job
     cannot express.
     """
-    where = shown(path)
-    suffix = pathlib.Path(path).suffix.lower()
+    where, path = shown(path), pathlib.Path(path)
+    suffix = path.suffix.lower()
     if suffix not in _KINDS:
         raise ValueError(
             f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
             "`.sh` or `.txt`."
         )
-    parse, convert = _KINDS[suffix]
+    parse, reader, convert = _KINDS[suffix]
     text = read_text(path, _MOST)
     try:
         table = parse(text)
@@ -153,31 +216,67 @@ def import_job(
     if not isinstance(table, dict):
         raise ValueError(f"{where}: this is not a table of keys; give a model's configuration.")
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
-    raw = convert(table, num_gpus, where)
+    read = reader(table, strict=strict)
+    raw = convert(read, num_gpus, where)
     raw["cluster"] = cluster or _CLUSTER
     if raw["cluster"] in list_clusters():
         raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
-    raw["model"]["source"] = raw["source"] = f"imported from {pathlib.Path(path).name}"
-    raw["name"] = quoted(pathlib.Path(path).stem)
-    if not any(text.replace(" ", "").startswith("layout.dp=") for text in overrides):
-        overrides = (*overrides, *_replicas(raw, num_gpus, overrides, pathlib.Path(path)))
-    job = make_job(raw, pathlib.Path(path), overrides)
+    raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
+    raw["name"] = quoted(path.stem)
+    keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
+    published, asked = None, ""
+    if batch is not None and "schedule.num_microbatches" in keys:
+        raise ValueError(
+            f"{where}: `--batch` and `schedule.num_microbatches` say the same; give one of them."
+        )
+    if batch is None and suffix == ".json" and "schedule.num_microbatches" not in keys:
+        published = published_batch(read.text("model_type"), raw["model"])
+        asked = "the batch is not known; give the sequences of a step with `--batch`"
+    if published is not None:
+        raw["training"]["sequence_length"], asked = published.length, ""
+    sequences = batch or (published.sequences if published else 0)
+    if sequences:
+        # Whatever must divide the microbatches of a replica divides this too.
+        raw["schedule"]["num_microbatches"] = sequences
+    alone = make_job(raw | {"layout": raw["layout"] | {"dp": 1}}, path, overrides)
+    dp = alone.layout.dp if "layout.dp" in keys else _replicas(alone.layout, num_gpus, where)
+    overrides = (*overrides, f"layout.dp={dp}")
+    if sequences:
+        assert alone.training is not None
+        number, odd = divmod(sequences, dp * alone.training.microbatch_size)
+        if odd:
+            asked = (
+                f"a {'published ' * (batch is None)}batch of {sequences:,} sequences is not a "
+                f"multiple of dp*microbatch_size = {dp}*{alone.training.microbatch_size}; give one "
+                "with `--batch`"
+            )
+        if odd and batch:
+            raise ValueError(f"{where}: {asked}.")
+        overrides = (*overrides, f"schedule.num_microbatches={1 if odd else number}")
+    if published is not None and not asked:
+        read.notes.append(
+            f"The batch is the published one, {sequences:,} sequences (of "
+            f"{published.length:,} tokens each; {published.source}); `--batch` gives another."
+        )
+    job = make_job(raw, path, overrides)
     if job.layout.world_size != num_gpus:
         raise ValueError(
             f"{where}: `layout.dp` = {job.layout.dp} makes {job.layout.world_size} GPUs, not "
             f"{num_gpus}; leave it out, and it follows."
         )
-    return job
+    return Imported(job, tuple(dict.fromkeys(read.notes)), f"{where}: {asked}." if asked else "")
 
 
-def _replicas(
-    raw: dict[str, Any], num_gpus: int, overrides: tuple[str, ...], path: pathlib.Path
-) -> tuple[str, ...]:
-    """The override that uses the remaining GPUs as replicas."""
-    layout = make_job(raw | {"layout": raw["layout"] | {"dp": 1}}, path, overrides).layout
+def _replicas(layout: Layout, num_gpus: int, where: str) -> int:
+    """How many replicas use all GPUs.
+
+    **Arguments:**
+
+    - `layout`: that of one replica.
+    """
     if num_gpus % layout.world_size != 0:
         raise ValueError(
-            f"{shown(path)}: tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp} does not divide "
+            f"{where}: tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp} does not divide "
             f"{num_gpus} GPUs; use a divisor."
         )
-    return (f"layout.dp={num_gpus // layout.world_size}",)
+    return num_gpus // layout.world_size

@@ -3,24 +3,21 @@
 from collections.abc import Mapping
 
 from .._misc import quoted
-from ._megatron_flags import check_flags
-from ._megatron_layers import encoder_and_decoder, has_encoder, is_encoder, layers_of
-from ._megatron_schedule import schedule_of
-from ._problems import InexpressibleError, Reader, Table
-
-
-# Vocabularies that are known by the name of their file.
-_WORDS = (
-    ("nemotron_2_256k", 256_000),
-    ("multiMixV8.gpt4o_nc_sd.500000.128k", 131_072),
-    ("vocab.json", 50_257),  # GPT-2's.
-    ("bert-large-cased-vocab.txt", 28_996),
-    ("vocab.txt", 30_522),  # BERT's without capitals.
+from ._megatron_flags import check_flags, tables, usual_names
+from ._megatron_layers import (
+    encoder_and_decoder,
+    has_encoder,
+    is_encoder,
+    layers_of,
+    window_of,
 )
+from ._megatron_schedule import schedule_of
+from ._problems import InexpressibleError, Reader, Table, is_off
 
 
 def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
-    """The tables `model`, `layout`, `schedule` and `training` of a job.
+    """The tables `model`, `layout`, `schedule` and `training` of a job. Flags that are not known
+    are left out.
 
     **Arguments:**
 
@@ -30,10 +27,18 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
 
     **Raises:**
 
-    `InexpressibleError` with everything that a job cannot express, including unknown flags.
+    `InexpressibleError` with everything that a job cannot express.
     """
-    table = {key.lstrip("-").replace("_", "-"): value for key, value in arguments.items()}
-    read = Reader(table)
+    return read_megatron(megatron_reader(arguments), num_gpus, where)
+
+
+def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) -> Reader:
+    """Reads flags by their usual names; see `Reader` for `strict`."""
+    return Reader(usual_names(arguments), strict=strict)
+
+
+def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
+    """As `from_megatron`, with notes in `read`."""
     model = _model(read)
     layout = _layout(read, num_gpus)
     training = _training(read, model)
@@ -49,6 +54,7 @@ def _model(read: Reader) -> Table:
     swiglu, heads = read.flag("swiglu"), read.count("num-attention-heads")
     ffn = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
     activation = "squared_relu" if read.flag("squared-relu") else "swiglu" if swiglu else "gelu"
+    activation = "geglu" if read.flag("quick-geglu") else activation
     if "kv-channels" not in read and hidden % heads != 0:
         read.problems.append(
             f"`num-attention-heads` {heads} does not divide `hidden-size` {hidden}"
@@ -78,12 +84,15 @@ def _model(read: Reader) -> Table:
     modules["attention"]["qk_norm"] = read.flag("qk-layernorm")
     modules["attention"]["qkv_bias"] = read.flag("add-qkv-bias")
     attention = "attention"
+    if "window-size" in read:
+        window = window_of(read)
+        modules["local"] = modules["attention"] | {"window": window} if window else {}
     if read.flag("multi-latent-attention"):
         attention = "mla"
         modules["mla"] = _mla(read)
     if "num-experts" in read:
         modules["moe"] = _moe(read, model)
-    layers, mtp = layers_of(read, attention)
+    layers, mtp = layers_of(read, attention, windowed=bool(modules.get("local")))
     if has_encoder(read):
         layers, added = encoder_and_decoder(read)
         modules |= added
@@ -100,8 +109,11 @@ def _model(read: Reader) -> Table:
 
 def _position(read: Reader) -> str:
     known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
-    named = read.choice("position-embedding-type", "learned_absolute", known)
-    return "rotary" if read.flag("use-rotary-position-embeddings") else known[named]
+    known |= {"yarn": "rotary", "mrope": "rotary"}
+    named = known[read.choice("position-embedding-type", "learned_absolute", known)]
+    if read.flag("no-position-embedding") and named == "learned":
+        named = "none"
+    return "rotary" if read.flag("use-rotary-position-embeddings") else named
 
 
 def _vocabulary(read: Reader) -> int:
@@ -109,15 +121,24 @@ def _vocabulary(read: Reader) -> int:
     multiple = read.count("make-vocab-size-divisible-by", 128)
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
-    known = [
-        size + read.count("vocab-extra-ids", 0, least=0) for name, size in _WORDS if name in names
-    ]
+    kind, extra = read.text("tokenizer-type"), read.count("vocab-extra-ids", 0, least=0)
+    known = _size_of_words("by_file", names)[1]
     padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
     if padded:
         return padded
     if not size and not known:
-        read.problems.append("a vocabulary of a size that is not said; give `--vocab-size`")
-    return -(-(size or (known or [1])[0]) // multiple) * multiple
+        of, known = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
+        read.notes.append(
+            f"The size of the vocabulary is not said, so {known:,} words are taken, as is usual "
+            f"for `{of}`: give `--vocab-size` for others."
+        )
+    return -(-(size or known + extra) // multiple) * multiple
+
+
+def _size_of_words(table: str, text: str) -> tuple[str, int]:
+    """The first name of a table of vocabularies that is in a text, and its size; or nothing."""
+    known = tables()["vocabularies"][table].items()
+    return next(((name, size) for name, size in known if name in text), ("", 0))
 
 
 def _mla(read: Reader) -> Table:
@@ -141,7 +162,8 @@ def _moe(read: Reader, model: Table) -> Table:
     if groups > 1:
         table |= {"num_groups": groups, "top_k_groups": chosen}
     shared = read.count("moe-shared-expert-intermediate-size", 0, least=0)
-    return {**table, "shared_ffn_size": shared} if shared else table
+    gate = {"shared_gate": True} if read.flag("moe-shared-expert-gate") else {}
+    return {**table, "shared_ffn_size": shared, **gate} if shared else table
 
 
 def _mamba(read: Reader, hidden: int) -> Table:
@@ -204,6 +226,8 @@ def _training(read: Reader, model: Table) -> Table:
         training["token_dispatcher"] = "flex"
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
+    if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
+        training["reshard_after_forward"] = False
     if "ddp-bucket-size" in read:
         training["gradient_bucket_size"] = read.count("ddp-bucket-size")
     return {**training, **_recompute(read)}
@@ -214,7 +238,10 @@ def _dtype(read: Reader) -> str | None:
     recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
     recipe = read.choice("fp8-recipe", recipes[0], recipes)
     # A flag and its older name, both of which are read.
-    if not any([read.get("fp8-format"), read.get("fp8")]):
+    fp8, fp4 = ([not is_off(read.get(k)) for k in (f"{w}-format", w)] for w in ("fp8", "fp4"))
+    if any(fp4):
+        return "fp4"
+    if not any(fp8):
         return None
     return "mxfp8" if recipe == "mxfp8" else "fp8"
 
@@ -251,7 +278,7 @@ def _recompute(read: Reader) -> Table:
     modules = read.text("recompute-modules", "core_attn").strip("[]").replace(",", " ").split()
     method, number = read.text("recompute-method", "uniform"), read.count("recompute-num-layers", 1)
     if granularity == "selective":
-        found["recompute_modules"] = modules
+        found["recompute_modules"] = [*dict.fromkeys(modules)]
     if granularity == "full":
         found |= {"recompute_method": method, "recompute_layers": number}
     return found

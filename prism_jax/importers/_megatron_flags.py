@@ -1,124 +1,149 @@
-"""Flags of Megatron-LM that change neither the time nor the memory of a step, as far as a job
-models them, and flags that do so in a way that a job cannot express.
+"""What each flag of Megatron-LM means for a job: see `megatron_flags.toml`."""
 
-Switches that disable a fusion of elementwise kernels (`no-*-fusion`) cost a little time that no
-kernel table has. `overlap-param-gather-with-optimizer-step` starts gathers a little earlier that
-overlap with the next forward anyway. Both count as flags that change nothing.
+import functools as ft
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-Names are those of `megatron/training/arguments.py` of Megatron-LM (core 0.14 to 0.16) in its
-recorded functional tests, and other common ones. A flag that is in neither list is unknown.
-"""
-
-from ._problems import Reader
+from .._misc import quoted
+from ._problems import Reader, is_off
 
 
-# Flags about optimisation, input, output, logs and checks, and about numerics without a cost.
-_NAMES = """
-    accumulate-allreduce-grads-in-fp32 adam-beta1 adam-beta2 adam-eps adam-epsilon
-    align-grad-reduce align-param-gather apply-layernorm-1p apply-query-key-layer-scaling
-    async-save async-strategy attention-softmax-in-fp32 auto-detect-ckpt-format
-    calculate-per-token-loss check-for-large-grads check-for-nan-in-loss-and-grad
-    check-weight-hash-across-dp-replicas-interval ckpt-assume-constant-structure ckpt-format
-    ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step clip-grad
-    cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules
-    cuda-graph-warmup-steps data-args-path data-cache-path data-parallel-random-init data-path
-    dataloader-type ddp-average-in-collective ddp-num-buckets
-    ddp-pad-buckets-for-high-nccl-busbw decoupled-lr decoupled-min-lr
-    delay-grad-reduce deterministic-mode disable-gloo-process-groups
-    disable-vision-class-token dist-ckpt-format dist-ckpt-strictness distributed-backend
-    distributed-timeout-minutes empty-unused-memory-level enable-experimental enable-one-logger
-    end-weight-decay eod-mask-loss eval-interval eval-iters exit-duration-in-mins exit-interval
-    exit-on-missing-checkpoint exit-signal-handler
-    export-te-mcore-model fim-data fim-rate fim-spm-rate finetune
-    fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin
-    full-validation group-query-attention high-priority-stream-groups hysteresis
-    inference-max-seq-length init-method-std init-method-xavier-uniform initial-loss-scale
-    is-hybrid-model layernorm-epsilon load local-rank log-batch-size-to-tensorboard log-interval
-    log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-progress log-straggler
-    log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard
-    log-world-size-to-tensorboard loss-scale loss-scale-window lr lr-decay-iters lr-decay-samples
-    lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples
-    lr-wsd-decay-samples lr-wsd-decay-style manual-gc
-    manual-gc-interval master-addr master-port max-restarts max-tokens-to-oom memory-snapshot-path
-    merge-file min-loss-scale min-lr mock-data moe-aux-loss-coeff moe-flex-dispatcher-backend
-    moe-flex-dispatcher-num-sms moe-grouped-gemm moe-hybridep-num-sms
-    moe-pad-experts-for-cuda-graph-inference moe-per-layer-logging moe-permute-fusion
-    moe-router-bias-update-rate moe-router-dtype moe-router-enable-expert-bias moe-router-fusion
-    moe-router-load-balancing-type
-    moe-router-padding-for-quantization moe-router-pre-softmax moe-router-score-function
-    moe-router-topk-scaling-factor moe-token-drop-policy
-    moe-use-legacy-grouped-gemm moe-z-loss-coeff mscale mscale-all-dim mtp-loss-scaling-factor
-    nccl-communicator-config-path nnodes no-align-grad-reduce no-barrier-with-level-1-timing
-    no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion
-    no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader
-    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
-    no-log-learnig-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-masked-softmax-fusion
-    no-mmap-bin-files no-persist-layer-norm no-rope-fusion
-    no-save-optim no-save-rng no-use-layer-wise-param-layout
-    no-use-tokenizer-model-from-checkpoint-args node-rank non-persistent-save-interval
-    norm-epsilon nproc-per-node num-dataset-builder-threads num-layers-at-end-in-bf16
-    num-layers-at-start-in-bf16
-    num-workers one-logger-project one-logger-run-name
-    overlap-p2p-communication
-    overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
-    override-opt-param-scheduler position-embedding-type pretrained-checkpoint profile
-    profile-ranks profile-step-end profile-step-start rdzv-backend rdzv-endpoint
-    record-memory-history rerun-mode reset-attention-mask reset-position-ids
-    reuse-grad-buf-for-mxfp8-param-ag rope-scaling-factor rotary-base rotary-interleaved
-    rotary-percent rotary-scaling-factor rotary-seq-len-interpolation-factor save save-interval
-    seed sgd-momentum spec split start-weight-decay straggler-minmax-count te-rng-tracker
-    tensorboard-dir tensorboard-log-interval tensorboard-queue-size test-data-path test-mode
-    tiktoken-num-special-tokens tiktoken-pattern timing-log-level timing-log-option
-    tokenizer-model tokenizer-type tp-comm-overlap-cfg train-data-path train-iters train-samples
-    transformer-impl use-checkpoint-args use-checkpoint-opt-param-scheduler use-cpu-initialization
-    use-dist-ckpt use-flash-attn use-fused-weighted-squared-relu use-legacy-models
-    use-mcore-models use-pytorch-profiler use-rope-scaling use-tp-pp-dp-mapping valid-data-path
-    verify-integrity vocab-extra-ids vocab-file wandb-exp-name wandb-project wandb-save-dir
-    weight-decay weight-decay-incr-style wgrad-deferral-limit
-"""
-IGNORED = frozenset(_NAMES.split())
+class Flag(NamedTuple):
+    """What a flag means.
 
-REFUSED = {
-    "patch-dim": "images",
-    "img-h": "images",
-    "perform-rl-step": "reinforcement learning, which also generates",
-    "moe-latent-size": "experts of another width than the model's",
-    "optimizer-cpu-offload": "an optimizer in the memory of the host",
-    "cpu-offloading": "activations in the memory of the host",
-    "export-kd-cfg": "a second model that teaches",
-    "experimental-attention-variant": "attention of another kind",
-    "heterogeneous-layers-config-path": "layers that another file describes",
-    "use-packed-sequence": "sequences that are packed",
-    "step-batch-size-schedule": "a batch that grows during the run",
-    "rampup-batch-size": "a batch that grows during the run",
-    "moe-expert-capacity-factor": "experts that drop tokens",
-    "langrl-env-config": "reinforcement learning, which also generates",
-    "refit-method": "reinforcement learning, which also generates",
-    "defer-embedding-wgrad-compute": "gradients of the head that are computed after the pipeline",
-    "hierarchical-context-parallel-sizes": "context parallelism in several levels",
-}
+    **Attributes:**
 
-# Flags that cost or save time only if matrix multiplications are in fp8.
-REFUSED_IN_FP8 = {
-    "no-fp8-wgrad": "gradients of weights in another dtype than the rest",
-    "first-last-layers-bf16": "layers in another dtype than the rest",
-    "fp8-param-gather": "parameters that are gathered in fp8",
-}
+    - `kind`: its table in `megatron_flags.toml`.
+    - `what`: the key of a job that it sets, the flag that it stands for, or what it costs.
+    """
+
+    kind: str
+    what: str
+
+
+@ft.cache
+def tables() -> dict[str, Any]:
+    """The tables of `megatron_flags.toml`."""
+    text = pathlib.Path(__file__).with_name("megatron_flags.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@ft.cache
+def known_flags() -> dict[str, Flag]:
+    """All known flags, without dashes before them. A name that ends in `*` is a beginning."""
+    others = ((name, Flag(k, o)) for k in ("same", "opposite") for name, o in tables()[k].items())
+    listed = ((kind, *one) for kind in _LISTED for one in tables()[kind].items())
+    return {name: Flag(k, what) for k, what, all_ in listed for name in all_.split()} | dict(others)
+
+
+_LISTED = ("sets", "no_effect", "noted", "refused", "refused_in_fp8")
+
+
+def flag_of(name: str) -> Flag | None:
+    """The meaning of a flag, if it is known."""
+    known = known_flags()
+    if name not in known and name.startswith(_beginnings()):
+        name = next(f"{one}*" for one in _beginnings() if name.startswith(one))
+    return known.get(name)
+
+
+@ft.cache
+def _beginnings() -> tuple[str, ...]:
+    return tuple(name[:-1] for name in known_flags() if name.endswith("*"))
+
+
+def usual_names(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The flags by their names in `megatron_flags.toml`: with dashes, by one of several names, and
+    those that switch another flag off as that flag.
+    """
+    found: dict[str, object] = {}
+    for key, value in arguments.items():
+        name, same = _usual_name(key.lstrip("-").replace("_", "-").lower())
+        found[name] = value if same or value is None else is_off(value)
+    return found
+
+
+def _usual_name(name: str) -> tuple[str, bool]:
+    """The usual name of a flag, and whether it means the same or the opposite."""
+    known = known_flags()
+    flag = flag_of(name)
+    if flag is not None:
+        return (
+            (flag.what, flag.kind == "same") if flag.kind in ("same", "opposite") else (name, True)
+        )
+    for word in ("no-", "disable-"):
+        for other in (name.removeprefix(word), word + name):
+            if other in known and other != name:
+                return other, False
+    return name, True
+
+
+# Scripts of other programs have more flags than that.
+_MOST_UNKNOWN = 100
 # Of the optimizer, on which everything else counts.
-_IN_FLOAT32 = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype")
+_IN_FLOAT32 = (
+    *("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype"),
+    *("megatron-fsdp-main-grads-dtype", "megatron-fsdp-main-params-dtype"),
+)
 
 
 def check_flags(read: Reader, dtype: str) -> None:
-    """Adds all unread flags to the problems, except those that change nothing if matrix
-    multiplications are in `dtype`.
+    """Adds all unread flags to the problems that a job with matrix multiplications in `dtype`
+    cannot express, and notes those that are not known. Unknown flags are problems if they are
+    almost a known one, and with `read.strict`.
     """
-    in_fp8 = "fp8" in dtype
-    refused = REFUSED | (REFUSED_IN_FP8 if in_fp8 else {})
-    ignored = IGNORED | (frozenset() if in_fp8 else REFUSED_IN_FP8.keys())
     for flag in _IN_FLOAT32:
-        read.choice(flag, "fp32", ("fp32",))
+        read.choice(flag, "fp32", ("fp32", "auto"))
+    refusals = ("refused", "refused_in_fp8") if dtype in ("fp8", "mxfp8", "fp4") else ("refused",)
+    unknown: list[str] = []
     for key in read.unread():
-        if key in refused and read.get(key) not in (None, False):
-            read.problems.append(f"`{key}` ({refused[key]})")
-        elif key not in refused and key not in ignored:
+        kind, what = flag_of(key) or ("unknown", "")
+        if kind == "unknown":
+            unknown.append(key)
+        elif kind in refusals and not is_off(read.get(key)):
+            read.problems.append(f"`{key}` ({what})")
+        elif kind == "noted" and not is_off(read.get(key)):
+            read.notes.append(f"The flag `{key}` {what}.")
+    if len(unknown) > _MOST_UNKNOWN:
+        read.problems.append(f"{len(unknown)} flags that are not known here, as `{unknown[0]}`")
+        return
+    for key in unknown:
+        near = _near(key)
+        if near:
+            read.problems.append(f"`{key}`, a flag that is not known here (did you mean `{near}`?)")
+        elif read.strict:
             read.problems.append(f"`{key}`, a flag that is not known here")
+        else:
+            read.notes.append(f"The flag `{quoted(key)}` is not known here, so it is left out.")
+
+
+def _near(name: str) -> str:
+    """The known flag that was probably meant: one that differs by a slip of the finger, or a key of
+    the job whose name has more words.
+    """
+    for known in known_flags():
+        if _is_slip(name, known):
+            return known
+    words = {*name.split("-")}
+    for known, flag in known_flags().items():
+        if flag.kind == "sets" and len(words) > 1 and words < {*known.split("-")}:
+            return known
+    return ""
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether one letter differs, two letters are swapped, or at most two are missing or added."""
+    if abs(len(name) - len(known)) > 2 or len(name) < 4:
+        return False
+    a, b = _without_beginning(name, known)
+    a, b = _without_beginning(a[::-1], b[::-1])
+    return len(a) + len(b) <= 2 or (len(a) == 2 and a == b[::-1])
+
+
+def _without_beginning(a: str, b: str) -> tuple[str, str]:
+    """Two words without the letters that both begin with."""
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    same = min(len(a), len(b)) if same is None else same
+    return a[same:], b[same:]

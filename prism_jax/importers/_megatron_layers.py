@@ -3,7 +3,7 @@
 import itertools as it
 import re
 
-from ._problems import Reader, Table
+from ._problems import MOST_LAYERS, Reader, Table
 
 
 _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -29,12 +29,12 @@ def encoder_and_decoder(read: Reader) -> tuple[list[Table], Table]:
     layers = [
         {
             "modules": ["encoder_attention", "mlp"],
-            "repeat": read.count("encoder-num-layers"),
+            "repeat": read.layers("encoder-num-layers"),
             "sequence_length": length,
         },
         {
             "modules": ["attention", "cross_attention", "mlp"],
-            "repeat": read.count("decoder-num-layers", read.count("encoder-num-layers")),
+            "repeat": read.layers("decoder-num-layers", read.layers("encoder-num-layers")),
         },
     ]
     modules = {
@@ -44,11 +44,15 @@ def encoder_and_decoder(read: Reader) -> tuple[list[Table], Table]:
     return layers, modules
 
 
-def layers_of(read: Reader, attention: str) -> tuple[list[Table], int]:
-    """The layers, with equal neighbours merged, and the number of multi-token-prediction layers."""
+def layers_of(read: Reader, attention: str, *, windowed: bool = False) -> tuple[list[Table], int]:
+    """The layers, with equal neighbours merged, and the number of multi-token-prediction layers.
+
+    **Arguments:**
+
+    - `attention`: the module of attention.
+    - `windowed`: whether it is the module `local` in layers that see only a window.
+    """
     mtp = read.count("mtp-num-layers", 0, least=0)
-    if read.flag("mtp-use-repeated-layer"):
-        read.problems.append("`mtp-use-repeated-layer` (a layer that is used several times)")
     pattern = read.text("hybrid-layer-pattern") or read.text("hybrid-override-pattern")
     if pattern:
         main, *further = pattern.split("/")
@@ -57,11 +61,15 @@ def layers_of(read: Reader, attention: str) -> tuple[list[Table], int]:
             read.problems.append(f"`hybrid-layer-pattern` with {' '.join(sorted(unknown))}")
         if further:
             read.problems.append("further layers of multi-token prediction in a hybrid pattern")
+        if len(main) > MOST_LAYERS:
+            read.problems.append(f"`hybrid-layer-pattern` of {len(main)} layers")
+            main = ""
         names = [(_SYMBOLS[symbol],) for symbol in main if symbol in _SYMBOLS]
         read.get("num-layers")
     else:
-        count = read.count("num-layers", 1 if has_encoder(read) else None)
-        names = [(attention, what) for what in _feed_forwards(read, count)]
+        count = read.layers("num-layers", 1 if has_encoder(read) else None)
+        seen = _seen(read, attention, count) if windowed else [attention] * count
+        names = [*zip(seen, _feed_forwards(read, count), strict=True)]
     runs = [(list(name), len([*group])) for name, group in it.groupby(names)]
     return [{"modules": name, "repeat": count} for name, count in runs], mtp
 
@@ -69,17 +77,52 @@ def layers_of(read: Reader, attention: str) -> tuple[list[Table], int]:
 def _feed_forwards(read: Reader, count: int) -> list[str]:
     if "num-experts" not in read:
         return ["mlp"] * count
-    given = read.text("moe-layer-freq", "1")
-    if given.isdigit() and int(given) > 0:
-        return ["mlp" if i % int(given) else "moe" for i in range(count)]
+    found = _frequency(read, "moe-layer-freq", count)
+    every = found if isinstance(found, int) else 0
+    found = [i % every == 0 for i in range(count)] if isinstance(found, int) else found
+    return ["moe" if one else "mlp" for one in found]
+
+
+def _seen(read: Reader, attention: str, count: int) -> list[str]:
+    """The module of attention of each layer, of which some see only a window."""
+    if attention != "attention":
+        read.problems.append("`window-size` with `multi-latent-attention`")
+    if "window-attn-skip-freq" not in read:
+        return ["local"] * count
+    found = _frequency(read, "window-attn-skip-freq", count)
+    if isinstance(found, int):
+        every = found
+        found = [i % every != 0 for i in range(1, count + 1)]
+    return ["local" if one else attention for one in found]
+
+
+def window_of(read: Reader) -> int | None:
+    """The number of keys that a query sees, including its own, from `(keys before, keys after)`;
+    `None` if it sees all.
+    """
+    words = re.sub(r"[\[\](),]", " ", read.text("window-size")).split()
+    if len(words) == 2 and words[0] == "-1":
+        return None
+    if len(words) != 2 or not re.fullmatch(r"\d{1,9}", words[0]) or words[1] not in ("0", "-1"):
+        read.problems.append(f"`window-size` {' '.join(words)}")
+        return None
+    return int(words[0]) + 1
+
+
+def _frequency(read: Reader, key: str, count: int) -> int | list[int] | list[bool]:
+    """A number, or a zero or one for each of `count` layers."""
+    given = read.text(key, "1")
+    if re.fullmatch(r"0*[1-9]\d{0,8}", given):
+        return int(given)
     try:
         found = repeated(given)
     except ValueError as error:
-        read.problems.append(f"`moe-layer-freq` of {error}")
-        found = [1] * count
+        read.problems.append(f"`{key}` of {error}")
+        return 1
     if len(found) != count:
-        read.problems.append(f"`moe-layer-freq` for {len(found)} layers of {count}")
-    return ["moe" if one else "mlp" for one in found]
+        read.problems.append(f"`{key}` for {len(found)} layers of {count}")
+        return 1
+    return found
 
 
 def repeated(text: str) -> list[int]:
@@ -95,7 +138,9 @@ def repeated(text: str) -> list[int]:
         match = re.fullmatch(r"\[(\d(?:,\d)*)\](?:\*(\d{1,5}))?", term)
         if not match:
             raise ValueError(f"`{text[:40]}`, which is no list of zeros and ones")
-        found += [int(digit) for digit in match[1].split(",")] * int(match[2] or 1)
-        if len(found) > 10**5:
+        digits, times = [int(digit) for digit in match[1].split(",")], int(match[2] or 1)
+        # Before they are written out, which may take more memory than there is.
+        if len(found) + len(digits) * times > MOST_LAYERS:
             raise ValueError("more layers than any model has")
+        found += digits * times
     return found

@@ -2,7 +2,7 @@
 
 import re
 
-from ._problems import Reader, Table
+from ._problems import MOST_LAYERS, Reader, Table
 
 
 def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> Table:
@@ -89,12 +89,20 @@ def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[in
         )
     between = pp - bool(first) - bool(last)
     rest = count - first - last
+    if pp * virtual > MOST_LAYERS:
+        read.problems.append(f"{pp}*{virtual} stages for {count} layers")
+        return []
     each = rest // between if between else 0
     ranks = [first or each, *[each] * (pp - 2), last or each]
     if pp < 2 or rest != each * between or any(rank % virtual for rank in ranks):
         read.problems.append("uneven stages that do not divide")
         return []
     return [rank // virtual for rank in ranks] * virtual
+
+
+# A repeated letter or pair of brackets, and how deep these may lie in each other.
+_REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL|]))\*(\d{1,6})(?!\d)")
+_DEEPEST = 100
 
 
 def layers_of_layout(text: str) -> list[int]:
@@ -106,15 +114,15 @@ def layers_of_layout(text: str) -> list[int]:
     A `ValueError` if it cannot be read, or if the embedding or the loss is not at its end.
     """
     spread = "".join(text.split()).replace(",", "")
-    for _ in range(100):
-        spread, found = re.subn(
-            r"(?:\(([^()]*)\)|([EtmL|]))\*(\d{1,4})",
-            lambda match: (match[1] if match[2] is None else match[2]) * int(match[3]),
-            spread,
-            count=1,
-        )
-        if not found or len(spread) > 10**5:
+    for _ in range(_DEEPEST):
+        # Before they are written out, which may take more memory than there is.
+        if sum(len(m[1] or m[2] or "") * int(m[3]) for m in _REPEAT.finditer(spread)) > MOST_LAYERS:
+            raise ValueError("more layers than any model has")
+        spread, found = _REPEAT.subn(lambda m: (m[1] or m[2] or "") * int(m[3]), spread)
+        if not found:
             break
+    if "*" in spread:
+        raise ValueError("repeats that are no numbers of layers")
     spread = re.sub(r"[()]", "", spread)
     stages = spread.split("|")
     if not re.fullmatch(r"E[t|]*m*L", spread):

@@ -28,13 +28,17 @@ class Reader:
 
     **Attributes:**
 
-    - `problems`: the problems found so far.
+    - `problems`: the problems found so far, a clause for each.
+    - `notes`: what is imported in another way than it is said, or left out: a sentence for each.
+    - `strict`: whether what is not known is a problem in place of a note.
     """
 
-    def __init__(self, table: Mapping[str, object]):
+    def __init__(self, table: Mapping[str, object], *, strict: bool = False):
         self._table = table
         self._seen: set[str] = set()
         self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.strict = strict
 
     def __contains__(self, key: str) -> bool:
         return self._table.get(key) is not None
@@ -72,25 +76,44 @@ class Reader:
             return default
         return word
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`. Without it and a default, there is a problem."""
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None
+    ) -> int:
+        """A whole number of at least `least`, and at most `most`. Without it and a default, there
+        is a problem.
+        """
         value = self.get(key, default)
         number = _whole(value)
-        if number is None or number < least:
+        if number is None or number < least or (most is not None and number > most):
             said = "is missing" if value is None else f"is {quoted(value)}"
-            self.problems.append(f"`{key}` {said}, but must be a whole number from {least}")
+            to = "" if most is None else f" to {most}, as for `model.num_layers`"
+            self.problems.append(f"`{key}` {said}, but must be a whole number from {least}{to}")
             return max(1, least)
         return number
 
+    def layers(self, key: str, default: int | None = None) -> int:
+        """A number of layers, which is at least 1."""
+        return self.count(key, default, most=MOST_LAYERS)
+
     def text(self, key: str, default: str = "") -> str:
-        return str(self.get(key, default))
+        value = self.get(key, default)
+        return value if isinstance(value, str) else quoted(value, 10_000)
 
     def unread(self) -> list[str]:
         """The keys that were not read."""
         return [key for key in self._table if key not in self._seen]
 
 
+# No model has more layers; what is listed one by one takes time and memory for each.
+MOST_LAYERS = 1_000
 _ON, _OFF = (True, "true", "yes", "1", ""), (False, "false", "no", "0")
+
+
+def is_off(value: object) -> bool:
+    """Whether a value means that something is not used: none, false, or zero."""
+    word = value.lower() if isinstance(value, str) else value
+    # A switch with an empty word is on.
+    return (not value and value != "") or word in (*_OFF, "0.0", "none", "null", "[]")
 
 
 def _whole(value: object) -> int | None:
