@@ -31,7 +31,7 @@ EXAMPLES = {
     "run": "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
     "predict": "gpt3-175b-h100-4096 --set training.dtype=fp8",
     "memory": "gpt3-175b-h100-4096 --set training.recompute=full",
-    "import": "config.json --gpus 64 --set layout.tp=8 --out my_job.toml",
+    "import": "config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml",
     "trace": "traces/ --format kineto",
     "fit": "trace.parquet --job job.toml --out profile",
     "calibrate": "job.toml --to step_times.csv --out mine.toml",
