@@ -253,6 +253,18 @@ TEST_TYPE: regular
     assert parse_model_config(text) == flags
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"MODEL_ARGS": {"--lr": 1e-5, "--bf16": true, "--spec": "a b"}, "ENV_VARS": {"A": 1}}',
+        "MODEL_ARGS:\n  --lr: 1e-5\n  --bf16: True\n  --spec: >\n    a\n    b\nENV_VARS: {A: 1}\n",
+        "lr: 1e-5\nbf16: true  # a comment\nspec: 'a b'\n",
+    ],
+)
+def test_all_of_yaml_is_read(text):
+    assert parse_model_config(text) == {"lr": "1e-5", "bf16": True, "spec": "a b"}
+
+
 _SMALL = {
     "num-layers": 12,
     "hidden-size": 512,
@@ -410,7 +422,9 @@ def test_flags_of_what_is_not_there_change_nothing(change, of):
     [
         ("echo", "job.sh", "no flags"),
         ("--a 'b", "job.sh", "cannot be read"),
-        ("MODEL_ARGS:\n  - --x\n", "job.yaml", "line 2"),
+        ("MODEL_ARGS:\n  - --x\n", "job.yaml", "no flags with values"),
+        ("a: &b 1\nc: *b\n", "job.yaml", "it has aliases"),
+        ("a: [", "job.yaml", "line 2 is not YAML"),
         ("", "job.yaml", "no flags"),
         ("x", "job.xml", "give a `.json`"),
     ],

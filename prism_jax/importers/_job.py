@@ -1,6 +1,7 @@
 """Imports a job from a configuration of another framework."""
 
 import dataclasses
+import functools as ft
 import json
 import os
 import pathlib
@@ -88,38 +89,57 @@ def _flags(text: str) -> dict[str, object]:
 
 
 def parse_model_config(text: str) -> dict[str, object]:
-    """The flags under `MODEL_ARGS`, or of the whole file if it has no such section.
-
-    These files are simple: one flag per line, `--num-layers: 32`. Anything nested is not a flag.
+    """The flags under `MODEL_ARGS`, or of the whole YAML file if it has no such section, as texts,
+    truth values or `None`. Anything nested is not a flag.
 
     **Raises:**
 
     A `ValueError` of one clause that names the line.
     """
-    found: dict[str, object] = {}
-    section, has_section = "", re.search(r"(?m)^MODEL_ARGS:\s*$", text) is not None
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = re.sub(r"(^|\s)#.*$", "", line).rstrip()
-        if not bare or bare == "---":
-            continue
-        match = re.fullmatch(r"(\s*)(-{0,2}[A-Za-z][\w.-]*):(?:\s+(.*))?", bare)
-        if has_section and not bare.startswith(" "):
-            section = match[2] if match else ""
-            continue
-        if has_section and section != "MODEL_ARGS":
-            continue
-        if not match:
-            raise ValueError(f"line {number} is no flag with its value, as in `--num-layers: 32`")
-        value = (match[3] or "").strip()
-        quoted = re.fullmatch(r"([\"'])(.*)\1", value)
-        value = quoted[2] if quoted else value
-        if quoted or value.lower() not in ("true", "false", "null", "~"):
-            found[match[2].lstrip("-")] = value
-        else:
-            found[match[2].lstrip("-")] = {"true": True, "false": False}.get(value.lower())
-    if not found:
-        raise ValueError("it has no flags under `MODEL_ARGS`")
-    return found
+    import yaml
+
+    loader = _loader()
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
+            raise ValueError("it has aliases (`*name`), and only plain values are read")
+        found = yaml.load(text, loader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ValueError(f"line {line} is not YAML ({quoted(error.problem or '')})") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is not YAML ({quoted(str(error))})") from None
+    flags = found.get("MODEL_ARGS", found) if isinstance(found, dict) else found
+    if not isinstance(flags, dict) or not flags:
+        raise ValueError("it has no flags with values, as in `--num-layers: 32`")
+    return {
+        str(flag).lstrip("-"): _plain(value)
+        for flag, value in flags.items()
+        if not isinstance(value, dict)
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as a command line would have it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return value.strip() if isinstance(value, str) else value
+
+
+@ft.cache
+def _loader() -> Any:
+    """Reads all values but truth values and nothing as texts: YAML 1.1 takes `1e-5` for a text, and
+    `no` for a truth value.
+    """
+    import yaml
+
+    class Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
+        pass
+
+    values = {"true": True, "false": False, "null": None, "~": None, "": None}
+    tag = "tag:yaml.org,2002:null"
+    Loader.add_implicit_resolver(tag, re.compile(r"(?i)(true|false|null|~|)$"), None)
+    Loader.add_constructor(tag, lambda loader, node: values[node.value.lower()])
+    return Loader
 
 
 # Configurations are a few kilobytes.
