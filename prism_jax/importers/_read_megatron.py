@@ -122,9 +122,8 @@ def _loader() -> Any:
     """
     import yaml
 
-    class Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
-        pass
-
+    base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    Loader: Any = type("Loader", (base,), {})
     values = {"true": True, "false": False, "null": None, "~": None, "": None}
     tag = "tag:yaml.org,2002:null"
     Loader.add_implicit_resolver(tag, re.compile(r"(?i)(true|false|null|~|)$"), None)
