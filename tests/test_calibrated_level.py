@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.cli._calibrate import _text
+from prism_jax.cli._calibrate import _blocks
 from prism_jax.data import (
     Calibrated,
     Uncertainty,
@@ -218,13 +218,13 @@ def test_every_run_is_beside_what_is_calibrated():
     result = {"prior": [], "variability": [], "num_steps": 8, "num_runs": 2}
     level = {"compute": 1.0, "network": 1.0, "constant_s": 0.0, "growth": 0.0}
     result |= {"job": "x.toml", "standard_errors": level, "agreement": figures, **level}
-    alone = _text(result | {"agreement_of_others": []}, "a.csv").splitlines()
-    assert "a.csv:" not in alone
+    *_, alone = _blocks(result | {"agreement_of_others": []}, "a.csv")
+    assert "a.csv" not in str(alone)
     other = {"job": "b.toml", "to": "b.csv", **figures, "p50_s": (7.5, 8.5)}
-    both = _text(result | {"agreement_of_others": [other]}, "a.csv").splitlines()
-    assert [both[-8], both[-4]] == ["a.csv:", "b.csv:"]
-    assert both[-3].split() == ["p50_s", "7.5", "8.5"]
-    assert both[-7:-4] == alone[-3:]
+    *_, both = _blocks(result | {"agreement_of_others": [other]}, "a.csv")
+    lines = str(both).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == 3 * ["a.csv"] + 3 * ["b.csv"]
+    assert lines[4].split() == ["b.csv", "p50_s", "7.5", "8.5"]
 
 
 def test_priors_say_where_they_are_from():

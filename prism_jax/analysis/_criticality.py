@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from .._misc import counted
 from .._progress import progress_bar
-from .._summary import Summary
+from .._summary import Shown, Table
 from ..engine import critical_paths, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._exposed import communication_shares, exposed_of
@@ -19,7 +19,7 @@ _MOST_STEPS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Criticality:
+class Criticality(Shown):
     """The result of `criticality`. Times are in seconds.
 
     **Attributes:**
@@ -63,13 +63,7 @@ class Criticality:
         units = {name: f"{name.removesuffix('_s')} [s]" for name in seconds}
         return frame.rename(units).sort("probability", descending=True, maintain_order=True)
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
+    def summary(self) -> Table:
         columns = [self.ranks[name].tolist() for name in ("rank", "probability", "share")]
         title = (
             f"Criticality: {counted(self.num_steps, 'step')}, decided by "
@@ -77,7 +71,7 @@ class Criticality:
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
         header = ("rank", "probability of being critical", "share of the step")
-        return Summary(title, [*zip(*columns, strict=True)], header, self.notes)
+        return Table(header, [*zip(*columns, strict=True)], title, self.notes)
 
 
 def criticality(

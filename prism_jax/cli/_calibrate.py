@@ -2,14 +2,15 @@
 
 import argparse
 import os
+from collections.abc import Iterator
 from typing import Any
 
+from .._estimate import Estimate
 from .._files import shown
-from ._arguments import add_progress_argument, add_seed_argument, add_set_argument
-from ._devices import use_all_cores
-
-
-HELP = "calibrate a job to measured step times, so that it predicts other scales"
+from .._summary import Column, Table
+from . import _load
+from ._command import Output, argument, command, repeated
+from ._options import PROGRESS, SEED, SET
 
 
 _LEVEL = {
@@ -20,39 +21,36 @@ _LEVEL = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "calibrate a job to measured step times, so that it predicts other scales",
+    "job.toml --to step_times.csv --out mine.toml",
+    argument(
         "job",
+        "JOB",
+        "a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job",
         nargs="?",
-        metavar="JOB",
-        help="a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a "
-        "--job",
-    )
-    parser.add_argument(
+    ),
+    repeated(
         "--to",
-        required=True,
-        action="append",
-        metavar="STEP_TIMES",
-        help="measured step times in the order of steps: a .csv or .parquet file with a column "
+        "STEP_TIMES",
+        "measured step times in the order of steps: a .csv or .parquet file with a column "
         "`step_time_s`, and a column `run` if there are several runs; can be repeated, each with "
         "the --job that was measured",
-    )
-    parser.add_argument(
+        required=True,
+    ),
+    repeated(
         "--job",
+        "JOB",
+        "the job of each --to, in the same order: on the same software and machine, at another "
+        "scale or in another layout; the first is calibrated and written",
         dest="jobs",
-        action="append",
-        default=[],
-        metavar="JOB",
-        help="the job of each --to, in the same order: on the same software and machine, at "
-        "another scale or in another layout; the first is calibrated and written",
-    )
-    parser.add_argument("--out", required=True, metavar="JOB2", help="the .toml file to write")
-    add_seed_argument(parser)
-    add_set_argument(parser)
-    add_progress_argument(parser)
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    ),
+    argument("--out", "JOB2", "the .toml file to write", required=True),
+    SEED,
+    SET,
+    PROGRESS,
+)
+def run(arguments: argparse.Namespace) -> Output:
     from ..data import check_job_path, is_profile, load_job, save_job
     from ..trace import read_runs
 
@@ -76,14 +74,13 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     from ..fitting import agreement, calibrate, calibrated_as, check_runs
     from ..prediction import predict
-    from ._load import tell_notes, tell_unit, wants_progress
 
     for path, runs in zip(arguments.to, all_runs, strict=True):
         check_runs(runs, f"{shown(path)}: ")
     for path, runs, one in zip(arguments.to, all_runs, jobs, strict=True):
         if one.model is not None and one.cluster is not None:
-            tell_unit(path, float(np.median(np.concatenate(runs))), predict(one).mean)
-    use_all_cores()
+            _load.tell_unit(path, float(np.median(np.concatenate(runs))), predict(one).mean)
+    _load.use_all_cores()
     files = ", ".join(os.path.basename(path) for path in arguments.to)
     job = calibrate(
         jobs[0],
@@ -91,10 +88,10 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         source=f"calibrated to {files}",
         key=jax.random.key(arguments.seed),
         others=list(zip(jobs[1:], all_runs[1:], strict=True)),
-        progress=wants_progress(arguments),
+        progress=_load.wants_progress(arguments),
     )
     save_job(job, arguments.out)
-    tell_notes([job])
+    _load.tell_notes([job])
     result = {
         "job": arguments.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
@@ -108,7 +105,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             )
         ],
     }
-    return result, _text(result, arguments.to[0])
+    return Output(result, [*_blocks(result, arguments.to[0])])
 
 
 def _jobs(arguments: argparse.Namespace) -> list[str]:
@@ -143,31 +140,48 @@ def _calibrated(job: Any) -> dict[str, Any]:
     }
 
 
-def _text(result: dict[str, Any], first: str) -> str:
+def _blocks(result: dict[str, Any], first: str) -> Iterator[Table | str]:
     out, number, runs = result["job"], result["num_steps"], result["num_runs"]
-    lines = [f"{out}: calibrated to {number:,} steps of {runs} run(s)", ""]
-    for name, what in _LEVEL.items():
-        error = result["standard_errors"][name]
-        prior = " (prior)" if name in result["prior"] else ""
-        lines.append(f"{name:<12}{result[name]:>9.4g} +- {error:<8.2g} {what}{prior}")
-    if result["prior"]:
-        lines.append(
-            "(prior): mostly from other systems, because these steps determine little of it; runs "
-            "at other scales would"
-        )
-    lines.append("")
-    for v in result["variability"]:
-        numbers = {k: x for k, x in v.items() if k not in ("kernel", "component", "family")}
-        parameters = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-        line = f"{v['kernel'] or 'all':<15} {v['component']:<11} {v['family']:<18} {parameters}"
-        lines.append(line.rstrip())
-    lines += ["", f"{'steps of one run':<27}{'calibrated':>12}{'measured':>12}"]
+    prior = (
+        "(prior): mostly from other systems, because these steps determine little of it; runs "
+        "at other scales would",
+    ) * bool(result["prior"])
+    rows = [
+        {
+            "name": name,
+            "value": Estimate(result[name], result["standard_errors"][name]),
+            "what": f"{what}{' (prior)' * (name in result['prior'])}",
+        }
+        for name, what in _LEVEL.items()
+    ]
+    title = f"{out}: calibrated to {number:,} steps of {runs} run(s)"
+    yield Table((Column("level", "name"), "value", Column("", "what")), rows, title, prior)
+    columns = (
+        Column("kernel", lambda law: law["kernel"] or "all"),
+        "component",
+        "family",
+        Column("parameters", _parameters),
+    )
+    yield Table(columns, result["variability"], most=None)
     others = result["agreement_of_others"]
-    for figures in ({"to": first, **result["agreement"]}, *others):
-        lines += [f"{figures['to']}:"] if others else []
-        pairs = [(name, pair) for name, pair in figures.items() if name not in ("job", "to")]
-        lines += [f"{name:<27}{ours:>12.5g}{theirs:>12.5g}" for name, (ours, theirs) in pairs]
-    return "\n".join(lines)
+    rows = [
+        {"of": figures["to"], "figure": name, "ours": pair[0], "theirs": pair[1]}
+        for figures in ({"to": first, **result["agreement"]}, *others)
+        for name, pair in figures.items()
+        if name not in ("job", "to")
+    ]
+    columns = (
+        *[Column("steps", "of")] * bool(others),
+        Column("of one run", "figure"),
+        Column("calibrated", "ours", ".5g"),
+        Column("measured", "theirs", ".5g"),
+    )
+    yield Table(columns, rows, most=None)
+
+
+def _parameters(law: dict[str, Any]) -> str:
+    numbers = {k: x for k, x in law.items() if k not in ("kernel", "component", "family")}
+    return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
 
 
 def _is_calibrated(path: str) -> bool:

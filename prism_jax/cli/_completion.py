@@ -1,12 +1,10 @@
 """`prism-jax completion`: a script that completes commands, options and names in a shell."""
 
 import argparse
-from typing import Any
 
 from ..data import list_clusters, list_failures, list_jobs
+from ._command import Output, argument, command
 
-
-HELP = "print a script with which bash or zsh completes commands, options, jobs and clusters"
 
 _BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
 _SCRIPT = """\
@@ -29,16 +27,17 @@ complete -o default -F _prism_jax prism-jax
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(_BEFORE), help="the shell")
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+@command(
+    "print a script with which bash or zsh completes commands, options, jobs and clusters",
+    "bash",
+    argument("shell", None, "the shell", choices=tuple(_BEFORE)),
+)
+def run(arguments: argparse.Namespace) -> Output:
     script = _script()
     shell = arguments.shell
     how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
     script = f"{how}{_BEFORE[shell]}{script}".rstrip()
-    return {"shell": shell, "script": script}, script
+    return Output({"shell": shell, "script": script}, [script])
 
 
 def _script() -> str:

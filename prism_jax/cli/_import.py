@@ -1,37 +1,34 @@
 """`prism-jax import`: makes a job from a configuration of another framework."""
 
 import argparse
-from typing import Any
 
-from ._arguments import add_oom_argument, add_set_argument, count
+from .._files import shown
+from .._misc import counted
+from ._command import Output, argument, command
+from ._options import ALLOW_OOM, SET
+from ._values import count
 
 
-HELP = "make a job file from a Hugging Face config.json or the arguments of Megatron-LM"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "make a job file from a Hugging Face config.json or the arguments of Megatron-LM",
+    "config.json --gpus 64 --set layout.tp=8 --out my_job.toml",
+    argument(
         "file",
-        metavar="FILE",
-        help="a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with "
-        "MODEL_ARGS, or a command line in a .sh or .txt file",
-    )
-    parser.add_argument(
-        "--gpus", type=count, required=True, metavar="N", help="how many GPUs the job has"
-    )
-    parser.add_argument(
+        "FILE",
+        "a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with MODEL_ARGS, "
+        "or a command line in a .sh or .txt file",
+    ),
+    argument("--gpus", "N", "how many GPUs the job has", count, required=True),
+    argument(
         "--cluster",
-        metavar="CLUSTER",
-        help="a shipped family of clusters (`prism-jax hardware`), or a .toml file",
-    )
-    parser.add_argument("--out", required=True, metavar="JOB.toml", help="the job to write")
-    add_set_argument(parser)
-    add_oom_argument(parser)
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from .._files import shown
-    from .._misc import counted
+        "CLUSTER",
+        "a shipped family of clusters (`prism-jax hardware`), or a .toml file",
+    ),
+    argument("--out", "JOB.toml", "the job to write", required=True),
+    SET,
+    ALLOW_OOM,
+)
+def run(arguments: argparse.Namespace) -> Output:
     from ..data import check_job_path, save_job
     from ..importers import import_job
 
@@ -67,4 +64,4 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "global_batch_size": sequences,
         "sequence_length": training.sequence_length,
     }
-    return result, text
+    return Output(result, [text])

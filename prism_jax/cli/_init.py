@@ -3,13 +3,11 @@
 import argparse
 import os
 import re
-from typing import Any
 
 from .. import data
 from .._files import shown, written_whole
+from ._command import Argument, Output, command
 
-
-HELP = "write a job file with a comment on every key, to edit"
 
 # The start of a first job, which is valid without changes.
 _FIRST = """\
@@ -29,11 +27,12 @@ _GIVEN = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", nargs="?", default="job.toml", metavar="JOB.toml")
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+@command(
+    "write a job file with a comment on every key, to edit",
+    "my_job.toml",
+    Argument("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"}),
+)
+def run(arguments: argparse.Namespace) -> Output:
     out = arguments.out
     data.check_job_path(out)
     if os.path.exists(out):
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     with written_whole(out) as partial:
         partial.write_text(commented_job(), encoding="utf-8")
     text = f"{shown(out)}: a job of 16 GPUs; edit it, then run: prism-jax predict {shown(out)}"
-    return {"job": out}, text
+    return Output({"job": out}, [text])
 
 
 def commented_job() -> str:

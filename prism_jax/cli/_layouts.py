@@ -4,63 +4,51 @@ import argparse
 from typing import Any
 
 from .._misc import quoted, unknown_name
-from ._arguments import add_progress_argument, add_seed_argument, add_set_argument, count
-from ._devices import use_all_cores
-from ._objective import add_objective_argument, objective
-from ._over import add_over_argument, changes_of, values
-from ._ranking import as_json, as_text
-from ._workers import add_ray_arguments, ray_executor
+from . import _load
+from ._command import Output, argument, command, repeated
+from ._options import OBJECTIVE, PROGRESS, SEED, SET, over
+from ._over import changes_of, values
+from ._ranking import as_json, as_table
+from ._values import count, objective
+from ._workers import RAY, ray_executor
 
 
-HELP = "find the best layouts of a model on a given number of GPUs, by a figure of the step time"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "find the best layouts of a model on a given number of GPUs, by a figure of the step time",
+    "my_job.toml --gpus 1024 --objective p95",
+    argument(
         "job",
-        metavar="JOB",
-        help="a job whose model, machine, training and batch are kept (`prism-jax jobs`, or a "
-        ".toml file)",
-    )
-    parser.add_argument(
-        "--gpus", type=count, required=True, metavar="N", help="how many GPUs each layout uses"
-    )
-    add_objective_argument(parser)
-    parser.add_argument(
-        "--top", type=count, default=20, metavar="K", help="rank at least K layouts (20)"
-    )
-    parser.add_argument(
-        "--batch", type=count, metavar="N", help="sequences in each step (those of the job)"
-    )
-    parser.add_argument(
+        "JOB",
+        "a job whose model, machine, training and batch are kept (`prism-jax jobs`, or a .toml "
+        "file)",
+    ),
+    argument("--gpus", "N", "how many GPUs each layout uses", count, required=True),
+    OBJECTIVE,
+    argument("--top", "K", "rank at least K layouts (20)", count, 20),
+    argument("--batch", "N", "sequences in each step (those of the job)", count),
+    repeated(
         "--choose",
-        action="append",
-        default=[],
-        metavar="KEY=VALUES",
-        help="values to choose from, such as tp=4,8 or recompute=none or schedule=1f1b,zb-h1; keys "
-        "are tp, pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
-    )
-    parser.add_argument(
-        "--samples", type=count, default=16_384, metavar="N", help="steps for each layout (16384)"
-    )
-    add_seed_argument(parser)
-    add_set_argument(parser)
-    add_over_argument(parser)
-    add_ray_arguments(parser)
-    add_progress_argument(parser)
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+        "KEY=VALUES",
+        "values to choose from, such as tp=4,8 or recompute=none or schedule=1f1b,zb-h1; keys are "
+        "tp, pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
+    ),
+    argument("--samples", "N", "steps for each layout (16384)", count, 16_384),
+    SEED,
+    SET,
+    over(),
+    *RAY,
+    PROGRESS,
+)
+def run(arguments: argparse.Namespace) -> Output:
     of, space = objective(arguments.objective), _space(arguments.choose)
     points = changes_of(arguments.over)
     _check_kept([*arguments.overrides, *(change for point in points for change in point)])
     jobs = [_asked(arguments, changes) for changes in points]  # Bad input fails before JAX starts.
 
     from ..layouts import check_ranks, enumerate_layouts
-    from ._load import tell_notes, wants_progress
 
     check_ranks(of)
-    shown: dict[str, Any] = {"progress": wants_progress(arguments)}
+    shown: dict[str, Any] = {"progress": _load.wants_progress(arguments)}
     with ray_executor(arguments) as executor:  # First, because the cluster may not answer.
         searches = []
         for job, batch in jobs:
@@ -73,20 +61,20 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         from ..layouts import rank_layouts
 
         if executor is None:
-            use_all_cores()
+            _load.use_all_cores()
         options = {"num_samples": arguments.samples, "top": arguments.top, "executor": executor}
         options |= {"key": jax.random.key(arguments.seed), **shown}
         rankings = [rank_layouts(one, of, **options) for one in searches]
-    tell_notes([job for job, _ in jobs])
+    _load.tell_notes([job for job, _ in jobs])
     results = [
         {"over": changes, "sequences": batch, **as_json(one, arguments.top)}
         for changes, (_, batch), one in zip(points, jobs, rankings, strict=True)
     ]
-    texts = [
-        f"{_title(arguments, job, batch, changes)}\n\n{as_text(one, arguments.top)}"
-        for changes, (job, batch), one in zip(points, jobs, rankings, strict=True)
-    ]
-    return {"job": jobs[0][0].name, "gpus": arguments.gpus, "searches": results}, "\n\n".join(texts)
+    blocks = []
+    for changes, (job, batch), one in zip(points, jobs, rankings, strict=True):
+        blocks += [_title(arguments, job, batch, changes), as_table(one, arguments.top)]
+    result = {"job": jobs[0][0].name, "gpus": arguments.gpus, "searches": results}
+    return Output(result, blocks)
 
 
 def _asked(arguments: argparse.Namespace, changes: list[str]) -> tuple[Any, int]:

@@ -1,15 +1,16 @@
 """Loads the job or the profile of a command, and what every analysis of it needs."""
 
 import argparse
+import contextlib
 import dataclasses
 import itertools as it
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._files import shown
-from ..data import Job, is_profile, load_job, notes_of
-from ._devices import use_all_cores
+from ..data import Job, Profile, is_profile, load_job, notes_of
 
 
 # Steps that differ from the prediction by this factor are in another unit.
@@ -18,21 +19,31 @@ _OTHER_UNIT = 200.0
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The job or the profile that was named on the command line.
-
-    **Attributes:**
-
-    - `name`, `layout`, `schedule`: those of the job or the profile.
-    - `of`: the job or the profile itself; `job` is `None` for a profile.
-    - `compile`: compiles the program. JAX is imported only then.
-    """
+    """The job or the profile that was named on the command line, and its name."""
 
     name: str
-    layout: Any
-    schedule: Any
-    of: Any
-    job: Any
-    compile: Callable[[], Any]
+    of: Job | Profile
+    allow_oom: bool
+
+    @property
+    def job(self) -> Any:
+        """The job; `None` for a profile."""
+        return self.of if isinstance(self.of, Job) else None
+
+    @property
+    def devices_per_node(self) -> int:
+        return 8 if self.job is None else self.job.cluster.devices_per_node
+
+    def compile(self) -> Any:
+        """The program. JAX is imported only here."""
+        from ..prediction import check_memory
+        from ..program import compile_job, compile_profile
+
+        if isinstance(self.of, Profile):
+            return compile_profile(self.of)
+        if not self.allow_oom:
+            check_memory(self.of)
+        return compile_job(self.of)
 
 
 def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
@@ -42,35 +53,18 @@ def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
     `changes` are made after those of `--set`.
     """
     name, overrides = arguments.job, [*arguments.overrides, *changes]
-    if is_profile(name):
-        if overrides:
-            raise ValueError(
-                f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
-                "jobs."
-            )
-        from ..program import load_profile
-
-        profile = load_profile(name)
-
-        def compile_it():
-            from ..program import compile_profile
-
-            return compile_profile(profile)
-
-        return Loaded(
-            profile.name or name, profile.layout, profile.schedule, profile, None, compile_it
+    if not is_profile(name):
+        job = load_job(name, overrides)
+        return Loaded(job.name, job, arguments.allow_oom)
+    if overrides:
+        raise ValueError(
+            f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
+            "jobs."
         )
-    job = load_job(name, overrides)
+    from ..program import load_profile
 
-    def compile_job_():
-        from ..prediction import check_memory
-        from ..program import compile_job
-
-        if not arguments.allow_oom:
-            check_memory(job)
-        return compile_job(job)
-
-    return Loaded(job.name, job.layout, job.schedule, job, job, compile_job_)
+    profile = load_profile(name)
+    return Loaded(profile.name or name, profile, False)
 
 
 def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str, Any]]:
@@ -104,7 +98,11 @@ def tell_notes(jobs: Iterable[Any]) -> None:
     known = [job for job in jobs if job is not None]
     notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))
     for note in dict.fromkeys(notes):
-        print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
+        tell_note(note)
+
+
+def tell_note(note: str) -> None:
+    print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
 
 
 def all_notes(job: Job) -> tuple[str, ...]:
@@ -118,11 +116,19 @@ def tell_unit(path: str, measured: float, predicted: float) -> None:
     """Warns on stderr if, judging by their median, measured steps are not in seconds."""
     if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
         other = "milliseconds" if measured > predicted else "a longer unit such as hours"
+        tell_note(
+            f"{shown(path)}: the median step takes {measured:.4g} s, but {predicted:.4g} s is "
+            f"predicted; `step_time_s` is in seconds, not in {other}."
+        )
+
+
+def tell_interrupted(what: str, law: Any, number: int) -> None:
+    """Says on stderr of how many steps or runs a law is, if it was interrupted."""
+    if law.interrupted:
         print(
-            f"prism-jax: note: {shown(path)}: the median step takes {measured:.4g} s, but "
-            f"{predicted:.4g} s is predicted; `step_time_s` is in seconds, not in {other}.",
+            f"prism-jax: interrupted after {number:,} of {law.requested:,} {what}; the law has "
+            f"only these {what}.",
             file=sys.stderr,
-            flush=True,
         )
 
 
@@ -135,3 +141,26 @@ def say(arguments: argparse.Namespace, what: str) -> None:
 def wants_progress(arguments: argparse.Namespace) -> bool:
     """Whether to show progress: on a terminal without `--json`, and with `--progress`."""
     return arguments.progress or (not arguments.json and sys.stderr.isatty())
+
+
+def use_all_cores() -> None:
+    """Makes each core a JAX device, because XLA runs a loop over small arrays on one core only.
+
+    It has no effect in a process that has already used JAX.
+    """
+    import jax
+
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+
+def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
+    """A sentence if the compared jobs do not all have the same number of GPUs."""
+    others = {name: number for name, number in sizes.items() if number != size}
+    if not others:
+        return []
+    listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
+    return [
+        f"note: not all jobs have {size:,} GPUs ({listed}), so their steps may have other numbers "
+        "of tokens; compare tokens/s per GPU."
+    ]

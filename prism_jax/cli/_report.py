@@ -2,36 +2,32 @@
 
 import argparse
 import shlex
-import sys
-from typing import Any
 
 from .._files import shown
-from ._arguments import check_out, quantile
-from ._objective import add_objective_argument, objective
-from ._simulate import add_law_arguments, check_epistemic
+from . import _load
+from ._command import Output, argument, command
+from ._options import LAW, OBJECTIVE
+from ._simulate import check_epistemic
+from ._values import check_out, objective, quantile
 
 
-HELP = "write an HTML page about a job: its step time, what it depends on, and the assumptions"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_law_arguments(parser)
-    add_objective_argument(parser)
-    parser.add_argument(
+@command(
+    "write an HTML page about a job: its step time, what it depends on, and the assumptions",
+    "gpt3-175b-h100-4096 --samples 100000 --out report.html",
+    *LAW,
+    OBJECTIVE,
+    argument(
         "--quantile",
-        type=quantile,
-        default=0.5,
-        metavar="Q",
-        help="show the step at this quantile op by op: 0.99 for a slow step (0.5)",
-    )
-    parser.add_argument("--out", required=True, metavar="PAGE.html", help="the file to write")
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import compiled, load
-
+        "Q",
+        "show the step at this quantile op by op: 0.99 for a slow step (0.5)",
+        quantile,
+        0.5,
+    ),
+    argument("--out", "PAGE.html", "the file to write", required=True),
+)
+def run(arguments: argparse.Namespace) -> Output:
     check_out(arguments.out, ".html")  # Bad input fails before JAX starts.
-    job = load(arguments)
+    job = _load.load(arguments)
     check_epistemic(arguments, job)
     wanted = objective(arguments.objective)
 
@@ -39,7 +35,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from ..report import MOST_STEPS, check_matplotlib, gather, save_html
 
     check_matplotlib()
-    program, options = compiled(arguments, job)
+    program, options = _load.compiled(arguments, job)
     found = gather(
         job.of,
         program,
@@ -55,32 +51,29 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
     save_html(found, arguments.out)
     for name, why in found.missing.items():
-        print(f"prism-jax: note: {name}: {why}", file=sys.stderr)
+        _load.tell_note(f"{name}: {why}")
+    law = found.law
+    levels = {name: float(law.quantile(q)) for name, q in found.levels.items()}
     result = {
         "job": job.name,
         "out": arguments.out,
-        "step_time_s": {
-            "mean": found.law.mean,
-            **{name: float(found.law.quantile(q)) for name, q in found.levels.items()},
-        },
-        "num_samples": found.law.num_samples,
+        "step_time_s": {"mean": law.mean, **levels},
+        "num_samples": law.num_samples,
         "missing": found.missing,
     }
     text = (
-        f"{job.name}: mean {found.law.mean:.5g} s, p95 {found.law.quantile(0.95):.5g} s; the "
-        f"report is written to {shown(arguments.out)}, which any browser opens"
+        f"{job.name}: mean {law.mean:.5g} s, p95 {law.quantile(0.95):.5g} s; the report is written "
+        f"to {shown(arguments.out)}, which any browser opens"
     )
-    return result, text
+    return Output(result, [text])
 
 
 def _commands(arguments: argparse.Namespace, most: int) -> dict[str, str]:
     """A command that prints a figure of the page again, for the function behind each figure. All
     figures except the law use at most `most` steps.
     """
-    changes = [word for change in arguments.overrides for word in ("--set", change)]
-    job = [arguments.job, *changes]
-    oom = ["--allow-oom"] * arguments.allow_oom
-    seed = ["--seed", str(arguments.seed), *oom]
+    job = [arguments.job, *(word for one in arguments.overrides for word in ("--set", one))]
+    seed = ["--seed", str(arguments.seed), *["--allow-oom"] * arguments.allow_oom]
     few = [*job, "--samples", str(min(arguments.samples, most)), *seed]
     law = [*job, "--samples", str(arguments.samples), *seed, "--sampling", arguments.sampling]
     if arguments.allocations is not None:
@@ -88,15 +81,13 @@ def _commands(arguments: argparse.Namespace, most: int) -> dict[str, str]:
     law += ["--epistemic"] * arguments.epistemic
     if arguments.quantiles:
         law += ["--quantiles", ",".join(f"{q:.12g}" for q in arguments.quantiles.values())]
+    step = ["--quantile", f"{arguments.quantile:g}", "--out", "step.json"]
     words = {
         "simulate": ["simulate", *law],
         "sensitivity": ["sensitivity", *few, "--objective", arguments.objective],
         "criticality": ["criticality", *few],
         "memory": ["memory", *job],
-        "sample_step": [
-            *("timeline", *few),
-            *("--quantile", f"{arguments.quantile:g}", "--out", "step.json"),
-        ],
+        "sample_step": ["timeline", *few, *step],
         "load_job": ["show", *job],
     }
     return {name: shlex.join(["prism-jax", *line]) for name, line in words.items()}

@@ -1,36 +1,29 @@
 """`prism-jax target`: how much a part may vary for a figure to meet a target."""
 
 import argparse
-from typing import Any
 
-from ._arguments import add_job_arguments
-from ._json import plain
-from ._objective import add_objective_argument, objective
-
-
-HELP = "print how much a part may vary for a figure of the step time to meet a target"
+from .._summary import plain
+from . import _load
+from ._command import Output, argument, command
+from ._options import OBJECTIVE, SIMULATED
+from ._values import objective
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_job_arguments(parser)
-    add_objective_argument(parser)
-    parser.add_argument(
-        "--part", required=True, metavar="PART", help="the part, such as all_gather"
-    )
-    parser.add_argument(
-        "--at", type=float, required=True, metavar="X", help="the target, in the figure's unit"
-    )
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import compiled, load
-
-    job = load(arguments)  # Bad input fails before JAX starts.
+@command(
+    "print how much a part may vary for a figure of the step time to meet a target",
+    "gpt3-175b-h100-4096 --part rank --at 1.605",
+    *SIMULATED,
+    OBJECTIVE,
+    argument("--part", "PART", "the part, such as all_gather", required=True),
+    argument("--at", "X", "the target, in the figure's unit", float, required=True),
+)
+def run(arguments: argparse.Namespace) -> Output:
+    job = _load.load(arguments)  # Bad input fails before JAX starts.
 
     from ..analysis import target
 
     wanted = objective(arguments.objective)
-    program, options = compiled(arguments, job)
+    program, options = _load.compiled(arguments, job)
     found = target(program, wanted, arguments.part, arguments.at, **options)
     text = (
         f"{job.name}: with {found.factor} times its spread, `{arguments.part}` gives {wanted} = "
@@ -38,4 +31,5 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{found.without:.6g} ({found.num_samples:,} steps)"
     )
     about = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
-    return {**about, "part": arguments.part, **plain(found)}, "\n".join([text, *found.notes])
+    result = {**about, "part": arguments.part, **plain(found)}
+    return Output(result, ["\n".join([text, *found.notes])])

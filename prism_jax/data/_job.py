@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from .._summary import Summary
+from .._summary import Shown, Table
 from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
@@ -207,7 +207,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_samples: Count | None = None
 
 
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training job. A job that only describes how a trace was recorded has no model and no
     cluster.
 
@@ -238,13 +238,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Label = ""
     source: str = ""
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
+    def summary(self) -> Table:
         degrees = {name: getattr(self.layout, name) for name in ("tp", "pp", "dp", "cp", "ep")}
         layout = ", ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
         order = self.schedule
@@ -262,7 +256,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rows.append(("training", f"{how.dtype}, {size}, recompute {how.recompute}"))
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
-        return Summary(f"Job {self.name}", rows)
+        return Table((), rows, f"Job {self.name}")
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from .._estimate import Estimate
 from .._misc import quoted
-from .._summary import Summary
+from .._summary import Column, Shown, Table
 from ._allocations import Allocations
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors, more_steps
@@ -20,7 +21,7 @@ QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Law(AbstractCompared):
+class Law(Shown, AbstractCompared):
     """The law of the step time, in seconds.
 
     **Attributes:**
@@ -62,29 +63,34 @@ class Law(AbstractCompared):
     def __hash__(self) -> int:
         return hash((self.program, self.keys, self.num_samples))
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
+    def summary(
+        self,
+        quantiles: Mapping[str, float] = QUANTILES,
+        measured: Mapping[str, float] | None = None,
+    ) -> Table:
+        """A row for each figure, beside the measured ones in seconds, by their names."""
         stopped = f" of {self.requested:,}" if self.interrupted else ""
-        rows = [
-            (
-                name,
-                value,
-                f"{low:.6g} .. {high:.6g}"
-                if low == low
-                else f"interval unknown: {self.why_unknown(QUANTILES.get(name))}",
-            )
-            for name, (value, (low, high)) in figures(self).items()
+        rows, unknown = [], []
+        for name, (value, interval) in figures(self, quantiles=quantiles).items():
+            row = {"figure": name, "predicted_s": value, "interval_s": interval}
+            rows.append({**row, "measured_s": (measured or {}).get(name)})
+            if interval[0] != interval[0]:
+                unknown.append(f"* {name}: {self.why_unknown(quantiles.get(name))}")
+        columns = [
+            Column("step time", "figure"),
+            Column("predicted", "predicted_s", unit="s", error=_half_width),
+            Column("95 % interval", "interval_s", unit="s"),
         ]
+        if measured:
+            columns += [
+                Column("measured", "measured_s", unit="s"),
+                Column("error", _error, "+.2f", "%"),
+            ]
         title = (
             f"Law of {self.num_samples:,}{stopped} steps ({self.sampling} sampling, replicas: "
             f"{self.replicas})"
         )
-        return Summary(title, rows, ("figure", "seconds", "95 % interval"))
+        return Table(columns, rows, title, unknown)
 
     @property
     def num_samples(self) -> int:
@@ -245,6 +251,17 @@ def figures(
             for name, q in quantiles.items()
         },
     }
+
+
+def _half_width(row: Mapping[str, Any]) -> float:
+    low, high = row["interval_s"]
+    return (high - low) / 2
+
+
+def _error(row: Mapping[str, Any]) -> float | None:
+    """How far a prediction is off, in percent."""
+    measured = row["measured_s"]
+    return None if measured is None else 100 * (row["predicted_s"] / measured - 1)
 
 
 def _numbers(given: object, must: str) -> np.ndarray:
