@@ -13,8 +13,9 @@ from ._estimate import Estimate, rounded
 
 
 _MOST_ROWS = 20  # So that it fits a screen.
-# Columns of such texts stand to the right.
-_NUMBER = re.compile(r"([-+]?\d[\d.,e+-]*( (\+-|\.\.) .*)?|-|unknown|)")
+# Texts of numbers stand to the right, and are sorted by the first number.
+_NUMBER = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: [%+.(].*)?")
+_UNKNOWN = ("", "-", "unknown")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Column:
         `name` by default.
     - `form`: how a number is written, such as `.2f`, or `d` for whole numbers. By default, an
         [`Estimate`][] and an interval have the digits that they support, and other numbers five.
-    - `error`: like `of`: half the width of the number's interval, which then sets its digits.
+    - `error`: like `of`: the number's interval, or half its width, which sets the digits.
     - `scale`: what a number is multiplied by, such as 1e-9 for GB.
     """
 
@@ -43,15 +44,15 @@ class Column:
     def header(self) -> str:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
-    def value(self, row: Any) -> Any:
-        """What is shown of a row, before it becomes text."""
-        value = _found(row, self.of or self.name)
-        return value * self.scale if self.scale != 1 and value is not None else value
-
     def text(self, row: Any) -> str:
-        value = self.value(row)
+        value = _found(row, self.of or self.name)
+        if self.scale != 1 and value is not None:
+            value = value * self.scale
         if self.error and value is not None:
-            return rounded(value, _found(row, self.error))
+            error = _found(row, self.error)
+            if isinstance(error, tuple | list):
+                error = math.nan if None in error else (error[1] - error[0]) / 2
+            return rounded(value, error * self.scale)
         return _text(value, self.form)
 
 
@@ -78,12 +79,12 @@ class Table:
         title = f"{name}: {self.title[:1].lower()}{self.title[1:]}"
         return dataclasses.replace(self, title=title, **changes)
 
-    def cells(self) -> list[list[tuple[str, Any]]]:
-        """Text and value of each cell that is shown."""
+    def cells(self) -> list[list[str]]:
+        """The texts of the rows that are shown."""
         return [
-            [(_text(x), x) for x in row]
+            [_text(x) for x in row]
             if isinstance(row, tuple)
-            else [(column.text(row), column.value(row)) for column in self._columns()]
+            else [column.text(row) for column in self._columns()]
             for row in self.rows[: self.most]
         ]
 
@@ -92,9 +93,9 @@ class Table:
 
     def text(self) -> str:
         """Columns of text, those of numbers to the right."""
-        rows = [[text for text, _ in row] for row in self.cells()]
+        rows = self.cells()
         columns = [*zip(*rows, strict=True)]
-        right = [all(map(_NUMBER.fullmatch, column)) for column in columns]
+        right = [all(number_of(text) is not None for text in column) for column in columns]
         if self.columns:
             rows = [self.header(), *rows]
             columns = [*zip(*rows, strict=True)]
@@ -118,7 +119,7 @@ class Table:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.header())
         head = f"<thead><tr>{head}</tr></thead>" if head else ""
         rows = [
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text, _ in row) + "</tr>"
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
             for row in self.cells()
         ]
         below = "".join(f"<p>{html.escape(line)}</p>" for line in self._below())
@@ -160,6 +161,14 @@ class Shown:
         return self.summary().html()
 
 
+def number_of(text: str) -> float | None:
+    """The number that a text begins with, `nan` if it is one that is not known, or `None`."""
+    if text in _UNKNOWN:
+        return math.nan
+    found = _NUMBER.fullmatch(text)
+    return float(found[1].replace(",", "")) if found else None
+
+
 def plain(value: Any) -> Any:
     """Dictionaries, lists, numbers and strings, as in JSON. A number that is not finite becomes
     `None`.
@@ -179,6 +188,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def picked(found: Any, *names: str) -> dict[str, Any]:
+    """Some attributes, as in JSON."""
+    return {name: plain(getattr(found, name)) for name in names}
 
 
 def _found(row: Any, of: str | Callable[[Any], Any]) -> Any:
@@ -201,10 +215,10 @@ def _text(value: Any, form: str = "") -> str:
             return "unknown"
         return f"{rounded(low, (high - low) / 2)} .. {rounded(high, (high - low) / 2)}"
     if isinstance(value, float):
-        return format(value, form or ".5g")
+        return format(value, form or (",.0f" if 1e5 <= abs(value) < 1e15 else ".5g"))
     if isinstance(value, int) and not isinstance(value, bool):
         return format(value, form if form.endswith("d") else ",d")
-    return str(value)
+    return value if isinstance(value, str) else str(value)
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

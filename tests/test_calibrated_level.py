@@ -218,10 +218,10 @@ def test_every_run_is_beside_what_is_calibrated():
     result = {"prior": [], "variability": [], "num_steps": 8, "num_runs": 2}
     level = {"compute": 1.0, "network": 1.0, "constant_s": 0.0, "growth": 0.0}
     result |= {"job": "x.toml", "standard_errors": level, "agreement": figures, **level}
-    *_, alone = _blocks(result | {"agreement_of_others": []}, "a.csv")
+    *_, alone = _blocks(result | {"agreement_of_others": []}, (), "a.csv")
     assert "a.csv" not in str(alone)
     other = {"job": "b.toml", "to": "b.csv", **figures, "p50_s": (7.5, 8.5)}
-    *_, both = _blocks(result | {"agreement_of_others": [other]}, "a.csv")
+    *_, both = _blocks(result | {"agreement_of_others": [other]}, (), "a.csv")
     lines = str(both).splitlines()
     assert [line.split()[0] for line in lines[1:]] == 3 * ["a.csv"] + 3 * ["b.csv"]
     assert lines[4].split() == ["b.csv", "p50_s", "7.5", "8.5"]

@@ -24,6 +24,7 @@ def _results():
     one = Estimate(1.6, 0.01)
     law = made_law()
     ranks = {"rank": np.arange(4), "probability": np.ones(4), "share": np.full(4, 0.25)}
+    ranks["standard_error"] = np.full(4, 0.01)
     order, numbers = np.array([1, 0, 2]), {"replica": np.arange(3), "factor": np.ones(3)}
     return {
         "law": law,

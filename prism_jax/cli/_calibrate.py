@@ -1,16 +1,13 @@
-"""`prism-jax calibrate`: a job whose law agrees with measured step times."""
-
-import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .. import data
 from .._estimate import Estimate
 from .._files import shown
-from .._summary import Column, Table
+from .._summary import Column, Table, picked
 from . import _load
-from ._command import Output, argument, command, repeated
-from ._options import PROGRESS, SEED, SET
+from ._options import RANDOM, Given, Output, argument, command, repeated
 
 
 _LEVEL = {
@@ -22,51 +19,47 @@ _LEVEL = {
 
 
 @command(
-    "calibrate a job to measured step times, so that it predicts other scales",
     "job.toml --to step_times.csv --out mine.toml",
     argument(
-        "job",
-        "JOB",
+        "job JOB",
         "a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job",
         nargs="?",
     ),
     repeated(
-        "--to",
-        "STEP_TIMES",
+        "--to STEP_TIMES",
         "measured step times in the order of steps: a .csv or .parquet file with a column "
         "`step_time_s`, and a column `run` if there are several runs; can be repeated, each with "
         "the --job that was measured",
         required=True,
     ),
     repeated(
-        "--job",
-        "JOB",
+        "--job JOB",
         "the job of each --to, in the same order: on the same software and machine, at another "
         "scale or in another layout; the first is calibrated and written",
         dest="jobs",
     ),
-    argument("--out", "JOB2", "the .toml file to write", required=True),
-    SEED,
-    SET,
-    PROGRESS,
+    argument("--out JOB2", "the .toml file to write", required=True),
+    *RANDOM,
 )
-def run(arguments: argparse.Namespace) -> Output:
-    from ..data import check_job_path, is_profile, load_job, save_job
+def run(given: Given) -> Output:
+    """Calibrate a job to measured step times, so that it predicts other scales."""
     from ..trace import read_runs
 
-    names = _jobs(arguments)
-    for name in names:
-        if is_profile(name):
-            raise ValueError(
-                f"{shown(name)}: this is a profile, which is fitted already; give a job."
-            )
-    jobs = [load_job(name, arguments.overrides) for name in names]
-    all_runs = [read_runs(path) for path in arguments.to]
-    check_job_path(arguments.out)
-    if os.path.exists(arguments.out) and not _is_calibrated(arguments.out):
+    names = [*[given.job] * (given.job is not None), *given.jobs]
+    if len(names) != len(given.to):
         raise ValueError(
-            f"{shown(arguments.out)}: a file is there that this command did not write; give "
-            "another name."
+            f"There are {len(names)} jobs for {len(given.to)} files of step times; give each --to "
+            "one --job, or the first the JOB."
+        )
+    for name in filter(data.is_profile, names):
+        raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
+    jobs = [data.load_job(name, given.overrides) for name in names]
+    all_runs = [read_runs(path) for path in given.to]
+    data.check_job_path(given.out)
+    if os.path.exists(given.out) and not _is_calibrated(given.out):
+        raise ValueError(
+            f"{shown(given.out)}: a file is there that this command did not write; give another "
+            "name."
         )
 
     import jax
@@ -75,48 +68,36 @@ def run(arguments: argparse.Namespace) -> Output:
     from ..fitting import agreement, calibrate, calibrated_as, check_runs
     from ..prediction import predict
 
-    for path, runs in zip(arguments.to, all_runs, strict=True):
+    for path, runs in zip(given.to, all_runs, strict=True):
         check_runs(runs, f"{shown(path)}: ")
-    for path, runs, one in zip(arguments.to, all_runs, jobs, strict=True):
+    for path, runs, one in zip(given.to, all_runs, jobs, strict=True):
         if one.model is not None and one.cluster is not None:
             _load.tell_unit(path, float(np.median(np.concatenate(runs))), predict(one).mean)
     _load.use_all_cores()
-    files = ", ".join(os.path.basename(path) for path in arguments.to)
+    files = ", ".join(os.path.basename(path) for path in given.to)
     job = calibrate(
         jobs[0],
         all_runs[0],
         source=f"calibrated to {files}",
-        key=jax.random.key(arguments.seed),
+        key=jax.random.key(given.seed),
         others=list(zip(jobs[1:], all_runs[1:], strict=True)),
-        progress=_load.wants_progress(arguments),
+        progress=_load.wants_progress(given),
     )
-    save_job(job, arguments.out)
+    data.save_job(job, given.out)
+    assert job.calibrated is not None
     _load.tell_notes([job])
     result = {
-        "job": arguments.out,
+        "job": given.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
         "num_runs": sum(map(len, all_runs)),
         **_calibrated(job),
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
             {"job": name, "to": path, **agreement(calibrated_as(one, job), runs)}
-            for name, path, one, runs in zip(
-                names[1:], arguments.to[1:], jobs[1:], all_runs[1:], strict=True
-            )
+            for name, path, one, runs in [*zip(names, given.to, jobs, all_runs, strict=True)][1:]
         ],
     }
-    return Output(result, [*_blocks(result, arguments.to[0])])
-
-
-def _jobs(arguments: argparse.Namespace) -> list[str]:
-    """The job of each file of step times."""
-    names = [*([] if arguments.job is None else [arguments.job]), *arguments.jobs]
-    if len(names) != len(arguments.to):
-        raise ValueError(
-            f"There are {len(names)} jobs for {len(arguments.to)} files of step times; give each "
-            "--to one --job, or the first the JOB."
-        )
-    return names
+    return Output(result, [*_blocks(result, job.calibrated.variability, given.to[0])])
 
 
 def _calibrated(job: Any) -> dict[str, Any]:
@@ -128,19 +109,15 @@ def _calibrated(job: Any) -> dict[str, Any]:
     # The uncertainty of the two factors is that of their logarithms.
     level = {name: getattr(found, name) for name in LEVEL}
     errors = [e * level[n] if n in LEVEL[:2] else e for n, e in zip(LEVEL, errors, strict=True)]
-    rows = [
-        {"kernel": v.kernel, "component": v.component, "family": v.family, **v.parameters}
-        for v in found.variability
+    laws = [
+        {**picked(v, "kernel", "component", "family"), **v.parameters} for v in found.variability
     ]
-    return {
-        **level,
-        "standard_errors": dict(zip(LEVEL, errors, strict=True)),
-        "prior": list(found.uncertainty.prior),
-        "variability": rows,
-    }
+    errors = dict(zip(LEVEL, errors, strict=True))
+    prior = list(found.uncertainty.prior)
+    return {**level, "standard_errors": errors, "prior": prior, "variability": laws}
 
 
-def _blocks(result: dict[str, Any], first: str) -> Iterator[Table | str]:
+def _blocks(result: dict[str, Any], laws: Sequence[Any], first: str) -> Iterator[Table | str]:
     out, number, runs = result["job"], result["num_steps"], result["num_runs"]
     prior = (
         "(prior): mostly from other systems, because these steps determine little of it; runs "
@@ -156,13 +133,7 @@ def _blocks(result: dict[str, Any], first: str) -> Iterator[Table | str]:
     ]
     title = f"{out}: calibrated to {number:,} steps of {runs} run(s)"
     yield Table((Column("level", "name"), "value", Column("", "what")), rows, title, prior)
-    columns = (
-        Column("kernel", lambda law: law["kernel"] or "all"),
-        "component",
-        "family",
-        Column("parameters", _parameters),
-    )
-    yield Table(columns, result["variability"], most=None)
+    yield data.law_table(laws)
     others = result["agreement_of_others"]
     rows = [
         {"of": figures["to"], "figure": name, "ours": pair[0], "theirs": pair[1]}
@@ -177,11 +148,6 @@ def _blocks(result: dict[str, Any], first: str) -> Iterator[Table | str]:
         Column("measured", "theirs", ".5g"),
     )
     yield Table(columns, rows, most=None)
-
-
-def _parameters(law: dict[str, Any]) -> str:
-    numbers = {k: x for k, x in law.items() if k not in ("kernel", "component", "family")}
-    return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
 
 
 def _is_calibrated(path: str) -> bool:

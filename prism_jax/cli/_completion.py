@@ -1,9 +1,7 @@
-"""`prism-jax completion`: a script that completes commands, options and names in a shell."""
-
 import argparse
 
 from ..data import list_clusters, list_failures, list_jobs
-from ._command import Output, argument, command
+from ._options import Given, Output, argument, command
 
 
 _BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
@@ -27,14 +25,11 @@ complete -o default -F _prism_jax prism-jax
 """
 
 
-@command(
-    "print a script with which bash or zsh completes commands, options, jobs and clusters",
-    "bash",
-    argument("shell", None, "the shell", choices=tuple(_BEFORE)),
-)
-def run(arguments: argparse.Namespace) -> Output:
+@command("bash", argument("shell", "the shell", choices=tuple(_BEFORE)))
+def run(given: Given) -> Output:
+    """Print a script with which bash or zsh completes commands, options, jobs and clusters."""
     script = _script()
-    shell = arguments.shell
+    shell = given.shell
     how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
     script = f"{how}{_BEFORE[shell]}{script}".rstrip()
     return Output({"shell": shell, "script": script}, [script])

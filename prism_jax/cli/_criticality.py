@@ -1,45 +1,38 @@
-"""`prism-jax criticality`: where the critical path runs."""
-
-import argparse
-
 from .._misc import counted, quoted
-from .._summary import Column, Table
+from .._summary import Column, Table, picked
 from . import _load
-from ._command import Output, argument, command
-from ._options import SIMULATED, TOP
+from ._options import SIMULATED, TOP, Given, Output, argument, command
 
 
 @command(
-    "print how often each rank, stage and op is critical, and how much communication is exposed",
     "gpt3-175b-h100-4096 --of stages --band 0.94:0.96",
     *SIMULATED,
     argument(
         "--of",
-        None,
         "print a table of ranks, stages or ops (ranks)",
         default="ranks",
         choices=("ranks", "stages", "ops"),
     ),
     argument(
-        "--band",
-        "A:B",
+        "--band A:B",
         "use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
         default="0:1",
     ),
     TOP,
     csv=True,
 )
-def run(arguments: argparse.Namespace) -> Output:
-    job = _load.load(arguments)  # Bad input fails before JAX starts.
-    band = _band(arguments.band)
+def run(given: Given) -> Output:
+    """Print how often ranks, stages and ops are critical, and how much communication is exposed."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
+    band = _band(given.band)
 
     import numpy as np
 
     from ..analysis import criticality
 
-    program, options = _load.compiled(arguments, job)
+    program, options = _load.compiled(given, job)
     found = criticality(program, band=band, **options)
-    frame = found.table(arguments.of)
+    frame = found.table(given.of)
 
     def levels(shares: np.ndarray) -> dict[str, float]:
         found = {f"p{level}": float(np.quantile(shares, level / 100)) for level in (5, 50, 95)}
@@ -50,19 +43,17 @@ def run(arguments: argparse.Namespace) -> Output:
     result = {
         "job": job.name,
         "band": band,
-        arguments.of: frame.to_dicts(),
+        given.of: frame.to_dicts(),
         "exposed_communication": exposed,
         "exposed_data_parallel": data_parallel,
-        "num_steps": found.num_steps,
-        "num_replicas_seen": found.num_replicas_seen,
-        "notes": list(found.notes),
+        **picked(found, "num_steps", "num_replicas_seen", "notes"),
     }
-    title = f"{job.name}: {arguments.of} on the critical path"
+    title = f"{job.name}: {given.of} on the critical path"
     columns = [
         Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
         for name in frame.columns
     ]
-    table = Table(columns, frame.to_dicts(), most=arguments.top)
+    table = Table(columns, frame.to_dicts(), most=given.top)
     lines = [
         f"exposed communication{what}, of a step: "
         + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())

@@ -1,6 +1,3 @@
-"""`prism-jax doctor`: what is installed on this machine, and whether it works."""
-
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -10,17 +7,18 @@ from typing import Any
 
 from .._cache import VARIABLE, cache_folder
 from .._summary import Table
-from ._command import Output, command
 from ._load import use_all_cores
+from ._options import Given, Output, command
 
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
 _OPTIONAL = ("matplotlib", "torch")
 
 
-@command("check the installation, and print versions, devices and caches for a bug report", "")
-def run(arguments: argparse.Namespace) -> Output:
-    del arguments
+@command("")
+def run(given: Given) -> Output:
+    """Check the installation, and print versions, devices and caches for a bug report."""
+    del given
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
     cache, problems = _cache()
     devices, found = _devices()

@@ -1,6 +1,3 @@
-"""`prism-jax fit`: fits a profile to a trace."""
-
-import argparse
 import itertools as it
 from typing import Any
 
@@ -8,8 +5,7 @@ from .._files import shown
 from .._misc import counted
 from .._summary import Column, Table, plain
 from . import _load
-from ._command import Output, argument, command
-from ._options import PROGRESS, STEPS
+from ._options import PROGRESS, STEPS, Given, Output, argument, command
 from ._trace import formats, read_names
 from ._values import check_out_folder
 
@@ -18,27 +14,26 @@ _MOST_MOVES = 3
 
 
 @command(
-    "fit the latencies of a traced job, and write them as a profile",
     "trace.parquet --job job.toml --out profile",
     argument(
-        "trace",
-        "TRACE",
+        "trace TRACE",
         "a table of ops (.parquet or .csv), or a folder with the profiler's file of each rank",
     ),
     *formats("ops"),
-    argument("--job", "JOB", "a .toml file with the layout and the schedule", required=True),
+    argument("--job JOB", "a .toml file with the layout and the schedule", required=True),
     STEPS,
-    argument("--out", "PROFILE", "the folder to write", required=True),
+    argument("--out PROFILE", "the folder to write", required=True),
     PROGRESS,
 )
-def run(arguments: argparse.Namespace) -> Output:
+def run(given: Given) -> Output:
+    """Fit the latencies of a traced job, and write them as a profile."""
     from ..data import load_job, save_profile
 
-    check_out_folder(arguments.out)
-    job = load_job(arguments.job)
-    _load.say(arguments, f"reading {shown(arguments.trace)}")
-    trace = _read(arguments, job)
-    chosen = trace[arguments.steps]
+    check_out_folder(given.out)
+    job = load_job(given.job)
+    _load.say(given, f"reading {shown(given.trace)}")
+    trace = _read(given, job)
+    chosen = trace[given.steps]
     if not len(chosen.steps):
         raise ValueError(
             f"`--steps` leaves no step of {counted(len(trace.steps), 'whole step')}; give another "
@@ -49,18 +44,18 @@ def run(arguments: argparse.Namespace) -> Output:
     from ..program import op_latencies, replay, step_graph
 
     _load.use_all_cores()
-    _load.say(arguments, f"fitting {counted(len(chosen.steps), 'step')}")
+    _load.say(given, f"fitting {counted(len(chosen.steps), 'step')}")
     profile = fit_profile(chosen)
-    save_profile(profile, arguments.out)
+    save_profile(profile, given.out)
     what = "replaying the steps with more and more parts sampled from the fitted laws"
-    _load.say(arguments, what)
+    _load.say(given, what)
     step = step_graph(trace.job, profile.outline)
     latencies = op_latencies(chosen, step)
     again, moved = replay(step, latencies), shuffled_means(step, latencies)
     measured, fitted = chosen.step_times(), profile.fitted
     rungs = ladder(chosen, profile)
     result = {
-        "profile": arguments.out,
+        "profile": given.out,
         "num_steps": len(chosen.steps),
         "dropped": trace.dropped,
         "replay_error": float(max(abs(again / measured - 1))),
@@ -71,7 +66,7 @@ def run(arguments: argparse.Namespace) -> Output:
         "ladder": plain(rungs),
     }
     head = [
-        f"{arguments.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
+        f"{given.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
         f"average; their replay is within {100 * result['replay_error']:.2g} %",
         "components of compute, as standard deviations of logarithms (0.03 is about 3 %), except "
         "step_autocorrelation, and stall_rate, which is stalls per op",
@@ -95,24 +90,20 @@ def _ladder(rungs: Any) -> Table:
     return Table(columns, rows, title)
 
 
-def _read(arguments: argparse.Namespace, job: Any) -> Any:
+def _read(given: Given, job: Any) -> Any:
     from ..trace import read_profile_traces, read_trace
 
-    if arguments.format == "ops":
+    if given.format == "ops":
         for option in ("names", "time_unit"):
-            if getattr(arguments, option) is not None:
+            if getattr(given, option) is not None:
                 raise ValueError(
                     f"--{option.replace('_', '-')} is for a profiler's trace; give its --format, "
                     "too, or leave this out: a table of ops has a column of op types, and its "
                     "times must be in seconds."
                 )
-        return read_trace(arguments.trace, job)
+        return read_trace(given.trace, job)
     return read_profile_traces(
-        arguments.trace,
-        job,
-        arguments.format,
-        names=read_names(arguments),
-        time_unit=arguments.time_unit,
+        given.trace, job, given.format, names=read_names(given), time_unit=given.time_unit
     )
 
 

@@ -1,18 +1,16 @@
-"""`prism-jax hardware`: which devices and clusters are shipped, with sources."""
-
-import argparse
 from typing import Any
 
 import msgspec
 
 from .. import data
 from .._summary import Column, Table
-from ._command import Output, command
+from ._options import Given, Output, command
 
 
-@command("list the shipped devices and clusters", "", csv=True)
-def run(arguments: argparse.Namespace) -> Output:
-    del arguments
+@command("", csv=True)
+def run(given: Given) -> Output:
+    """List the shipped devices and clusters."""
+    del given
     devices = [data.load_device(name) for name in data.list_devices()]
     # The job sets the number of nodes of a family; a cluster of two racks has all links.
     clusters = [data.load_cluster(name, 10**6) for name in data.list_clusters()]
@@ -41,10 +39,7 @@ def run(arguments: argparse.Namespace) -> Output:
         "devices": [msgspec.to_builtins(device) for device in devices],
         "clusters": [_family(cluster) for cluster in clusters],
     }
-    tables = [
-        Table(columns, result["devices"], most=None),
-        Table(of_clusters, clusters, most=None),
-    ]
+    tables = [Table(columns, result["devices"], most=None), Table(of_clusters, clusters, most=None)]
     sources = [f"{x.name}: {x.source}" for x in (*devices, *clusters) if x.source]
     return Output(result, [*tables, "\n".join(sources)])
 

@@ -1,41 +1,35 @@
-"""`prism-jax improve`: where to reduce variability within a budget."""
-
-import argparse
-
 from .._summary import Column, Table, plain
 from . import _load
-from ._command import Output, argument, command, repeated
-from ._options import OBJECTIVE, SIMULATED
+from ._options import OBJECTIVE, SIMULATED, Given, Output, argument, command, repeated
 from ._values import count, named_factor, objective
 
 
 @command(
-    "find where to reduce variability within a budget, to lower a figure of the step time",
     "gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2",
     *SIMULATED,
     OBJECTIVE,
     repeated(
-        "--cost",
-        "PART=COST",
+        "--cost PART=COST",
         "the cost of removing all of a part's spread, such as all_gather=3 or rank=2",
         required=True,
     ),
-    argument("--budget", "B", "the budget, in the unit of the costs", float, required=True),
-    argument("--iterations", "K", "iterations of the descent (20)", count, 20),
+    argument("--budget B", "the budget, in the unit of the costs", float, required=True),
+    argument("--iterations K", "iterations of the descent (20)", count, 20),
     csv=True,
 )
-def run(arguments: argparse.Namespace) -> Output:
-    job = _load.load(arguments)  # Bad input fails before JAX starts.
-    costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in arguments.cost)
-    if len(costs) < len(arguments.cost):
+def run(given: Given) -> Output:
+    """Find where to reduce variability within a budget, to lower a figure of the step time."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
+    costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in given.cost)
+    if len(costs) < len(given.cost):
         raise ValueError("--cost names a part twice; give one cost for each.")
 
     from ..analysis import improve
 
-    wanted = objective(arguments.objective)
-    program, options = _load.compiled(arguments, job)
-    iterations = arguments.iterations
-    found = improve(program, wanted, costs, arguments.budget, num_iterations=iterations, **options)
+    wanted = objective(given.objective)
+    program, options = _load.compiled(given, job)
+    iterations = given.iterations
+    found = improve(program, wanted, costs, given.budget, num_iterations=iterations, **options)
     parts = [{"part": name, "share": share} for name, share in found.removed.items()]
     unit = "" if found.unit == "1" else f" {found.unit}"
     lines = [

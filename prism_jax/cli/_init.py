@@ -1,12 +1,9 @@
-"""`prism-jax init`: a job file with comments, to be edited."""
-
-import argparse
 import os
 import re
 
 from .. import data
 from .._files import shown, written_whole
-from ._command import Argument, Output, command
+from ._options import Argument, Given, Output, command
 
 
 # The start of a first job, which is valid without changes.
@@ -28,12 +25,11 @@ _GIVEN = {
 
 
 @command(
-    "write a job file with a comment on every key, to edit",
-    "my_job.toml",
-    Argument("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"}),
+    "my_job.toml", Argument("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"})
 )
-def run(arguments: argparse.Namespace) -> Output:
-    out = arguments.out
+def run(given: Given) -> Output:
+    """Write a job file with a comment on every key, to edit."""
+    out = given.out
     data.check_job_path(out)
     if os.path.exists(out):
         raise ValueError(f"{shown(out)}: a file is there already; give another name.")

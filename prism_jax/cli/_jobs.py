@@ -1,16 +1,14 @@
-"""`prism-jax jobs`: which jobs are shipped, with sources."""
-
-import argparse
 from typing import Any
 
 from .. import data
 from .._summary import Column, Table, plain
-from ._command import Output, command
+from ._options import Given, Output, command
 
 
-@command("list the shipped jobs", "--csv", csv=True)
-def run(arguments: argparse.Namespace) -> Output:
-    del arguments
+@command("--csv", csv=True)
+def run(given: Given) -> Output:
+    """List the shipped jobs."""
+    del given
     jobs = [_row(data.load_job(name)) for name in data.list_jobs()]
     columns = (
         Column("job", "name"),

@@ -1,21 +1,14 @@
-"""`prism-jax kernels`: which kernel profiles are shipped, with sources."""
-
-import argparse
-
 import msgspec
 
 from .. import data
 from .._summary import Column, Table
-from ._command import Output, command, flag
+from ._options import Given, Output, command, flag
 
 
-@command(
-    "list the shipped kernel profiles, with their sources",
-    "--variability",
-    flag("--variability", "how much kernels vary, with sources"),
-)
-def run(arguments: argparse.Namespace) -> Output:
-    if arguments.variability:
+@command("--variability", flag("--variability", "how much kernels vary, with sources"))
+def run(given: Given) -> Output:
+    """List the shipped kernel profiles, with their sources."""
+    if given.variability:
         return _variability()
     sources = [data.load_source(name) for name in data.list_kernels()]
     stacks = [data.load_software(name) for name in data.list_software()]
@@ -33,19 +26,12 @@ def run(arguments: argparse.Namespace) -> Output:
 def _variability() -> Output:
     """The laws of all profiles as a table, and below it their numbered sources."""
     found = {name: data.load_variability(name) for name in data.list_kernels()}
-    rows = [{"profile": name, "law": law} for name, laws in found.items() for law in laws]
-    sources = list(dict.fromkeys(row["law"].source for row in rows))
-    columns = (
-        "profile",
-        Column("kernel", lambda row: row["law"].kernel or "all"),
-        Column("component", "law.component"),
-        Column("family", "law.family"),
-        Column(
-            "parameters",
-            lambda row: ", ".join(f"{k} {v:g}" for k, v in row["law"].parameters.items()),
-        ),
-        Column("source", lambda row: f"[{sources.index(row['law'].source) + 1}]"),
-    )
+    laws = [law for of_profile in found.values() for law in of_profile]
+    sources = list(dict.fromkeys(law.source for law in laws))
+    names = [name for name, of_profile in found.items() for _ in of_profile]
+    number = Column("source", lambda law: f"[{sources.index(law.source) + 1}]")
+    table = data.law_table(laws, number)
+    rows = [(name, *cells) for name, cells in zip(names, table.cells(), strict=True)]
+    table = Table(("profile", *table.header()), rows, most=None)
     notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
-    table = Table(columns, rows, most=None)
     return Output(msgspec.to_builtins({"variability": found}), [table, notes])

@@ -1,6 +1,5 @@
 """Loads the job or the profile of a command, and what every analysis of it needs."""
 
-import argparse
 import contextlib
 import dataclasses
 import itertools as it
@@ -11,6 +10,7 @@ from typing import Any
 
 from .._files import shown
 from ..data import Job, Profile, is_profile, load_job, notes_of
+from ._options import Given
 
 
 # Steps that differ from the prediction by this factor are in another unit.
@@ -46,16 +46,16 @@ class Loaded:
         return compile_job(self.of)
 
 
-def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
+def load(given: Given, *changes: str) -> Loaded:
     """Loads a job or a profile by name: a shipped job, a `.toml` file, or the folder of a profile.
 
     A job that needs more memory than its devices have is not compiled, except with `--allow-oom`.
     `changes` are made after those of `--set`.
     """
-    name, overrides = arguments.job, [*arguments.overrides, *changes]
+    name, overrides = given.job, [*given.overrides, *changes]
     if not is_profile(name):
         job = load_job(name, overrides)
-        return Loaded(job.name, job, arguments.allow_oom)
+        return Loaded(job.name, job, given.allow_oom)
     if overrides:
         raise ValueError(
             f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
@@ -67,33 +67,28 @@ def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
     return Loaded(profile.name or name, profile, False)
 
 
-def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str, Any]]:
-    """Compiles a job.
-
-    **Returns:**
-
-    Its program, and the options of all functions that simulate it: `num_samples`, `key`,
-    `progress`.
-    """
-    import jax
-
+def compiled(given: Given, job: Loaded) -> tuple[Any, dict[str, Any]]:
+    """The program of a job, and the options of all functions that simulate it."""
     use_all_cores()
-    say(arguments, f"compiling {job.name}")
+    say(given, f"compiling {job.name}")
     program = job.compile()
     tell_notes([job.job])
-    number = "" if arguments.samples is None else f"{arguments.samples:,} "
-    say(arguments, f"simulating {number}steps of {program.num_ops:,} ops")
-    return program, {
-        "num_samples": arguments.samples,
-        "key": jax.random.key(arguments.seed),
-        "progress": wants_progress(arguments),
-    }
+    number = "" if given.samples is None else f"{given.samples:,} "
+    say(given, f"simulating {number}steps of {program.num_ops:,} ops")
+    return program, options_of(given)
+
+
+def options_of(given: Given) -> dict[str, Any]:
+    """The options of all functions that simulate: `num_samples`, `key`, `progress`."""
+    import jax
+
+    key, progress = jax.random.key(given.seed), wants_progress(given)
+    return {"num_samples": given.samples, "key": key, "progress": progress}
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
-    """Prints warnings on stderr, each once: which tables stand in for missing ones, and which
-    settings are implausible. For a single job, also which keys have no effect; with several jobs
-    this is expected.
+    """Prints warnings on stderr, each once. That keys have no effect is expected of several jobs,
+    and told of a single one.
     """
     known = [job for job in jobs if job is not None]
     notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))
@@ -125,22 +120,19 @@ def tell_unit(path: str, measured: float, predicted: float) -> None:
 def tell_interrupted(what: str, law: Any, number: int) -> None:
     """Says on stderr of how many steps or runs a law is, if it was interrupted."""
     if law.interrupted:
-        print(
-            f"prism-jax: interrupted after {number:,} of {law.requested:,} {what}; the law has "
-            f"only these {what}.",
-            file=sys.stderr,
-        )
+        told = f"interrupted after {number:,} of {law.requested:,} {what}"
+        print(f"prism-jax: {told}; the law has only these {what}.", file=sys.stderr)
 
 
-def say(arguments: argparse.Namespace, what: str) -> None:
+def say(given: Given, what: str) -> None:
     """Prints on stderr what a command is about to do, if progress is shown."""
-    if wants_progress(arguments):
+    if wants_progress(given):
         print(f"prism-jax: {what} ...", file=sys.stderr, flush=True)
 
 
-def wants_progress(arguments: argparse.Namespace) -> bool:
+def wants_progress(given: Given) -> bool:
     """Whether to show progress: on a terminal without `--json`, and with `--progress`."""
-    return arguments.progress or (not arguments.json and sys.stderr.isatty())
+    return given.progress or (not given.json and sys.stderr.isatty())
 
 
 def use_all_cores() -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from .._interrupt import check_interrupt
-from ._command import Command, Output
+from ._options import Command, Output
 
 
 # Each has a file of its own, and stands in this order in `--help`.
@@ -99,10 +99,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name in COMMANDS:
         command: Command = importlib.import_module(f"{__package__}._{name}").run
+        what = " ".join(str(command.run.__doc__).split())
         sub = commands.add_parser(
             name,
-            help=command.help,
-            description=f"{command.help[:1].upper()}{command.help[1:]}.",
+            help=f"{what[0].lower()}{what[1:].rstrip('.')}",
+            description=what,
             epilog=f"example: prism-jax {name} {command.example}".rstrip(),
             allow_abbrev=False,
         )

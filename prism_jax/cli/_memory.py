@@ -1,24 +1,14 @@
-"""`prism-jax memory`: the peak memory of the GPUs of each pipeline rank."""
-
-import argparse
-
 from .._summary import plain
-from ._command import Output, command
-from ._options import NO_PROFILE, SET
+from ._options import NO_PROFILE, SET, Given, Output, command
 
 
-@command(
-    "print the peak memory of each pipeline rank, by part",
-    "gpt3-175b-h100-4096 --set training.recompute=full",
-    NO_PROFILE,
-    SET,
-    csv=True,
-)
-def run(arguments: argparse.Namespace) -> Output:
+@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, SET, csv=True)
+def run(given: Given) -> Output:
+    """Print the peak memory of each pipeline rank, by part."""
     from ..data import load_job
     from ..prediction import memory
 
-    job = load_job(arguments.job, arguments.overrides)
+    job = load_job(given.job, given.overrides)
     found = memory(job)
     table = found.summary().named(job.name, most=None)
     assert job.cluster is not None

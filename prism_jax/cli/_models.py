@@ -1,23 +1,19 @@
-"""`prism-jax models`: which models are shipped."""
-
-import argparse
-
 from .. import data
-from .._summary import Column, Table
-from ._command import Output, command
+from .._summary import Column, Table, picked
+from ._options import Given, Output, command
 
 
-@command("list the shipped models", "", csv=True)
-def run(arguments: argparse.Namespace) -> Output:
+@command("", csv=True)
+def run(given: Given) -> Output:
+    """List the shipped models."""
     from ..workload import count_parameters
 
-    del arguments
-    names = ("num_layers", "hidden_size", "vocab_size", "source")
+    del given
     models = [
         {
             "name": model.name,
             "parameters": count_parameters(model),
-            **{name: getattr(model, name) for name in names},
+            **picked(model, "num_layers", "hidden_size", "vocab_size", "source"),
         }
         for model in map(data.load_model, data.list_models())
     ]

@@ -1,12 +1,7 @@
-"""`prism-jax place`: assigns nodes to pipeline ranks and replicas."""
-
-import argparse
-
 from .._files import shown
-from .._summary import plain
+from .._summary import picked
 from . import _load
-from ._command import Output, argument, command
-from ._options import ALLOW_OOM, JOB, OBJECTIVE, PROGRESS, SEED, SET
+from ._options import ALLOW_OOM, JOB, OBJECTIVE, RANDOM, Given, Output, argument, command
 from ._values import check_out, count, objective
 
 
@@ -15,45 +10,41 @@ _MOST_GPUS = 10_000_000
 
 
 @command(
-    "assign nodes to pipeline ranks and replicas by their speed, to lower the step time",
     "gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv",
     JOB,
     argument(
-        "--factors",
-        "FILE",
+        "--factors FILE",
         "how slow each GPU, or each node, is: a .csv or .parquet file with a column `factor`, and "
         "`gpu` or `node`; without a file, factors are drawn from the job's law",
     ),
     argument(
-        "--samples",
-        "N",
+        "--samples N",
         "steps to simulate for each figure (4096, or at least 512 for large jobs)",
         count,
     ),
-    argument("--out", "FILE", "a .csv file to write the placement to"),
+    argument("--out FILE", "a .csv file to write the placement to"),
     OBJECTIVE,
-    SEED,
-    SET,
+    *RANDOM,
     ALLOW_OOM,
-    PROGRESS,
 )
-def run(arguments: argparse.Namespace) -> Output:
+def run(given: Given) -> Output:
+    """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time."""
     from ..trace import read_factors
 
-    check_out(arguments.out, ".csv")  # Bad input fails before JAX starts.
-    job = _load.load(arguments)
-    factors, of = (None, None) if arguments.factors is None else read_factors(arguments.factors)
+    check_out(given.out, ".csv")  # Bad input fails before JAX starts.
+    job = _load.load(given)
+    factors, of = (None, None) if given.factors is None else read_factors(given.factors)
 
     import jax
     import numpy as np
 
     from ..placement import place
 
-    wanted, name = objective(arguments.objective), shown(arguments.job)
+    wanted, name = objective(given.objective), shown(given.job)
     world_size = job.of.layout.world_size
     if world_size > _MOST_GPUS:
         raise ValueError(f"{name}: it has {world_size:,} GPUs; up to {_MOST_GPUS:,} can be placed.")
-    program, options = _load.compiled(arguments, job)
+    program, options = _load.compiled(given, job)
     of_factors, options["key"] = jax.random.split(options["key"])
     if factors is None:
         rank = program.variability.rank
@@ -66,20 +57,15 @@ def run(arguments: argparse.Namespace) -> Output:
     expected = {"gpu": program.world_size, "node": program.world_size // devices}
     if of is not None and len(factors) != expected[of]:
         raise ValueError(
-            f"{shown(arguments.factors or '')}: it has {len(factors)} rows by `{of}`; the job has "
+            f"{shown(given.factors or '')}: it has {len(factors)} rows by `{of}`; the job has "
             f"{expected['gpu']} GPUs in {expected['node']} nodes."
         )
     found = place(program, factors, devices_per_node=devices, objective=wanted, **options)
     lines = [f"{found.num_samples:,} steps"]
-    if arguments.out is not None:
-        found.table().write_csv(arguments.out)
-        lines.append(f"the node for each place: {arguments.out}")
-    names = ("objective", "unit", "before", "after", "gain", "worst", "bound")
-    result = {
-        "job": job.name,
-        **{name: plain(getattr(found, name)) for name in names},
-        "order": found.order.tolist(),
-        "num_samples": found.num_samples,
-        "num_placements": found.num_placements,
-    }
+    if given.out is not None:
+        found.table().write_csv(given.out)
+        lines.append(f"the node for each place: {given.out}")
+    figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
+    result = picked(found, *figures, "num_samples", "num_placements")
+    result |= {"job": job.name, "order": found.order.tolist()}
     return Output(result, [found.summary().named(job.name), "\n".join(lines)])

@@ -1,27 +1,16 @@
-"""`prism-jax predict`: a job's step without variability, and its parts."""
-
-import argparse
-
-from .._summary import Column, Table, plain
+from .._summary import plain
 from . import _load
-from ._command import Output, command
-from ._options import ALLOW_OOM, NO_PROFILE, SET
+from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
 
 
-@command(
-    "print the step time without variability, and its parts, within seconds",
-    "gpt3-175b-h100-4096 --set training.dtype=fp8",
-    NO_PROFILE,
-    SET,
-    ALLOW_OOM,
-    csv=True,
-)
-def run(arguments: argparse.Namespace) -> Output:
+@command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, SET, ALLOW_OOM, csv=True)
+def run(given: Given) -> Output:
+    """Print the step time without variability, and its parts, within seconds."""
     from ..data import load_job
-    from ..prediction import check_memory, predict, throughput
+    from ..prediction import check_memory, parts_table, predict, throughput
 
-    job = load_job(arguments.job, arguments.overrides)
-    if not arguments.allow_oom:
+    job = load_job(given.job, given.overrides)
+    if not given.allow_oom:
         check_memory(job)
     found = predict(job)
     _load.tell_notes([job])
@@ -34,13 +23,7 @@ def run(arguments: argparse.Namespace) -> Output:
         f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, without "
         "variability"
     )
-    columns = (
-        Column("part"),
-        Column("time", "seconds", ".4g", "s"),
-        Column("share", "seconds", ".1f", "%", scale=100 / found.mean),
-    )
-    parts = [{"part": name, "seconds": seconds} for name, seconds in found.breakdown.items()]
-    table = Table(columns, sorted(parts, key=lambda row: -row["seconds"]), most=None)
+    parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     sends = f"{found.exposed_send_recv:.3g} s for send_recvs"
     pipeline = f"pipeline: waiting for other stages, of which {sends}" * (job.layout.pp > 1)
-    return Output(result, ["\n".join([head, *per_gpu.lines()]), table, pipeline])
+    return Output(result, ["\n".join([head, *per_gpu.lines()]), parts_table(parts), pipeline])

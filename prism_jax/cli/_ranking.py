@@ -2,37 +2,29 @@
 
 from typing import Any
 
-from .._summary import Column, Table, plain
+from .._summary import Column, Table, picked, plain
 
 
 def as_json(found: Any, top: int) -> dict[str, Any]:
     return {
-        "objective": found.objective,
+        **picked(found, "objective", "num_simulated", "num_samples", "notes"),
         "num_layouts": found.num_given,
-        "num_simulated": found.num_simulated,
-        "num_samples": found.num_samples,
         "layouts": [_row(one) for one in found.layouts[:top]],
         "best_by_mean": _row(found.best_by_mean),
         "loss_of_best_by_mean": plain(found.loss),
-        "notes": list(found.notes),
     }
 
 
 def _row(one: Any) -> dict[str, Any]:
     job = one.job
-    figures = ("rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
+    figures = ("gpus", "rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
     return {
         "name": job.name,
-        "gpus": one.gpus,
-        "layout": plain(job.layout),
-        "schedule": plain(job.schedule),
-        "microbatch_size": job.training.microbatch_size,
-        "zero": job.training.zero,
-        "recompute": job.training.recompute,
-        **{name: plain(getattr(one, name)) for name in figures},
+        **picked(job, "layout", "schedule"),
+        **picked(job.training, "microbatch_size", "zero", "recompute"),
+        **picked(one, *figures, "tokens_per_s"),
         "predicted_s": one.prediction.mean,
         "memory_bytes": one.prediction.memory_bytes,
-        "tokens_per_s": one.tokens_per_s,
     }
 
 

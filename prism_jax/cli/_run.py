@@ -1,13 +1,9 @@
-"""`prism-jax run`: how long a whole training run takes, including interruptions."""
-
-import argparse
 import functools as ft
 from typing import Any
 
-from .._summary import Column, Table, plain
+from .._summary import Column, Table, picked, plain
 from . import _load
-from ._command import Output, argument, command, flag
-from ._options import simulated
+from ._options import Given, Output, argument, command, flag, simulated
 from ._values import count, number
 
 
@@ -23,80 +19,73 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 
 
 @command(
-    "print how long a whole training run takes, including interruptions",
     "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
     *simulated(8_192),  # Enough for the mean to be known to a hundredth of the spread.
-    argument("--steps", "N", "training steps of a run", count, required=True),
+    argument("--steps N", "training steps of a run", count, required=True),
     argument(
-        "--deadline",
-        "DAYS",
+        "--deadline DAYS",
         "print the probability that a run ends within this many days",
         number(1e-9, "days above 0, up to 1e9"),
     ),
     argument(
-        "--failures",
-        "FAILURES",
+        "--failures FAILURES",
         "counts of interruptions: the name of shipped ones, or a .toml file (llama-3)",
         default="llama-3",
     ),
-    *(argument(f"--{name}", "S", f"seconds: {what}", _SECONDS) for name, what in _COSTS.items()),
-    argument("--spares", "K", "spare nodes (unlimited)", ft.partial(count, least=0)),
+    *(argument(f"--{name} S", f"seconds: {what}", _SECONDS) for name, what in _COSTS.items()),
+    argument("--spares K", "spare nodes (unlimited)", ft.partial(count, least=0)),
     argument(
-        "--autocorrelation",
-        "STEPS",
+        "--autocorrelation STEPS",
         "autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
         number(1, "steps from 1 to 1e9"),
         1.0,
     ),
-    argument("--runs", "M", "runs to simulate (100000)", count, 100_000),
+    argument("--runs M", "runs to simulate (100000)", count, 100_000),
     flag("--derivatives", "print the derivatives of the days with respect to rates and costs"),
 )
-def run(arguments: argparse.Namespace) -> Output:
-    job = _load.load(arguments)  # Bad input fails before JAX starts.
+def run(given: Given) -> Output:
+    """Print how long a whole training run takes, including interruptions."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
 
     from ..data import load_failures
 
-    failures = load_failures(arguments.failures)
+    failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
     from ..runs import training_run
 
-    world_size = job.of.layout.world_size
-    costs = _costs(arguments, failures, world_size)
-    program, options = _load.compiled(arguments, job)
+    costs = _costs(given, failures, world_size)
+    program, options = _load.compiled(given, job)
     law = training_run(
         program,
-        num_steps=arguments.steps,
+        num_steps=given.steps,
         failures=failures,
         costs=costs,
-        num_spares=arguments.spares,
-        autocorrelation_time=arguments.autocorrelation,
-        num_runs=arguments.runs,
-        derivatives=arguments.derivatives,
+        num_spares=given.spares,
+        autocorrelation_time=given.autocorrelation,
+        num_runs=given.runs,
+        derivatives=given.derivatives,
         **options,
     )
     days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
     result: dict[str, Any] = {
         "job": job.name,
         "world_size": world_size,
-        "steps": arguments.steps,
+        "steps": given.steps,
         "days": {"mean": law.mean.value, **days},
-        "goodput": law.goodput,
         "parts_days": law.parts,
-        "interruptions": law.interruptions,
-        "interval_s": law.interval_s,
-        "best_interval_s": plain(law.best_interval_s),
+        **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
         "failures": failures.source,
         "num_runs": len(law.days),
         "requested_runs": law.requested,
     }
     _load.tell_interrupted("runs", law, len(law.days))
     blocks: list[Table | str] = [
-        law.summary().named(f"{job.name}, {arguments.steps:,} steps on {world_size:,} GPUs")
+        law.summary().named(f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs")
     ]
-    if arguments.deadline is not None:
-        chance = law.probability(arguments.deadline).value
-        result |= {"deadline_days": arguments.deadline, "probability": chance}
-        blocks.append(f"{100 * chance:.4g} % of runs end within {arguments.deadline:g} days")
+    if given.deadline is not None:
+        chance = law.probability(given.deadline).value
+        result |= {"deadline_days": given.deadline, "probability": chance}
+        blocks.append(f"{100 * chance:.4g} % of runs end within {given.deadline:g} days")
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
         ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))
@@ -106,14 +95,14 @@ def run(arguments: argparse.Namespace) -> Output:
     return Output(result, [*blocks, f"failures: {failures.source}"])
 
 
-def _costs(arguments: argparse.Namespace, failures: Any, world_size: int) -> Any:
+def _costs(given: Given, failures: Any, world_size: int) -> Any:
     """The given costs, completed by those of the failures; `None` if none were given."""
     from ..runs import RunCosts, best_interval, check_costs
 
-    given = {f"{n}_s": v for n in _COSTS if (v := getattr(arguments, n)) is not None}
-    if not given:
+    costs = {f"{n}_s": v for n in _COSTS if (v := getattr(given, n)) is not None}
+    if not costs:
         return None
-    costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **given}
+    costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **costs}
     if "interval_s" not in costs:
         counted = sum(cause.count for cause in failures.causes if not cause.announced)
         rate = counted * world_size / (failures.device_hours * 3600)

@@ -1,13 +1,8 @@
-"""`prism-jax score`: compares a job or profile with measured step times."""
-
-import argparse
-
 from .._files import shown
 from .._misc import counted
 from .._summary import plain
 from . import _load
-from ._command import Output, argument, command
-from ._options import SIMULATED, STEPS
+from ._options import SIMULATED, STEPS, Given, Output, argument, command
 
 
 _LEGEND = """\
@@ -19,38 +14,37 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 
 
 @command(
-    "compare the predicted law of the step time with measured step times",
     "mine.toml --against step_times.csv",
     *SIMULATED,
     argument(
-        "--against",
-        "STEP_TIMES",
+        "--against STEP_TIMES",
         "measured step times: a .csv or .parquet file with a column `step_time_s`",
         required=True,
     ),
     STEPS,
     csv=True,
 )
-def run(arguments: argparse.Namespace) -> Output:
+def run(given: Given) -> Output:
+    """Compare the predicted law of the step time with measured step times."""
     from ..trace import read_step_times
 
-    given = read_step_times(arguments.against)
-    measured = given[arguments.steps]
+    steps = read_step_times(given.against)
+    measured = steps[given.steps]
     if len(measured) < 2:
         raise ValueError(
-            f"{shown(arguments.against)}: {counted(len(measured), 'step')} of {len(given)} left "
-            "to score against; give at least two steps, and a `--steps` that keeps them."
+            f"{shown(given.against)}: {counted(len(measured), 'step')} of {len(steps)} left to "
+            "score against; give at least two steps, and a `--steps` that keeps them."
         )
-    loaded = _load.load(arguments)
+    loaded = _load.load(given)
 
     import numpy as np
 
     from ..analysis import score
     from ..engine import simulate
 
-    program, options = _load.compiled(arguments, loaded)
+    program, options = _load.compiled(given, loaded)
     law = simulate(program, **options)
-    _load.tell_unit(arguments.against, float(np.median(measured)), float(law.quantile(0.5)))
+    _load.tell_unit(given.against, float(np.median(measured)), float(law.quantile(0.5)))
     found = score(law, measured, key=options["key"])
     table = found.summary().named(loaded.name)
     result = {"name": loaded.name, "num_steps": found.num_steps}

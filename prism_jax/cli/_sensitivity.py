@@ -1,38 +1,32 @@
-"""`prism-jax sensitivity`: how much the variability of each part costs."""
-
-import argparse
-
 from .._summary import plain
 from . import _load
-from ._command import Output, argument, command
-from ._options import OBJECTIVE, SIMULATED, TOP
+from ._options import OBJECTIVE, SIMULATED, TOP, Given, Output, argument, command
 from ._values import objective
 
 
 @command(
-    "print on which kernels, stages, ranks and shared factors a figure of the step time depends",
     "gpt3-175b-h100-4096 --objective p95 --samples 8192",
     *SIMULATED,
     OBJECTIVE,
     TOP,
     argument(
-        "--shapley",
-        "NAME,NAME",
+        "--shapley NAME,NAME",
         "divide the joint gain of up to ten parts among them, such as gemm,rank,step",
         default="",
     ),
     csv=True,
 )
-def run(arguments: argparse.Namespace) -> Output:
-    job = _load.load(arguments)  # Bad input fails before JAX starts.
+def run(given: Given) -> Output:
+    """Print on which kernels, stages, ranks and factors a figure of the step time depends."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
 
     from ..analysis import sensitivity
 
-    wanted = objective(arguments.objective)
-    program, options = _load.compiled(arguments, job)
-    shapley = [name.strip() for name in arguments.shapley.split(",") if name.strip()]
+    wanted = objective(given.objective)
+    program, options = _load.compiled(given, job)
+    shapley = [name.strip() for name in given.shapley.split(",") if name.strip()]
     found = sensitivity(program, wanted, shapley=shapley, **options)
-    shown, others = found.parts[: arguments.top], found.parts[arguments.top :]
+    shown, others = found.parts[: given.top], found.parts[given.top :]
     longest = max((part.mean.value for part in shown if part.mean), default=0.0)
     long = [part for part in others if part.mean and part.mean.value > longest]
     rows = [*shown, *long, *(part for part in others if part not in long)]

@@ -1,42 +1,38 @@
-"""`prism-jax simulate`: the law of a job's step time, beside measured figures."""
-
-import argparse
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from .._files import shown
 from .._misc import counted
-from .._summary import plain
+from .._summary import picked, plain
 from . import _load
-from ._command import Output, argument, command
-from ._options import LAW
+from ._options import LAW, Given, Output, argument, command
 from ._values import check_out
 
 
 _RUN_STEPS = 10_000
 
 
-def check_epistemic(arguments: argparse.Namespace, job: _load.Loaded) -> None:
+def check_epistemic(given: Given, job: _load.Loaded) -> None:
     """Raises a `ValueError` for `--epistemic` with a profile."""
-    if arguments.epistemic and job.job is None:
+    if given.epistemic and job.job is None:
         raise ValueError(
-            f"{shown(arguments.job)}: this is a profile, and the uncertainty of its level is not "
+            f"{shown(given.job)}: this is a profile, and the uncertainty of its level is not "
             "known; leave `--epistemic` out, or give a job."
         )
 
 
 @command(
-    "simulate a job and print the law of its step time",
     "gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles 0.999",
     *LAW,
-    argument("--out", "LAW.npz", "a file to write the law to, for prism_jax.load_law"),
+    argument("--out LAW.npz", "a file to write the law to, for prism_jax.load_law"),
     csv=True,
 )
-def run(arguments: argparse.Namespace) -> Output:
-    check_out(arguments.out, ".npz")  # Bad input fails before JAX starts.
-    job = _load.load(arguments)
-    check_epistemic(arguments, job)
+def run(given: Given) -> Output:
+    """Simulate a job and print the law of its step time."""
+    check_out(given.out, ".npz")  # Bad input fails before JAX starts.
+    job = _load.load(given)
+    check_epistemic(given, job)
 
     import numpy as np
 
@@ -45,15 +41,13 @@ def run(arguments: argparse.Namespace) -> Output:
     from ..law import QUANTILES, save_law
     from ..prediction import throughput
 
-    program, options = _load.compiled(arguments, job)
-    law = simulate(
-        program, sampling=arguments.sampling, allocations=arguments.allocations, **options
-    )
-    if arguments.out is not None:
-        save_law(law, arguments.out)
-    measured = _measured(job.job, arguments.overrides)
-    levels = {**QUANTILES, **arguments.quantiles}
-    table = law.summary(levels, {k.removesuffix("_s"): x for k, x in measured.items()})
+    program, options = _load.compiled(given, job)
+    law = simulate(program, sampling=given.sampling, allocations=given.allocations, **options)
+    if given.out is not None:
+        save_law(law, given.out)
+    measured = _measured(job.job, given.overrides)
+    levels = {**QUANTILES, **given.quantiles}
+    table = law.summary(levels, job.job.measured.figures if measured else None)
     result = {"job": job.name, "world_size": job.of.layout.world_size, **_law(law, levels)}
     if job.job is not None and job.job.kernels is not None:
         sources = job.job.kernels.sources
@@ -69,10 +63,10 @@ def run(arguments: argparse.Namespace) -> Output:
     per_gpu = throughput(job.job, law.mean)
     if per_gpu is not None:
         result["throughput"] = plain(per_gpu)
-    exposed = exposed_data_parallel(program, num_samples=arguments.samples, key=options["key"])
+    exposed = exposed_data_parallel(program, num_samples=given.samples, key=options["key"])
     p50, p95 = np.quantile(exposed, (0.5, 0.95)).tolist()
     result["exposed_data_parallel_s"] = {"mean": float(exposed.mean()), "p50": p50, "p95": p95}
-    if arguments.epistemic:
+    if given.epistemic:
         result["epistemic"] = _epistemic(job, law)
     _load.tell_interrupted("steps", law, law.num_samples)
     lines = [*_sentences(result), *([] if per_gpu is None else per_gpu.lines())]
@@ -105,7 +99,7 @@ def _law(law: Any, levels: dict[str, float]) -> dict[str, Any]:
     step_time["confidence_level"] = 0.95
     step_time["quantiles"] = [[i / 200, law.quantile(i / 200)] for i in range(1, 200)]
     names = ("num_samples", "sampling", "replicas", "effective_samples", "compile_s", "run_s")
-    result = {"step_time_s": step_time, **{name: getattr(law, name) for name in names}}
+    result = {"step_time_s": step_time, **picked(law, *names)}
     result["requested_samples"] = law.requested
     result["samples_per_s"] = law.num_samples / max(law.run_s, 1e-9)
     if law.allocations is not None and len(law.allocations.means) > 1:

@@ -1,11 +1,7 @@
-"""`prism-jax trace`: what a profiler's trace contains, and what can be learned from it."""
-
-import argparse
-import dataclasses
 from typing import Any
 
 from .._summary import Column, Table, plain
-from ._command import Argument, Output, argument, command
+from ._options import Argument, Given, Output, argument, command
 
 
 _MOST_KERNELS = 10
@@ -16,42 +12,39 @@ def formats(default: str = "kineto") -> tuple[Argument, ...]:
     """How to read a profiler's trace."""
     known = ", ".join(dict.fromkeys([default, "kineto", "nsight", "chakra"]))
     return (
-        argument(
-            "--format", "FORMAT", f"format of the trace: {known} ({default})", default=default
-        ),
-        argument("--names", "NAMES", "a .toml file with the meaning of ranges"),
+        argument("--format FORMAT", f"format of the trace: {known} ({default})", default=default),
+        argument("--names NAMES", "a .toml file with the meaning of ranges"),
         argument(
             "--time-unit",
-            None,
             "the unit of times in the trace, if it is not that of the format",
             choices=("s", "ms", "us", "ns"),
         ),
     )
 
 
-def read_names(arguments: argparse.Namespace) -> Any:
+def read_names(given: Given) -> Any:
     """The meaning of ranges, if a file with it is given."""
     from ..trace import read_range_names
 
-    return read_range_names(arguments.names) if arguments.names else None
+    return read_range_names(given.names) if given.names else None
 
 
 @command(
-    "print what a profiler's trace contains, and what can and cannot be learned from it",
     "traces/ --format kineto",
-    argument("trace", "TRACE", "a file, or a folder with a file for each rank"),
+    argument("trace TRACE", "a file, or a folder with a file for each rank"),
     *formats(),
-    argument("--ops", "OPS", "a .parquet file to write the ops of all ranks to"),
-    argument("--job", "JOB", "a .toml file with the layout and schedule, for --ops"),
+    argument("--ops OPS", "a .parquet file to write the ops of all ranks to"),
+    argument("--job JOB", "a .toml file with the layout and schedule, for --ops"),
 )
-def run(arguments: argparse.Namespace) -> Output:
+def run(given: Given) -> Output:
+    """Print what a profiler's trace contains, and what can and cannot be learned from it."""
     from ..trace import contents, write_ops
 
-    names = read_names(arguments)
-    job = _job_of_ops(arguments)
-    found = contents(_ranks(arguments), names)
+    names = read_names(given)
+    job = _job_of_ops(given)
+    found = contents(_ranks(given), names)
     if job is not None:
-        write_ops(arguments.ops, _ranks(arguments), job, names, arguments.trace)
+        write_ops(given.ops, _ranks(given), job, names, given.trace)
     kernels = Table(
         (
             Column("kernel", lambda kernel: _short(kernel.name)),
@@ -67,29 +60,29 @@ def run(arguments: argparse.Namespace) -> Output:
         *(f"tells: {sentence}" for sentence in found.tells),
         *(f"does not tell: {sentence}" for sentence in found.does_not_tell),
     ]
-    head = "\n".join(_lines(arguments.trace, found))
-    result = {"trace": arguments.trace, **plain(dataclasses.asdict(found))}
+    head = "\n".join(_lines(given.trace, found))
+    result = {"trace": given.trace, **plain(found)}
     return Output(result, [head, *[kernels] * bool(found.kernels), "\n".join(notes)])
 
 
-def _ranks(arguments: argparse.Namespace) -> Any:
+def _ranks(given: Given) -> Any:
     from ..trace import read_ranks
 
-    return read_ranks(arguments.trace, arguments.format, time_unit=arguments.time_unit)
+    return read_ranks(given.trace, given.format, time_unit=given.time_unit)
 
 
-def _job_of_ops(arguments: argparse.Namespace) -> Any:
+def _job_of_ops(given: Given) -> Any:
     """The traced job, if ops are to be written."""
     from ..data import load_job
 
-    if not arguments.ops and not arguments.job:
+    if not given.ops and not given.job:
         return None
-    if not arguments.job or not (arguments.ops or "").endswith(".parquet"):
+    if not given.job or not (given.ops or "").endswith(".parquet"):
         raise ValueError(
             "--ops and --job go together; give a file name that ends in `.parquet`, and the job "
             "whose layout says which rank is which worker."
         )
-    return load_job(arguments.job)
+    return load_job(given.job)
 
 
 def _lines(path: str, found: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Values of arguments. Each error says what was given and what is allowed."""
+"""Values of given. Each error says what was given and what is allowed."""
 
 import argparse
 import os

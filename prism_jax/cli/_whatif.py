@@ -1,48 +1,36 @@
-"""`prism-jax whatif`: how the step time would change."""
-
-import argparse
 from typing import Any
 
 from .._files import shown
 from .._misc import quoted, unknown_name
-from .._summary import Column, Table, plain
+from .._summary import Column, Table, picked, plain
 from . import _load
-from ._command import Output, command, repeated
-from ._options import SIMULATED
+from ._options import SIMULATED, Given, Output, command, repeated
 from ._values import named_factor
 
 
 @command(
-    "show the effect of a slow rank, a hot node, a congested link, a scaled kernel or any change",
     "gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8",
     *SIMULATED,
     repeated(
-        "--slow-rank",
-        "stage=S:F",
+        "--slow-rank stage=S:F",
         "the rank of one replica that runs stage S (or rank=R) is F times slower",
     ),
-    repeated(
-        "--hot-node",
-        "stage=S:F",
-        "a node whose GPUs run stage S (or rank=R) is F times slower",
-    ),
-    repeated("--link", "NAME:F", "a link of the cluster has F times less bandwidth"),
-    repeated(
-        "--kernel",
-        "KIND:F",
-        "a kind of kernel takes F times as long, such as all_gather:0.8",
-    ),
-    repeated("--change", "KEY=VALUE", "a key of the job, such as schedule.virtual_stages=6"),
+    repeated("--hot-node stage=S:F", "a node whose GPUs run stage S (or rank=R) is F times slower"),
+    repeated("--link NAME:F", "a link of the cluster has F times less bandwidth"),
+    repeated("--kernel KIND:F", "a kind of kernel takes F times as long, such as all_gather:0.8"),
+    repeated("--change KEY=VALUE", "a key of the job, such as schedule.virtual_stages=6"),
     csv=True,
 )
-def run(arguments: argparse.Namespace) -> Output:
-    job = _load.load(arguments)  # Bad input fails before JAX starts.
-    changed = {text: _load.load(arguments, text) for text in arguments.change}
-    for text in arguments.link:
-        changed[f"link {text}"] = _load.load(arguments, _slower_link(arguments, job, text))
-    given = (("slow rank", arguments.slow_rank), ("hot node", arguments.hot_node))
-    places = [(option, text, *_place(text, option)) for option, texts in given for text in texts]
-    kernels = {text: named_factor(text, "--kernel", "all_gather:0.8") for text in arguments.kernel}
+def run(given: Given) -> Output:
+    """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
+    changed = {text: _load.load(given, text) for text in given.change}
+    for text in given.link:
+        changed[f"link {text}"] = _load.load(given, _slower_link(given, job, text))
+    slow = {f"slow rank {text}": _place(text, "--slow-rank") for text in given.slow_rank}
+    hot = {f"hot node {text}": _place(text, "--hot-node") for text in given.hot_node}
+    places = slow | hot
+    kernels = {text: named_factor(text, "--kernel", "all_gather:0.8") for text in given.kernel}
     if not (changed or places or kernels):
         raise ValueError(
             "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
@@ -50,16 +38,15 @@ def run(arguments: argparse.Namespace) -> Output:
         )
 
     from ..analysis import Scenario, scale_kernel, slow_rank, what_if
+    from ..prediction import throughput
 
-    program, options = _load.compiled(arguments, job)
+    program, options = _load.compiled(given, job)
     scenarios = {}
-    for option, text, of, number, factor in places:
+    of_node = max(job.devices_per_node // program.group_size, 1) if hot else 1
+    for name, (of, number, factor) in places.items():
         rank = number if of == "rank" else _rank_of_stage(program, number)
-        replicas = 1
-        if option == "hot node":
-            replicas = max(job.devices_per_node // program.group_size, 1)
-            replicas = min(replicas, program.num_replicas)
-        scenarios[f"{option} {text}"] = slow_rank(program, rank, factor, replicas=replicas)
+        replicas = min(of_node, program.num_replicas) if name in hot else 1
+        scenarios[name] = slow_rank(program, rank, factor, replicas=replicas)
     for text, (kind, factor) in kernels.items():
         scenarios[f"kernel {text}"] = scale_kernel(program, kind, factor)
     for text, other in changed.items():
@@ -67,8 +54,13 @@ def run(arguments: argparse.Namespace) -> Output:
         if other.job and job.job and other.job.cluster != job.job.cluster:
             _load.tell_notes([other.job])
     found = what_if(program, scenarios, **options)
-    others = {name: other.job for name, other in changed.items() if other.job is not None}
-    speed = _throughputs(job.job, others, found)
+    mean = found.before["mean"].value
+    each = {"as it is": throughput(job.job, mean)}
+    for name, changes in found.changes.items():
+        other = changed.get(name, job).job or job.job
+        each[name] = throughput(other, mean + changes["mean"].value)
+    figures = ("world_size", "tokens_per_s_per_gpu", "mfu")  # A profile has none.
+    speed = {name: picked(one, *figures) for name, one in each.items() if one is not None}
     columns = [
         Column("scenario"),
         Column("GPUs", "world_size"),
@@ -80,18 +72,17 @@ def run(arguments: argparse.Namespace) -> Output:
     notes = _load.other_sizes(sizes, sizes["as it is"]) if speed else []
     table = found.summary().named(job.name, most=None)
     result = {"job": job.name, **plain(found), "throughput": speed}
-    # A profile has only latencies.
     return Output(result, [table, *[speeds] * bool(speed), *notes])
 
 
-def _slower_link(arguments: argparse.Namespace, job: _load.Loaded, text: str) -> str:
+def _slower_link(given: Given, job: _load.Loaded, text: str) -> str:
     """The change of a job's key for `--link`."""
     name, factor = named_factor(text, "--link", "infiniband:1.5")
     if job.job is None:
-        raise ValueError(f"{shown(arguments.job)}: this is a profile, without links; give a job.")
+        raise ValueError(f"{shown(given.job)}: this is a profile, without links; give a job.")
     if job.job.cluster is None:
         raise ValueError(
-            f"{shown(arguments.job)}: this job names no cluster, so it has no links; give a job "
+            f"{shown(given.job)}: this job names no cluster, so it has no links; give a job "
             "with a `cluster`."
         )
     links = {link.name: link for link in job.job.cluster.links}
@@ -101,20 +92,7 @@ def _slower_link(arguments: argparse.Namespace, job: _load.Loaded, text: str) ->
     return f"cluster.links.{name}.bandwidth_bytes_per_s={bandwidth!r}"
 
 
-def _throughputs(job: Any, others: dict[str, Any], found: Any) -> dict[str, dict[str, Any]]:
-    """GPUs, tokens/s per GPU and MFU of the job as it is and of each scenario."""
-    from ..prediction import throughput
-
-    mean = found.before["mean"].value
-    each = {"as it is": throughput(job, mean)}
-    for name, changes in found.changes.items():
-        each[name] = throughput(others.get(name, job), mean + changes["mean"].value)
-    names = ("world_size", "tokens_per_s_per_gpu", "mfu")
-    return {k: {n: getattr(one, n) for n in names} for k, one in each.items() if one is not None}
-
-
 def _place(text: str, option: str) -> tuple[str, int, float]:
-    option = f"--{option.replace(' ', '-')}"
     place, factor = named_factor(text, option, "stage=7:1.2")
     of, _, number = place.partition("=")
     if of not in ("stage", "rank") or not (number.isdecimal() and len(number) <= 9):

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
 
-from ._command import argument
+from ._options import Given, argument
 from ._values import count
 
 
@@ -20,32 +20,31 @@ def _address(text: str) -> str:
 
 RAY = (
     argument(
-        "--ray",
-        "ADDRESS",
+        "--ray ADDRESS",
         "simulate on the workers of a Ray cluster: host:port, or auto for the cluster on this "
         "machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine",
         _address,
         nargs="?",
         const=True,
     ),
-    argument("--worker-gpus", "N", "GPUs for each worker of --ray (0)", count),
+    argument("--worker-gpus N", "GPUs for each worker of --ray (0)", count),
 )
 
 
 @contextlib.contextmanager
-def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
+def ray_executor(given: Given) -> Iterator[Executor | None]:
     """The executor of `--ray`; `None` without it. Ctrl-C and errors end the work of its workers."""
-    if arguments.ray is None:
-        if arguments.worker_gpus is not None:
+    if given.ray is None:
+        if given.worker_gpus is not None:
             raise ValueError("`--worker-gpus` applies to the workers of `--ray`; give both.")
         yield None
         return
     from ..workers import RayExecutor
 
     executor = RayExecutor(
-        None if arguments.ray is True else arguments.ray,
-        num_gpus=arguments.worker_gpus or 0,
-        keep=not arguments.no_cache,
+        None if given.ray is True else given.ray,
+        num_gpus=given.worker_gpus or 0,
+        keep=not given.no_cache,
     )
     try:
         yield executor

@@ -28,6 +28,7 @@ from ._kernels import (
     Overlap as Overlap,
     Source as Source,
     Variation as Variation,
+    law_table as law_table,
 )
 from ._load import (
     list_clusters as list_clusters,

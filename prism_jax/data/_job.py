@@ -206,6 +206,13 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p99_s: Positive | None = None
     num_samples: Count | None = None
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Those that were measured, by name: `mean`, `std`, `p5` and so on."""
+        names = ("mean", "std", "p5", "p50", "p95", "p99")
+        values = {name: getattr(self, f"{name}_s") for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
 
 class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training job. A job that only describes how a trace was recorded has no model and no

@@ -78,7 +78,7 @@ class Law(Shown, AbstractCompared):
                 unknown.append(f"* {name}: {self.why_unknown(quantiles.get(name))}")
         columns = [
             Column("step time", "figure"),
-            Column("predicted", "predicted_s", unit="s", error=_half_width),
+            Column("predicted", "predicted_s", unit="s", error="interval_s"),
             Column("95 % interval", "interval_s", unit="s"),
         ]
         if measured:
@@ -251,11 +251,6 @@ def figures(
             for name, q in quantiles.items()
         },
     }
-
-
-def _half_width(row: Mapping[str, Any]) -> float:
-    low, high = row["interval_s"]
-    return (high - low) / 2
 
 
 def _error(row: Mapping[str, Any]) -> float | None:
