@@ -51,8 +51,8 @@ class Column:
         if self.error and value is not None:
             error = _found(row, self.error)
             if isinstance(error, tuple | list):
-                error = math.nan if None in error else (error[1] - error[0]) / 2
-            return rounded(value, error * self.scale)
+                error = None if None in error else (error[1] - error[0]) / 2
+            return rounded(value, math.nan if error is None else error * self.scale)
         return _text(value, self.form)
 
 

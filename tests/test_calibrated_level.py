@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.cli._calibrate import _blocks
+from prism_jax.cli._calibrate import _agreement
 from prism_jax.data import (
     Calibrated,
     Uncertainty,
@@ -215,14 +215,10 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
 
 def test_every_run_is_beside_what_is_calibrated():
     figures = {"p50_s": (1.0, 1.1), "p95 / p50": (1.0, 1.2), "core_spread": (0.1, 0.3)}
-    result = {"prior": [], "variability": [], "num_steps": 8, "num_runs": 2}
-    level = {"compute": 1.0, "network": 1.0, "constant_s": 0.0, "growth": 0.0}
-    result |= {"job": "x.toml", "standard_errors": level, "agreement": figures, **level}
-    *_, alone = _blocks(result | {"agreement_of_others": []}, (), "a.csv")
-    assert "a.csv" not in str(alone)
+    result = {"agreement": figures, "agreement_of_others": []}
+    assert "a.csv" not in str(_agreement(result, "a.csv"))
     other = {"job": "b.toml", "to": "b.csv", **figures, "p50_s": (7.5, 8.5)}
-    *_, both = _blocks(result | {"agreement_of_others": [other]}, (), "a.csv")
-    lines = str(both).splitlines()
+    lines = _agreement(result | {"agreement_of_others": [other]}, "a.csv").text().splitlines()
     assert [line.split()[0] for line in lines[1:]] == 3 * ["a.csv"] + 3 * ["b.csv"]
     assert lines[4].split() == ["b.csv", "p50_s", "7.5", "8.5"]
 

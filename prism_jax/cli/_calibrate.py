@@ -1,21 +1,13 @@
+import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import data
-from .._estimate import Estimate
 from .._files import shown
 from .._summary import Column, Table, picked
+from ..data import check_job_path, is_profile, law_table, load_job, read_toml, save_job
 from . import _load
 from ._options import RANDOM, Given, Output, argument, command, repeated
-
-
-_LEVEL = {
-    "compute": "compute takes this many times as long",
-    "network": "collectives between nodes take this many times as long",
-    "constant_s": "seconds added to each step",
-    "growth": "compute takes (replicas)^this times as long",
-}
 
 
 @command(
@@ -51,11 +43,11 @@ def run(given: Given) -> Output:
             f"There are {len(names)} jobs for {len(given.to)} files of step times; give each --to "
             "one --job, or the first the JOB."
         )
-    for name in filter(data.is_profile, names):
+    for name in filter(is_profile, names):
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
-    jobs = [data.load_job(name, given.overrides) for name in names]
+    jobs = [load_job(name, given.overrides) for name in names]
     all_runs = [read_runs(path) for path in given.to]
-    data.check_job_path(given.out)
+    check_job_path(given.out)
     if os.path.exists(given.out) and not _is_calibrated(given.out):
         raise ValueError(
             f"{shown(given.out)}: a file is there that this command did not write; give another "
@@ -74,66 +66,40 @@ def run(given: Given) -> Output:
         if one.model is not None and one.cluster is not None:
             _load.tell_unit(path, float(np.median(np.concatenate(runs))), predict(one).mean)
     _load.use_all_cores()
-    files = ", ".join(os.path.basename(path) for path in given.to)
     job = calibrate(
         jobs[0],
         all_runs[0],
-        source=f"calibrated to {files}",
+        source=f"calibrated to {', '.join(map(os.path.basename, given.to))}",
         key=jax.random.key(given.seed),
         others=list(zip(jobs[1:], all_runs[1:], strict=True)),
         progress=_load.wants_progress(given),
     )
-    data.save_job(job, given.out)
-    assert job.calibrated is not None
+    save_job(job, given.out)
+    found = job.calibrated
+    assert found is not None
     _load.tell_notes([job])
+    law_of = ("kernel", "component", "family")
     result = {
         "job": given.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
         "num_runs": sum(map(len, all_runs)),
-        **_calibrated(job),
+        **{name: figure.value for name, figure in found.level.items()},
+        "standard_errors": {name: figure.standard_error for name, figure in found.level.items()},
+        **picked(found.uncertainty, "prior"),
+        "variability": [picked(law, *law_of) | law.parameters for law in found.variability],
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
             {"job": name, "to": path, **agreement(calibrated_as(one, job), runs)}
             for name, path, one, runs in [*zip(names, given.to, jobs, all_runs, strict=True)][1:]
         ],
     }
-    return Output(result, [*_blocks(result, job.calibrated.variability, given.to[0])])
+    what = f"calibrated to {result['num_steps']:,} steps of {result['num_runs']} run(s)"
+    level = dataclasses.replace(found.summary(), title=f"{given.out}: {what}")
+    return Output(result, [level, law_table(found.variability), _agreement(result, given.to[0])])
 
 
-def _calibrated(job: Any) -> dict[str, Any]:
-    """The calibrated values, as numbers."""
-    from ..data import LEVEL
-
-    found = job.calibrated
-    errors = [found.uncertainty.covariance[i][i] ** 0.5 for i in range(len(LEVEL))]
-    # The uncertainty of the two factors is that of their logarithms.
-    level = {name: getattr(found, name) for name in LEVEL}
-    errors = [e * level[n] if n in LEVEL[:2] else e for n, e in zip(LEVEL, errors, strict=True)]
-    laws = [
-        {**picked(v, "kernel", "component", "family"), **v.parameters} for v in found.variability
-    ]
-    errors = dict(zip(LEVEL, errors, strict=True))
-    prior = list(found.uncertainty.prior)
-    return {**level, "standard_errors": errors, "prior": prior, "variability": laws}
-
-
-def _blocks(result: dict[str, Any], laws: Sequence[Any], first: str) -> Iterator[Table | str]:
-    out, number, runs = result["job"], result["num_steps"], result["num_runs"]
-    prior = (
-        "(prior): mostly from other systems, because these steps determine little of it; runs "
-        "at other scales would",
-    ) * bool(result["prior"])
-    rows = [
-        {
-            "name": name,
-            "value": Estimate(result[name], result["standard_errors"][name]),
-            "what": f"{what}{' (prior)' * (name in result['prior'])}",
-        }
-        for name, what in _LEVEL.items()
-    ]
-    title = f"{out}: calibrated to {number:,} steps of {runs} run(s)"
-    yield Table((Column("level", "name"), "value", Column("", "what")), rows, title, prior)
-    yield data.law_table(laws)
+def _agreement(result: dict[str, Any], first: str) -> Table:
+    """Figures of the calibrated steps beside the measured ones."""
     others = result["agreement_of_others"]
     rows = [
         {"of": figures["to"], "figure": name, "ours": pair[0], "theirs": pair[1]}
@@ -147,14 +113,11 @@ def _blocks(result: dict[str, Any], laws: Sequence[Any], first: str) -> Iterator
         Column("calibrated", "ours", ".5g"),
         Column("measured", "theirs", ".5g"),
     )
-    yield Table(columns, rows, most=None)
+    return Table(columns, rows, most=None)
 
 
 def _is_calibrated(path: str) -> bool:
     """Whether a file is one that this command wrote."""
-    from ..data import read_toml
-
-    try:
+    with contextlib.suppress(ValueError):
         return "calibrated" in read_toml(path, "job")
-    except ValueError:
-        return False
+    return False

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools as it
 from typing import Any
 
@@ -65,16 +66,14 @@ def run(given: Given) -> Output:
         "moved_by_shuffling": moved,
         "ladder": plain(rungs),
     }
-    head = [
-        f"{given.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on "
-        f"average; their replay is within {100 * result['replay_error']:.2g} %",
-        "components of compute, as standard deviations of logarithms (0.03 is about 3 %), except "
-        "step_autocorrelation, and stall_rate, which is stalls per op",
-        *map(_component, fitted.components),
-        *(f"dropped: {what} ({number})" for what, number in trace.dropped.items()),
-        *(f"note: {note}" for note in fitted.notes),
-    ]
-    return Output(result, ["\n".join(head), _ladder(rungs), _moved(moved)])
+    head = (
+        f"{given.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on average; "
+        f"their replay is within {100 * result['replay_error']:.2g} %"
+    )
+    dropped = [f"dropped: {what} ({number})" for what, number in trace.dropped.items()]
+    notes = [*dropped, *(f"note: {note}" for note in fitted.notes)]
+    components = dataclasses.replace(fitted.summary(), notes=notes)
+    return Output(result, [head, components, _ladder(rungs), _moved(moved)])
 
 
 def _ladder(rungs: Any) -> Table:
@@ -116,10 +115,3 @@ def _moved(moved: dict[str, float]) -> str:
         "among the steps; if a kind changes the mean by more than 0.5 %, its latencies contain a "
         "wait"
     )
-
-
-def _component(component: Any) -> str:
-    if component.value is None:
-        return f"{component.name}: not known from this trace: {component.note}"
-    note = f" ({component.note})" if component.note else ""
-    return f"{component.name}: {component.value:.3g} +- {component.standard_error:.2g}{note}"

@@ -36,8 +36,8 @@ def run(given: Given) -> Output:
         check_memory(job)
     save_job(job, given.out)
     assert job.model is not None
-    parameters = count_parameters(job.model)
     assert job.training is not None
+    parameters = count_parameters(job.model)
     layout, number, training = job.layout, job.schedule.num_microbatches, job.training
     sequences = layout.dp * number * training.microbatch_size
     text = (

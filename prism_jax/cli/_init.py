@@ -3,7 +3,7 @@ import re
 
 from .. import data
 from .._files import shown, written_whole
-from ._options import Argument, Given, Output, command
+from ._options import Given, Output, command
 
 
 # The start of a first job, which is valid without changes.
@@ -24,9 +24,7 @@ _GIVEN = {
 }
 
 
-@command(
-    "my_job.toml", Argument("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"})
-)
+@command("my_job.toml", ("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"}))
 def run(given: Given) -> Output:
     """Write a job file with a comment on every key, to edit."""
     out = given.out

@@ -1,5 +1,7 @@
 from typing import Any
 
+import msgspec
+
 from .._misc import quoted, unknown_name
 from . import _load
 from ._options import OBJECTIVE, RANDOM, Given, Output, argument, command, over, repeated
@@ -11,11 +13,7 @@ from ._workers import RAY, ray_executor
 
 @command(
     "my_job.toml --gpus 1024 --objective p95",
-    argument(
-        "job JOB",
-        "a job whose model, machine, training and batch are kept (`prism-jax jobs`, or a .toml "
-        "file)",
-    ),
+    argument("job JOB", "the job whose model, machine, training and batch are kept"),
     argument("--gpus N", "how many GPUs each layout uses", count, required=True),
     OBJECTIVE,
     argument("--top K", "rank at least K layouts (20)", count, 20),
@@ -73,16 +71,16 @@ def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:
             "`training` to find layouts."
         )
     batch = job.layout.dp * job.schedule.num_microbatches * job.training.microbatch_size
-    needed = -(-given.gpus // job.cluster.devices_per_node)
-    if needed > job.cluster.num_nodes:
-        job = load_job(given.job, [*changes, f"cluster.num_nodes={needed}"])
+    nodes = -(-given.gpus // job.cluster.devices_per_node)
+    if nodes > job.cluster.num_nodes:
+        job = load_job(given.job, [*changes, f"cluster.num_nodes={nodes}"])
     return job, given.batch or batch
 
 
 def _check_kept(changes: list[str]) -> None:
     """Raises a `ValueError` for a change of a key that the search chooses."""
     for change in changes:
-        if change.split("=")[0].split(".")[0] in ("layout", "schedule"):
+        if change.partition("=")[0].partition(".")[0] in ("layout", "schedule"):
             raise ValueError(
                 f"`{quoted(change)}` has no effect here, because the search chooses layouts and "
                 "schedules; use `--choose`, `--batch` or `--gpus`, or change `model`, `cluster`, "
@@ -92,8 +90,6 @@ def _check_kept(changes: list[str]) -> None:
 
 def _space(texts: list[str]) -> Any:
     """Raises a `ValueError` of one sentence."""
-    import msgspec
-
     from ..layouts import LayoutSpace
 
     known = {field.name for field in msgspec.structs.fields(LayoutSpace)}

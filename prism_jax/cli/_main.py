@@ -3,7 +3,6 @@ that help is quick.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,6 @@ COMMANDS = (
 _MOST_CHARACTERS = 600
 
 
-class _UsageError(ValueError):
-    pass
-
-
 class _Parser(argparse.ArgumentParser):
     """Raises an error of one sentence instead of printing the usage."""
 
@@ -36,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
         from .._misc import quoted
 
         message = quoted(f"{message[0].upper()}{message[1:]}", 300)
-        raise _UsageError(f"{message}; see `{self.prog} --help`.")
+        raise ValueError(f"{message}; see `{self.prog} --help`.")
 
 
 def status(arguments: Sequence[str], keep: bool = False) -> int:
@@ -51,7 +46,7 @@ def status(arguments: Sequence[str], keep: bool = False) -> int:
         found: Output = parsed.run(parsed)
         if sys.stdout is None:
             return 1
-        print(_printed(parsed, found))
+        print(found.printed(parsed))
         sys.stdout.flush()
     except ValueError as error:
         _tell(str(error))
@@ -67,13 +62,6 @@ def status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error) or "out of memory")
         return 1
     return 0
-
-
-def _printed(parsed: argparse.Namespace, found: Output) -> str:
-    """What was found, in the requested format."""
-    if parsed.json:
-        return json.dumps(found.result, allow_nan=False)
-    return found.csv() if getattr(parsed, "csv", False) else found.text()
 
 
 def _tell(sentence: str) -> None:
@@ -116,8 +104,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
             action="store_true",
             help=f"do not use the cache of compiled code ({VARIABLE}=off does the same)",
         )
-        for one in command.arguments:
-            sub.add_argument(one.name, **one.how)
+        for word, how in command.arguments:
+            sub.add_argument(word, **how)
         sub.set_defaults(run=command.run)
     return parser, commands.choices
 
@@ -137,15 +125,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
     parser, commands = make_parser()
     if not arguments:
-        raise _UsageError(f"No command was given; use one of {', '.join(COMMANDS)}.")
+        raise ValueError(f"No command was given; use one of {', '.join(COMMANDS)}.")
     name = arguments[0]
     if not name.startswith("-") and name not in commands:
-        raise _UsageError(unknown_name("command", name, commands))
+        raise ValueError(unknown_name("command", name, commands))
     parsed, unknown = parser.parse_known_args(arguments)
     for word in unknown:
         if word.startswith("--") and name in commands:
             word = word.partition("=")[0]
-            raise _UsageError(unknown_name("option", word, options_of(commands[name])))
+            raise ValueError(unknown_name("option", word, options_of(commands[name])))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed

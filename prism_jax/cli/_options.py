@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,8 @@ from ._values import count, quantiles, seed, steps
 Given = argparse.Namespace
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """The arguments of `add_argument`."""
-
-    name: str
-    how: dict[str, Any]
+# What `add_argument` takes.
+Argument = tuple[str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +31,13 @@ class Output:
     result: dict[str, Any]
     blocks: Sequence[Table | str]
 
-    def text(self) -> str:
+    def printed(self, given: Given) -> str:
+        """The output in the requested format."""
+        if given.json:
+            return json.dumps(self.result, allow_nan=False)
+        if getattr(given, "csv", False):
+            return next(block for block in self.blocks if isinstance(block, Table)).csv()
         return "\n\n".join(filter(None, map(str, self.blocks)))
-
-    def csv(self) -> str:
-        return next(block for block in self.blocks if isinstance(block, Table)).csv()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +70,7 @@ def argument(
     """An argument or an option; the word after its name says what its value is."""
     name, _, metavar = name.partition(" ")
     how = {"metavar": metavar or None, "help": help, "type": type, "default": default}
-    return Argument(name, how | more)
+    return name, how | more
 
 
 def repeated(name: str, help: str, **more: Any) -> Argument:
@@ -80,7 +79,7 @@ def repeated(name: str, help: str, **more: Any) -> Argument:
 
 
 def flag(name: str, help: str) -> Argument:
-    return Argument(name, {"help": help, "action": "store_true"})
+    return name, {"help": help, "action": "store_true"}
 
 
 JOB = argument(

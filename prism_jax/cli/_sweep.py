@@ -3,6 +3,8 @@ import itertools as it
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from .._summary import Column, Table, plain
 from . import _load
 from ._options import SIMULATED, Given, Output, argument, command, over
@@ -45,8 +47,6 @@ def run(given: Given) -> Output:
         for point in points
     ]
 
-    import msgspec
-
     from ..prediction import check_memory
 
     if not given.allow_oom:
@@ -78,8 +78,6 @@ def run(given: Given) -> Output:
 
 def _simulated(given: Given, points: Sequence[Any], jobs: Sequence[Any]) -> Any:
     """The rows of a sweep."""
-    import msgspec
-
     from ..analysis import Points, sweep_points
     from ..program import compile_job
 
@@ -93,16 +91,13 @@ def _simulated(given: Given, points: Sequence[Any], jobs: Sequence[Any]) -> Any:
     with ray_executor(given) as executor:
         if executor is None:
             _load.use_all_cores()
-        what = f"compiling and simulating {len(jobs):,} rows of {given.samples:,} steps"
-        _load.say(given, what)
+        _load.say(given, f"compiling and simulating {len(jobs):,} rows of {given.samples:,} steps")
         where = {"out": given.out, "executor": executor, "shard": given.shard}
         return sweep_points(many, **where, **_load.options_of(given))
 
 
 def _with_throughput(rows: list[dict[str, Any]], jobs: Sequence[Any]) -> None:
     """Adds GPUs, tokens/s per GPU and MFU to all rows, or to those of a shard."""
-    import msgspec
-
     from ..prediction import throughput
 
     known: dict[bytes, Any] = {}  # Without laws, because they do not change it.

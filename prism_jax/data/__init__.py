@@ -19,6 +19,7 @@ from ._job import (
     Measured as Measured,
     ScheduleConfig as ScheduleConfig,
     Training as Training,
+    layout_and_order as layout_and_order,
 )
 from ._kernels import (
     COMPONENTS as COMPONENTS,

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from .._misc import counted
 from .._summary import Shown, Table
 from ._calibrated import Calibrated
 from ._hardware import Cluster
@@ -48,6 +49,12 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def world_size(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
 
+    @property
+    def degrees(self) -> str:
+        """The degrees above one, such as `tp 4, pp 8`."""
+        listed = {name: getattr(self, name) for name in ("tp", "pp", "dp", "cp", "ep")}
+        return ", ".join(f"{name} {degree}" for name, degree in listed.items() if degree > 1)
+
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pipeline schedule, and how layers are distributed over its stages.
@@ -82,6 +89,13 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | None = None
     embedding_counts_as_layer: bool = False
     head_counts_as_layer: bool = False
+
+
+def layout_and_order(layout: Layout, schedule: ScheduleConfig) -> str:
+    """How many GPUs a job has, and in which order they work."""
+    degrees = f" ({layout.degrees})" if layout.degrees else ""
+    microbatches = counted(schedule.num_microbatches, "microbatch", "es")
+    return f"{counted(layout.world_size, 'GPU')}{degrees}, {schedule.kind}, {microbatches}"
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -246,8 +260,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
     def summary(self) -> Table:
-        degrees = {name: getattr(self.layout, name) for name in ("tp", "pp", "dp", "cp", "ep")}
-        layout = ", ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
+        layout = self.layout.degrees or "one GPU"
         order = self.schedule
         virtual = f", {order.virtual_stages} virtual stages" if order.virtual_stages > 1 else ""
         rows = [

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._estimate import Estimate
 from .._misc import quoted
-from .._summary import Column, Shown, Table
+from .._summary import Column, Shown, Table, picked
 from ._allocations import Allocations
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors, more_steps
@@ -18,6 +18,10 @@ from ._histogram import Histogram
 
 # The quantiles that tables show, by name.
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+# The steps of a run whose mean is compared between sets of GPUs.
+_RUN_STEPS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -91,6 +95,40 @@ class Law(Shown, AbstractCompared):
             f"{self.replicas})"
         )
         return Table(columns, rows, title, unknown)
+
+    def to_json(self, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, Any]:
+        """Its figures with their intervals, its quantiles, and how it was simulated."""
+        step_time, unknown = {}, {}
+        for name, (value, interval) in figures(self, quantiles=quantiles).items():
+            known = interval[0] == interval[0]
+            step_time |= {name: value, f"{name}_interval": list(interval) if known else None}
+            if not known:
+                unknown[name] = self.why_unknown(quantiles.get(name))
+        step_time["confidence_level"] = 0.95
+        step_time["quantiles"] = [[i / 200, self.quantile(i / 200)] for i in range(1, 200)]
+        names = ("num_samples", "sampling", "replicas", "effective_samples", "compile_s", "run_s")
+        result = {"step_time_s": step_time, **picked(self, *names)}
+        result["requested_samples"] = self.requested
+        result["samples_per_s"] = self.num_samples / max(self.run_s, 1e-9)
+        if self.allocations is not None and len(self.allocations.means) > 1:
+            result["allocations"] = {
+                "means_s": list(self.allocations.means),
+                "std_within_s": self.allocations.std,
+                "run_steps": _RUN_STEPS,
+                "run_mean_std_s": self.run_mean_std(_RUN_STEPS),
+            }
+        return result | ({"unknown_because": unknown} if unknown else {})
+
+    def about_allocations(self) -> list[str]:
+        """A sentence about how much sets of GPUs differ, if there are several."""
+        found = self.allocations
+        if found is None or len(found.means) < 2:
+            return []
+        return [
+            f"{len(found.means)} sets of GPUs: on one set, the standard deviation of steps is "
+            f"{found.std:.3g} s; between sets, that of the mean of {_RUN_STEPS:,} independent "
+            f"steps is {self.run_mean_std(_RUN_STEPS):.3g} s"
+        ]
 
     @property
     def num_samples(self) -> int:

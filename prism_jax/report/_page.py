@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 from .._files import written_whole
 from .._misc import counted
 from .._summary import Column, Table
-from ..data import Job, Profile, Variation, assumed_keys, law_table, notes_of, toml_value
+from ..data import (
+    Job,
+    Profile,
+    Variation,
+    assumed_keys,
+    law_table,
+    layout_and_order,
+    notes_of,
+    toml_value,
+)
 from . import _sections
 from ._accuracy import expected_error
 from ._figures import check_matplotlib
@@ -73,9 +82,11 @@ def html_page(report: Report) -> str:
         tag("section", tag("h2", name, id=f"h-{_anchor(name)}"), content, id=_anchor(name))
         for name, content in sections.items()
     ]
+    order = layout_and_order(report.of.layout, report.of.schedule)
+    about = f"{order}, {report.num_ops:,} ops a replica"
     body = tag(
         "body",
-        tag("header", tag("h1", report.of.name), tag("p", _about(report), class_="faint")),
+        tag("header", tag("h1", report.of.name), tag("p", about, class_="faint")),
         _tiles(report),
         *(tag("p", note, class_="note") for note in notes(report.of)),
         *_interrupted(report),
@@ -101,20 +112,6 @@ def _resource(name: str) -> str:
 
 def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
-
-
-def _about(report: Report) -> str:
-    layout, schedule = report.of.layout, report.of.schedule
-    names = ("tp", "pp", "dp", "cp", "ep")
-    degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    told = [
-        counted(layout.world_size, "GPU").replace(str(layout.world_size), f"{layout.world_size:,}"),
-        *degrees,
-        schedule.kind,
-        counted(schedule.num_microbatches, "microbatch", "es"),
-        f"{report.num_ops:,} ops a replica",
-    ]
-    return ", ".join(told)
 
 
 def _tiles(report: Report) -> Markup:
@@ -198,9 +195,7 @@ def _of_job(job: Job) -> Iterable[Markup]:
     if job.calibrated is not None:
         about = job.calibrated
         yield tag("p", "Calibrated to: ", about.source)
-        units = {"compute": "factor", "network": "factor", "constant_s": "s", "growth": "exponent"}
-        level = [(tag("code", k), f"{getattr(about, k):.4g}", unit) for k, unit in units.items()]
-        yield table(Table(("key", "value", "unit"), level, "What calibration changed"))
+        yield table(about.summary())
     if job.kernels is None:
         return
     yield tag("h3", "Efficiencies of kernels")
@@ -221,9 +216,7 @@ def _of_profile(profile: Profile) -> Iterable[Markup]:
     about = f"Fitted to {fitted.num_steps:,} steps of a trace; steps left out: {dropped}."
     yield tag("p", about)
     if fitted.components:
-        columns = (Column("component", "name"), "value", Column("standard error", "standard_error"))
-        title = "Components of the variability"
-        yield table(Table((*columns, "note"), fitted.components, title))
+        yield table(fitted.summary())
     yield from _laws(profile.variability)
 
 

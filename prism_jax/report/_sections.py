@@ -18,30 +18,8 @@ def law(report: Report) -> Markup:
     parts = [_figures.histogram(report), table(found, title="The law of the step time")]
     if measured is not None:
         parts.append(tag("p", f"Measured: {measured.source}", class_="faint"))
-    if report.epistemic is not None:
-        parts.append(_epistemic(report))
-    between = report.law.allocations
-    if between is not None and len(between.means) > 1:
-        about = (
-            f"{len(between.means)} sets of GPUs: on one set, the standard deviation of steps is "
-            f"{between.std:.3g} s; between sets, that of the mean of 10,000 independent steps is "
-            f"{report.law.run_mean_std(10_000):.3g} s."
-        )
-        parts.append(tag("p", about))
-    return join(parts)
-
-
-def _epistemic(report: Report) -> Markup:
-    assert report.epistemic is not None
-    found = report.epistemic
-    low, high = found.interval(0.95)
-    return tag(
-        "p",
-        f"With the uncertainty of the model, 90 % of steps take {found.quantile(0.05):.5g} to "
-        f"{found.quantile(0.95):.5g} s. The p50 of a run has a standard deviation of "
-        f"{100 * found.level:.2g} %, and the 90 % interval of its p95 is {low:.5g} to "
-        f"{high:.5g} s.",
-    )
+    about = [*report.law.about_allocations(), *map(str, filter(None, [report.epistemic]))]
+    return join([*parts, *(tag("p", f"{line[0].upper()}{line[1:]}.") for line in about)])
 
 
 def throughput(report: Report) -> Markup:
