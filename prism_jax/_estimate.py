@@ -44,8 +44,11 @@ class Estimate:
 
 def rounded(value: float, error: float) -> str:
     """A number with the digits that its error supports: down to the error's first digit, or its
-    second if the first is 1 or 2. Without an error that is known and positive, five digits.
+    second if the first is 1 or 2. Without an error that is known and positive, five digits; a dash
+    for `nan`.
     """
+    if math.isnan(value):
+        return "-"
     if not (0 < error < math.inf and math.isfinite(value)):
         return f"{value:.5g}"
     places = -math.floor(math.log10(error / 3))
