@@ -209,7 +209,7 @@ def test_laws_are_compared_and_printed():
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     low, high = law.quantile_interval(0.95)
-    assert f" {rounded(law.quantile(0.95), (high - low) / 2)} " in repr(law)
+    assert f" {rounded(float(law.quantile(0.95)), (high - low) / 2)} " in repr(law)
     assert repr(few).count("unknown") == 6
 
 
