@@ -36,9 +36,26 @@ class Estimate:
         return self.value - below * self.standard_error, self.value + above * self.standard_error
 
     def __str__(self) -> str:
+        text = rounded(self.value, self.standard_error)
         if math.isnan(self.standard_error):
-            return f"{self.value:.6g}"
-        return f"{self.value:.6g} +- {self.standard_error:.2g}"
+            return text
+        return f"{text} +- {rounded(self.standard_error, self.standard_error)}"
+
+
+def rounded(value: float, error: float) -> str:
+    """A number with the digits that its error supports: down to the error's first digit, or its
+    second if the first is 1 or 2. Without an error that is known and positive, five digits; a dash
+    for `nan`.
+    """
+    if math.isnan(value):
+        return "-"
+    if not (0 < error < math.inf and math.isfinite(value)):
+        return f"{value:.5g}"
+    places = -math.floor(math.log10(error / 3))
+    if -15 < places < 8:
+        return f"{round(value, places):.{max(places, 0)}f}"
+    digits = math.floor(math.log10(max(abs(value), error))) + 1 + places
+    return f"{value:.{digits}g}"
 
 
 class Scatter(NamedTuple):

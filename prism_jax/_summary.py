@@ -1,67 +1,235 @@
-"""Summaries of results: a title and a few rows, as text and as a table in a notebook."""
+"""One table, however a result is shown: as text, in a notebook, on a page, as CSV and as JSON."""
 
+import csv
 import dataclasses
 import html
-from collections.abc import Sequence
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ._estimate import Estimate
+from ._estimate import Estimate, rounded
 
 
 _MOST_ROWS = 20  # So that it fits a screen.
+# Texts of numbers stand to the right, and are sorted by the first number.
+_NUMBER = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: [%+.(].*)?")
+_UNKNOWN = ("", "-", "unknown")
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
-    """**Attributes:**
+class Column:
+    """What a table shows of each row.
 
-    - `title`: one sentence.
-    - `rows`: the rows, each as long as the `header`, if there is one. Rows beyond the first few are
-        only counted.
-    - `notes`: sentences below the rows.
+    **Attributes:**
+
+    - `name`, `unit`: its header; the unit stands in brackets.
+    - `of`: a key or an attribute of the row, with dots between several, or a function of the row;
+        `name` by default.
+    - `form`: how a number is written, such as `.2f`, or `d` for whole numbers. By default, an
+        [`Estimate`][] and an interval have the digits that they support, and other numbers five.
+    - `error`: like `of`: the number's interval, or half its width, which sets the digits.
+    - `scale`: what a number is multiplied by, such as 1e-9 for GB.
     """
 
-    title: str
-    rows: Sequence[Sequence[Any]]
-    header: Sequence[str] = ()
+    name: str
+    of: str | Callable[[Any], Any] = ""
+    form: str = ""
+    unit: str = ""
+    error: str | Callable[[Any], Any] = ""
+    scale: float = 1.0
+
+    @property
+    def header(self) -> str:
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    def text(self, row: Any) -> str:
+        value = _found(row, self.of or self.name)
+        if self.scale != 1 and value is not None:
+            value = value * self.scale
+        if self.error and value is not None:
+            error = _found(row, self.error)
+            if isinstance(error, tuple | list):
+                error = None if None in error else (error[1] - error[0]) / 2
+            return rounded(value, math.nan if error is None else error * self.scale)
+        return _text(value, self.form)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """**Attributes:**
+
+    - `columns`: what is shown of a row; of a row that is a tuple, each column shows one item.
+        Without columns there is no header.
+    - `rows`: dictionaries, objects or tuples.
+    - `title`: one sentence, above.
+    - `notes`: sentences below the rows.
+    - `most`: rows beyond so many are only counted; `None` shows all.
+    """
+
+    columns: Sequence[Column | str]
+    rows: Sequence[Any]
+    title: str = ""
     notes: Sequence[str] = ()
+    most: int | None = _MOST_ROWS
+
+    def named(self, name: str, **changes: Any) -> "Table":
+        """The table with a name before its title, and with other changes."""
+        title = f"{name}: {self.title[:1].lower()}{self.title[1:]}"
+        return dataclasses.replace(self, title=title, **changes)
+
+    def cells(self) -> list[list[str]]:
+        """The texts of the rows that are shown."""
+        return [
+            [_text(x) for x in row]
+            if isinstance(row, tuple)
+            else [column.text(row) for column in self._columns()]
+            for row in self.rows[: self.most]
+        ]
+
+    def header(self) -> list[str]:
+        return [column.header for column in self._columns()]
 
     def text(self) -> str:
-        """The summary as text, in columns of equal width."""
-        rows = [list(self.header)] * bool(self.header) + self._shown()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        """Columns of text, those of numbers to the right."""
+        rows = self.cells()
+        columns = [*zip(*rows, strict=True)]
+        right = [all(number_of(text) is not None for text in column) for column in columns]
+        if self.columns:
+            rows = [self.header(), *rows]
+            columns = [*zip(*rows, strict=True)]
+        widths = [max(map(len, column)) for column in columns]
         lines = [
             "  ".join(
-                cell.rjust(width) if i and self.header else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if number else cell.ljust(width)
+                for cell, width, number in zip(
+                    row, widths, right or [False] * len(row), strict=True
+                )
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([self.title, *lines, *self._more()])
+        return "\n".join([*[self.title] * bool(self.title), *lines, *self._below()])
+
+    __str__ = text
 
     def html(self) -> str:
-        """The summary as an HTML table, whose caption is the title."""
+        """An HTML table, whose caption is the title."""
         caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.header())
         head = f"<thead><tr>{head}</tr></thead>" if head else ""
         rows = [
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._shown()
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
+            for row in self.cells()
         ]
-        more = "".join(f"<p>{html.escape(line)}</p>" for line in self._more())
-        return f"<table>{caption}{head}<tbody>{''.join(rows)}</tbody></table>{more}"
+        below = "".join(f"<p>{html.escape(line)}</p>" for line in self._below())
+        return f"<table>{caption}{head}<tbody>{''.join(rows)}</tbody></table>{below}"
 
-    def _shown(self) -> list[list[str]]:
-        return [[_cell(value) for value in row] for row in self.rows[:_MOST_ROWS]]
+    def csv(self) -> str:
+        """All of each row. Nested values have columns of their own, such as `gain.value`, or
+        `interval.low` and `interval.high` for a pair of numbers. Unknown values are empty.
+        """
+        flat = [dict(_flat(plain(row))) for row in self.rows]
+        file = io.StringIO()
+        names = dict.fromkeys(name for row in flat for name in row)
+        writer = csv.DictWriter(file, [*names], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        return file.getvalue().rstrip("\n")
 
-    def _more(self) -> list[str]:
-        left = len(self.rows) - _MOST_ROWS
+    def _columns(self) -> list[Column]:
+        return [Column(one) if isinstance(one, str) else one for one in self.columns]
+
+    def _below(self) -> list[str]:
+        left = len(self.rows) - (len(self.rows) if self.most is None else self.most)
         return [f"... and {left:,} more"] * (left > 0) + [*self.notes]
 
 
-def _cell(value: Any) -> str:
+class Shown:
+    """A result that shows itself by one table, wherever it is shown."""
+
+    __slots__ = ()
+
+    def summary(self) -> Table:
+        """The table."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+
+def number_of(text: str) -> float | None:
+    """The number that a text begins with, `nan` if it is one that is not known, or `None`."""
+    if text in _UNKNOWN:
+        return math.nan
+    found = _NUMBER.fullmatch(text)
+    return float(found[1].replace(",", "")) if found else None
+
+
+def plain(value: Any) -> Any:
+    """Dictionaries, lists, numbers and strings, as in JSON. A number that is not finite becomes
+    `None`.
+    """
     if isinstance(value, Estimate):
-        return str(value)
+        interval = [plain(end) for end in value.interval()]
+        error = plain(value.standard_error)
+        return {"value": plain(value.value), "standard_error": error, "interval": interval}
+    if hasattr(value, "__struct_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def picked(found: Any, *names: str) -> dict[str, Any]:
+    """Some attributes, as in JSON."""
+    return {name: plain(getattr(found, name)) for name in names}
+
+
+def _found(row: Any, of: str | Callable[[Any], Any]) -> Any:
+    if callable(of):
+        return of(row)
+    if isinstance(row, Mapping) and of in row:
+        return row[of]
+    for name in of.split("."):
+        row = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+    return row
+
+
+def _text(value: Any, form: str = "") -> str:
+    """A value as text. What is not known is a dash, and an interval that is not is `unknown`."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, tuple | list) and len(value) == 2:
+        low, high = value
+        if low is None or low != low:
+            return "unknown"
+        return f"{rounded(low, (high - low) / 2)} .. {rounded(high, (high - low) / 2)}"
     if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+        return format(value, form or (",.0f" if 1e5 <= abs(value) < 1e15 else ".5g"))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return format(value, form if form.endswith("d") else ",d")
+    return value if isinstance(value, str) else str(value)
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)):
+            value = dict(zip(("low", "high"), value, strict=True))
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)

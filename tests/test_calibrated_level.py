@@ -11,7 +11,7 @@ from prism_jax.calibration import epistemic
 from prism_jax.calibration._epistemic import laws_of_systems, spread_of_device
 from prism_jax.calibration._level import Point, fit_level, slope_of_level, with_level
 from prism_jax.cli import main
-from prism_jax.cli._calibrate import _text
+from prism_jax.cli._calibrate import _agreement
 from prism_jax.data import (
     Calibrated,
     Uncertainty,
@@ -215,16 +215,12 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
 
 def test_every_run_is_beside_what_is_calibrated():
     figures = {"p50_s": (1.0, 1.1), "p95 / p50": (1.0, 1.2), "core_spread": (0.1, 0.3)}
-    result = {"prior": [], "variability": [], "num_steps": 8, "num_runs": 2}
-    level = {"compute": 1.0, "network": 1.0, "constant_s": 0.0, "growth": 0.0}
-    result |= {"job": "x.toml", "standard_errors": level, "agreement": figures, **level}
-    alone = _text(result | {"agreement_of_others": []}, "a.csv").splitlines()
-    assert "a.csv:" not in alone
+    result = {"agreement": figures, "agreement_of_others": []}
+    assert "a.csv" not in str(_agreement(result, "a.csv"))
     other = {"job": "b.toml", "to": "b.csv", **figures, "p50_s": (7.5, 8.5)}
-    both = _text(result | {"agreement_of_others": [other]}, "a.csv").splitlines()
-    assert [both[-8], both[-4]] == ["a.csv:", "b.csv:"]
-    assert both[-3].split() == ["p50_s", "7.5", "8.5"]
-    assert both[-7:-4] == alone[-3:]
+    lines = _agreement(result | {"agreement_of_others": [other]}, "a.csv").text().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == 3 * ["a.csv"] + 3 * ["b.csv"]
+    assert lines[4].split() == ["b.csv", "p50_s", "7.5", "8.5"]
 
 
 def test_priors_say_where_they_are_from():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from prism_jax import Estimate
+from prism_jax._estimate import rounded
 from prism_jax.engine._run import errors_of
 from prism_jax.law import Accumulator, grid_of
 from prism_jax.law._allocations import Allocations
@@ -207,7 +208,8 @@ def test_laws_are_compared_and_printed():
     lines = repr(law).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    assert f"{law.quantile(0.95):.6g}" in repr(law)
+    low, high = law.quantile_interval(0.95)
+    assert f" {rounded(float(law.quantile(0.95)), (high - low) / 2)} " in repr(law)
     assert repr(few).count("unknown") == 6
 
 
@@ -216,7 +218,7 @@ def test_an_estimate_has_an_interval():
     low, high = Estimate(2.0, 0.5, degrees=15.0).interval(0.9)
     assert high - 2 == 2 - low == pytest.approx(0.5 * 1.7530504, rel=1e-7)  # Of tables of t.
     assert all(np.isnan(x) for x in Estimate(2.0, float("nan")).interval())
-    assert str(Estimate(2.0, 0.0123)) == "2 +- 0.012"
+    assert str(Estimate(2.0, 0.0123)) == "2.000 +- 0.012"
     assert str(Estimate(2.0, float("nan"))) == "2"
     with pytest.raises(ValueError, match="confidence level 95"):
         Estimate(2.0, 0.5).interval(95)

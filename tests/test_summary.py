@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax._estimate import Estimate
-from prism_jax._summary import Summary
+from prism_jax._estimate import Estimate, rounded
+from prism_jax._summary import Table
 from prism_jax.analysis import WhatIf
 
 from .helpers import made_law, rich_program
@@ -24,6 +24,7 @@ def _results():
     one = Estimate(1.6, 0.01)
     law = made_law()
     ranks = {"rank": np.arange(4), "probability": np.ones(4), "share": np.full(4, 0.25)}
+    ranks["standard_error"] = np.full(4, 0.01)
     order, numbers = np.array([1, 0, 2]), {"replica": np.arange(3), "factor": np.ones(3)}
     return {
         "law": law,
@@ -37,7 +38,7 @@ def _results():
         "criticality": dataclasses.replace(_criticality(), ranks=ranks),
         "what_if": WhatIf({"mean": one}, {"slow": {"mean": one}}, 1600),
         "run": _run_law(),
-        "many": Summary("Many", _MANY, ("part", "value", "figure")),
+        "many": Table(("part", "value", "figure"), _MANY, "Many"),
     }
 
 
@@ -69,7 +70,7 @@ class _Cells(html.parser.HTMLParser):
 
 def test_text_fits_a_screen_and_the_table_has_the_same_cells(results):
     for name, result in results.items():
-        summary = result if name == "many" else result._summary()
+        summary = result if name == "many" else result.summary()
         text, page = summary.text(), summary.html()
         if name != "many":
             assert repr(result) == text
@@ -84,9 +85,11 @@ def test_text_fits_a_screen_and_the_table_has_the_same_cells(results):
 
 
 def test_figures_are_those_of_the_result(results):
-    assert "1.6 +- 0.01" in repr(results["placement"])
+    assert "1.600 +- 0.010" in repr(results["placement"])
     assert "2 of them moved" in repr(results["placement"])
-    assert f"{results['score'].values['crps_s']:.6g}" in repr(results["score"])
+    crps, noise = (x["crps_s"] for x in (results["score"].values, results["score"].noise))
+    lines = [line.split() for line in repr(results["score"]).splitlines()]
+    assert ["crps_s", rounded(crps, noise), rounded(noise, noise)] in lines
     assert "4,096 GPUs" in repr(results["job"])
     assert "... and 80 more" in results["many"].text()
 
@@ -98,6 +101,6 @@ def test_names_are_no_markup():
 
 
 def test_notes_stand_below_the_rows():
-    summary = Summary("title", [("a", 1.0)], ("part", "mean"), ("Too few <samples>.",))
+    summary = Table(("part", "mean"), [("a", 1.0)], "title", ("Too few <samples>.",))
     assert summary.text().splitlines()[-1] == "Too few <samples>."
     assert summary.html().endswith("<p>Too few &lt;samples&gt;.</p>")

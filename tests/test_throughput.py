@@ -10,9 +10,9 @@ import jax
 import pytest
 
 import prism_jax as prism
-from prism_jax.cli import _simulate, main
-from prism_jax.cli._main import as_csv
-from prism_jax.cli._other_sizes import other_sizes
+from prism_jax.cli import main
+from prism_jax.cli._load import other_sizes
+from prism_jax.law import QUANTILES
 from prism_jax.prediction import throughput
 
 from .helpers import lognormal
@@ -64,7 +64,8 @@ def test_simulate_tells_throughput_further_quantiles_and_why_they_are_unknown(tm
     assert "are needed" in found["unknown_because"]["p99.9"]
     assert law.why_unknown(0.9) is None is law.why_unknown()
     assert sum(found["throughput"]["breakdown"].values()) == pytest.approx(law.mean)
-    rows = {row["figure"]: row for row in _read(as_csv(_simulate.rows(found)))}
+    table = law.summary({**QUANTILES, "p90": 0.9, "p99.9": 0.999}, {"mean": 1.1})
+    rows = {row["figure"]: row for row in _read(table.csv())}
     assert float(rows["p90"]["predicted_s"]) == law.quantile(0.9)
     assert rows["p99.9"]["interval_s.low"] == ""
     assert float(rows["mean"]["measured_s"]) == 1.1
@@ -86,7 +87,7 @@ def test_a_law_says_why_its_moments_have_no_interval():
     why = law.why_unknown()
     assert why is not None
     assert "about 2 times as many steps" in why
-    assert "interval unknown: only 10" in repr(law)
+    assert "* mean: only 10" in repr(law)
 
 
 @pytest.mark.slow

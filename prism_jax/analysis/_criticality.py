@@ -1,14 +1,14 @@
 """Where the critical path runs: how likely ops, stages and ranks lie on it, and what is exposed."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from .._misc import counted
 from .._progress import progress_bar
-from .._summary import Summary
+from .._summary import Column, Shown, Table
 from ..engine import critical_paths, simulated_steps, vector_rule_notes
 from ..program import Program
 from ._exposed import communication_shares, exposed_of
@@ -19,7 +19,7 @@ _MOST_STEPS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Criticality:
+class Criticality(Shown):
     """The result of `criticality`. Times are in seconds.
 
     **Attributes:**
@@ -63,21 +63,21 @@ class Criticality:
         units = {name: f"{name.removesuffix('_s')} [s]" for name in seconds}
         return frame.rename(units).sort("probability", descending=True, maintain_order=True)
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
-        columns = [self.ranks[name].tolist() for name in ("rank", "probability", "share")]
+    def summary(self, of: Literal["ranks", "stages"] = "ranks") -> Table:
+        """A row for each pipeline rank or stage."""
         title = (
             f"Criticality: {counted(self.num_steps, 'step')}, decided by "
             f"{counted(round(self.num_replicas_seen), 'replica')}; exposed communication "
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
-        header = ("rank", "probability of being critical", "share of the step")
-        return Summary(title, [*zip(*columns, strict=True)], header, self.notes)
+        import polars as pl
+
+        columns = (
+            Column(of.removesuffix("s")),
+            Column("on the critical path", "probability", "", "%", "standard_error", 100),
+            Column("share of the step", "share", ".2f", "%", scale=100),
+        )
+        return Table(columns, pl.DataFrame(getattr(self, of)).to_dicts(), title, self.notes)
 
 
 def criticality(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from .._summary import Summary
+from .._summary import Column, Shown, Table
 from ..law import Law
 from ..random import key_data
 
@@ -16,7 +16,7 @@ _RESAMPLES = 400
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Score:
+class Score(Shown):
     """How well a law agrees with measured steps. The noise of each figure is its standard deviation
     due to the finite number of measured steps, from resampling them.
 
@@ -37,16 +37,14 @@ class Score:
     values: dict[str, float]
     noise: dict[str, float]
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
-        rows = [(name, value, self.noise[name]) for name, value in self.values.items()]
+    def summary(self) -> Table:
+        rows = [
+            {"score": name, "value": value, "noise": self.noise[name]}
+            for name, value in self.values.items()
+        ]
         title = f"Score of a law against {self.num_steps:,} measured steps"
-        return Summary(title, rows, ("figure", "value", "noise"))
+        columns = ("score", *(Column(name, error="noise") for name in ("value", "noise")))
+        return Table(columns, rows, title)
 
 
 def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray) -> Score:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from .._summary import Summary
+from .._summary import Column, Shown, Table
 from ..engine import check_program, vector_rule_notes
 from ..program import Program
 from ._bootstrap import (
@@ -71,7 +71,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Sensitivity:
+class Sensitivity(Shown):
     """The result of `sensitivity`.
 
     **Attributes:**
@@ -116,23 +116,18 @@ class Sensitivity:
         numbers = dict.fromkeys([*rows[0]][2:], pl.Float64)
         return pl.DataFrame(rows, schema_overrides=numbers)
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
-        rows = [
-            (part.name, *("" if x is None else x for x in (part.mean, part.spread, part.gain)))
-            for part in self.parts
-        ]
+    def summary(self) -> Table:
         unit = "" if self.unit == "1" else f" {self.unit}"
         title = (
             f"{self.objective} is {self.value}{unit}; its fall if a part took no time (mean) or "
             "did not vary (spread: to first order; gain: simulated)"
         )
-        return Summary(title, rows, ("part", "mean", "spread", "gain"), self.notes)
+        unit = unit.strip()
+        columns = [
+            Column("part", "name"),
+            *(Column(n, unit=unit) for n in ("mean", "spread", "gain")),
+        ]
+        return Table(columns, self.parts, title, self.notes)
 
 
 _FIGURES = tuple(field.name for field in dataclasses.fields(Part))[2:]

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import unknown_name
-from .._summary import Summary
+from .._summary import Column, Shown, Table
 from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
 from ..law import QUANTILES
 from ..program import Program
@@ -59,7 +59,7 @@ def _whole(number) -> int:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class WhatIf:
+class WhatIf(Shown):
     """The result of `what_if`, in seconds.
 
     **Attributes:**
@@ -89,17 +89,21 @@ class WhatIf:
                 rows.append({**row, "change [%]": 100 * change.value / before})
         return pl.DataFrame(rows)
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
-        rows = [("as it is", *self.before.values())]
-        rows += [(name, *change.values()) for name, change in self.changes.items()]
-        title = f"Changes of the step time by scenario, in seconds ({self.num_samples:,} steps)"
-        return Summary(title, rows, ("scenario", *self.before), self.notes)
+    def summary(self) -> Table:
+        rows = [
+            {"scenario": scenario, "figure": name, "before": self.before[name], "change": change}
+            for scenario, changes in self.changes.items()
+            for name, change in changes.items()
+        ]
+        columns = (
+            "scenario",
+            "figure",
+            Column("before", unit="s"),
+            Column("change", unit="s"),
+            Column("95 % interval", lambda row: row["change"].interval(), unit="s"),
+        )
+        title = f"Changes of the step time by scenario ({self.num_samples:,} steps)"
+        return Table(columns, rows, title, self.notes)
 
 
 def what_if(

@@ -1,13 +1,14 @@
 """The law of a step of a future run, including the uncertainty of the calibration."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
 from ..data import Job, Priors, Sampled, load_priors
-from ..law import Law
+from ..law import QUANTILES, Law
 from ..prediction import constant_step
 from ._level import slope_of_level
 from ._step_law import StepLaw
@@ -47,6 +48,25 @@ class Epistemic:
         each = np.quantile(self.steps, q, axis=1)
         low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "level_std": self.level,
+            "spread_std": self.spread,
+            **{name: self.quantile(q) for name, q in QUANTILES.items()},
+            "p50_interval_90": list(self.interval(0.5)),
+            "p95_interval_90": list(self.interval(0.95)),
+            "quantiles": [[i / 200, self.quantile(i / 200)] for i in range(1, 200)],
+        }
+
+    def __str__(self) -> str:
+        low, high = self.interval(0.95)
+        return (
+            f"with the uncertainty of the model (--epistemic): 90 % of steps take "
+            f"{self.quantile(0.05):.5g} .. {self.quantile(0.95):.5g} s; the p50 of a run has a "
+            f"standard deviation of {100 * self.level:.2g} %, and the 90 % interval of its p95 is "
+            f"{low:.5g} .. {high:.5g} s"
+        )
 
 
 def epistemic(job: Job, law: Law) -> Epistemic:

@@ -1,12 +1,8 @@
-"""`prism-jax completion`: a script that completes commands, options and names in a shell."""
-
 import argparse
-from typing import Any
 
 from ..data import list_clusters, list_failures, list_jobs
+from ._options import Given, Output, argument, command
 
-
-HELP = "print a script with which bash or zsh completes commands, options, jobs and clusters"
 
 _BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
 _SCRIPT = """\
@@ -29,16 +25,14 @@ complete -o default -F _prism_jax prism-jax
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(_BEFORE), help="the shell")
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+@command("bash", argument("shell", "the shell", choices=tuple(_BEFORE)))
+def run(given: Given) -> Output:
+    """Print a script with which bash or zsh completes commands, options, jobs and clusters."""
     script = _script()
-    shell = arguments.shell
+    shell = given.shell
     how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
     script = f"{how}{_BEFORE[shell]}{script}".rstrip()
-    return {"shell": shell, "script": script}, script
+    return Output({"shell": shell, "script": script}, [script])
 
 
 def _script() -> str:

@@ -1,80 +1,67 @@
-"""`prism-jax criticality`: where the critical path runs."""
-
-import argparse
-from typing import Any
-
 from .._misc import counted, quoted
-from ._arguments import add_job_arguments, count
+from .._summary import Column, Table, picked
+from . import _load
+from ._options import SIMULATED, TOP, Given, Output, argument, command
 
 
-HELP = "print how often each rank, stage and op is critical, and how much communication is exposed"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_job_arguments(parser)
-    parser.add_argument(
+@command(
+    "gpt3-175b-h100-4096 --of stages --band 0.94:0.96",
+    *SIMULATED,
+    argument(
         "--of",
-        choices=("ranks", "stages", "ops"),
+        "print a table of ranks, stages or ops (ranks)",
         default="ranks",
-        help="print a table of ranks, stages or ops (ranks)",
-    )
-    parser.add_argument(
-        "--band",
+        choices=("ranks", "stages", "ops"),
+    ),
+    argument(
+        "--band A:B",
+        "use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
         default="0:1",
-        metavar="A:B",
-        help="use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
-    )
-    parser.add_argument(
-        "--top", type=count, default=10, metavar="N", help="how many rows to print (10)"
-    )
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import compiled, load
-
-    job = load(arguments)  # Bad input fails before JAX starts.
-    band = _band(arguments.band)
+    ),
+    TOP,
+    csv=True,
+)
+def run(given: Given) -> Output:
+    """Print how often ranks, stages and ops are critical, and how much communication is exposed."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
+    band = _band(given.band)
 
     import numpy as np
 
     from ..analysis import criticality
 
-    program, options = compiled(arguments, job)
+    program, options = _load.compiled(given, job)
     found = criticality(program, band=band, **options)
-    table = found.table(arguments.of)
+    frame = found.table(given.of)
 
-    def quantiles(shares) -> dict[str, float]:
-        found = {f"p{level:g}": float(np.quantile(shares, level / 100)) for level in (5, 50, 95)}
+    def levels(shares: np.ndarray) -> dict[str, float]:
+        found = {f"p{level}": float(np.quantile(shares, level / 100)) for level in (5, 50, 95)}
         return {"mean": float(np.mean(shares)), **found}
 
-    exposed = quantiles(found.exposed_communication)
-    data_parallel = quantiles(found.exposed_data_parallel)
+    exposed = levels(found.exposed_communication)
+    data_parallel = levels(found.exposed_data_parallel)
     result = {
         "job": job.name,
         "band": band,
-        arguments.of: table.to_dicts(),
+        given.of: frame.to_dicts(),
         "exposed_communication": exposed,
         "exposed_data_parallel": data_parallel,
-        "num_steps": found.num_steps,
-        "num_replicas_seen": found.num_replicas_seen,
-        "notes": list(found.notes),
+        **picked(found, "num_steps", "num_replicas_seen", "notes"),
     }
-    lines = [f"{job.name}: {arguments.of} on the critical path", ""]
-    lines.append("".join(f"{name:>16}" for name in table.columns))
-    for row in table.head(arguments.top).rows():
-        lines.append("".join(f"{x:>16.4g}" if isinstance(x, float) else f"{x:>16}" for x in row))
-    lines.append("")
-    for what, shares in (("", exposed), (" of data parallelism", data_parallel)):
-        text = ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
-        lines.append(f"exposed communication{what}, of a step: {text}")
+    title = f"{job.name}: {given.of} on the critical path"
+    columns = [
+        Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
+        for name in frame.columns
+    ]
+    table = Table(columns, frame.to_dicts(), most=given.top)
+    lines = [
+        f"exposed communication{what}, of a step: "
+        + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
+        for what, shares in (("", exposed), (" of data parallelism", data_parallel))
+    ]
     seen = counted(round(found.num_replicas_seen), "replica")
-    lines.append(f"{counted(found.num_steps, 'step')}, decided by {seen}")
-    return result, "\n".join([*lines, *found.notes])
-
-
-def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each rank, stage or op of the requested table."""
-    return next(result[name] for name in ("ranks", "stages", "ops") if name in result)
+    lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}", *found.notes]
+    return Output(result, [title, table, "\n".join(lines)])
 
 
 def _band(text: str) -> tuple[float, float]:

@@ -1,28 +1,24 @@
-"""`prism-jax doctor`: what is installed on this machine, and whether it works."""
-
-import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from .._cache import VARIABLE, cache_folder
-from ._devices import use_all_cores
+from .._summary import Table
+from ._load import use_all_cores
+from ._options import Given, Output, command
 
-
-HELP = "check the installation, and print versions, devices and caches for a bug report"
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
 _OPTIONAL = ("matplotlib", "torch")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    del arguments
+@command("")
+def run(given: Given) -> Output:
+    """Check the installation, and print versions, devices and caches for a bug report."""
+    del given
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
     cache, problems = _cache()
     devices, found = _devices()
@@ -42,7 +38,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "cache": cache,
         "problems": problems,
     }
-    return result, _text(result)
+    return Output(result, [*_blocks(result)])
 
 
 def _version(name: str) -> str | None:
@@ -86,21 +82,19 @@ def _cache() -> tuple[dict[str, Any], list[str]]:
     return about, [f"The cache folder cannot be written; name another as {VARIABLE}."]
 
 
-def _text(result: dict[str, Any]) -> str:
-    versions = result["versions"]
-    rows = [f"{name:<12}{version or 'not installed'}" for name, version in versions.items()]
+def _blocks(result: dict[str, Any]) -> Iterator[Table | str]:
     devices = ", ".join(f"{number} x {kind}" for kind, number in result["devices"].items())
     cache = result["cache"]
     if cache["files"] is None:
         kept = f"by JAX, in {cache['folder']}" if cache["folder"] else "off"
     else:
         kept = f"{cache['folder']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB"
-    lines = [
-        *rows,
-        f"{'python':<12}{result['python']} on {result['platform']}",
-        f"{'devices':<12}{devices or 'none'} ({result['cores']} cores)",
-        f"{'cache':<12}{kept}",
-        "",
+    rows = [(name, version or "not installed") for name, version in result["versions"].items()]
+    rows += [
+        ("python", f"{result['python']} on {result['platform']}"),
+        ("devices", f"{devices or 'none'} ({result['cores']} cores)"),
+        ("cache", kept),
     ]
+    yield Table((), rows, most=None)
     problems = [f"problem: {problem}" for problem in result["problems"]]
-    return "\n".join(lines + (problems or ["No problem was found."]))
+    yield "\n".join(problems or ["No problem was found."])

@@ -1,66 +1,43 @@
-"""`prism-jax import`: makes a job from a configuration of another framework."""
-
-import argparse
 import os
 import sys
-from typing import Any
 
-from ._arguments import add_oom_argument, add_set_argument, count
-
-
-HELP = "make a job file from a Hugging Face config.json or the arguments of Megatron-LM"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with "
-        "MODEL_ARGS, or a command line in a .sh or .txt file",
-    )
-    parser.add_argument(
-        "--gpus", type=count, required=True, metavar="N", help="how many GPUs the job has"
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="CLUSTER",
-        help="a shipped family of clusters (`prism-jax hardware`), or a .toml file",
-    )
-    parser.add_argument(
-        "--batch",
-        type=count,
-        metavar="N",
-        help="the sequences of a step (those of the file, or published ones)",
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="refuse arguments of Megatron-LM that are not known"
-    )
-    parser.add_argument("--out", required=True, metavar="JOB.toml", help="the job to write")
-    parser.add_argument("--force", action="store_true", help="overwrite a job that is there")
-    add_set_argument(parser)
-    add_oom_argument(parser)
+from .._files import shown
+from .._misc import counted
+from ._options import ALLOW_OOM, SET, Given, Output, argument, command, flag
+from ._values import count
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from .._files import shown
-    from .._misc import counted
+@command(
+    "config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml",
+    argument(
+        "file FILE",
+        "a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with MODEL_ARGS, "
+        "or a command line in a .sh or .txt file",
+    ),
+    argument("--gpus N", "how many GPUs the job has", count, required=True),
+    argument(
+        "--cluster CLUSTER", "a shipped family of clusters (`prism-jax hardware`), or a .toml file"
+    ),
+    argument("--batch N", "the sequences of a step (those of the file, or published ones)", count),
+    flag("--strict", "refuse arguments of Megatron-LM that are not known"),
+    argument("--out JOB.toml", "the job to write", required=True),
+    flag("--force", "overwrite a job that is there"),
+    SET,
+    ALLOW_OOM,
+)
+def run(given: Given) -> Output:
+    """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM."""
     from ..data import check_job_path, save_job
     from ..importers import import_with_notes
 
-    check_job_path(arguments.out)
-    if os.path.lexists(arguments.out) and not arguments.force:
+    check_job_path(given.out)
+    if os.path.lexists(given.out) and not given.force:
         raise ValueError(
-            f"--out `{shown(arguments.out)}` is there already; give another file, or `--force` to "
+            f"--out `{shown(given.out)}` is there already; give another file, or `--force` to "
             "overwrite it."
         )
-    found = import_with_notes(
-        arguments.file,
-        arguments.gpus,
-        cluster=arguments.cluster,
-        overrides=arguments.overrides,
-        batch=arguments.batch,
-        strict=arguments.strict,
-    )
+    options = {name: getattr(given, name) for name in ("cluster", "overrides", "batch", "strict")}
+    found = import_with_notes(given.file, given.gpus, **options)
     job = found.job
 
     from ..prediction import check_memory, memory
@@ -69,33 +46,33 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     memory(job)  # Raises where the layout does not fit the model.
     if found.question:
         raise ValueError(found.question)
-    save_job(job, arguments.out)
+    save_job(job, given.out)
     for note in found.notes:
         print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
-    if not arguments.allow_oom:
+    if not given.allow_oom:
         try:
             check_memory(job)
         except ValueError as error:
             said = str(error).rstrip(".")
-            raise RuntimeError(f"{said}; {shown(arguments.out)} is written as it is.") from None
+            raise RuntimeError(f"{said}; {shown(given.out)} is written as it is.") from None
     assert job.model is not None
-    parameters = count_parameters(job.model)
     assert job.training is not None
+    parameters = count_parameters(job.model)
     layout, number, training = job.layout, job.schedule.num_microbatches, job.training
     sequences = layout.dp * number * training.microbatch_size
     text = (
-        f"{shown(arguments.out)}: {parameters / 1e9:.1f} billion parameters on "
+        f"{shown(given.out)}: {parameters / 1e9:.1f} billion parameters on "
         f"{layout.world_size} GPUs (tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp} "
         f"ep{layout.ep}); a step has {counted(sequences, 'sequence')} of "
         f"{training.sequence_length:,} tokens, in {counted(number, 'microbatch', 'es')} a replica "
         f"({training.dtype})"
     )
     result = {
-        "out": arguments.out,
+        "out": given.out,
         "parameters": parameters,
         "world_size": layout.world_size,
         "global_batch_size": sequences,
         "sequence_length": training.sequence_length,
         "notes": list(found.notes),
     }
-    return result, text
+    return Output(result, [text])

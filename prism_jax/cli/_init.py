@@ -1,15 +1,10 @@
-"""`prism-jax init`: a job file with comments, to be edited."""
-
-import argparse
 import os
 import re
-from typing import Any
 
 from .. import data
 from .._files import shown, written_whole
+from ._options import Given, Output, command
 
-
-HELP = "write a job file with a comment on every key, to edit"
 
 # The start of a first job, which is valid without changes.
 _FIRST = """\
@@ -29,19 +24,17 @@ _GIVEN = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", nargs="?", default="job.toml", metavar="JOB.toml")
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    out = arguments.out
+@command("my_job.toml", ("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"}))
+def run(given: Given) -> Output:
+    """Write a job file with a comment on every key, to edit."""
+    out = given.out
     data.check_job_path(out)
     if os.path.exists(out):
         raise ValueError(f"{shown(out)}: a file is there already; give another name.")
     with written_whole(out) as partial:
         partial.write_text(commented_job(), encoding="utf-8")
     text = f"{shown(out)}: a job of 16 GPUs; edit it, then run: prism-jax predict {shown(out)}"
-    return {"job": out}, text
+    return Output({"job": out}, [text])
 
 
 def commented_job() -> str:

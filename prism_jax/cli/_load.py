@@ -1,15 +1,20 @@
 """Loads the job or the profile of a command, and what every analysis of it needs."""
 
-import argparse
+import contextlib
 import dataclasses
 import itertools as it
+import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from .._files import shown
 from ..data import Job, is_profile, load_job, notes_of
-from ._devices import use_all_cores
+from ._options import Given
+
+
+if TYPE_CHECKING:
+    from ..profile import Profile
 
 
 # Steps that differ from the prediction by this factor are in another unit.
@@ -18,93 +23,86 @@ _OTHER_UNIT = 200.0
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The job or the profile that was named on the command line.
-
-    **Attributes:**
-
-    - `name`, `layout`, `schedule`: those of the job or the profile.
-    - `of`: the job or the profile itself; `job` is `None` for a profile.
-    - `compile`: compiles the program. JAX is imported only then.
-    """
+    """The job or the profile that was named on the command line, and its name."""
 
     name: str
-    layout: Any
-    schedule: Any
-    of: Any
-    job: Any
-    compile: Callable[[], Any]
+    of: "Job | Profile"
+    allow_oom: bool
+
+    @property
+    def job(self) -> Any:
+        """The job; `None` for a profile."""
+        return self.of if isinstance(self.of, Job) else None
+
+    @property
+    def devices_per_node(self) -> int:
+        return 8 if self.job is None else self.job.cluster.devices_per_node
+
+    def compile(self) -> Any:
+        """The program. JAX is imported only here."""
+        from ..prediction import check_memory
+        from ..profile import compile_profile
+        from ..program import compile_job
+
+        if not isinstance(self.of, Job):
+            return compile_profile(self.of)
+        if not self.allow_oom:
+            check_memory(self.of)
+        return compile_job(self.of)
 
 
-def load(arguments: argparse.Namespace, *changes: str) -> Loaded:
+def load(given: Given, *changes: str) -> Loaded:
     """Loads a job or a profile by name: a shipped job, a `.toml` file, or the folder of a profile.
 
     A job that needs more memory than its devices have is not compiled, except with `--allow-oom`.
     `changes` are made after those of `--set`.
     """
-    name, overrides = arguments.job, [*arguments.overrides, *changes]
-    if is_profile(name):
-        if overrides:
-            raise ValueError(
-                f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
-                "jobs."
-            )
-        from ..profile import load_profile
-
-        profile = load_profile(name)
-
-        def compile_it():
-            from ..profile import compile_profile
-
-            return compile_profile(profile)
-
-        return Loaded(
-            profile.name or name, profile.layout, profile.schedule, profile, None, compile_it
+    name, overrides = given.job, [*given.overrides, *changes]
+    if not is_profile(name):
+        job = load_job(name, overrides)
+        return Loaded(job.name, job, given.allow_oom)
+    if overrides:
+        raise ValueError(
+            f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
+            "jobs."
         )
-    job = load_job(name, overrides)
+    from ..profile import load_profile
 
-    def compile_job_():
-        from ..prediction import check_memory
-        from ..program import compile_job
-
-        if not arguments.allow_oom:
-            check_memory(job)
-        return compile_job(job)
-
-    return Loaded(job.name, job.layout, job.schedule, job, job, compile_job_)
+    profile = load_profile(name)
+    return Loaded(profile.name or name, profile, False)
 
 
-def compiled(arguments: argparse.Namespace, job: Loaded) -> tuple[Any, dict[str, Any]]:
-    """Compiles a job.
-
-    **Returns:**
-
-    Its program, and the options of all functions that simulate it: `num_samples`, `key`,
-    `progress`.
-    """
-    import jax
-
+def compiled(given: Given, job: Loaded) -> tuple[Any, dict[str, Any]]:
+    """The program of a job, and the options of all functions that simulate it."""
     use_all_cores()
-    say(arguments, f"compiling {job.name}")
+    say(given, f"compiling {job.name}")
     program = job.compile()
     tell_notes([job.job])
-    number = "" if arguments.samples is None else f"{arguments.samples:,} "
-    say(arguments, f"simulating {number}steps of {program.num_ops:,} ops")
-    return program, {
-        "num_samples": arguments.samples,
-        "key": jax.random.key(arguments.seed),
-        "progress": wants_progress(arguments),
-    }
+    number = "" if given.samples is None else f"{given.samples:,} "
+    say(given, f"simulating {number}steps of {program.num_ops:,} ops")
+    return program, options_of(given)
+
+
+def options_of(given: Given) -> dict[str, Any]:
+    """The options of all functions that simulate: `num_samples`, `key`, `progress`."""
+    import jax
+
+    key, progress = jax.random.key(given.seed), wants_progress(given)
+    return {"num_samples": given.samples, "key": key, "progress": progress}
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
-    """Prints warnings on stderr, each once: which tables stand in for missing ones, and which
-    settings are implausible. For a single job, also which keys have no effect; with several jobs
-    this is expected.
+    """Prints warnings on stderr, each once. That keys have no effect is expected of several jobs,
+    and told of a single one.
     """
     known = [job for job in jobs if job is not None]
     notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))
     for note in dict.fromkeys(notes):
-        print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
+        tell_note(note)
+
+
+def tell_note(note: str) -> None:
+    print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
 
 
 def all_notes(job: Job) -> tuple[str, ...]:
@@ -118,20 +116,48 @@ def tell_unit(path: str, measured: float, predicted: float) -> None:
     """Warns on stderr if, judging by their median, measured steps are not in seconds."""
     if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
         other = "milliseconds" if measured > predicted else "a longer unit such as hours"
-        print(
-            f"prism-jax: note: {shown(path)}: the median step takes {measured:.4g} s, but "
-            f"{predicted:.4g} s is predicted; `step_time_s` is in seconds, not in {other}.",
-            file=sys.stderr,
-            flush=True,
+        tell_note(
+            f"{shown(path)}: the median step takes {measured:.4g} s, but {predicted:.4g} s is "
+            f"predicted; `step_time_s` is in seconds, not in {other}."
         )
 
 
-def say(arguments: argparse.Namespace, what: str) -> None:
+def tell_interrupted(what: str, law: Any, number: int) -> None:
+    """Says on stderr of how many steps or runs a law is, if it was interrupted."""
+    if law.interrupted:
+        told = f"interrupted after {number:,} of {law.requested:,} {what}"
+        print(f"prism-jax: {told}; the law has only these {what}.", file=sys.stderr)
+
+
+def say(given: Given, what: str) -> None:
     """Prints on stderr what a command is about to do, if progress is shown."""
-    if wants_progress(arguments):
+    if wants_progress(given):
         print(f"prism-jax: {what} ...", file=sys.stderr, flush=True)
 
 
-def wants_progress(arguments: argparse.Namespace) -> bool:
+def wants_progress(given: Given) -> bool:
     """Whether to show progress: on a terminal without `--json`, and with `--progress`."""
-    return arguments.progress or (not arguments.json and sys.stderr.isatty())
+    return given.progress or (not given.json and sys.stderr.isatty())
+
+
+def use_all_cores() -> None:
+    """Makes each core a JAX device, because XLA runs a loop over small arrays on one core only.
+
+    It has no effect in a process that has already used JAX.
+    """
+    import jax
+
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+
+def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
+    """A sentence if the compared jobs do not all have the same number of GPUs."""
+    others = {name: number for name, number in sizes.items() if number != size}
+    if not others:
+        return []
+    listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
+    return [
+        f"note: not all jobs have {size:,} GPUs ({listed}), so their steps may have other numbers "
+        "of tokens; compare tokens/s per GPU."
+    ]

@@ -1,6 +1,5 @@
 """A grid of values of a job's keys: `--over`."""
 
-import argparse
 import itertools as it
 import math
 
@@ -9,18 +8,6 @@ from .._misc import quoted
 
 # The most values of one key, and the most combinations: each takes a tenth of a second or more.
 MOST_POINTS = 10_000
-
-
-def add_over_argument(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    parser.add_argument(
-        "--over",
-        action="append",
-        default=[],
-        required=required,
-        metavar="KEY=VALUES",
-        help="values of a key: layout.dp=16,32,64 or kernels.all_gather.sigma=0.01:0.2:20 (from, "
-        "to, how many); can be repeated, for all combinations",
-    )
 
 
 def values(

@@ -1,158 +1,108 @@
-"""`prism-jax run`: how long a whole training run takes, including interruptions."""
-
-import argparse
-import sys
+import functools as ft
 from typing import Any
 
-from .._misc import quoted
-from ._arguments import add_job_arguments, count
-from ._catalogue import table
-from ._json import plain
+from .._summary import Column, Table, picked, plain
+from . import _load
+from ._options import Given, Output, argument, command, flag, simulated
+from ._values import count, number
 
 
-HELP = "print how long a whole training run takes, including interruptions"
+_COSTS = {
+    "interval": "work between two checkpoints (the best)",
+    "blocking": "for how long a checkpoint blocks the job (that of --failures)",
+    "background": "for how long a checkpoint is then written in the background (0)",
+    "restart": "from noticing an interruption to the first step (that of --failures)",
+    "repair": "until a replaced node can be used as a spare (0)",
+    "evaluation": "for evaluations in each interval (0)",
+}
+_SECONDS = number(0, "seconds from 0 to 1e9")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_job_arguments(parser)
-    # Enough for the mean to be known to a hundredth of the spread.
-    parser.set_defaults(samples=8_192)
-    parser.add_argument(
-        "--steps", type=count, required=True, metavar="N", help="training steps of a run"
-    )
-    parser.add_argument(
-        "--deadline",
-        type=_days,
-        metavar="DAYS",
-        help="print the probability that a run ends within this many days",
-    )
-    parser.add_argument(
-        "--failures",
+@command(
+    "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
+    *simulated(8_192),  # Enough for the mean to be known to a hundredth of the spread.
+    argument("--steps N", "training steps of a run", count, required=True),
+    argument(
+        "--deadline DAYS",
+        "print the probability that a run ends within this many days",
+        number(1e-9, "days above 0, up to 1e9"),
+    ),
+    argument(
+        "--failures FAILURES",
+        "counts of interruptions: the name of shipped ones, or a .toml file (llama-3)",
         default="llama-3",
-        metavar="FAILURES",
-        help="counts of interruptions: the name of shipped ones, or a .toml file (llama-3)",
-    )
-    for name, what in (
-        ("interval", "work between two checkpoints (the best)"),
-        ("blocking", "for how long a checkpoint blocks the job (that of --failures)"),
-        ("background", "for how long a checkpoint is then written in the background (0)"),
-        ("restart", "from noticing an interruption to the first step (that of --failures)"),
-        ("repair", "until a replaced node can be used as a spare (0)"),
-        ("evaluation", "for evaluations in each interval (0)"),
-    ):
-        parser.add_argument(f"--{name}", type=_seconds, metavar="S", help=f"seconds: {what}")
-    parser.add_argument("--spares", type=_spares, metavar="K", help="spare nodes (unlimited)")
-    parser.add_argument(
-        "--autocorrelation",
-        type=_correlated,
-        default=1.0,
-        metavar="STEPS",
-        help="autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
-    )
-    parser.add_argument(
-        "--runs", type=count, default=100_000, metavar="M", help="runs to simulate (100000)"
-    )
-    parser.add_argument(
-        "--derivatives",
-        action="store_true",
-        help="print the derivatives of the days with respect to rates and costs",
-    )
-
-
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from ._load import compiled, load
-
-    # Bad input fails before JAX starts.
-    job = load(arguments)
+    ),
+    *(argument(f"--{name} S", f"seconds: {what}", _SECONDS) for name, what in _COSTS.items()),
+    argument("--spares K", "spare nodes (unlimited)", ft.partial(count, least=0)),
+    argument(
+        "--autocorrelation STEPS",
+        "autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
+        number(1, "steps from 1 to 1e9"),
+        1.0,
+    ),
+    argument("--runs M", "runs to simulate (100000)", count, 100_000),
+    flag("--derivatives", "print the derivatives of the days with respect to rates and costs"),
+)
+def run(given: Given) -> Output:
+    """Print how long a whole training run takes, including interruptions."""
+    job = _load.load(given)  # Bad input fails before JAX starts.
 
     from ..data import load_failures
 
-    failures = load_failures(arguments.failures)
+    failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
     from ..runs import training_run
 
-    costs = _costs(arguments, failures, job.layout.world_size)
-    program, options = compiled(arguments, job)
+    costs = _costs(given, failures, world_size)
+    program, options = _load.compiled(given, job)
     law = training_run(
         program,
-        num_steps=arguments.steps,
+        num_steps=given.steps,
         failures=failures,
         costs=costs,
-        num_spares=arguments.spares,
-        autocorrelation_time=arguments.autocorrelation,
-        num_runs=arguments.runs,
-        derivatives=arguments.derivatives,
+        num_spares=given.spares,
+        autocorrelation_time=given.autocorrelation,
+        num_runs=given.runs,
+        derivatives=given.derivatives,
         **options,
     )
-    days: dict[str, Any] = {"mean": law.mean.value}
-    days |= {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
+    days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
     result: dict[str, Any] = {
         "job": job.name,
-        "world_size": job.layout.world_size,
-        "steps": arguments.steps,
-        "days": days,
-        "goodput": law.goodput,
+        "world_size": world_size,
+        "steps": given.steps,
+        "days": {"mean": law.mean.value, **days},
         "parts_days": law.parts,
-        "interruptions": law.interruptions,
-        "interval_s": law.interval_s,
-        "best_interval_s": plain(law.best_interval_s),
+        **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
         "failures": failures.source,
         "num_runs": len(law.days),
         "requested_runs": law.requested,
     }
-    if law.interrupted:
-        print(
-            f"prism-jax: interrupted after {len(law.days):,} of {law.requested:,} runs; the law "
-            "has only these runs.",
-            file=sys.stderr,
-        )
-    if arguments.deadline is not None:
-        result["deadline_days"] = arguments.deadline
-        result["probability"] = law.probability(arguments.deadline).value
+    _load.tell_interrupted("runs", law, len(law.days))
+    blocks: list[Table | str] = [
+        law.summary().named(f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs")
+    ]
+    if given.deadline is not None:
+        chance = law.probability(given.deadline).value
+        result |= {"deadline_days": given.deadline, "probability": chance}
+        blocks.append(f"{100 * chance:.4g} % of runs end within {given.deadline:g} days")
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
-    return result, _text(result, law)
-
-
-def _text(result: dict[str, Any], law) -> str:
-    days = result["days"]
-    lines = [
-        f"{result['job']}: {result['steps']:,} steps on {result['world_size']:,} GPUs",
-        "",
-        f"days          mean {days['mean']:.4g}, p5 {days['p5']:.4g}, p50 {days['p50']:.4g}, "
-        f"p95 {days['p95']:.4g}",
-    ]
-    if "probability" in result:
-        chance = 100 * result["probability"]
-        lines.append(f"probability   {chance:.4g} % to end within {result['deadline_days']:g} days")
-    rest = ", ".join(f"{name} {d:.3g}" for name, d in result["parts_days"].items() if d > 1e-8)
-    number = sum(law.interruptions.values())
-    best = f"the best interval is {law.best_interval_s:.4g} s"
-    if not number:
-        best = "no run was interrupted"
-    lines += [
-        f"goodput       {100 * law.goodput:.4g} % of the time is spent in steps that count",
-        f"days by part  {rest}",
-        f"interrupted   {number:.4g} times{': ' if number else ''}"
-        + ", ".join(f"{name} {n:.3g}" for name, n in law.interruptions.items() if n),
-        f"checkpoints   after each {law.interval_s:.4g} s of work; {best}",
-    ]
-    if law.derivatives:
         ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))
-        rows = [(name, f"{d.value / 100:+.2g}") for name, d in ordered]
-        lines += ["", table(("1 % more of", "days"), rows)]
-    return "\n".join([*lines, "", f"failures: {result['failures']}"])
+        rows = [{"of": name, "days": derivative.value} for name, derivative in ordered]
+        columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
+        blocks.append(Table(columns, rows, most=None))
+    return Output(result, [*blocks, f"failures: {failures.source}"])
 
 
-def _costs(arguments: argparse.Namespace, failures, world_size: int):
+def _costs(given: Given, failures: Any, world_size: int) -> Any:
     """The given costs, completed by those of the failures; `None` if none were given."""
     from ..runs import RunCosts, best_interval, check_costs
 
-    names = ("interval", "blocking", "background", "restart", "repair", "evaluation")
-    given = {f"{n}_s": v for n in names if (v := getattr(arguments, n)) is not None}
-    if not given:
+    costs = {f"{n}_s": v for n in _COSTS if (v := getattr(given, n)) is not None}
+    if not costs:
         return None
-    costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **given}
+    costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **costs}
     if "interval_s" not in costs:
         counted = sum(cause.count for cause in failures.causes if not cause.announced)
         rate = counted * world_size / (failures.device_hours * 3600)
@@ -165,29 +115,3 @@ def _costs(arguments: argparse.Namespace, failures, world_size: int):
     found = RunCosts(**costs)
     check_costs(found)
     return found
-
-
-def _number(text: str, least: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not least <= value <= 1e9:
-        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be a number of {what}")
-    return value
-
-
-def _days(text: str) -> float:
-    return _number(text, 1e-9, "days above 0, up to 1e9")
-
-
-def _seconds(text: str) -> float:
-    return _number(text, 0, "seconds from 0 to 1e9")
-
-
-def _correlated(text: str) -> float:
-    return _number(text, 1, "steps from 1 to 1e9")
-
-
-def _spares(text: str) -> int:
-    return count(text, 0)

@@ -1,87 +1,91 @@
-"""`prism-jax trace`: what a profiler's trace contains, and what can be learned from it."""
-
-import argparse
-import dataclasses
 from typing import Any
 
-from ._catalogue import table
+from .._summary import Column, Table, plain
+from ._options import Argument, Given, Output, argument, command
 
 
-HELP = "print what a profiler's trace contains, and what can and cannot be learned from it"
 _MOST_KERNELS = 10
 _WIDEST = 70
-_FORMATS = ("kineto", "nsight", "chakra")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "trace", metavar="TRACE", help="a file, or a folder with a file for each rank"
-    )
-    add_format_arguments(parser)
-    parser.add_argument(
-        "--ops", metavar="OPS", help="a .parquet file to write the ops of all ranks to"
-    )
-    parser.add_argument(
-        "--job", metavar="JOB", help="a .toml file with the layout and schedule, for --ops"
-    )
-
-
-def add_format_arguments(parser: argparse.ArgumentParser, default: str = "kineto") -> None:
-    """Adds the arguments for how to read a profiler's trace."""
-    parser.add_argument(
-        "--format",
-        default=default,
-        metavar="FORMAT",
-        help=f"format of the trace: {', '.join(dict.fromkeys([default, *_FORMATS]))} ({default})",
-    )
-    parser.add_argument("--names", metavar="NAMES", help="a .toml file with the meaning of ranges")
-    parser.add_argument(
-        "--time-unit",
-        choices=("s", "ms", "us", "ns"),
-        help="the unit of times in the trace, if it is not that of the format",
+def formats(default: str = "kineto") -> tuple[Argument, ...]:
+    """How to read a profiler's trace."""
+    known = ", ".join(dict.fromkeys([default, "kineto", "nsight", "chakra"]))
+    return (
+        argument("--format FORMAT", f"format of the trace: {known} ({default})", default=default),
+        argument("--names NAMES", "a .toml file with the meaning of ranges"),
+        argument(
+            "--time-unit",
+            "the unit of times in the trace, if it is not that of the format",
+            choices=("s", "ms", "us", "ns"),
+        ),
     )
 
 
-def read_names(arguments: argparse.Namespace):
+def read_names(given: Given) -> Any:
     """The meaning of ranges, if a file with it is given."""
     from ..trace import read_range_names
 
-    return read_range_names(arguments.names) if arguments.names else None
+    return read_range_names(given.names) if given.names else None
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+@command(
+    "traces/ --format kineto",
+    argument("trace TRACE", "a file, or a folder with a file for each rank"),
+    *formats(),
+    argument("--ops OPS", "a .parquet file to write the ops of all ranks to"),
+    argument("--job JOB", "a .toml file with the layout and schedule, for --ops"),
+)
+def run(given: Given) -> Output:
+    """Print what a profiler's trace contains, and what can and cannot be learned from it."""
     from ..trace import contents, write_ops
 
-    names = read_names(arguments)
-    job = _job_of_ops(arguments)
-    found = contents(_ranks(arguments), names)
+    names = read_names(given)
+    job = _job_of_ops(given)
+    found = contents(_ranks(given), names)
     if job is not None:
-        write_ops(arguments.ops, _ranks(arguments), job, names, arguments.trace)
-    result = {"trace": arguments.trace, **dataclasses.asdict(found)}
-    return result, "\n".join(_lines(arguments.trace, found))
+        write_ops(given.ops, _ranks(given), job, names, given.trace)
+    kernels = Table(
+        (
+            Column("kernel", lambda kernel: _short(kernel.name)),
+            Column("calls", form="d"),
+            Column("total", "total_s", ".4g", "s"),
+            Column("median", "median_s", ".4g", "us", scale=1e6),
+            Column("CV", "cv", ".3g", "%", scale=100),
+        ),
+        found.kernels[:_MOST_KERNELS],
+    )
+    notes = [
+        *(f"note: {note}" for note in found.notes),
+        *(f"tells: {sentence}" for sentence in found.tells),
+        *(f"does not tell: {sentence}" for sentence in found.does_not_tell),
+    ]
+    head = "\n".join(_lines(given.trace, found))
+    result = {"trace": given.trace, **plain(found)}
+    return Output(result, [head, *[kernels] * bool(found.kernels), "\n".join(notes)])
 
 
-def _ranks(arguments: argparse.Namespace):
+def _ranks(given: Given) -> Any:
     from ..trace import read_ranks
 
-    return read_ranks(arguments.trace, arguments.format, time_unit=arguments.time_unit)
+    return read_ranks(given.trace, given.format, time_unit=given.time_unit)
 
 
-def _job_of_ops(arguments: argparse.Namespace):
+def _job_of_ops(given: Given) -> Any:
     """The traced job, if ops are to be written."""
     from ..data import load_job
 
-    if not arguments.ops and not arguments.job:
+    if not given.ops and not given.job:
         return None
-    if not arguments.job or not (arguments.ops or "").endswith(".parquet"):
+    if not given.job or not (given.ops or "").endswith(".parquet"):
         raise ValueError(
             "--ops and --job go together; give a file name that ends in `.parquet`, and the job "
             "whose layout says which rank is which worker."
         )
-    return load_job(arguments.job)
+    return load_job(given.job)
 
 
-def _lines(path: str, found) -> list[str]:
+def _lines(path: str, found: Any) -> list[str]:
     world = len(found.ranks) + len(found.missing)
     events = ", ".join(f"{n:,} {name}" for name, n in found.events.items())
     ops = ", ".join(f"{n:,} {op}" for op, n in found.ops.items())
@@ -100,21 +104,7 @@ def _lines(path: str, found) -> list[str]:
             f"{found.clocks.matched} collectives, which scatter by "
             f"{1e-3 * found.clocks.scatter_ns:.1f} us"
         )
-    rows = [
-        (
-            _short(k.name),
-            k.calls,
-            f"{k.total_s:.4g}",
-            f"{1e6 * k.median_s:.4g}",
-            f"{100 * k.cv:.3g}",
-        )
-        for k in found.kernels[:_MOST_KERNELS]
-    ]
-    header = ("kernel", "calls", "total s", "median us", "CV %")
-    lines += ["", table(header, rows), ""] if rows else []
-    lines += [f"note: {note}" for note in found.notes]
-    lines += [f"tells: {sentence}" for sentence in found.tells]
-    return lines + [f"does not tell: {sentence}" for sentence in found.does_not_tell]
+    return lines
 
 
 def _short(name: str) -> str:

@@ -1,27 +1,12 @@
-"""Command-line arguments for work on other processes and machines."""
+"""Work on other processes and machines."""
 
 import argparse
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
 
-from .._misc import quoted
-from ._arguments import count
-
-
-def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const=True,
-        type=_address,
-        metavar="ADDRESS",
-        help="simulate on the workers of a Ray cluster: host:port, or auto for the cluster on this "
-        "machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine",
-    )
-    parser.add_argument(
-        "--worker-gpus", type=count, metavar="N", help="GPUs for each worker of --ray (0)"
-    )
+from ._options import Given, argument
+from ._values import count
 
 
 def _address(text: str) -> str:
@@ -33,20 +18,33 @@ def _address(text: str) -> str:
     return text
 
 
+RAY = (
+    argument(
+        "--ray ADDRESS",
+        "simulate on the workers of a Ray cluster: host:port, or auto for the cluster on this "
+        "machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine",
+        _address,
+        nargs="?",
+        const=True,
+    ),
+    argument("--worker-gpus N", "GPUs for each worker of --ray (0)", count),
+)
+
+
 @contextlib.contextmanager
-def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
+def ray_executor(given: Given) -> Iterator[Executor | None]:
     """The executor of `--ray`; `None` without it. Ctrl-C and errors end the work of its workers."""
-    if arguments.ray is None:
-        if arguments.worker_gpus is not None:
+    if given.ray is None:
+        if given.worker_gpus is not None:
             raise ValueError("`--worker-gpus` applies to the workers of `--ray`; give both.")
         yield None
         return
     from ..workers import RayExecutor
 
     executor = RayExecutor(
-        None if arguments.ray is True else arguments.ray,
-        num_gpus=arguments.worker_gpus or 0,
-        keep=not arguments.no_cache,
+        None if given.ray is True else given.ray,
+        num_gpus=given.worker_gpus or 0,
+        keep=not given.no_cache,
     )
     try:
         yield executor
@@ -54,16 +52,3 @@ def ray_executor(arguments: argparse.Namespace) -> Iterator[Executor | None]:
         raise RuntimeError(str(error)) from None
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def shard(text: str) -> tuple[int, int]:
-    """`I/N`, from `1/N` to `N/N`."""
-    which, slash, shards = text.partition("/")
-    numbers = (which.strip(), shards.strip())
-    if slash and all(n.isdecimal() and len(n) < 10 for n in numbers):
-        i, many = map(int, numbers)
-        if 1 <= i <= many:
-            return i, many
-    raise argparse.ArgumentTypeError(
-        f"`{quoted(text)}` must be a share such as 3/16, from 1/16 to 16/16"
-    )

@@ -24,6 +24,7 @@ from ._job import (
     Measured as Measured,
     ScheduleConfig as ScheduleConfig,
     Training as Training,
+    layout_and_order as layout_and_order,
 )
 from ._kernels import (
     COMPONENTS as COMPONENTS,
@@ -33,6 +34,7 @@ from ._kernels import (
     Overlap as Overlap,
     Source as Source,
     Variation as Variation,
+    law_table as law_table,
 )
 from ._load import (
     list_clusters as list_clusters,

@@ -1,16 +1,25 @@
 """Changes to the kernels of a job that were learned from measured step times."""
 
+import math
 from typing import Annotated, TypeAlias
 
 import msgspec
 
+from .._estimate import Estimate
+from .._summary import Column, Shown, Table
 from ._kernels import Kernels, Variation
 from ._types import Count, NonNegative, Positive, Text
 from ._variations import check_variation, replace_variations
 
 
 # The order of the rows and columns of a covariance.
-LEVEL = ("compute", "network", "constant_s", "growth")
+_LEVEL = {
+    "compute": "compute takes this many times as long",
+    "network": "collectives between nodes take this many times as long",
+    "constant_s": "seconds added to each step",
+    "growth": "compute takes (replicas)^this times as long",
+}
+LEVEL = (*_LEVEL,)
 
 _Exponent: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 _Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
@@ -39,7 +48,7 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: NonNegative = 0.0
 
 
-class Calibrated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Changes to the kernels of a job, from `calibrate`; a table of the job file.
 
     **Attributes:**
@@ -62,6 +71,30 @@ class Calibrated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     growth: _Exponent = 0.0
     num_replicas: Count = 1
     uncertainty: Uncertainty | None = None
+
+    @property
+    def level(self) -> dict[str, Estimate]:
+        """The values of the level, with their standard errors."""
+        found = {}
+        for i, name in enumerate(LEVEL):
+            value, known = getattr(self, name), self.uncertainty
+            error = math.nan if known is None else known.covariance[i][i] ** 0.5
+            # The uncertainty of the two factors is that of their logarithms.
+            found[name] = Estimate(value, error * value if name in LEVEL[:2] else error)
+        return found
+
+    def summary(self) -> Table:
+        prior = () if self.uncertainty is None else self.uncertainty.prior
+        rows = [
+            {"name": name, "value": value, "what": f"{_LEVEL[name]}{' (prior)' * (name in prior)}"}
+            for name, value in self.level.items()
+        ]
+        note = (
+            "(prior): mostly from other systems, because these steps determine little of it; runs "
+            "at other scales would"
+        )
+        columns = (Column("level", "name"), "value", Column("meaning", "what"))
+        return Table(columns, rows, "What calibration changed", [note] * bool(prior))
 
 
 def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Kernels:

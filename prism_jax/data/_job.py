@@ -4,7 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from .._summary import Summary
+from .._misc import counted
+from .._summary import Shown, Table
 from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
@@ -48,6 +49,12 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def world_size(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
 
+    @property
+    def degrees(self) -> str:
+        """The degrees above one, such as `tp 4, pp 8`."""
+        listed = {name: getattr(self, name) for name in ("tp", "pp", "dp", "cp", "ep")}
+        return ", ".join(f"{name} {degree}" for name, degree in listed.items() if degree > 1)
+
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pipeline schedule, and how layers are distributed over its stages.
@@ -82,6 +89,13 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | None = None
     embedding_counts_as_layer: bool = False
     head_counts_as_layer: bool = False
+
+
+def layout_and_order(layout: Layout, schedule: ScheduleConfig) -> str:
+    """How many GPUs a job has, and in which order they work."""
+    degrees = f" ({layout.degrees})" if layout.degrees else ""
+    microbatches = counted(schedule.num_microbatches, "microbatch", "es")
+    return f"{counted(layout.world_size, 'GPU')}{degrees}, {schedule.kind}, {microbatches}"
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,8 +220,15 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p99_s: Positive | None = None
     num_samples: Count | None = None
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Those that were measured, by name: `mean`, `std`, `p5` and so on."""
+        names = ("mean", "std", "p5", "p50", "p95", "p99")
+        values = {name: getattr(self, f"{name}_s") for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training job. A job that only describes how a trace was recorded has no model and no
     cluster.
 
@@ -238,15 +259,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Label = ""
     source: str = ""
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
-        degrees = {name: getattr(self.layout, name) for name in ("tp", "pp", "dp", "cp", "ep")}
-        layout = ", ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"
+    def summary(self) -> Table:
+        layout = self.layout.degrees or "one GPU"
         order = self.schedule
         virtual = f", {order.virtual_stages} virtual stages" if order.virtual_stages > 1 else ""
         rows = [
@@ -262,7 +276,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rows.append(("training", f"{how.dtype}, {size}, recompute {how.recompute}"))
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
-        return Summary(f"Job {self.name}", rows)
+        return Table((), rows, f"Job {self.name}")
 
     @property
     def notes(self) -> tuple[str, ...]:

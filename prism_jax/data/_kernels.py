@@ -3,10 +3,12 @@ vary.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
+from .._summary import Column, Table
 from ._types import Fraction, Label, Name, NonNegative, Positive, Text
 
 
@@ -67,6 +69,23 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     family: Name
     parameters: dict[Name, float]
     source: str = ""
+
+
+def _parameters(law: Variation) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in law.parameters.items())
+
+
+def law_table(laws: Sequence[Variation], *more: Column | str, title: str = "") -> Table:
+    """A row for each cause of variation, with further columns."""
+    columns = (
+        Column("kernel", lambda law: law.kernel or "all"),
+        "component",
+        "family",
+        Column(
+            "parameters", lambda law: ", ".join(f"{k} {x:.3g}" for k, x in law.parameters.items())
+        ),
+    )
+    return Table((*columns, *more), laws, title, most=None)
 
 
 class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

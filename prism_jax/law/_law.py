@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from .._estimate import Estimate
 from .._misc import quoted
-from .._summary import Summary
+from .._summary import Column, Shown, Table, picked
 from ._allocations import Allocations
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors, more_steps
@@ -19,8 +20,12 @@ from ._histogram import Histogram
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
+# The steps of a run whose mean is compared between sets of GPUs.
+_RUN_STEPS = 10_000
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Law(AbstractCompared):
+class Law(Shown, AbstractCompared):
     """The law of the step time, in seconds.
 
     **Attributes:**
@@ -62,29 +67,68 @@ class Law(AbstractCompared):
     def __hash__(self) -> int:
         return hash((self.program, self.keys, self.num_samples))
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
+    def summary(
+        self,
+        quantiles: Mapping[str, float] = QUANTILES,
+        measured: Mapping[str, float] | None = None,
+    ) -> Table:
+        """A row for each figure, beside the measured ones in seconds, by their names."""
         stopped = f" of {self.requested:,}" if self.interrupted else ""
-        rows = [
-            (
-                name,
-                value,
-                f"{low:.6g} .. {high:.6g}"
-                if low == low
-                else f"interval unknown: {self.why_unknown(QUANTILES.get(name))}",
-            )
-            for name, (value, (low, high)) in figures(self).items()
+        rows, unknown = [], []
+        for name, (value, interval) in figures(self, quantiles=quantiles).items():
+            row = {"figure": name, "predicted_s": value, "interval_s": interval}
+            rows.append({**row, "measured_s": (measured or {}).get(name)})
+            if interval[0] != interval[0]:
+                unknown.append(f"* {name}: {self.why_unknown(quantiles.get(name))}")
+        columns = [
+            Column("step time", "figure"),
+            Column("predicted", "predicted_s", unit="s", error="interval_s"),
+            Column("95 % interval", "interval_s", unit="s"),
         ]
+        if measured:
+            columns += [
+                Column("measured", "measured_s", unit="s"),
+                Column("error", _error, "+.2f", "%"),
+            ]
         title = (
             f"Law of {self.num_samples:,}{stopped} steps ({self.sampling} sampling, replicas: "
             f"{self.replicas})"
         )
-        return Summary(title, rows, ("figure", "seconds", "95 % interval"))
+        return Table(columns, rows, title, unknown)
+
+    def to_json(self, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, Any]:
+        """Its figures with their intervals, its quantiles, and how it was simulated."""
+        step_time, unknown = {}, {}
+        for name, (value, interval) in figures(self, quantiles=quantiles).items():
+            known = interval[0] == interval[0]
+            step_time |= {name: value, f"{name}_interval": list(interval) if known else None}
+            if not known:
+                unknown[name] = self.why_unknown(quantiles.get(name))
+        step_time["confidence_level"] = 0.95
+        step_time["quantiles"] = [[i / 200, self.quantile(i / 200)] for i in range(1, 200)]
+        names = ("num_samples", "sampling", "replicas", "effective_samples", "compile_s", "run_s")
+        result = {"step_time_s": step_time, **picked(self, *names)}
+        result["requested_samples"] = self.requested
+        result["samples_per_s"] = self.num_samples / max(self.run_s, 1e-9)
+        if self.allocations is not None and len(self.allocations.means) > 1:
+            result["allocations"] = {
+                "means_s": list(self.allocations.means),
+                "std_within_s": self.allocations.std,
+                "run_steps": _RUN_STEPS,
+                "run_mean_std_s": self.run_mean_std(_RUN_STEPS),
+            }
+        return result | ({"unknown_because": unknown} if unknown else {})
+
+    def about_allocations(self) -> list[str]:
+        """A sentence about how much sets of GPUs differ, if there are several."""
+        found = self.allocations
+        if found is None or len(found.means) < 2:
+            return []
+        return [
+            f"{len(found.means)} sets of GPUs: on one set, the standard deviation of steps is "
+            f"{found.std:.3g} s; between sets, that of the mean of {_RUN_STEPS:,} independent "
+            f"steps is {self.run_mean_std(_RUN_STEPS):.3g} s"
+        ]
 
     @property
     def num_samples(self) -> int:
@@ -245,6 +289,12 @@ def figures(
             for name, q in quantiles.items()
         },
     }
+
+
+def _error(row: Mapping[str, Any]) -> float | None:
+    """How far a prediction is off, in percent."""
+    measured = row["measured_s"]
+    return None if measured is None else 100 * (row["predicted_s"] / measured - 1)
 
 
 def _numbers(given: object, must: str) -> np.ndarray:

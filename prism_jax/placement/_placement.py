@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from .._estimate import Estimate
 from .._progress import progress_bar
-from .._summary import Summary
+from .._summary import Shown, Table
 from ..analysis import (
     AbstractObjective,
     Quantile,
@@ -38,7 +38,7 @@ _WORST = 0.2
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Placement:
+class Placement(Shown):
     """The result of `place`. Each figure is in the unit of the objective, from steps that the
     search did not use.
 
@@ -77,13 +77,7 @@ class Placement:
 
         return pl.DataFrame(self.places).rename({"factor": "factor [1]"})
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
+    def summary(self) -> Table:
         moved = int(np.sum(self.order != np.arange(len(self.order))))
         rows = [
             (what, figure)
@@ -100,8 +94,8 @@ class Placement:
             f"Placement of {len(self.order):,} nodes, {moved:,} of them moved; the best of "
             f"{self.num_placements:,} tried"
         )
-        unit = "" if self.unit == "1" else f" [{self.unit}]"
-        return Summary(title, rows, ("nodes", f"{self.objective}{unit}"))
+        unit = "" if self.unit == "1" else f" ({self.unit})"
+        return Table(("nodes", f"{self.objective}{unit}"), rows, title)
 
 
 def place(

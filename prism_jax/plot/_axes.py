@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import quoted, unknown_name
+from .._misc import unknown_name
 
 
 # From light to dark, so that they differ in a grey copy, too; lines also differ in their style.
 LIGHT, MEDIUM, DARK, ACCENT = "#c9d8ee", "#7c9fd0", "#17335f", "#b5301c"
-_MOST_OF_A_NAME = 44
 LINE_STYLES = {"p5": (0, (1, 1)), "p50": "-", "p95": "--", "p99": "-."}
 
 
@@ -78,11 +77,6 @@ def plain_numbers(axis: Any) -> None:
 def whole_numbers(axis: Any) -> None:
     """Ticks at whole numbers only, such as those of ranks."""
     axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-
-
-def short(name: object) -> str:
-    """A name beside a bar, cut if it would leave no room for the bar."""
-    return quoted(name, _MOST_OF_A_NAME)
 
 
 def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:

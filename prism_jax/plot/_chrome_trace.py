@@ -21,12 +21,7 @@ from ..schedule import OVERLAPPED, PHASES, SEND_RECV
 _FIRST_RANK = 1
 # Threads of a rank. The threads for send_recvs follow, one for each that is under way at a time.
 _STEP, _COMPUTE, _REDUCTION, _TAIL, _SEND_RECV = range(5)
-_THREADS = {
-    _STEP: "step",
-    _COMPUTE: "compute",
-    _REDUCTION: "gradients",
-    _TAIL: "after the barrier",
-}
+_THREADS = {_STEP: "step", _COMPUTE: "compute", _REDUCTION: "gradients", _TAIL: "after the barrier"}
 
 Event = dict[str, Any]
 

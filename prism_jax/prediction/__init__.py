@@ -3,4 +3,8 @@ from ._fits import check_memory as check_memory
 from ._idle import idle_keys as idle_keys
 from ._memory import Memory as Memory, least_bytes as least_bytes, memory as memory
 from ._predict import Prediction as Prediction, predict as predict
-from ._throughput import Throughput as Throughput, throughput as throughput
+from ._throughput import (
+    Throughput as Throughput,
+    parts_table as parts_table,
+    throughput as throughput,
+)

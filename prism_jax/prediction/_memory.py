@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from .._misc import check_type
+from .._summary import Column, Shown, Table
 from ..data import Job
 from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import Held, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
@@ -45,7 +46,7 @@ class RankMemory(msgspec.Struct, frozen=True):
         return self.bytes - self.parts["runtime"]
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(Shown, msgspec.Struct, frozen=True):
     """The memory of a job.
 
     **Attributes:**
@@ -56,6 +57,15 @@ class Memory(msgspec.Struct, frozen=True):
 
     ranks: tuple[RankMemory, ...]
     device_bytes: float
+
+    def summary(self) -> Table:
+        names = dict.fromkeys(name for rank in self.ranks for name in rank.parts)
+        parts = [
+            Column(name, lambda rank, name=name: rank.parts.get(name, 0.0), ".2f", scale=1e-9)
+            for name in names
+        ]
+        columns = (Column("rank"), Column("all", "bytes", ".2f", scale=1e-9), *parts)
+        return Table(columns, self.ranks, "Memory of each pipeline rank at its peak, in GB")
 
     @property
     def fullest(self) -> RankMemory:

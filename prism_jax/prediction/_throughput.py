@@ -1,7 +1,11 @@
 """The throughput of a job at a step time, and the parts of its mean."""
 
+import math
+from collections.abc import Mapping
+
 import msgspec
 
+from .._summary import Column, Table
 from ..data import Job
 from ._predict import Prediction, predict
 
@@ -53,6 +57,18 @@ class Throughput(msgspec.Struct, frozen=True):
             f"mean:    {parts}",
             *[_FAST] * (self.mfu is not None and self.mfu > _MOST_MFU),
         ]
+
+
+def parts_table(parts: Mapping[str, float], title: str = "") -> Table:
+    """The seconds of the parts of a step, and their shares."""
+    total = sum(parts.values()) or math.nan
+    rows = [{"part": name, "seconds": seconds} for name, seconds in parts.items()]
+    columns = (
+        Column("part"),
+        Column("time", "seconds", ".4g", "s"),
+        Column("share", "seconds", ".1f", "%", scale=100 / total),
+    )
+    return Table(columns, rows, title, most=None)
 
 
 def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:

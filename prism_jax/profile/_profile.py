@@ -9,6 +9,7 @@ import msgspec
 
 from .._files import shown, written_whole
 from .._misc import quoted
+from .._summary import Column, Shown, Table
 from ..data import (
     MAX_BLOCKS,
     Call,
@@ -80,7 +81,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fitted(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a profile was fitted to, and what could not be estimated from the trace.
 
     `level` is the factor by which `means` were scaled, because the mean of all laws together
@@ -92,6 +93,19 @@ class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()
     components: tuple[Component, ...] = ()
     level: Positive = 1.0
+
+    def summary(self) -> Table:
+        columns = (
+            Column("component", "name"),
+            Column("value", error="standard_error"),
+            Column("+-", "standard_error", ".2g"),
+            "note",
+        )
+        title = (
+            "Components of compute, as standard deviations of logarithms (0.03 is about 3 %), "
+            "except step_autocorrelation, and stall_rate, which is stalls per op"
+        )
+        return Table(columns, self.components, title)
 
 
 class Profile(msgspec.Struct, frozen=True):

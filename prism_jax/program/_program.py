@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .._misc import FrozenArray
-from .._summary import Summary
+from .._summary import Shown, Table
 from ..collapse import Blocks, ExpertLoads
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
@@ -113,7 +113,7 @@ class Stratum(eqx.Module):
     share: float = eqx.field(static=True)
 
 
-class Program(eqx.Module):
+class Program(Shown, eqx.Module):
     """A compiled training step: a max-plus graph of ops and the laws of their latencies.
 
     The arrays in `latencies` and `variability` are its parameters. Derivatives are taken with
@@ -159,13 +159,7 @@ class Program(eqx.Module):
     adjustment: Adjustment | None = None
     loads: ExpertLoads | None = None
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
+    def summary(self) -> Table:
         laws = self.variability
         shared = ("rank", "step", "worker_step", "microbatch", "network")
         rows = [
@@ -179,7 +173,7 @@ class Program(eqx.Module):
             ("shared factors", ", ".join(n for n in shared if getattr(laws, n) is not None)),
             ("stalls", ", ".join(sorted(laws.stalls)) or "none"),
         ]
-        return Summary("Program of a training step", rows)
+        return Table((), rows, "Program of a training step")
 
     @property
     def num_ops(self) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ._html import Markup, Number, join, table, tag
+from .._summary import Table
+from ._html import Markup, join, table, tag
 from ._report import Report
 
 
@@ -83,9 +84,7 @@ def _of_trace() -> Sequence[Markup]:
         "does not apply to the steps of another run, or of other GPUs."
     )
     header = ("trace", "from and to", "mean", "p95", "std ratio")
-    return tag("p", about), table(
-        "Steps of a trace predicted from other steps", header, [_cells(row, 2) for row in TRACES]
-    )
+    return tag("p", about), table(Table(header, TRACES, "Steps of a trace from other steps"))
 
 
 def _of_job(report: Report) -> Sequence[Markup]:
@@ -106,11 +105,5 @@ def _of_job(report: Report) -> Sequence[Markup]:
         "jobs, nominal 90 % intervals contain 64 % of measured steps, and 96 % with --epistemic."
     )
     header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
-    rows = [_cells(row, 1) for row in MEANS]
-    listed = table("Means of published steps, from configuration alone", header, rows)
-    return tag("p", about), listed
-
-
-def _cells(row: Sequence[str], texts: int) -> list[str | Number]:
-    """The first cells as texts, the others as numbers that can be sorted."""
-    return [*row[:texts], *(Number(cell, float(cell.split()[0])) for cell in row[texts:])]
+    title = "Means of published steps, from configuration alone"
+    return tag("p", about), table(Table(header, MEANS, title))

@@ -2,8 +2,10 @@
 
 import dataclasses
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
+
+from .._summary import Table, number_of
 
 
 _MOST_ROWS = 16  # A longer table is folded.
@@ -11,14 +13,6 @@ _MOST_ROWS = 16  # A longer table is folded.
 
 class Markup(str):
     """A text that is HTML already."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """A number's text, and the value to sort by. `None` is an unknown number, and sorts last."""
-
-    text: str
-    value: float | None
 
 
 def markup(given: Any) -> Markup:
@@ -40,48 +34,26 @@ def join(parts: Iterable[Any]) -> Markup:
     return Markup("".join(map(markup, parts)))
 
 
-def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """A table whose columns the page's script makes sortable; a wide table scrolls in its frame."""
-    head = tag("tr", *(tag("th", name, scope="col") for name in header))
-    body = join(_row(row) for row in rows)
-    parts = (tag("caption", caption), tag("thead", head), tag("tbody", body))
-    return tag(
-        "div",
-        tag("table", *parts),
-        class_="scroll",
-        tabindex=0,
-        role="region",
-        aria_label=caption,
-    )
+def table(of: Table, fold: str = "", **changes: Any) -> Markup:
+    """A table whose columns the page's script makes sortable; a wide one scrolls in its frame. A
+    long one of what `fold` says is folded, until the script unfolds it for a printer.
+    """
+    of = dataclasses.replace(of, most=None, **changes)
+    head = tag("tr", *(tag("th", name, scope="col") for name in of.header()))
+    body = join(tag("tr", *map(_cell, row, ["th", *["td"] * len(row)])) for row in of.cells())
+    parts = (tag("caption", of.title), tag("thead", head), tag("tbody", body))
+    frame = {"class_": "scroll", "tabindex": 0, "role": "region", "aria_label": of.title}
+    listed = tag("div", tag("table", *parts), **frame)
+    if fold and len(of.rows) > _MOST_ROWS:
+        listed = tag("details", tag("summary", f"All {len(of.rows):,} {fold}"), listed)
+    return join([listed, *(tag("p", note, class_="note") for note in of.notes)])
 
 
-def folded(listed: Markup, what: str, number: int) -> Markup:
-    """A table of many rows, folded; the page's script unfolds it for a printer."""
-    if number <= _MOST_ROWS:
-        return listed
-    return tag("details", tag("summary", f"All {number:,} {what}"), listed)
-
-
-def _row(row: Sequence[Any]) -> Markup:
-    first = tag("th", _text(row[0]), scope="row", data_value=_value(row[0]))
-    return tag("tr", first, *(_cell(cell) for cell in row[1:]))
-
-
-def _cell(cell: Any) -> Markup:
-    return tag(
-        "td",
-        _text(cell),
-        class_="number" if isinstance(cell, Number) else None,
-        data_value=_value(cell),
-    )
-
-
-def _text(cell: Any) -> Any:
-    return cell.text if isinstance(cell, Number) else cell
-
-
-def _value(cell: Any) -> Any:
-    """The value that a number sorts by; an empty text for an unknown number."""
-    if not isinstance(cell, Number):
-        return None
-    return "" if cell.value is None else repr(float(cell.value))
+def _cell(text: str, name: str) -> Markup:
+    """A cell, with what a number sorts by; that is empty for an unknown number."""
+    number = number_of(text)
+    about = {"scope": "row"} if name == "th" else {}
+    if number is not None and not isinstance(text, Markup):
+        about |= {"class_": "number"} if name == "td" else {}
+        about["data_value"] = "" if number != number else repr(number)
+    return tag(name, text, **about)

@@ -6,12 +6,21 @@ from collections.abc import Iterable, Sequence
 
 from .._files import written_whole
 from .._misc import counted
-from ..data import Job, Variation, assumed_keys, notes_of, toml_value
+from .._summary import Column, Table
+from ..data import (
+    Job,
+    Variation,
+    assumed_keys,
+    law_table,
+    layout_and_order,
+    notes_of,
+    toml_value,
+)
 from ..profile import Profile
 from . import _sections
 from ._accuracy import expected_error
 from ._figures import check_matplotlib
-from ._html import Markup, Number, folded, join, table, tag
+from ._html import Markup, join, table, tag
 from ._report import Report
 
 
@@ -73,9 +82,11 @@ def html_page(report: Report) -> str:
         tag("section", tag("h2", name, id=f"h-{_anchor(name)}"), content, id=_anchor(name))
         for name, content in sections.items()
     ]
+    order = layout_and_order(report.of.layout, report.of.schedule)
+    about = f"{order}, {report.num_ops:,} ops a replica"
     body = tag(
         "body",
-        tag("header", tag("h1", report.of.name), tag("p", _about(report), class_="faint")),
+        tag("header", tag("h1", report.of.name), tag("p", about, class_="faint")),
         _tiles(report),
         *(tag("p", note, class_="note") for note in notes(report.of)),
         *_interrupted(report),
@@ -101,20 +112,6 @@ def _resource(name: str) -> str:
 
 def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
-
-
-def _about(report: Report) -> str:
-    layout, schedule = report.of.layout, report.of.schedule
-    names = ("tp", "pp", "dp", "cp", "ep")
-    degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    told = [
-        counted(layout.world_size, "GPU").replace(str(layout.world_size), f"{layout.world_size:,}"),
-        *degrees,
-        schedule.kind,
-        counted(schedule.num_microbatches, "microbatch", "es"),
-        f"{report.num_ops:,} ops a replica",
-    ]
-    return ", ".join(told)
 
 
 def _tiles(report: Report) -> Markup:
@@ -169,8 +166,8 @@ def _origin(report: Report) -> Markup:
         f"{origin.date}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
         f"{law.run_s:.1f} s."
     )
-    header = ("figures", "command or function", "steps")
-    return join([table("How each figure was obtained", header, cells), tag("p", about)])
+    listed = Table(("figures", "command or function", "steps"), cells)
+    return join([table(listed, title="How each figure was obtained"), tag("p", about)])
 
 
 def assumptions(report: Report) -> Markup:
@@ -187,27 +184,18 @@ def notes(of: Job | Profile) -> Sequence[str]:
 def _of_job(job: Job) -> Iterable[Markup]:
     if job.source:
         yield tag("p", "The job: ", job.source)
-    keys = assumed_keys(job)
-    rows = [
-        (tag("code", k.key), _value(k.value), k.unit, k.origin)
-        for k in keys
-        if k.key not in ("source", "name")
-    ]
-    listed = table("Keys of the job", ("key", "value", "unit", "from"), rows)
-    yield folded(listed, "keys of the job", len(rows))
+    columns = (
+        Column("key", lambda key: tag("code", key.key)),
+        Column("value", lambda key: _value(key.value)),
+        "unit",
+        Column("from", "origin"),
+    )
+    keys = [key for key in assumed_keys(job) if key.key not in ("source", "name")]
+    yield table(Table(columns, keys, "Keys of the job"), "keys of the job")
     if job.calibrated is not None:
         about = job.calibrated
         yield tag("p", "Calibrated to: ", about.source)
-        factors = [
-            (tag("code", name), Number(f"{value:.4g}", value), unit)
-            for name, value, unit in (
-                ("compute", about.compute, "factor"),
-                ("network", about.network, "factor"),
-                ("constant_s", about.constant_s, "s"),
-                ("growth", about.growth, "exponent"),
-            )
-        ]
-        yield table("What calibration changed", ("key", "value", "unit"), factors)
+        yield table(about.summary())
     if job.kernels is None:
         return
     yield tag("h3", "Efficiencies of kernels")
@@ -216,10 +204,9 @@ def _of_job(job: Job) -> Iterable[Markup]:
         yield tag("p", tag("strong", name or source.name), f": {source.who}, {source.when}. ")
         yield tag("p", f"Software: {source.software}. Licence: {source.licence}.", class_="faint")
         if source.constants:
-            chosen = [(c.name, c.value, c.reason) for c in source.constants]
-            header = ("what was chosen", "value", "reason")
-            listed = table(f"Constants of {source.name}", header, chosen)
-            yield folded(listed, f"constants of {source.name}", len(chosen))
+            columns = (Column("what was chosen", "name"), "value", "reason")
+            chosen = Table(columns, source.constants, f"Constants of {source.name}")
+            yield table(chosen, f"constants of {source.name}")
     yield from _laws(job.kernels.variability)
 
 
@@ -228,18 +215,8 @@ def _of_profile(profile: Profile) -> Iterable[Markup]:
     dropped = ", ".join(f"{number} {why}" for why, number in fitted.dropped.items()) or "none"
     about = f"Fitted to {fitted.num_steps:,} steps of a trace; steps left out: {dropped}."
     yield tag("p", about)
-    rows = [
-        (
-            part.name,
-            _number(part.value),
-            _number(part.standard_error),
-            part.note,
-        )
-        for part in fitted.components
-    ]
-    if rows:
-        header = ("component", "value", "standard error", "note")
-        yield table("Components of the variability", header, rows)
+    if fitted.components:
+        yield table(fitted.summary())
     yield from _laws(profile.variability)
 
 
@@ -247,24 +224,9 @@ def _value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else toml_value(value)
 
 
-def _number(value: float | None) -> Number:
-    return Number("unknown" if value is None else f"{value:.4g}", value)
-
-
 def _laws(variability: Sequence[Variation]) -> Iterable[Markup]:
     yield tag("h3", "Laws")
-    rows = [
-        (
-            law.kernel or "all",
-            law.component,
-            law.family,
-            ", ".join(f"{key} {value:.4g}" for key, value in law.parameters.items()),
-            law.source,
-        )
-        for law in variability
-    ]
-    header = ("kernel", "component", "family", "parameters", "source")
-    if rows:
-        yield table("Laws of what varies", header, rows)
+    if variability:
+        yield table(law_table(variability, "source", title="Laws of what varies"))
     else:
         yield tag("p", "Nothing varies.")

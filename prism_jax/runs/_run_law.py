@@ -6,14 +6,14 @@ import numpy as np
 from jaxtyping import Float
 
 from .._estimate import Estimate
-from .._summary import Summary
+from .._summary import Shown, Table
 
 
 DAY = 86_400.0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RunLaw:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RunLaw(Shown):
     """The law of the length of a training run, from many simulated runs.
 
     **Attributes:**
@@ -84,18 +84,20 @@ class RunLaw:
         share = (within + 1) / (number + 2)
         return Estimate(within / number, float(np.sqrt(share * (1 - share) / number)))
 
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> Summary:
-        rows = [("mean", f"{self.mean.value:.4g} days")]
+    def summary(self) -> Table:
+        number = sum(self.interruptions.values())
+        causes = ", ".join(f"{name} {n:.3g}" for name, n in self.interruptions.items() if n)
+        best = f"the best interval is {self.best_interval_s:.4g} s"
+        rows = [("mean", f"{self.mean} days")]
         rows += [(f"p{round(100 * q)}", f"{self.quantile(q):.4g} days") for q in (0.05, 0.5, 0.95)]
         rows += [
-            ("goodput", f"{self.goodput:.3f}"),
-            ("interruptions", f"{sum(self.interruptions.values()):.4g}"),
-            ("checkpoints after", f"{self.interval_s:.4g} s of work"),
+            ("goodput", f"{100 * self.goodput:.4g} % of the time is spent in steps that count"),
+            ("days by part", ", ".join(f"{k} {d:.3g}" for k, d in self.parts.items() if d > 1e-8)),
+            ("interruptions", f"{number:.4g}{f': {causes}' if number else ''}"),
+            (
+                "checkpoints",
+                f"after each {self.interval_s:.4g} s of work; "
+                f"{best if number else 'no run was interrupted'}",
+            ),
         ]
-        return Summary(f"Law of a training run, of {len(self.days):,} simulated", rows)
+        return Table((), rows, f"Law of a training run, of {len(self.days):,} simulated")

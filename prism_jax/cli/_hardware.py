@@ -1,0 +1,58 @@
+from typing import Any
+
+import msgspec
+
+from .. import data
+from .._summary import Column, Table
+from ._options import Given, Output, command
+
+
+@command("", csv=True)
+def run(given: Given) -> Output:
+    """List the shipped devices and clusters."""
+    del given
+    devices = [data.load_device(name) for name in data.list_devices()]
+    # The job sets the number of nodes of a family; a cluster of two racks has all links.
+    clusters = [data.load_cluster(name, 10**6) for name in data.list_clusters()]
+    peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
+    columns = (
+        Column("device", "name"),
+        Column("GB", "memory_bytes", ".0f", scale=1e-9),
+        Column("TB/s", "memory_bandwidth_bytes_per_s", ".2f", scale=1e-12),
+        *(
+            Column(
+                f"{dtype} TFLOP/s",
+                lambda device, dtype=dtype: device["peak_flop_per_s"].get(dtype, 0.0),
+                ".0f",
+                scale=1e-12,
+            )
+            for dtype in peaks
+        ),
+    )
+    of_clusters = (
+        Column("cluster", "name"),
+        Column("devices a node", "devices_per_node"),
+        Column("device", "device.name"),
+        Column("links", _links),
+    )
+    result = {
+        "devices": [msgspec.to_builtins(device) for device in devices],
+        "clusters": [_family(cluster) for cluster in clusters],
+    }
+    tables = [Table(columns, result["devices"], most=None), Table(of_clusters, clusters, most=None)]
+    sources = [f"{x.name}: {x.source}" for x in (*devices, *clusters) if x.source]
+    return Output(result, [*tables, "\n".join(sources)])
+
+
+def _links(cluster: data.Cluster) -> str:
+    return ", ".join(
+        f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.0f} GB/s" for link in cluster.links
+    )
+
+
+def _family(cluster: data.Cluster) -> dict[str, Any]:
+    """A cluster without its number of nodes."""
+    found = msgspec.to_builtins(cluster)
+    del found["num_nodes"]
+    links = [link | {"group": None} for link in found["links"][-1:]]
+    return found | {"links": [*found["links"][:-1], *links]}

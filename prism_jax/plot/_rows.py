@@ -1,0 +1,155 @@
+"""Plots with a row for each part or layout, the first on top."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from .._misc import check_type, quoted, unit_of_seconds
+from ..analysis import Part, Sensitivity
+from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, legend_above, plain_numbers
+
+
+_MOST_OF_A_NAME = 44
+
+
+def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
+    """Plots the parts of a step as bars, one below the other, with the share of each.
+
+    **Arguments:**
+
+    - `parts`: the seconds of each part by name, such as `prism.predict(job).breakdown`.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: parts over seconds, milliseconds or microseconds.
+
+    **Raises:**
+
+    `ValueError` without any part; `ImportError` without matplotlib.
+    """
+    if not parts:
+        raise ValueError("There is nothing to plot: `parts` is empty.")
+    ax = axes(ax, (7.0, 0.8 + 0.28 * len(parts)))
+    per_second, unit = unit_of_seconds(parts.values())
+    seconds, places = np.array([*parts.values()], float), np.arange(len(parts))
+    ax.barh(places, per_second * seconds, color=MEDIUM)
+    total = seconds.sum()
+    beside = {"textcoords": "offset points", "xytext": (3, 0), "va": "center", "fontsize": "small"}
+    for place, s in zip(places, seconds if total else (), strict=False):
+        # To the right of zero, too, where a part is negative: the names are to the left.
+        ax.annotate(f"{100 * s / total:.1f} %", (per_second * max(s, 0.0), place), **beside)
+    ax.margins(x=0.12)  # Room for the shares.
+    ax.axvline(0, color="black", linewidth=0.8)
+    _named(ax, parts)
+    return finished(ax, xlabel=f"part of the mean step time ({unit})", ylabel="part")
+
+
+def layouts(
+    rows: Any,
+    *,
+    label: str = "layout",
+    mean: str = "mean [s]",
+    p95: str = "p95 [s]",
+    ax: Any = None,
+) -> Any:
+    """Plots the mean and the p95 of layouts, one below the other in the given order.
+
+    **Arguments:**
+
+    - `rows`: a table of layouts: a polars frame, or dictionaries.
+    - `label`, `mean`, `p95`: the names of the columns; `mean` and `p95` are in seconds.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: layouts over step time in seconds.
+
+    **Raises:**
+
+    `ValueError` if a column is missing; `ImportError` without matplotlib.
+    """
+    names, means, quantiles = columns_of(rows, label, mean, p95)
+    means, quantiles = np.asarray(means, float), np.asarray(quantiles, float)
+    ax = axes(ax, (7.0, 0.9 + 0.28 * len(names)))
+    places = np.arange(len(names))
+    ax.hlines(places, means, quantiles, color=MEDIUM, linewidth=2.5, zorder=1)
+    ax.plot(means, places, "o", color=DARK, label="mean")
+    ax.plot(quantiles, places, "s", color=ACCENT, fillstyle="none", label="p95")
+    _named(ax, names)
+    ax.grid(axis="x", color="0.9")
+    ax.set_axisbelow(True)
+    return finished(ax, xlabel="step time (s)", ylabel="layout")
+
+
+def tornado(
+    sensitivity: Sensitivity,
+    *,
+    of: Literal["spread", "mean"] = "spread",
+    top: int = 10,
+    ax: Any = None,
+) -> Any:
+    """Plots what each part of a step costs, the most costly part on top.
+
+    **Arguments:**
+
+    - `sensitivity`: from `prism.sensitivity`.
+    - `of`: `"spread"` shows by how much the figure would fall without the variability of a part: as
+        simulated (bars with 95 % intervals), where it was simulated, and to first order (diamonds).
+        `"mean"` shows by how much the figure would fall, to first order, if a part took no time.
+    - `top`: the most parts to show.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: parts over seconds, milliseconds or microseconds, or over probability if the figure is
+    a probability.
+
+    **Raises:**
+
+    `ValueError` for what is not a sensitivity, and for another `of`; `ImportError` without
+    matplotlib.
+    """
+    check_type(sensitivity, Sensitivity, "sensitivity", "use `sensitivity` to get one")
+    if of not in ("spread", "mean"):
+        raise ValueError(f"`of={of!r}` must be 'spread' or 'mean'.")
+    parts = [part for part in sensitivity.parts if getattr(part, of) is not None]
+    parts = sorted(parts, key=lambda part: -abs(_height(part, of)))[:top]
+    ax = axes(ax, (7.0, 1.1 + 0.3 * len(parts)))
+    per_second, unit = 1.0, "probability"
+    if sensitivity.unit == "s":
+        per_second, unit = unit_of_seconds(_height(part, of) for part in parts)
+    places = np.arange(len(parts))
+    bars = [part.gain if of == "spread" else part.mean for part in parts]
+    there = [(place, bar) for place, bar in zip(places, bars, strict=True) if bar is not None]
+    label = "simulated, 95 % interval" if of == "spread" else "first order, 95 % interval"
+    ax.barh(
+        [place for place, _ in there],
+        [per_second * bar.value for _, bar in there],
+        xerr=[per_second * (bar.interval()[1] - bar.value) for _, bar in there],
+        color=MEDIUM,
+        error_kw={"ecolor": DARK, "capsize": 2},
+        label=label,
+    )
+    if of == "spread":
+        slopes = [per_second * part.spread.value for part in parts if part.spread]
+        ax.plot(slopes, places, "D", color=ACCENT, markersize=5, label="first order")
+    _named(ax, [part.name for part in parts])
+    ax.axvline(0, color="black", linewidth=0.8)
+    what = "without its variability" if of == "spread" else "if it took no time"
+    label = f"fall of {sensitivity.objective} {what} ({unit})"
+    legend_above(ax, 2)
+    return finished(ax, xlabel=label, ylabel="part", legend=False)
+
+
+def _height(part: Part, of: str) -> float:
+    figure = part.gain if of == "spread" and part.gain is not None else getattr(part, of)
+    return figure.value
+
+
+def _named(ax: Any, names: Collection[object]) -> None:
+    """Names beside the rows, cut if they would leave no room for bars."""
+    ax.set_yticks(range(len(names)), [quoted(name, _MOST_OF_A_NAME) for name in names])
+    ax.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    plain_numbers(ax.xaxis)
