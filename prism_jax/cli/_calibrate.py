@@ -49,10 +49,8 @@ def run(given: Given) -> Output:
     all_runs = [read_runs(path) for path in given.to]
     check_job_path(given.out)
     if os.path.exists(given.out) and not _is_calibrated(given.out):
-        raise ValueError(
-            f"{shown(given.out)}: a file is there that this command did not write; give another "
-            "name."
-        )
+        what = "a file is there that this command did not write; give another name"
+        raise ValueError(f"{shown(given.out)}: {what}.")
 
     import jax
     import numpy as np

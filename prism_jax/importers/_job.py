@@ -99,8 +99,7 @@ def import_with_notes(
     table = _table(path, where)
     _, reader, convert = _KINDS[suffix]
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
-    read = reader(table, strict=strict)
-    raw = convert(read, num_gpus, where)
+    raw = convert(read := reader(table, strict=strict), num_gpus, where)
     raw["cluster"] = cluster or _CLUSTER
     if raw["cluster"] in list_clusters():
         raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
@@ -109,9 +108,8 @@ def import_with_notes(
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
     published, asked = None, ""
     if batch is not None and "schedule.num_microbatches" in keys:
-        raise ValueError(
-            f"{where}: `--batch` and `schedule.num_microbatches` say the same; give one of them."
-        )
+        both = "`--batch` and `schedule.num_microbatches`"
+        raise ValueError(f"{where}: {both} say the same; give one of them.")
     if batch is None and suffix == ".json" and "schedule.num_microbatches" not in keys:
         published = published_batch(read.text("model_type"), raw["model"])
         asked = "the batch is not known; give the sequences of a step with `--batch`"
@@ -137,10 +135,9 @@ def import_with_notes(
             raise ValueError(f"{where}: {asked}.")
         overrides = (*overrides, f"schedule.num_microbatches={1 if odd else number}")
     if published is not None and not asked:
-        read.notes.append(
-            f"The batch is the published one, {sequences:,} sequences (of "
-            f"{published.length:,} tokens each; {published.source}); `--batch` gives another."
-        )
+        each = f"of {published.length:,} tokens each; {published.source}"
+        said = f"The batch is the published one, {sequences:,} sequences ({each})"
+        read.notes.append(f"{said}; `--batch` gives another.")
     job = make_job(raw, path, overrides)
     if job.layout.world_size != num_gpus:
         raise ValueError(

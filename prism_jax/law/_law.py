@@ -18,8 +18,6 @@ from ._histogram import Histogram
 
 # The quantiles that tables show, by name.
 QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
-
-
 # The steps of a run whose mean is compared between sets of GPUs.
 _RUN_STEPS = 10_000
 
@@ -262,14 +260,10 @@ class Law(Shown, AbstractCompared):
         if not self.errors.known or beyond < FEWEST:
             number, one = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
             verb = ("is" if one else "are") if q is None else ("lies" if one else "lie")
-            sample, more = "independent replica sample", "steps"
-            if self.allocations:
-                sample, more = "allocation", "allocations"
-            return (
-                f"only {number} {sample}{'' if one else 's'} {verb} "
-                f"{'behind' if q is None else 'beyond'} it, and {FEWEST} are needed: "
-                f"{more_steps(beyond, more)}"
-            )
+            of = ("allocation", "allocations"), ("independent replica sample", "steps")
+            sample, more = of[not self.allocations]
+            where = f"{sample}{'' if one else 's'} {verb} {'behind' if q is None else 'beyond'} it"
+            return f"only {number} {where}, and {FEWEST} are needed: {more_steps(beyond, more)}"
         return "the grid of step times misses an end of it; simulate more steps"
 
     def support(self, q: float) -> float:
@@ -281,14 +275,15 @@ def figures(
     law: Law, level: float = 0.95, quantiles: Mapping[str, float] = QUANTILES
 ) -> dict[str, tuple[float, tuple[float, float]]]:
     """The mean, the standard deviation and quantiles, each with its confidence interval."""
-    return {
+    found = {
+        name: (float(law.quantile(q)), law.quantile_interval(q, level))
+        for name, q in quantiles.items()
+    }
+    first = {
         "mean": (law.mean, law.mean_interval(level)),
         "std": (law.std, law.std_interval(level)),
-        **{
-            name: (float(law.quantile(q)), law.quantile_interval(q, level))
-            for name, q in quantiles.items()
-        },
     }
+    return first | found
 
 
 def _error(row: Mapping[str, Any]) -> float | None:
