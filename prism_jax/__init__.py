@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
     if importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")
-    # The second are not listed: there are many.
+    # Schedules are names of the package, too, such as `prism.OneFOneB`; `dir` leaves them out.
     for module in ("_public", "schedules"):
         found = importlib.import_module(f"{__name__}.{module}")
         if hasattr(found, name):

@@ -35,10 +35,15 @@ class Interrupt:
     handled = False
     blocks = 0
 
+    def take(self) -> bool:
+        """Whether Ctrl-C came; from now on it counts as handled."""
+        came, self.came = self.came, False
+        self.handled |= came
+        return came
+
     def check(self) -> None:
         """Raises a `KeyboardInterrupt` if Ctrl-C came."""
-        if self.came:
-            self.came, self.handled = False, True
+        if self.take():
             raise KeyboardInterrupt
 
 
@@ -138,8 +143,7 @@ def _watch(interrupt: Interrupt, signals: "socket.socket") -> None:
             again = _comes(signals, _PATIENCE_TO_END)
         if again is False:
             return
-    what = "and slow to print what it had" if interrupt.handled else "before the first result"
-    os.write(2, f"prism-jax: interrupted {what}.\n".encode())
+    os.write(2, b"prism-jax: interrupted.\n")
     os._exit(130)
 
 

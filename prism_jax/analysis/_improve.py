@@ -115,7 +115,7 @@ def improve(
     count = check_num_steps(num_samples)
     of_search, of_report = jax.random.split(key)
     search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
-    search |= {"like": simulated_steps(apply_knobs(program, ones), **search)}
+    search["like"] = simulated_steps(apply_knobs(program, ones), **search)
     check_reached(objective, figure_of(search["like"], objective).value)
 
     def improved(removed):

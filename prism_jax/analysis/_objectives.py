@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._misc import FrozenArray
+from .._misc import FrozenArray, quoted
 from ._density import Steps, density_at, regression_at
 from ._score import crps
 
@@ -275,7 +275,7 @@ def _mean_distance(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _check_probability(q: float) -> None:
-    if isinstance(q, str):
-        raise ValueError(f"The quantile `q={q!r}` is a text; give a number, such as 0.95 for p95.")
+    if isinstance(q, bool) or not isinstance(q, int | float | np.number):
+        raise ValueError(f"The quantile `q={quoted(q)}` must be a number, such as 0.95 for p95.")
     if not 0 < q < 1:
         raise ValueError(f"The quantile `q={q}` must lie between 0 and 1.")

@@ -57,8 +57,7 @@ def decided_chunks(
                     run.chances, kept, run.key, steps, num_replicas=replicas, exact=exact
                 )
                 # Drawn samples still become steps; a Ctrl-C during the decision ends the run later.
-                interrupted |= interrupt.came
-                interrupt.came = False
+                interrupted |= interrupt.take()
                 yield Chunk(mine, decision, steps)
             if interrupted:
                 raise KeyboardInterrupt

@@ -151,7 +151,7 @@ def _law(
                 raise
         law = sampling.merged(laws)
         # An interrupted law says how many steps it has, so the interrupt needs no message.
-        interrupt.late, interrupt.came = interrupt.came and not law.interrupted, False
+        interrupt.late = interrupt.take() and not law.interrupted
     return law
 
 

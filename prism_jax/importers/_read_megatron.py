@@ -24,10 +24,13 @@ def parse_command(text: str) -> dict[str, object]:
     return found
 
 
-# Blanks, ends of lines, words with their quoted parts, and what is none of these: a quotation mark
-# or a backslash at the end. Nothing is tried twice, so that a word may be as long as a file.
+# Blanks (a comment, and the end of a line after a backslash, too), ends of lines, words with their
+# quoted parts, and what is none of these: a quotation mark or a backslash at the end. No backslash
+# continues a comment. Nothing is tried twice, so that a word may be as long as a file.
 _TOKEN = re.compile(
-    r"""([^\S\n]+)|(\n+)|((?:[^\s"'\\]++|"(?:[^"\\]++|\\.)*+"|'[^']*+'|\\.)++)|(.)""", re.DOTALL
+    r"""((?:[^\S\n]|\\\n)++|\#[^\n]*+)|(\n+)"""
+    r"""|((?:[^\s"'\\]++|"(?:[^"\\]++|\\.)*+"|'[^']*+'|\\.)++)|(.)""",
+    re.DOTALL,
 )
 _PART = re.compile(r"""'([^']*+)'|"((?:[^"\\]++|\\.)*+)"|\\(.)""", re.DOTALL)
 
@@ -47,16 +50,14 @@ def _words(text: str) -> Iterator[str]:
 def _unquoted(part: re.Match[str]) -> str:
     single, double, escaped = part.groups()
     if double is not None:
-        return re.sub(r'\\(["\\$`])', r"\1", double)
-    return escaped if single is None else single
+        return re.sub(r'\\(?:\n|(["\\$`]))', r"\1", double)
+    return escaped.strip("\n") if single is None else single
 
 
 def _flags(text: str) -> dict[str, object]:
-    text = re.sub(r"\\\r?\n", " ", text)
-    text = re.sub(r"(?m)(^|\s)#.*$", "", text)
     found: dict[str, object] = {}
     flag, values = "", []
-    for word in (*_words(text), "--"):
+    for word in (*_words(text.replace("\r\n", "\n")), "--"):
         named = re.match(r"\w+\+?=(\(?)\s*(?=--)", word)
         word = word[named.end() :] if named else word
         if named and not named[1]:

@@ -11,16 +11,33 @@ from ._check import check
 
 def families() -> dict[str, InFiles]:
     """The families that data files can name, including those of other packages."""
-    named = [cls.in_files for cls in subclasses(AbstractLatency)]
-    return {one.family: one for one in named if one is not None}
+    return {name: cls.in_files for name, cls in _classes().items() if cls.in_files}
+
+
+def _classes() -> dict[str, type[AbstractLatency]]:
+    """The class of each family; one that was defined again counts once."""
+    found: dict[str, type[AbstractLatency]] = {}
+    for cls in subclasses(AbstractLatency):
+        if cls.in_files is not None:
+            other = found.setdefault(cls.in_files.family, cls)
+            if _path(other) != _path(cls):
+                raise ValueError(
+                    f"The latency family `{cls.in_files.family}` is both `{_path(other)}` and "
+                    f"`{_path(cls)}`; give one of them another name."
+                )
+            found[cls.in_files.family] = cls
+    return found
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def fit_latency(family: str, samples: Float[np.ndarray, " samples"]) -> dict[str, float] | None:
     """The parameters of a family of data files with the moments of samples; see `fit` of its class.
     `None` if it has none.
     """
-    named = {cls.in_files.family: cls for cls in subclasses(AbstractLatency) if cls.in_files}
-    return named[family].fit(samples)
+    return _classes()[family].fit(samples)
 
 
 def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLatency:

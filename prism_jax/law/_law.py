@@ -295,6 +295,8 @@ def _error(row: Mapping[str, Any]) -> float | None:
 def _numbers(given: object, must: str) -> np.ndarray:
     """What is given as floats. Raises a `ValueError` that says what it must be."""
     try:
-        return np.asarray(given, float)
+        if np.asarray(given).dtype.kind in "iuf":
+            return np.asarray(given, float)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(must.format(quoted(given))) from None
+        pass
+    raise ValueError(must.format(quoted(given)))

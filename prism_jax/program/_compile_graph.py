@@ -129,8 +129,8 @@ def _check_op(op: Op, position: int) -> None:
     number = isinstance(op.latency, int | float | np.number) and not isinstance(op.latency, bool)
     if not isinstance(op.latency, AbstractLatency) and (not number or op.latency >= _LONGEST):
         raise ValueError(
-            f"Op {position} has the latency {quoted(op.latency)}; give a law, such as "
-            "`prism.latency.LogNormal(1.0, 0.1)`, or a number of seconds."
+            f"Op {position} has the latency `{quoted(repr(op.latency))}`; give a law, such as "
+            f"`prism.latency.LogNormal(1.0, 0.1)`, or a number of seconds below {_LONGEST:g}."
         )
     if not _are_positions(op.after, position):
         raise ValueError(

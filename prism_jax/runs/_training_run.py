@@ -183,8 +183,7 @@ class _Simulation:
                 blocks.append(self._block(costs, hazards, rng))
                 rates.append(hazards.rates)
                 advance(len(hazards.rates))
-                if interrupt.came:  # The law says how many runs it has.
-                    interrupt.came = False
+                if interrupt.take():  # The law says how many runs it has.
                     break
         parts = np.concatenate([runs.parts for runs in blocks])
         interruptions = np.concatenate([runs.interruptions for runs in blocks])

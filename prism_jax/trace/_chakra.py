@@ -9,6 +9,7 @@ import dataclasses
 import functools as ft
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -252,6 +253,8 @@ def _nodes_of_json(text: str) -> Iterator[_Node]:
             if place == 0 and not text.startswith(("{", "[")):
                 raise _ForeignError from None
             raise EOFError from None
+        except ValueError:  # A number of thousands of digits.
+            raise _ForeignError from None
         while place < len(text) and text[place].isspace():
             place += 1
         nodes = found if isinstance(found, list) else found.get("nodes", [found])
@@ -275,7 +278,7 @@ def _node_of_table(table: dict[str, Any]) -> _Node:
         return _Node(
             int(get("id")),
             str(get("name", otherwise="")),
-            _TYPES[kind] if isinstance(kind, int) else str(kind),
+            _TYPES[kind] if type(kind) is int and 0 <= kind < len(_TYPES) else str(kind),
             [int(x) for x in before],
             float(get("startTimeMicros", "start_time_micros")),
             float(get("durationMicros", "duration_micros")),
@@ -290,4 +293,4 @@ _NO_VALUES = ("name", "docString", "doc_string", "type")
 
 def _plain(value: Any) -> Any:
     """A value in which 64-bit integers, which are strings in JSON, are numbers."""
-    return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value) else value
