@@ -1,4 +1,4 @@
-"""Entries of several figures, dealt to tiles of one figure each."""
+"""Entries of several figures, distributed over tiles of one figure each."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
