@@ -1,5 +1,6 @@
 """The law of the step time: what `simulate` returns."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -211,8 +212,7 @@ class Law(Shown, AbstractCompared):
         errors = self.errors
         # Means of a few allocations are nearly normal, so Student's t holds.
         known = errors.mean if errors.known or self.allocations else float("nan")
-        found = Estimate(self.mean, known, errors.mean_degrees, errors.mean_skewness)
-        return found.interval(level)
+        return Estimate(self.mean, known, errors.mean_degrees, errors.mean_skewness).interval(level)
 
     def std_interval(self, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the standard deviation, in seconds. Both ends are `nan` if its
@@ -294,9 +294,7 @@ def _error(row: Mapping[str, Any]) -> float | None:
 
 def _numbers(given: object, must: str) -> np.ndarray:
     """What is given as floats. Raises a `ValueError` that says what it must be."""
-    try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         if np.asarray(given).dtype.kind in "iuf":
             return np.asarray(given, float)
-    except (TypeError, ValueError, OverflowError):
-        pass
     raise ValueError(must.format(quoted(given)))
