@@ -13,7 +13,7 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.data import load_job, make_job
-from prism_jax.importers import from_megatron, import_job, import_with_notes
+from prism_jax.importers import from_megatron, import_job
 from prism_jax.importers._megatron import megatron_reader, read_megatron
 from prism_jax.importers._megatron_flags import known_flags
 from prism_jax.importers._megatron_layers import repeated
@@ -126,7 +126,7 @@ def _file(tmp_path, config, name="config.json"):
 @pytest.mark.parametrize("name", _PUBLISHED)
 def test_models_of_hugging_face_have_their_parameters(name, tmp_path):
     config, parameters = _PUBLISHED[name]
-    job = import_job(_file(tmp_path, config), 64, overrides=("layout.tp=4",))
+    job = import_job(_file(tmp_path, config), 64, overrides=("layout.tp=4",)).job
     assert job.model is not None
     assert count_parameters(job.model) == parameters
     assert (job.layout.tp, job.layout.dp) == (4, 16)
@@ -136,7 +136,7 @@ def test_groups_of_experts_are_imported(tmp_path):
     config = _PUBLISHED["deepseek-v3"][0] | {"n_group": 8, "topk_group": 4}
     limits = []
     for more in ({}, {"topk_method": "greedy"}, {"n_group": 1, "topk_group": 1}):
-        model = import_job(_file(tmp_path, config | more), 64, overrides=("layout.tp=4",)).model
+        model = import_job(_file(tmp_path, config | more), 64, overrides=("layout.tp=4",)).job.model
         assert model is not None
         assert model.modules is not None
         limits.append(model.modules["moe"].get("top_k_groups"))
@@ -185,7 +185,7 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --seq-length 8192 --micro-batch-size
 
 
 def test_a_command_of_megatron(tmp_path):
-    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32)
+    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32).job
     assert job.model is not None
     assert job.training is not None
     # 128256 words are padded to a multiple of 128 * 4, in the embedding and in the head.
@@ -444,7 +444,7 @@ def test_gpus_that_do_not_divide(tmp_path):
 
 def test_a_family_has_as_many_nodes_as_the_gpus_need(tmp_path):
     for family, nodes in (("dgx-h100", 3), ("gb200-nvl72", 5)):
-        job = import_job(_file(tmp_path, _LLAMA), 20, cluster=family)
+        job = import_job(_file(tmp_path, _LLAMA), 20, cluster=family).job
         assert job.cluster is not None
         assert (job.cluster.name, job.cluster.num_nodes) == (family, nodes)
 
@@ -765,7 +765,7 @@ _RECENT = {
 def test_recent_models_have_the_parameters_that_their_makers_say(name, tmp_path):
     """Within 1 %: sinks of attention, biases of routers and what is noted are not counted."""
     config, parameters, kinds = _RECENT[name]
-    job = import_job(_file(tmp_path, config), 64, batch=256)
+    job = import_job(_file(tmp_path, config), 64, batch=256).job
     assert job.model is not None
     assert job.model.layers is not None
     assert count_parameters(job.model) == pytest.approx(parameters, rel=0.01)
@@ -776,7 +776,7 @@ def test_recent_models_have_the_parameters_that_their_makers_say(name, tmp_path)
 
 def test_layers_of_recent_models(tmp_path):
     def layers(config):
-        model = import_job(_file(tmp_path, config), 64, batch=64).model
+        model = import_job(_file(tmp_path, config), 64, batch=64).job.model
         assert model is not None
         assert model.layers is not None
         return [(*layer.modules, layer.repeat) for layer in model.layers][:4]
@@ -830,7 +830,7 @@ def test_import_says_which_published_batch_it_took(tmp_path, capsys):
 
 
 def test_a_batch_for_arguments_of_megatron(tmp_path):
-    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32, batch=32)
+    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32, batch=32).job
     assert job.schedule.num_microbatches == 8
 
 
@@ -954,7 +954,7 @@ def test_random_input_makes_a_job_or_one_sentence(seed, tmp_path):
             inner[draw.choice([*inner])] = draw.choice(_ANY)
         text, name = json.dumps(config), "config.json"
     try:
-        found = import_with_notes(_file(tmp_path, text, name), draw.choice((8, 64)), batch=64)
+        found = import_job(_file(tmp_path, text, name), draw.choice((8, 64)), batch=64)
         memory(found.job)
     except ValueError as error:
         said = str(error)

@@ -1,5 +1,6 @@
 """The command `prism-jax`. Everything slow is imported where Ctrl-C is held back."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("prism-jax: interrupted when all was done.", file=sys.stderr)
             code = 130
         if code == 130:  # XLA may be compiling, and crashes if the interpreter is taken down.
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+            with contextlib.suppress(OSError, AttributeError):  # Closed, or none.
+                sys.stdout.flush()
             os._exit(code)
     return code

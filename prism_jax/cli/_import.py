@@ -28,7 +28,7 @@ from ._values import count
 def run(given: Given) -> Output:
     """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM."""
     from ..data import check_job_path, save_job
-    from ..importers import import_with_notes
+    from ..importers import import_job
 
     check_job_path(given.out)
     if os.path.lexists(given.out) and not given.force:
@@ -37,7 +37,7 @@ def run(given: Given) -> Output:
             "overwrite it."
         )
     options = {name: getattr(given, name) for name in ("cluster", "overrides", "batch", "strict")}
-    found = import_with_notes(given.file, given.gpus, **options)
+    found = import_job(given.file, given.gpus, **options)
     job = found.job
 
     from ..prediction import check_memory, memory

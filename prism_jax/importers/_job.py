@@ -55,22 +55,6 @@ def import_job(
     overrides: Iterable[str] = (),
     batch: int | None = None,
     strict: bool = False,
-) -> Job:
-    """As `import_with_notes`, but only the job."""
-    found = import_with_notes(
-        path, num_gpus, cluster=cluster, overrides=overrides, batch=batch, strict=strict
-    )
-    return found.job
-
-
-def import_with_notes(
-    path: str | os.PathLike[str],
-    num_gpus: int,
-    *,
-    cluster: str | None = None,
-    overrides: Iterable[str] = (),
-    batch: int | None = None,
-    strict: bool = False,
 ) -> Imported:
     """Makes a job from a configuration of Hugging Face or from the arguments of Megatron-LM.
 
