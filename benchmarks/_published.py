@@ -26,6 +26,7 @@ class Published(msgspec.Struct, frozen=True):
     - `job`: the same, or `None`.
     - `reason`: why there is no job.
     - `median`: whether a median was published.
+    - `family`: the rows that are left out together when a law is fitted; by default the table.
     """
 
     table: str
@@ -34,11 +35,12 @@ class Published(msgspec.Struct, frozen=True):
     job: data.Job | None = None
     reason: str = ""
     median: bool = False
+    family: str = ""
 
 
 def published(folder: pathlib.Path) -> Iterator[Published]:
     """All rows of a folder like `../shared/data`."""
-    for row in _read(folder / "published" / "measured_steps.csv"):
+    for row in _rows_of_steps(folder):
         seconds = float(row["step_time_s"]) if row["step_time_s"] else None
         yield _expressed(table_of(row), name_of(row), seconds, of_steps, row)
     for which in ("single", "multi"):
@@ -50,6 +52,14 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
     for row in _read(folder / "mlperf" / "scaling_families.csv"):
         one = _expressed("MLPerf families", row["system"], float(row["p50"]), of_family, row)
         yield msgspec.structs.replace(one, median=True)
+
+
+def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of both tables of steps. A row of the first that the second completes is left out."""
+    further = _read(folder / "steps" / "step_means.csv")
+    completed = {(int(row["measured_steps_row"]), row["model"]) for row in further if row["measured_steps_row"]}
+    rows = enumerate(_read(folder / "published" / "measured_steps.csv"))
+    return [row for i, row in rows if (i, row["model"]) not in completed] + further
 
 
 def _read(path: pathlib.Path) -> list[dict[str, str]]:
@@ -69,4 +79,4 @@ def _expressed(table, name, seconds, job_of, row) -> Published:
         check_split(job.model, job.layout, job.schedule, job.training)
     except ValueError as error:
         return Published(table, name, seconds or 0.0, reason=str(error))
-    return Published(table, name, seconds, job)
+    return Published(table, name, seconds, job, family=row.get("family") or table)

@@ -9,18 +9,21 @@ import functools as ft
 import re
 from typing import Any
 
+import msgspec
+
 from prism_jax import data
+from prism_jax.importers._megatron_schedule import layers_of_layout
 from prism_jax.workload import count_parameters
 
-from ._published_models import GPT, has_experts, is_shipped, model_of
+from ._published_models import GPT, has_experts, is_known, model_of
 
 
 # The paper interleaves wherever there is a pipeline and prints neither of these.
 _ASSUMED = "assumed: micro-batch 1, fewest virtual stages"
 _PLAIN = "assumed: micro-batch 1, not interleaved"
 _OTHER_RECOMPUTATION = "a kind of recomputation that jobs do not have"
-# For each source: part of its text, its table, its stack, and the switches that it states.
 _NOT_BESIDE: dict[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+# For each source: part of its text, its table, its stack, and the switches that it states.
 _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("cases_april2021", f"Megatron-LM 2021, A100, {_ASSUMED}", "megatron-2021", {}),
     # The collectives of a backward run beside its GEMMs since that paper.
@@ -33,6 +36,13 @@ _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     # "No overlap features": nothing but what Transformer Engine does by itself.
     ("SimuMax", "SimuMax, B200", "megatron-core-2024", _NOT_BESIDE),
     ("Megatron-Bridge", "Megatron-Bridge", "megatron-bridge-2025", {}),
+    ("MoE-ModelZoo", "MoE-ModelZoo, H100", "megatron-bridge-2025", {}),
+    ("NeMo-Automodel", "NeMo-Automodel, FSDP, H100", "automodel", {}),
+    ("maxtext", "dgxc, MaxText, FSDP, H100", "maxtext", {}),
+    ("paxml", "dgxc, PaxML, FSDP, H100", "maxtext", {}),
+    ("dgxc", "dgxc", "nemo-2024", {}),
+    ("InternEvo", "InternEvo, A100", "internevo", {}),
+    ("Primus", "Primus, MI300X", "megatron-core-2024", {}),
     ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", "nemo-2023", {}),
     ("model_table", f"Megatron-Core r0.8, H100, {_PLAIN}", "megatron-core-2024", {}),
     ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
@@ -41,6 +51,7 @@ _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 _CLUSTERS = {
     "A100-80GB": "dgx-a100",
     "B200 1 node": "hgx-b200",
+    "DGX-A100": "dgx-a100",
     "DGX-B200": "hgx-b200",
     "DGX-B300": "dgx-b300",
     "DGX-GB200": "gb200-nvl72",
@@ -50,16 +61,19 @@ _CLUSTERS = {
     "H100-SXM": "dgx-h100",
     "H100-96GB HBM2e 500W": "hgx-h100-96g",
     "H200": "dgx-h200",
+    "MI300X": "mi300x",
     "TPU v5p": "tpu-v5p",
     "a100_40gb": "dgx-a100-40g",
     "a100_80gb": "dgx-a100",
     "h100_80gb": "dgx-h100",
 }
-_DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "BF16": "bf16"}
-_DTYPES |= {"FP8": "fp8", "FP8-CS": "fp8"}
-_DTYPES |= {"amp_fp8": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "fp4"}
+_DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16"}
+_DTYPES |= {"fp8": "fp8", "fp8-cs": "fp8", "amp_fp8": "fp8"}
+_DTYPES |= {"mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "fp4"}
 _DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
 _ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
+_DISPATCHERS = {"alltoall": "alltoall", "deepep": "flex", "hybridep": "flex"}
+_MODULES = {"norm": "layernorm", "act": "moe_act"}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
 _ALL_TO_ALL = ("GPT OSS 120B", "Kimi_K2")
@@ -72,7 +86,7 @@ def table_of(row: dict[str, str]) -> str:
             if table == "SimuMax, B200":
                 kind = "context parallel" if _degree(row, "cp") > 1 else "others"
                 return f"{table}, {'experts' if has_experts(row) else kind}"
-            if table == "Megatron-Bridge":
+            if table in ("Megatron-Bridge", "dgxc"):
                 kind = "experts" if has_experts(row) else "dense"
                 return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
             if table == "llm-foundry, FSDP":
@@ -82,17 +96,23 @@ def table_of(row: dict[str, str]) -> str:
 
 
 def name_of(row: dict[str, str]) -> str:
-    degrees = " ".join(f"{k}{row[k].removesuffix('.0')}" for k in ("tp", "pp", "vpp", "cp", "dp"))
-    return f"{row['model']} {row['seq']} {row['gpus']} x {row['gpu_type']} {row['dtype']} {degrees}"
+    degrees = " ".join(
+        f"{k}{row[k].removesuffix('.0')}" for k in ("tp", "pp", "vpp", "cp", "ep", "dp") if row[k]
+    )
+    batch = row["global_batch"].removesuffix(".0")
+    name = f"{row['model']} {row['seq'].removesuffix('.0')} {row['gpus'].removesuffix('.0')} x "
+    name += f"{row['gpu_type']} {row['dtype']} {degrees} batch {batch}"
+    more = (row.get("release", ""), row.get("dispatcher", ""), row.get("balance", "").split(" ")[0])
+    return " ".join([name, *filter(None, more)])
 
 
 def _dtype(row: dict[str, str]) -> str:
     """Without what is in brackets."""
-    return row["dtype"].split(" ")[0]
+    return row["dtype"].split(" ")[0].lower()
 
 
 def _degree(row: dict[str, str], key: str) -> int:
-    return int(float(row[key])) if row[key] else 1
+    return int(float(row[key])) if row.get(key) else 1
 
 
 def of_steps(row: dict[str, str]) -> data.Job:
@@ -109,32 +129,50 @@ def of_steps(row: dict[str, str]) -> data.Job:
         cp=cp,
         dp=_degree(row, "gpus") // (tp * pp * cp),
         ep=ep,
-        etp=1 if ep > 1 else None,
+        etp=_degree(row, "etp") if ep > 1 else None,
     )
-    schedule = _schedule(row, model, layout)
-    options = {**_switches(stack), **switches}
-    if stack != "llm-foundry":
-        options["sequence_parallel"] = row["seq_parallel"] in ("", "1.0")
-    if stack == "torchtitan":
-        options["tp_overlap"] = "async" in row["note"].lower()
-    name, _, variant = row["model"].partition(" (")
-    if name in _ALL_TO_ALL or variant.startswith("tokendrop"):
-        options["token_dispatcher"] = "alltoall"
-    if "mp mode DEFAULT" in row["note"]:  # Composer then reduces in float32.
-        options["gradient_dtype"] = "fp32"
-    if "all-to-all" in row["note"]:
-        options["cp_comm_type"] = "a2a"
-    if row["zero"]:
-        options["zero"] = _ZERO[row["zero"]]
     training = data.Training(
         microbatch_size=_degree(row, "micro_batch"),
         sequence_length=_degree(row, "seq"),
         dtype=_DTYPES[_dtype(row)],  # pyright: ignore
-        recompute=row["recompute"] or "none",  # pyright: ignore
         software=stack,
-        **options,
+        **_options(row, stack, switches, layout),
     )
-    return _job(model, layout, schedule, training, _CLUSTERS[row["gpu_type"]])
+    cluster = _CLUSTERS[row["gpu_type"]]
+    return _job(model, layout, _schedule(row, model, layout), training, cluster, row["note"])
+
+
+def _options(
+    row: dict[str, str], stack: str, switches: dict[str, Any], layout: data.Layout
+) -> dict[str, Any]:
+    """The keys of `training` that a row states, over those of its stack."""
+    note = row["note"]
+    options = {**_switches(stack), **switches, "recompute": row["recompute"] or "none"}
+    if stack != "llm-foundry":
+        options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
+    if stack == "torchtitan":
+        options["tp_overlap"] = "async" in note.lower()
+    name, _, variant = row["model"].partition(" (")
+    if row.get("dispatcher"):
+        options["token_dispatcher"] = _DISPATCHERS[row["dispatcher"]]
+    elif name in _ALL_TO_ALL or variant.startswith("tokendrop"):
+        options["token_dispatcher"] = "alltoall"
+    if row.get("recompute_modules"):
+        found = row["recompute_modules"].split()
+        options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
+    if row.get("recompute_layers"):
+        options |= {"recompute_method": "block", "recompute_layers": _degree(row, "recompute_layers")}
+    if "mp mode DEFAULT" in note:  # Composer then reduces in float32.
+        options["gradient_dtype"] = "fp32"
+    if "all-to-all" in note:
+        options["cp_comm_type"] = "a2a"
+    if row["zero"]:
+        options["zero"] = _ZERO[row["zero"]]
+    # Within how many replicas the optimizer or the parameters are sharded, where a note says it.
+    within = re.search(r"zero1=(\d+)|FSDP over (\d+) GPUs|FSDP group (\d+)", note)
+    if within and (group := int(next(filter(None, within.groups())))) < layout.dp:
+        options["optimizer_instances"] = layout.dp // group
+    return options
 
 
 def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
@@ -161,21 +199,24 @@ _switches = ft.cache(lambda stack: data.load_software(stack).training)
 
 
 def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
-    virtual = _degree(row, "vpp")
-    stages, layers = layout.pp * virtual, model.num_layers
+    stages = layers_of_layout(row["pipeline_layout"]) if row.get("pipeline_layout") else []
+    virtual = len(stages) // layout.pp or _degree(row, "vpp")
+    pairs = row.get("ep_overlap") == "1" and layout.ep > 1 and (layout.pp == 1 or virtual > 1)
+    num_stages, layers = layout.pp * virtual, model.num_layers
     # Megatron's way to distribute a number of layers that is two short; otherwise the recipes of
     # Megatron-Bridge fill the stages one by one.
-    counted = stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
-    each = -(-layers // stages)
-    filled = tuple(max(0, min(each, layers - each * stage)) for stage in range(stages))
-    uneven = layers % stages != 0 and not counted and "Bridge" in row["source"]
+    uneven = num_stages > 1 and layers % num_stages != 0
+    counted = uneven and not stages and (layers + 2) % num_stages == 0
+    if not stages and uneven and not counted:
+        each = -(-layers // num_stages)
+        stages = [max(0, min(each, layers - each * stage)) for stage in range(num_stages)]
     return data.ScheduleConfig(
-        kind="interleaved-1f1b" if virtual > 1 else "1f1b",
+        kind="overlapped-1f1b" if pairs else "interleaved-1f1b" if virtual > 1 else "1f1b",
         num_microbatches=_degree(row, "global_batch") // (layout.dp * _degree(row, "micro_batch")),
         virtual_stages=virtual,
         embedding_counts_as_layer=counted,
         head_counts_as_layer=counted,
-        layers_per_stage=filled if uneven else None,
+        layers_per_stage=tuple(stages) if len(set(stages)) > 1 else None,
     )
 
 
@@ -184,7 +225,7 @@ def _check(row: dict[str, str], stack: str) -> None:
     if row["zero"] not in _ZERO and row["zero"]:
         raise ValueError(f"sharding that jobs do not have: {row['zero']}")
     name = row["model"].partition(" (")[0]
-    if has_experts(row) and not is_shipped(row):
+    if has_experts(row) and not is_known(row):
         raise ValueError(f"the layers of {name} are not known")
     if row["gpu_type"] not in _CLUSTERS:
         raise ValueError(f"no device {row['gpu_type']}")
@@ -192,15 +233,17 @@ def _check(row: dict[str, str], stack: str) -> None:
         raise ValueError(f"no dtype {row['dtype']}")
     if _degree(row, "pp") > 1 and not row["vpp"]:
         raise ValueError("`vpp` is not given")
-    if "SFT" in row["note"] or "LoRA" in row["note"]:
+    if "LoRA" in row["note"] or "LoRA" in row["model"]:
+        raise ValueError("adapters of low rank (LoRA)")
+    if "SFT" in row["note"]:
         raise ValueError("packed sequences of unknown lengths")
-    columns = () if is_shipped(row) else ("layers",)
+    columns = () if has_experts(row) else ("layers",)
     for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
         if not row[key]:
             raise ValueError(f"`{key}` is not given")
     if not stack:
         raise ValueError("the software is not known here")
-    if row["recompute"] not in ("", "none", "selective", "full"):
+    if row["recompute"] not in ("", "none", "selective", "full", "block"):
         raise ValueError(_OTHER_RECOMPUTATION)
     if stack == "torchtitan" and row["recompute"] == "selective":
         raise ValueError(_OTHER_RECOMPUTATION)  # Every other matrix multiplication.
@@ -251,9 +294,14 @@ _shipped = ft.cache(data.load_cluster)  # Read once for all rows of a size.
 _kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, nodes)))
 
 
-def _job(model, layout, schedule, training, cluster: str) -> data.Job:
+def _job(model, layout, schedule, training, cluster: str, note: str = "") -> data.Job:
     nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
     machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
+    if adapters := re.search(r"(\d+) x (\d+) Gb RoCE a node", note):
+        bandwidth = int(adapters[1]) * int(adapters[2]) / 8 * 1e9 / machine.devices_per_node
+        *inner, last = machine.links
+        last = msgspec.structs.replace(last, bandwidth_bytes_per_s=bandwidth)
+        machine = msgspec.structs.replace(machine, links=(*inner, last) if inner else (last,))
     if training.zero < 2 and layout.ep == 1:
         _check_memory(model, layout, machine)
     parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
