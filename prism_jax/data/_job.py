@@ -161,6 +161,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `gradient_dtype`: the dtype in which gradients are reduced.
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
         launch one.
+    - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module of
+        a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
+        least as long as the launches of its modules. Zero with CUDA graphs of whole steps.
     - `software`: the software stack that gives the defaults of keys of `training` that the job does
         not set.
     """
@@ -191,6 +194,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     launch_floor_s: NonNegative = 0.0
+    host_module_s: NonNegative = 0.0
+    host_experts_s: NonNegative = 0.0
     software: Name | None = None
 
     @property

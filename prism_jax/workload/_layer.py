@@ -3,7 +3,7 @@
 from ._architecture import Part
 from ._block import Kernel, Segment
 from ._costs import Costs
-from ._parts import segment
+from ._parts import block, block_mean, segment
 
 
 def forward_part(costs: Costs, part: Part) -> list[Segment]:
@@ -15,7 +15,7 @@ def forward_part(costs: Costs, part: Part) -> list[Segment]:
         norm = [costs.norm()] if module.in_residual else []
         segments += module.forward(costs, [*before, *norm])
         before = [costs.residual()] if module.in_residual else []
-    return [*segments, segment(before)]
+    return _launched(costs, part, [*segments, segment(before)])
 
 
 def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
@@ -24,7 +24,8 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     backward-input.
     """
     costs = costs.of_length(part.sequence_length)
-    segments = forward_part(costs, part) if again else []
+    found = forward_part(costs, part) if again else []
+    segments: list[Segment] = []
     before: list[Kernel] = []
     for module in reversed(part.modules):
         residual = [costs.residual_backward()] if module.in_residual else []
@@ -32,10 +33,25 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
             residual.append(costs.norm())
         segments += module.backward(costs, [*before, *residual], weights=weights)
         before = [costs.norm(3)] if module.in_residual else []
-    return [*segments, segment(before)]
+    return [*found, *_launched(costs, part, [*segments, segment(before)])]
 
 
 def backward_weight_part(costs: Costs, part: Part) -> list[Segment]:
     """The segments of the gradients of the weights of one layer, or end, and microbatch."""
     costs = costs.of_length(part.sequence_length)
     return [one for module in reversed(part.modules) for one in module.backward_weight(costs)]
+
+
+def _launched(costs: Costs, part: Part, segments: list[Segment]) -> list[Segment]:
+    """The segments of a pass through a layer, followed by what the host still needs to launch them.
+
+    The host runs ahead of the GPU, so that only the sum over a layer counts, not each kernel.
+    """
+    training = costs.training
+    each = (
+        training.host_experts_s if module.kind == "moe" else training.host_module_s
+        for module in part.modules
+        if module.in_residual
+    )
+    left = sum(each) - block_mean(block([(segments, 1)]))
+    return [*segments, segment([Kernel("host", "launches", left)])] if left > 0 else segments
