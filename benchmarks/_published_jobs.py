@@ -72,7 +72,8 @@ _DTYPES |= {"fp8": "fp8", "fp8-cs": "fp8", "amp_fp8": "fp8"}
 _DTYPES |= {"mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "fp4"}
 _DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
 _ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
-_DISPATCHERS = {"alltoall": "alltoall", "deepep": "flex", "hybridep": "flex"}
+_GRAPHS = {"full_iteration": "iteration", "transformer_engine": "modules"}
+_GRAPHS |= {"enabled in the recipe": "modules"}
 _MODULES = {"norm": "layernorm", "act": "moe_act"}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
@@ -129,7 +130,8 @@ def of_steps(row: dict[str, str]) -> data.Job:
         cp=cp,
         dp=_degree(row, "gpus") // (tp * pp * cp),
         ep=ep,
-        etp=_degree(row, "etp") if ep > 1 else None,
+        # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
+        etp=_degree(row, "etp") if row.get("etp") or "Bridge" in row["source"] else None,
     )
     training = data.Training(
         microbatch_size=_degree(row, "micro_batch"),
@@ -154,9 +156,13 @@ def _options(
         options["tp_overlap"] = "async" in note.lower()
     name, _, variant = row["model"].partition(" (")
     if row.get("dispatcher"):
-        options["token_dispatcher"] = _DISPATCHERS[row["dispatcher"]]
+        options["token_dispatcher"] = row["dispatcher"]
     elif name in _ALL_TO_ALL or variant.startswith("tokendrop"):
         options["token_dispatcher"] = "alltoall"
+    options["fused_experts"] = row.get("fused_grouped_gemm") == "1"
+    options["fp8_attention"] = row.get("fp8_attention") == "1"
+    graphs = row.get("cuda_graph", "").partition(":")[0]
+    options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
     if row.get("recompute_modules"):
         found = row["recompute_modules"].split()
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)

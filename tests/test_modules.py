@@ -153,7 +153,7 @@ def test_shared_experts_that_are_split_are_not_known_beside_others():
 def test_tokens_that_are_sent_once_are_permuted_once():
     """Two all_to_alls as before, shorter, and two permutations of four."""
     _, copies = _lowered(_SMALL, _LAYOUTS[3])
-    _, once = _lowered(_SMALL, (*_LAYOUTS[3], "training.token_dispatcher=flex"))
+    _, once = _lowered(_SMALL, (*_LAYOUTS[3], "training.token_dispatcher=deepep"))
     for phase in ("forward", "backward"):
         one, other = (kernels_of(getattr(work, phase)[0]) for work in (copies, once))
         fewer = {kernel: n for kernel, n in (one - other).items() if kernel.link is None}

@@ -37,7 +37,7 @@ _REPLICAS = ("layout.dp=2", "num_nodes=16")
 @pytest.mark.parametrize(
     ("change", "more"),
     [
-        ("training.token_dispatcher=flex", _MIXTRAL),
+        ("training.token_dispatcher=deepep", _MIXTRAL),
         ("training.prefetch=2", ("training.zero=3", *_REPLICAS)),
         ("training.cp_comm_type=a2a", ("layout.cp=2", "layout.tp=4")),
         ("training.scatter_send_recv=true", (_PLAIN,)),
@@ -61,7 +61,7 @@ def test_keys_that_are_off_or_of_the_stack_are_not_told(capsys):
     stack = "training.software=megatron-bridge-2025"
     training = prism.load_job(_JOB, [stack]).training
     assert training is not None
-    assert training.token_dispatcher == "flex"
+    assert training.token_dispatcher == "deepep"
     off = ("training.overlap_tp_backward=false", "training.cp_load_balance=false")
     assert idle_keys(prism.load_job(_JOB, [stack, *off])) == ()
     change = ("--set", "training.prefetch=7")

@@ -16,6 +16,8 @@ from ..data import Cluster, Kernels, Link
 from ._group import Group, find_link, ranks_per_domain
 
 
+# How tokens are exchanged with experts: each has efficiencies of its own, or those of all_to_all.
+DISPATCHERS = ("deepep", "hybridep")
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_recv")
 
 
@@ -38,7 +40,8 @@ def collective_latency(
 
     **Arguments:**
 
-    - `kind`: `all_gather`, `reduce_scatter`, `all_reduce` or `all_to_all`.
+    - `kind`: `all_gather`, `reduce_scatter`, `all_reduce` or `all_to_all`; or one of `DISPATCHERS`,
+        an `all_to_all` by other kernels.
     - `num_bytes`: the size of the full tensor: gathered, before scattering, or reduced. For
         `all_to_all`, the bytes that one rank sends.
     - `group`: the ranks that take part.
@@ -65,7 +68,7 @@ def collective_latency(
     domain = inner[-1]
     local = ranks_per_domain(group, domain)
     domains = math.ceil(n / local)
-    share = num_bytes if kind == "all_to_all" else num_bytes / local
+    share = num_bytes if kind in ("all_to_all", *DISPATCHERS) else num_bytes / local
     share = share if outside_bytes is None else outside_bytes
     factor = between_nodes(link, cluster, kernels)
     outside = factor * (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
@@ -135,10 +138,15 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 def dispatch_latency(
-    token_bytes: float, routing: Routing, group: Group, cluster: Cluster, kernels: Kernels
+    kind: str,
+    token_bytes: float,
+    routing: Routing,
+    group: Group,
+    cluster: Cluster,
+    kernels: Kernels,
 ) -> Transfer:
-    """The latency of an `all_to_all` of tokens to experts, which are distributed over the group. A
-    token is sent once to each inner domain and once to each rank that has any of its experts; the
+    """The latency of an exchange by `kind`, one of `DISPATCHERS`, of tokens with experts, which are
+    distributed over the group. A token is sent once to each inner domain and once to each rank that has any of its experts; the
     ranks of a domain forward it (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
     """
     link = find_link(cluster, group)
@@ -148,7 +156,7 @@ def dispatch_latency(
         token_bytes * routing.parts_met(parts)
         for parts in (group.size, math.ceil(group.size / local))
     )
-    return collective_latency("all_to_all", ranks, group, cluster, kernels, domains)
+    return collective_latency(kind, ranks, group, cluster, kernels, domains)
 
 
 def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:
@@ -163,6 +171,9 @@ def between_nodes(link: Link, cluster: Cluster, kernels: Kernels) -> float:
 
 
 def _bandwidth(kind: str, link: Link, num_bytes: float, kernels: Kernels) -> float:
-    table = kernels.find_efficiency(kind, link.name) or kernels.find_efficiency("collective", "")
+    table = kernels.find_efficiency(kind, link.name)
+    if table is None and kind in DISPATCHERS:
+        table = kernels.find_efficiency("all_to_all", link.name)
+    table = table or kernels.find_efficiency("collective", "")
     efficiency = 1.0 if table is None else table.at(max(num_bytes, 1.0))
     return efficiency * link.bandwidth_bytes_per_s

@@ -150,9 +150,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap_grad_reduce`: whether gradient reductions overlap with the backward, including those
         of gradients that each microbatch reduce-scatters.
     - `overlap_param_gather`: whether parameter gathers overlap with the forward.
-    - `token_dispatcher`: how tokens are sent to experts, in the terms of Megatron-Core: `alltoall`
-        sends a copy to each of a token's experts; `flex` (DeepEP, HybridEP) sends one copy to each
-        node and each rank that has any of them, and permutes tokens only where they arrive.
+    - `token_dispatcher`: how tokens are sent to experts: `alltoall` sends a copy to each of a token's
+        experts; `deepep` and `hybridep`, the two backends of Megatron-Core's flex dispatcher, send
+        one copy to each node and each rank that has any of them, and permute tokens only where they
+        arrive.
     - `overlap_shared_experts`: whether the shared experts overlap with the exchanges for the other
         experts, as with Megatron-Core's `moe-shared-expert-overlap`.
     - `gradient_bucket_size`: the fewest parameters of the first stage whose gradients are reduced
@@ -163,7 +164,13 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         launch one.
     - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module of
         a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
-        least as long as the launches of its modules. Zero with CUDA graphs of whole steps.
+        least as long as the launches of its modules.
+    - `cuda_graphs`: what CUDA graphs replay, so that the host need not launch it: nothing (`none`),
+        the modules of layers and half of a mixture of experts (`modules`: all that does not depend
+        on the counts of tokens), or the whole step (`iteration`).
+    - `fused_experts`: whether the grouped matrix multiplications of experts apply the activation,
+        the biases and the cast to fp8 or narrower themselves.
+    - `fp8_attention`: whether fused attention multiplies in fp8.
     - `software`: the software stack that gives the defaults of keys of `training` that the job does
         not set.
     """
@@ -189,13 +196,16 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_tp_backward: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
-    token_dispatcher: Literal["alltoall", "flex"] = "alltoall"
+    token_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     overlap_shared_experts: bool = False
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     launch_floor_s: NonNegative = 0.0
     host_module_s: NonNegative = 0.0
     host_experts_s: NonNegative = 0.0
+    cuda_graphs: Literal["none", "modules", "iteration"] = "none"
+    fused_experts: bool = False
+    fp8_attention: bool = False
     software: Name | None = None
 
     @property

@@ -223,7 +223,10 @@ def _training(read: Reader, model: Table) -> Table:
     # As in Megatron-Core, `allgather` is for one expert-parallel rank.
     kinds = ("allgather", "alltoall", "flex")
     if read.choice("moe-token-dispatcher-type", "allgather", kinds) == "flex":
-        training["token_dispatcher"] = "flex"
+        backends = ("deepep", "hybridep")
+        training["token_dispatcher"] = read.choice(
+            "moe-flex-dispatcher-backend", backends[0], backends
+        )
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:

@@ -173,11 +173,14 @@ class Passes(msgspec.Struct, frozen=True):
 
     - `forward`, `backward`: the segments of each (global virtual) stage.
     - `contention`: as in `Branches`.
+    - `launches`: how long the host takes to launch the forward of each stage, and the backward, in
+        seconds.
     """
 
     forward: tuple[Ordered, ...]
     backward: tuple[Ordered, ...]
     contention: tuple[float, float]
+    launches: tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Workload(msgspec.Struct, frozen=True):

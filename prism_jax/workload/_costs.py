@@ -193,7 +193,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     def _table_of_attention(self, kind: str) -> str:
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
-        known = (f"{kind}-{self.training.attention}", kind)
+        fp8 = self.training.fp8_attention and self.training.attention == "flash"
+        known = (f"{kind}-fp8" if fp8 else f"{kind}-{self.training.attention}", kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
 
@@ -223,9 +224,9 @@ class Costs(msgspec.Struct, frozen=True):
         whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
         if self.training.token_dispatcher == "alltoall":
             return whole
-        of_group = self.ep, self.cluster, self.kernels
-        found = dispatch_latency(token_bytes, routing, *of_group)
-        return msgspec.structs.replace(whole, size=f"{whole.size} once", mean=found.latency)
+        kind, of_group = self.training.token_dispatcher, (self.ep, self.cluster, self.kernels)
+        found = dispatch_latency(kind, token_bytes, routing, *of_group)
+        return msgspec.structs.replace(whole, size=f"{whole.size} {kind}", mean=found.latency)
 
     def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:
         """Compute that overlaps with serial collectives. The collectives take a share of the

@@ -15,7 +15,7 @@ def forward_part(costs: Costs, part: Part) -> list[Segment]:
         norm = [costs.norm()] if module.in_residual else []
         segments += module.forward(costs, [*before, *norm])
         before = [costs.residual()] if module.in_residual else []
-    return _launched(costs, part, [*segments, segment(before)])
+    return [*segments, segment(before)]
 
 
 def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
@@ -24,8 +24,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     backward-input.
     """
     costs = costs.of_length(part.sequence_length)
-    found = forward_part(costs, part) if again else []
-    segments: list[Segment] = []
+    segments = forward_part(costs, part) if again else []
     before: list[Kernel] = []
     for module in reversed(part.modules):
         residual = [costs.residual_backward()] if module.in_residual else []
@@ -33,7 +32,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
             residual.append(costs.norm())
         segments += module.backward(costs, [*before, *residual], weights=weights)
         before = [costs.norm(3)] if module.in_residual else []
-    return [*found, *_launched(costs, part, [*segments, segment(before)])]
+    return [*segments, segment(before)]
 
 
 def backward_weight_part(costs: Costs, part: Part) -> list[Segment]:
@@ -42,16 +41,22 @@ def backward_weight_part(costs: Costs, part: Part) -> list[Segment]:
     return [one for module in reversed(part.modules) for one in module.backward_weight(costs)]
 
 
-def _launched(costs: Costs, part: Part, segments: list[Segment]) -> list[Segment]:
-    """The segments of a pass through a layer, followed by what the host still needs to launch them.
+def launches(costs: Costs, part: Part) -> float:
+    """How long the host takes to launch a pass through a layer, or an end, in seconds."""
+    training = costs.training
+    if training.cuda_graphs == "iteration":
+        return 0.0
+    module, experts = training.host_module_s, training.host_experts_s
+    if training.cuda_graphs == "modules":
+        module, experts = 0.0, experts / 2
+    kinds = [module.kind for module in part.modules if module.in_residual]
+    return sum(experts if kind == "moe" else module for kind in kinds)
+
+
+def launched(segments: list[Segment], seconds: float) -> list[Segment]:
+    """Segments, followed by what is left of the time that the host needs to launch them.
 
     The host runs ahead of the GPU, so that only the sum over a layer counts, not each kernel.
     """
-    training = costs.training
-    each = (
-        training.host_experts_s if module.kind == "moe" else training.host_module_s
-        for module in part.modules
-        if module.in_residual
-    )
-    left = sum(each) - block_mean(block([(segments, 1)]))
+    left = seconds - block_mean(block([(segments, 1)])) if seconds else 0.0
     return [*segments, segment([Kernel("host", "launches", left)])] if left > 0 else segments

@@ -13,7 +13,13 @@ from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, Parts, Recomputed, recomputed
 from ._block import Block, Kernel, Segment, Workload
 from ._costs import Costs
-from ._layer import backward_part, backward_weight_part, forward_part
+from ._layer import (
+    backward_part,
+    backward_weight_part,
+    forward_part,
+    launched,
+    launches,
+)
 from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._received import with_received
@@ -176,7 +182,9 @@ def lower(
     check_split(model, layout, schedule, training)
     waited = (layout.dp / kernels.num_replicas) ** kernels.growth
     kernels = msgspec.structs.replace(
-        kernels, compute=waited * kernels.compute, floor_s=training.launch_floor_s
+        kernels,
+        compute=waited * kernels.compute,
+        floor_s=0.0 if training.cuda_graphs == "iteration" else training.launch_floor_s,
     )
     costs = Costs(model, layout, training, cluster, kernels)
     stages = deal(model, layout, schedule, stage_to_rank)
@@ -210,11 +218,13 @@ def _group_size(costs: Costs) -> int:
 
 
 def _forward(costs: Costs, part: Part) -> Unit:
-    return Unit(forward_part(costs, part), gathers(costs, part))
+    segments = launched(forward_part(costs, part), launches(costs, part))
+    return Unit(segments, gathers(costs, part))
 
 
 def _backward(costs: Costs, one: Recomputed, *, weights: bool) -> Unit:
     segments = backward_part(costs, one.part, again=one.again, weights=weights)
+    segments = launched(segments, (2 if one.again else 1) * launches(costs, one.part))
     dealt = reductions(costs, one.part) if weights else ()
     return Unit(segments, gathers_again(costs, one.part), dealt)
 

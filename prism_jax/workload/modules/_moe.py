@@ -161,12 +161,13 @@ class MoE(AbstractModule):
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         hidden = costs.model.hidden_size
+        between = [costs.move("elementwise", 2 * routed * (width + ffn)), *cast(costs, routed * ffn)]
         experts = [
             *cast(costs, routed * hidden),
             up.forward,
-            costs.move("elementwise", 2 * routed * (width + ffn)),
-            *cast(costs, routed * ffn),
+            *([] if costs.training.fused_experts else between),
             down.forward,
+            *self._biases(costs, routed),
         ]
         permute = self._permute_to_send(costs)
         route = [*before, router.forward, self._choose(costs), *permute]
@@ -180,12 +181,16 @@ class MoE(AbstractModule):
         routed, ffn, width = self._shape(costs)
         act = costs.move("elementwise", 2 * routed * (width + ffn))
         again = [act] if costs.recomputes("moe_act") else []
-        experts = [
-            *again,
-            *cast_gradient(costs, routed * costs.model.hidden_size),
-            *gradients(down, weights),
+        between = [
             costs.move("elementwise", 2 * routed * (ffn + 2 * width)),
             *cast_gradient(costs, routed * width),
+        ]
+        experts = [
+            *again,
+            *self._biases(costs, routed),
+            *cast_gradient(costs, routed * costs.model.hidden_size),
+            *gradients(down, weights),
+            *([] if costs.training.fused_experts else between),
             *gradients(up, weights),
         ]
         permute = self._permute_to_send(costs)
@@ -269,6 +274,15 @@ class MoE(AbstractModule):
             return [*shared, segment(first, gather), segment(experts, scatter)]
         return [*out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
 
+    def _biases(self, costs: Costs, routed: int) -> list[Kernel]:
+        """Adds the bias of the second matrix, times the probability of each token, expert by
+        expert: as products and sums in float32, which are then joined and cast (`_apply_bias` in
+        megatron/core/transformer/moe/experts.py); the backward moves about as much.
+        """
+        if not costs.model.bias or costs.training.fused_experts:
+            return []
+        return [costs.move("elementwise", 24 * routed * costs.model.hidden_size)]
+
     def _load(self, costs: Costs) -> Load | None:
         """The law of the load of a rank; `None` if all loads are equal."""
         layout = costs.layout
@@ -287,8 +301,8 @@ class MoE(AbstractModule):
 
     def _permute_to_send(self, costs: Costs) -> list[Kernel]:
         """A permutation if a rank has all experts, or sends a copy of a token to each of them."""
-        flex = costs.training.token_dispatcher == "flex" and costs.ep.size > 1
-        return [] if flex else [self._permute(costs)]
+        once = costs.training.token_dispatcher != "alltoall" and costs.ep.size > 1
+        return [] if once else [self._permute(costs)]
 
     def _permute(self, costs: Costs) -> Kernel:
         """Reads the tokens of a rank once and writes them `top_k` times, or the reverse."""
