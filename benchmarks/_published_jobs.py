@@ -120,6 +120,8 @@ def of_steps(row: dict[str, str]) -> data.Job:
     table, stack, switches = next(
         ((t, s, d) for part, t, s, d in _SOFTWARE if part in row["source"]), ("", "", {})
     )
+    if stack == "megatron-bridge-2025" and row.get("release", "") >= "26.06":
+        stack = "megatron-bridge-2026"
     row = _as_assumed(row, table)
     _check(row, stack)
     model = model_of(row)

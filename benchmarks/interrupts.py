@@ -114,7 +114,7 @@ def _interrupted(name: str, after: float, folder: str) -> Trial:
     if command.returncode not in (0, 130):
         fault = f"exit status {command.returncode}: {error[-200:]}"
     elif command.returncode == 130 and "interrupted" not in error:
-        fault = "no sentence"
+        fault = f"no sentence: {error[-200:]}"
     elif "Traceback" in error:
         fault = "a traceback"
     elif took > _PATIENCE and command.returncode == 130:

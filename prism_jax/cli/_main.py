@@ -52,7 +52,8 @@ def status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error))
         return 2
     except KeyboardInterrupt as interrupt:
-        _tell(str(interrupt) or "interrupted before the first result.")
+        told = str(interrupt)
+        _tell(told if "interrupted" in told else "interrupted before the first result.")
         return 130
     except BrokenPipeError:
         # The reader, such as `head`, closed the pipe; keep the interpreter from flushing again.

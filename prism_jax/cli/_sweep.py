@@ -59,7 +59,9 @@ def run(given: Given) -> Output:
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
         if given.out is None:
             raise
-        what = getattr(error, "strerror", None) or str(error).strip(".") or "interrupted"
+        what = getattr(error, "strerror", None) or str(error).strip(".")
+        if isinstance(error, KeyboardInterrupt) and "interrupted" not in what:
+            what = "interrupted"  # A library may raise one with a text of its own.
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RuntimeError
         raise kind(
             f"{what}; `{given.out}` keeps the rows that are done, and the same command simulates "

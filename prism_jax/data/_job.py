@@ -129,8 +129,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `optimizer_instances`: how many copies there are of everything that is sharded. Each copy is
         sharded over equally many neighbouring replicas, and the copies all-reduce the gradients of
         their shards (with FSDP, this is hybrid sharding).
-    - `attention`: the attention kernel: fused, where `flash` is the fastest of the device and
-        `flash-1` and `flash-2` are FlashAttention 1 and 2; or `unfused`, as separate kernels.
+    - `attention`: the attention kernel: fused, where `flash` is that of a device's main
+        table, `flash-1` and `flash-2` are FlashAttention 1 and 2, and `cudnn` is cuDNN's kernel of
+        2025 and 2026 where it differs, on Blackwell; or `unfused`, as separate kernels.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `scatter_send_recv`: whether, without `sequence_parallel`, each GPU of a tensor-parallel group
         sends only a part of a tensor to another pipeline rank, where the parts are gathered (the
@@ -171,6 +172,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `fused_experts`: whether the grouped matrix multiplications of experts apply the activation,
         the biases and the cast to fp8 or narrower themselves.
     - `fp8_attention`: whether fused attention multiplies in fp8.
+    - `elementwise_passes`: how many times the elementwise kernels of layers move what they would if
+        each group of them were one kernel, which reads its inputs and writes its outputs once.
     - `software`: the software stack that gives the defaults of keys of `training` that the job does
         not set.
     """
@@ -187,7 +190,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reshard_after_forward: bool = True
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     optimizer_instances: Count = 1
-    attention: Literal["flash", "flash-1", "flash-2", "unfused"] = "flash"
+    attention: Literal["flash", "flash-1", "flash-2", "cudnn", "unfused"] = "flash"
     sequence_parallel: bool = True
     scatter_send_recv: bool = False
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
@@ -206,6 +209,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuda_graphs: Literal["none", "modules", "iteration"] = "none"
     fused_experts: bool = False
     fp8_attention: bool = False
+    elementwise_passes: Positive = 1.0
     software: Name | None = None
 
     @property

@@ -193,8 +193,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     def _table_of_attention(self, kind: str) -> str:
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
-        fp8 = self.training.fp8_attention and self.training.attention == "flash"
-        known = (f"{kind}-fp8" if fp8 else f"{kind}-{self.training.attention}", kind)
+        variants = ["fp8"] if self.training.fp8_attention else []
+        known = (*(f"{kind}-{one}" for one in (*variants, self.training.attention)), kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
 
@@ -204,7 +204,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
-        num_bytes = round(num_bytes)
+        passes = self.training.elementwise_passes if kind == "elementwise" else 1.0
+        num_bytes = round(passes * num_bytes)
         mean = compute_latency(kind, "", 0, num_bytes, self.cluster.device, self.kernels)
         return Kernel(kind, f"{num_bytes}B", mean)
 

@@ -275,13 +275,14 @@ class MoE(AbstractModule):
         return [*out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
 
     def _biases(self, costs: Costs, routed: int) -> list[Kernel]:
-        """Adds the bias of the second matrix, times the probability of each token, expert by
-        expert: as products and sums in float32, which are then joined and cast (`_apply_bias` in
+        """Adds the biases, times the probability of each token, expert by expert: as products and
+        sums in float32, which are then joined and cast (`_apply_bias` in
         megatron/core/transformer/moe/experts.py); the backward moves about as much.
         """
         if not costs.model.bias or costs.training.fused_experts:
             return []
-        return [costs.move("elementwise", 24 * routed * costs.model.hidden_size)]
+        *_, width = self._shape(costs)
+        return [costs.move("elementwise", 24 * routed * (width + costs.model.hidden_size))]
 
     def _load(self, costs: Costs) -> Load | None:
         """The law of the load of a rank; `None` if all loads are equal."""
