@@ -19,6 +19,7 @@ from ._kernels import (
     Variation,
 )
 from ._read import convert, read_csv, read_toml
+from ._shapes import Shapes, read_shapes
 from ._variations import read_variations
 
 
@@ -67,7 +68,17 @@ def load_kernels(cluster: Cluster) -> Kernels:
                 f"`{variation.component}`; keep one."
             )
     overlap = sources[1].overlap or Overlap(contention=0.0, data_parallel=1.0)
-    return Kernels(efficiency, variability, overlap, sources)
+    shapes = load_shapes(cluster.device.name)
+    return Kernels(efficiency, variability, overlap, sources, shapes=shapes)
+
+
+def load_shapes(device: str) -> Shapes:
+    """The latencies of a device's kernels by shape, from `kernels/shapes/`; empty if there are none.
+
+    They are seconds, not shares of a peak, so that no other device can borrow them.
+    """
+    path = data_folder("kernels") / "shapes" / device / "shapes.csv"
+    return read_shapes(path) if device and path.is_file() else {}
 
 
 def links_without_table(cluster: Cluster) -> tuple[str, ...]:

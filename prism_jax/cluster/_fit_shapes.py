@@ -1,0 +1,267 @@
+"""Fits the tables of kernels by shape to measured latencies."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Int
+
+from ..data import Product, ShapeTable, Term, column, parse_product
+
+
+Columns = Mapping[str, Any]
+
+# Rows of a shape are in one fold, so that each is predicted from other shapes.
+NUM_FOLDS = 5
+# The penalty on the curvature of a term, and one that makes the sum of terms unique: both in rows.
+_CURVATURE = 0.1
+_SIZE = 1e-4
+# Residuals beyond this many standard deviations count less: some kernels ran with a bad choice of
+# tiles.
+_OUTLYING = 2.5
+_ROUNDS = 4
+_SMALL = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the latency of a kind of kernel depends on.
+
+    **Attributes:**
+
+    - `columns`: the sizes that a row has.
+    - `work`: the product that the latency is proportional to at large sizes.
+    - `terms`: products, and how many knots each has.
+    - `large`: the work from which on a row counts whole; one with less counts as `_SMALL`.
+    """
+
+    columns: tuple[str, ...]
+    work: str
+    terms: tuple[tuple[str, int], ...]
+    large: float = 0.0
+
+
+def _terms(text: str) -> tuple[tuple[str, int], ...]:
+    words = text.split()
+    return tuple(zip(words[::2], map(int, words[1::2]), strict=True))
+
+
+_ROWS = "tokens*topk/ep"
+_ATTENTION = Kind(
+    ("batch", "sequence", "heads", "kv_heads", "head_dim", "pairs"),
+    "batch*heads*head_dim*pairs",
+    _terms(
+        "batch 4 sequence 5 heads 4 heads/kv_heads 4 batch*heads*sequence 6 batch*heads*pairs 7 "
+        "batch*kv_heads*sequence 4"
+    ),
+)
+_COLLECTIVE = Kind(("bytes", "gpus"), "bytes", _terms("bytes 10 gpus 3 bytes/gpus 8"))
+_DEEPEP = Kind(
+    ("tokens", "hidden", "topk", "experts", "sms"),
+    "tokens",
+    _terms(
+        "tokens 6 hidden 3 topk 4 experts 3 sms 5 tokens*hidden*topk 6 tokens*sms 5"
+    ),
+)
+_DEEPEP_NODES = Kind(
+    ("nodes", "tokens", "sms"),
+    "tokens",
+    _terms("nodes 3 tokens 3 sms 4 nodes*sms 5 nodes*tokens 4"),
+)
+_NVLINK = Kind(("tokens", "ep"), "tokens", _terms("tokens 6 ep 6 tokens*ep 6"))
+KINDS = {
+    "gemm": Kind(
+        ("m", "n", "k"),
+        "m*n*k",
+        _terms("m 6 n 8 k 8 m*n 8 m*n*k 10 n*k 6 m*k 6"),
+        5e9,
+    ),
+    "attention_causal": _ATTENTION,
+    "attention_window": _ATTENTION,
+    "attention_full": _ATTENTION,
+    "mla": Kind(
+        ("batch", "sequence", "heads"),
+        "batch*heads*sequence*sequence",
+        _terms(
+            "batch 5 sequence 6 batch*heads 6 batch*heads*sequence 6 batch*sequence 6 "
+            "batch*heads*sequence*sequence 8"
+        ),
+    ),
+    "experts": Kind(
+        ("tokens", "hidden", "width", "topk", "experts", "ep", "matrices"),
+        f"{_ROWS}*hidden*width*matrices",
+        _terms(
+            "tokens*topk/experts 8 width 10 experts/ep 7 ep 5 hidden 6 topk 4 matrices 2 "
+            f"{_ROWS}*hidden*width 8 {_ROWS} 7 experts*hidden*width/ep 10 tokens 5 "
+            f"hidden*width 10 experts*width/ep 8 {_ROWS}*width 8"
+        ),
+    ),
+    **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "reduce_scatter"), _COLLECTIVE),
+    **dict.fromkeys(("deepep_dispatch", "deepep_combine"), _DEEPEP),
+    **dict.fromkeys(("deepep_dispatch_nodes", "deepep_combine_nodes"), _DEEPEP_NODES),
+    **dict.fromkeys(
+        (
+            "nvlink_prepare_two_sided",
+            "nvlink_dispatch_one_sided",
+            "nvlink_dispatch_two_sided",
+            "nvlink_combine_one_sided",
+            "nvlink_combine_two_sided",
+            "nvlink_combine_low_precision_two_sided",
+        ),
+        _NVLINK,
+    ),
+}
+
+
+def find_kind(kernel: str) -> Kind:
+    """What a kernel depends on. What follows a colon in its name keeps implementations apart."""
+    return KINDS[kernel.partition(":")[0]]
+
+
+def _terms_of(kernel: str, dtype: str, sms: int) -> tuple[tuple[str, int], ...]:
+    """The terms of a kernel, with the waves of a product's tiles where that number is known."""
+    terms = find_kind(kernel).terms
+    if kernel.partition(":")[0] != "gemm" or not sms:
+        return terms
+    if dtype != "fp8_block":
+        return (*terms, (f"waves128x256x{sms}", 6))
+    # DeepGEMM chooses tiles of 128 by 192 where these are a single wave, which on Hopper takes up to
+    # 2.7 times as long as two waves of smaller ones.
+    waves = ((f"waves{tile}x{sms}", 5) for tile in ("128x128", "128x192", "256x128"))
+    return (*terms, *waves, ("tiles128x192", 9), ("tiles256x128", 9))
+
+
+def fit_shapes(
+    kernel: str,
+    dtype: str,
+    case: float,
+    columns: Columns,
+    seconds: Float[np.ndarray, " rows"],
+    sms: int = 0,
+) -> ShapeTable:
+    """Fits the table of a kernel, by least squares of logarithms in which outliers count less.
+
+    **Arguments:**
+
+    - `kernel`, `dtype`, `case`: which table; `kernel` is one of `KINDS`.
+    - `columns`: the sizes of the measured shapes.
+    - `seconds`: their latencies.
+    - `sms`: the device's multiprocessors, for the waves of a product's tiles; 0 if not known.
+
+    **Returns:**
+
+    The table, whose mean error of the logarithm over these rows is zero.
+    """
+    kind = find_kind(kernel)
+    sizes = {name: np.asarray(columns[name], float) for name in kind.columns}
+    ranges = {name: (float(x.min()), float(x.max())) for name, x in sizes.items()}
+    terms = []
+    for text, most in _terms_of(kernel, dtype, sms):
+        product = parse_product(text)
+        logs = _logs(product, sizes)
+        low, high, knots = float(logs.min()), float(logs.max()), len(np.unique(logs.round(9)))
+        if text.startswith("waves"):
+            low, high = 0.0, (most - 1) * math.log(2)
+        elif text.startswith("tiles"):
+            low, high = math.log(sms / 4), math.log(sms * 4)
+        if knots > 1 and high - low > 1e-6:
+            terms.append(Term(product, low, high, (0.0,) * min(knots, most)))
+    work = parse_product(kind.work)
+    table = ShapeTable(kernel, dtype, case, work, 0.0, tuple(terms), ranges)
+    given = _logs(work, sizes)
+    weights = np.where(given >= math.log(kind.large or 1e-30), 1.0, _SMALL)
+    constant, values = _solve(table, sizes, np.log(seconds) - given, weights)
+    steps = np.split(values, np.cumsum([len(term.values) for term in terms])[:-1])
+    fitted = tuple(
+        msgspec.structs.replace(term, values=tuple(map(float, step)))
+        for term, step in zip(terms, steps, strict=True)
+    )
+    return ShapeTable(kernel, dtype, case, work, constant, fitted, ranges)
+
+
+def cross_validate(
+    kernel: str,
+    dtype: str,
+    columns: Columns,
+    seconds: Float[np.ndarray, " rows"],
+    sms: int = 0,
+) -> Float[np.ndarray, " rows"]:
+    """The logarithms of predicted over measured latencies, each of a table that was fitted without
+    that shape and a fifth of the others.
+    """
+    names = find_kind(kernel).columns
+    fold = _folds(np.stack([np.asarray(columns[name], float) for name in names], -1))
+    errors = np.zeros(len(seconds))
+    for i in range(NUM_FOLDS):
+        chosen = {name: np.asarray(columns[name], float) for name in names}
+        kept = {name: values[fold != i] for name, values in chosen.items()}
+        left = {name: values[fold == i] for name, values in chosen.items()}
+        if not len(seconds[fold == i]):
+            continue
+        table = fit_shapes(kernel, dtype, 0.0, kept, seconds[fold != i], sms)
+        errors[fold == i] = np.log(shape_latencies(table, left) / seconds[fold == i])
+    return errors
+
+
+def _folds(shapes: Float[np.ndarray, "rows columns"]) -> Int[np.ndarray, " rows"]:
+    """A fold for each row, the same for all rows of a shape."""
+    _, index = np.unique(shapes, axis=0, return_inverse=True)
+    order = np.random.default_rng(0).permutation(index.max() + 1)
+    return order[index.ravel()] % NUM_FOLDS
+
+
+def shape_latencies(table: ShapeTable, columns: Columns) -> Float[np.ndarray, " rows"]:
+    """The latencies of many shapes, in seconds; each as `shape_latency` gives it."""
+    sizes = {
+        name: np.maximum(np.asarray(columns[name], float), low)
+        for name, (low, _) in table.ranges.items()
+    }
+    values = np.concatenate([[], *(term.values for term in table.terms)])
+    logs = table.constant + _logs(table.work, sizes)
+    return np.exp(logs + (_design(table, sizes) @ values if len(values) else 0.0))
+
+
+def _logs(product: Product, sizes: Columns) -> Float[np.ndarray, " rows"]:
+    return sum(power * np.log(column(name, sizes)) for name, power in product)  # type: ignore
+
+
+def _design(table: ShapeTable, sizes: Columns) -> Float[np.ndarray, "rows knots"]:
+    """What each value of each term counts in the logarithm of each latency."""
+    parts = []
+    for term in table.terms:
+        logs, last = _logs(term.product, sizes), len(term.values) - 1
+        at = np.clip((logs - term.low) / (term.high - term.low), 0, 1) * last
+        # A hat around each knot.
+        parts.append(np.maximum(0, 1 - np.abs(at[:, None] - np.arange(last + 1))))
+    return np.concatenate(parts, -1) if parts else np.zeros((len(next(iter(sizes.values()))), 0))
+
+
+def _solve(
+    table: ShapeTable,
+    sizes: Columns,
+    target: Float[np.ndarray, " rows"],
+    weights: Float[np.ndarray, " rows"],
+) -> tuple[float, Float[np.ndarray, " values"]]:
+    """The constant and the values of all terms, by repeated weighting of least squares."""
+    design = np.concatenate([np.ones((len(target), 1)), _design(table, sizes)], -1)
+    penalty = np.zeros((design.shape[1],) * 2)
+    start = 1
+    for term in table.terms:
+        size = len(term.values)
+        bend = np.diff(np.eye(size), 2, axis=0)
+        penalty[start : start + size, start : start + size] = (
+            _CURVATURE * bend.T @ bend + _SIZE * np.eye(size)
+        )
+        start += size
+    counted, found, residual = weights, np.zeros(design.shape[1]), target
+    for _ in range(_ROUNDS):
+        weighted = design * counted[:, None]
+        found = np.linalg.solve(weighted.T @ design + penalty, weighted.T @ target)
+        residual = target - design @ found
+        # The spread of the bulk of those that count whole, from the median.
+        spread = 1.4826 * np.median(np.abs(residual[weights == weights.max()])) + 1e-12
+        counted = weights / np.maximum(1, np.abs(residual) / (_OUTLYING * spread))
+    return float(found[0] + np.average(residual, weights=weights)), found[1:]
