@@ -4,7 +4,6 @@ The tables are fitted to the shapes of `../shared/data/operators` by `fit_operat
 with other shapes of the same kinds says how well they predict what they were not fitted to.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from prism_jax.cluster import attention_sizes, find_kind, shape_latencies
-from prism_jax.data import ShapeTable, load_shapes
+from prism_jax.cluster import Measured, shape_latencies
+from prism_jax.data import ShapeTable, load_shapes, shape_key
+from prism_jax.trace import measured_kernels
 
 
 # The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
@@ -26,116 +26,73 @@ DEVICES = {
     "gb200": ("gb200", 152),
     "gb300": ("gb300", 152),
 }
-DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "fp4"}
 _LARGE = 10e9  # FLOPs of a product that counts in the first of two tables.
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """Rows of one kernel on one device: which table they belong to, their shapes, and seconds."""
-
-    device: str
-    kernel: str
-    dtype: str
-    case: float
-    columns: dict[str, np.ndarray]
-    seconds: np.ndarray
-
-    def names(self) -> list[str]:
-        """The shapes as texts."""
-        names = [name for name in find_kind(self.kernel).columns if name in self.columns]
-        rows = zip(*(self.columns[name] for name in names), strict=True)
-        case = f" case={self.case:g}" if self.case else ""
-        return [
-            f"{self.kernel}{case} "
-            + " ".join(f"{name}={value:g}" for name, value in zip(names, row, strict=True))
-            for row in rows
-        ]
-
-
-def read_operators(folder: pathlib.Path) -> Iterator[Measured]:
-    """The rows of the files that are in a folder, by device and table."""
+def read_operators(folder: pathlib.Path) -> Iterator[tuple[str, Measured]]:
+    """The rows of the files that are in a folder, with their device."""
     for name, prepare in _PREPARED.items():
         path = folder / f"{name}.parquet"
         if not path.is_file():
             continue
-        frame = prepare(pl.read_parquet(path))
-        if "case" not in frame.columns:
-            frame = frame.with_columns(case=pl.lit(0.0))
-        frame = frame.filter(pl.col("seconds") > 0, pl.col("device").is_in(list(DEVICES)))
-        about = ["device", "kernel", "dtype", "case"]
-        for key, group in sorted(frame.group_by(about), key=lambda pair: pair[0]):
-            device, kernel, dtype, case = key
-            columns = {
-                name: group[name].to_numpy().astype(float)
-                for name in ("window", *find_kind(kernel).columns)
-                if name in group.columns
-            }
-            if kernel.startswith("attention"):
-                mode = kernel.partition(":")[0].removeprefix("attention_")
-                columns |= attention_sizes(mode, **columns)
-            yield Measured(device, kernel, dtype, case, columns, group["seconds"].to_numpy())
+        frame = prepare(pl.read_parquet(path)).filter(
+            pl.col("latency_s") > 0, pl.col("device").is_in(list(DEVICES))
+        )
+        for (device,), rows in sorted(frame.group_by("device"), key=lambda one: str(one[0])):
+            for measured in measured_kernels(rows, str(path)):
+                yield str(device), measured
 
 
-def _dtype() -> pl.Expr:
-    return pl.col("dtype").cast(str).replace(DTYPES)
+def names_of(measured: Measured) -> list[str]:
+    """The shapes as texts."""
+    sizes = measured.sizes()
+    case = f" case={measured.case:g}" if measured.case else ""
+    return [
+        f"{measured.kernel}{case} "
+        + " ".join(f"{name}={value:g}" for name, value in zip(sizes, row, strict=True))
+        for row in zip(*sizes.values(), strict=True)
+    ]
+
+
+def _text(column: str) -> pl.Expr:
+    return pl.col(column).cast(pl.String)
 
 
 def _gemm(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_columns(kernel=pl.lit("gemm"), dtype=_dtype(), seconds="latency_s")
+    return frame.with_columns(kernel=pl.lit("gemm"))
 
 
 def _attention(frame: pl.DataFrame) -> pl.DataFrame:
     # SGLang falls back to Triton, seven times slower, where 3 or 6 heads share one key.
-    fallback = (
-        (pl.col("kernel").cast(str) == "triton")
-        & (pl.col("head_dim") == 256)
-        & (pl.col("window") == 0)
-        & (pl.col("dtype") == "bfloat16")
-    )
-    mode = pl.when(pl.col("causal") == 0).then(pl.lit("full"))
-    mode = mode.when(pl.col("window") > 0).then(pl.lit("window")).otherwise(pl.lit("causal"))
-    suffix = pl.when(fallback).then(pl.lit(":triton")).otherwise(pl.lit(""))
-    return frame.with_columns(
-        kernel=pl.concat_str(pl.lit("attention_"), mode, suffix),
-        dtype=_dtype(),
-        case=pl.col("head_dim").cast(float),
-        seconds="latency_s",
-    )
+    fallback = (_text("kernel") == "triton") & (pl.col("dtype") == "bfloat16")
+    fallback &= (pl.col("head_dim") == 256) & (pl.col("window") == 0)
+    kernel = pl.when(fallback).then(pl.lit("attention:triton")).otherwise(pl.lit("attention"))
+    return frame.with_columns(kernel=kernel)
 
 
 def _mla(frame: pl.DataFrame) -> pl.DataFrame:
-    frame = frame.filter(pl.col("scope") == "kernel")
-    return frame.with_columns(kernel=pl.lit("mla"), dtype=_dtype(), seconds="latency_s")
+    return frame.filter(pl.col("scope") == "kernel").with_columns(kernel=pl.lit("mla"))
 
 
 def _moe(frame: pl.DataFrame) -> pl.DataFrame:
-    loads = pl.col("distribution").cast(str)
-    return frame.with_columns(
-        kernel=pl.lit("experts"),
-        dtype=_dtype(),
-        case=loads.replace({"balanced": "0"}).str.replace("power_law_", "").cast(float),
-        width=pl.col("intermediate") / pl.col("tp"),
-        matrices=pl.col("gated") + 2,
-        seconds="latency_s",
-    )
+    exponent = _text("distribution").replace({"balanced": "0"}).str.replace("power_law_", "")
+    return frame.with_columns(kernel=pl.lit("experts"), exponent=exponent.cast(pl.Float64))
 
 
 def _collectives(frame: pl.DataFrame) -> pl.DataFrame:
+    # Rows of one byte and of two take equally long.
     kernel = pl.col("op").replace({"alltoall": "all_to_all"})
-    return frame.with_columns(kernel=kernel, dtype=pl.lit(""), seconds="latency_s")
+    return frame.with_columns(kernel=kernel, dtype=pl.lit(""))
 
 
 def _deepep(frame: pl.DataFrame) -> pl.DataFrame:
     """The dispatches and the combines, without the notify kernels, which wait."""
-    between = pl.when(pl.col("nodes") > 1).then(pl.lit("_nodes")).otherwise(pl.lit(""))
     parts = [
         frame.with_columns(
-            kernel=pl.concat_str(pl.lit(f"deepep_{part}"), between),
-            dtype=pl.lit(""),
+            kernel=pl.lit(f"deepep_{part}"),
             tokens="tokens_per_gpu",
             sms=f"{part}_sms",
-            seconds=f"{part}_s",
+            latency_s=f"{part}_s",
         )
         for part in ("dispatch", "combine")
     ]
@@ -145,7 +102,7 @@ def _deepep(frame: pl.DataFrame) -> pl.DataFrame:
 def _nvlink(frame: pl.DataFrame) -> pl.DataFrame:
     kernel = pl.col("op").str.replace(" NVLinkOneSided", "_one_sided")
     kernel = pl.lit("nvlink_") + kernel.str.replace(" NVLinkTwoSided", "_two_sided")
-    return frame.with_columns(kernel=kernel, dtype=_dtype(), seconds="latency_s")
+    return frame.with_columns(kernel=kernel)
 
 
 _PREPARED = {
@@ -159,7 +116,7 @@ _PREPARED = {
 }
 
 
-def class_of(measured: Measured) -> np.ndarray:
+def class_of(device: str, measured: Measured) -> np.ndarray:
     """The name of the table in which each row counts."""
     kind = measured.kernel.partition(":")[0]
     if kind in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
@@ -171,14 +128,14 @@ def class_of(measured: Measured) -> np.ndarray:
     if kind == "gemm":
         flop = 2 * np.prod([measured.columns[name] for name in "mnk"], axis=0)
         kinds[flop < _LARGE] = "gemm below 10 GFLOP"
-    rest = " ".join(filter(None, (measured.dtype, measured.device)))
+    rest = " ".join(filter(None, (measured.dtype, device)))
     return kinds + f" {rest}"
 
 
-def find_table(measured: Measured) -> ShapeTable | None:
+def find_table(device: str, measured: Measured) -> ShapeTable | None:
     """The shipped table for rows; `None` if there is none."""
-    shapes = load_shapes(DEVICES[measured.device][0])
-    tables = shapes.get(f"{measured.kernel} {measured.dtype}", ())
+    shapes = load_shapes(DEVICES[device][0])
+    tables = shapes.get(shape_key(measured.kernel, measured.dtype), ())
     return next((table for table in tables if table.case == measured.case), None)
 
 
@@ -187,13 +144,13 @@ def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     predicted seconds.
     """
     rows = []
-    for measured in read_operators(folder):
-        table = find_table(measured)
+    for device, measured in read_operators(folder):
+        table = find_table(device, measured)
         if table is None:
             continue
         predicted = shape_latencies(table, measured.columns).tolist()
         each = zip(
-            class_of(measured), measured.names(), measured.seconds.tolist(), predicted, strict=True
+            class_of(device, measured), names_of(measured), measured.seconds.tolist(), predicted, strict=True
         )
         keys = ("table", "name", "measured", "predicted")
         rows += [dict(zip(keys, row, strict=True)) for row in each]

@@ -10,6 +10,7 @@ from ._compute import compute_latency as compute_latency
 from ._fit_shapes import (
     KINDS as KINDS,
     Kind as Kind,
+    Measured as Measured,
     cross_validate as cross_validate,
     find_kind as find_kind,
     fit_shapes as fit_shapes,

@@ -76,7 +76,7 @@ KINDS = {
     "gemm": Kind(
         ("m", "n", "k"),
         "m*n*k",
-        _terms("m 6 n 8 k 8 m*n 8 m*n*k 10 n*k 6 m*k 6"),
+        _terms("m 6 n 8 k 8 m*n 8 m*n*k 10 n*k 6 m*k 6 m*n/tiles256x128 4"),
         5e9,
     ),
     "attention_causal": _ATTENTION,
@@ -127,39 +127,51 @@ def _terms_of(kernel: str, dtype: str, sms: int) -> tuple[tuple[str, int], ...]:
     if kernel.partition(":")[0] != "gemm" or not sms:
         return terms
     if dtype != "fp8_block":
-        return (*terms, (f"waves128x256x{sms}", 6))
+        return (*terms, (f"waves256x128x{sms}", 5))
     # DeepGEMM chooses tiles of 128 by 192 where these are a single wave, which on Hopper takes up to
     # 2.7 times as long as two waves of smaller ones.
     waves = ((f"waves{tile}x{sms}", 5) for tile in ("128x128", "128x192", "256x128"))
     return (*terms, *waves, ("tiles128x192", 9), ("tiles256x128", 9))
 
 
-def fit_shapes(
-    kernel: str,
-    dtype: str,
-    case: float,
-    columns: Columns,
-    seconds: Float[np.ndarray, " rows"],
-    sms: int = 0,
-) -> ShapeTable:
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Measured latencies of a kernel.
+
+    **Attributes:**
+
+    - `kernel`, `dtype`, `case`: which table they belong to, as in `ShapeTable`.
+    - `columns`: the sizes of the measured shapes.
+    - `seconds`: their latencies.
+    """
+
+    kernel: str
+    dtype: str
+    case: float
+    columns: Columns
+    seconds: Float[np.ndarray, " rows"]
+
+    def sizes(self) -> dict[str, Float[np.ndarray, " rows"]]:
+        """The columns that the kernel's table has."""
+        return {name: np.asarray(self.columns[name], float) for name in find_kind(self.kernel).columns}
+
+
+def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
     """Fits the table of a kernel, by least squares of logarithms in which outliers count less.
 
     **Arguments:**
 
-    - `kernel`, `dtype`, `case`: which table; `kernel` is one of `KINDS`.
-    - `columns`: the sizes of the measured shapes.
-    - `seconds`: their latencies.
+    - `measured`: the latencies.
     - `sms`: the device's multiprocessors, for the waves of a product's tiles; 0 if not known.
 
     **Returns:**
 
     The table, whose mean error of the logarithm over these rows is zero.
     """
-    kind = find_kind(kernel)
-    sizes = {name: np.asarray(columns[name], float) for name in kind.columns}
+    kind, sizes = find_kind(measured.kernel), measured.sizes()
     ranges = {name: (float(x.min()), float(x.max())) for name, x in sizes.items()}
     terms = []
-    for text, most in _terms_of(kernel, dtype, sms):
+    for text, most in _terms_of(measured.kernel, measured.dtype, sms):
         product = parse_product(text)
         logs = _logs(product, sizes)
         low, high, knots = float(logs.min()), float(logs.max()), len(np.unique(logs.round(9)))
@@ -170,39 +182,37 @@ def fit_shapes(
         if knots > 1 and high - low > 1e-6:
             terms.append(Term(product, low, high, (0.0,) * min(knots, most)))
     work = parse_product(kind.work)
-    table = ShapeTable(kernel, dtype, case, work, 0.0, tuple(terms), ranges)
+    about = (measured.kernel, measured.dtype, measured.case, work)
+    table = ShapeTable(*about, 0.0, tuple(terms), ranges)
     given = _logs(work, sizes)
-    weights = np.where(given >= math.log(kind.large or 1e-30), 1.0, _SMALL)
-    constant, values = _solve(table, sizes, np.log(seconds) - given, weights)
+    weights = np.where(given >= math.log(max(kind.large, 1.0)), 1.0, _SMALL)
+    constant, values = _solve(table, sizes, np.log(measured.seconds) - given, weights)
     steps = np.split(values, np.cumsum([len(term.values) for term in terms])[:-1])
     fitted = tuple(
         msgspec.structs.replace(term, values=tuple(map(float, step)))
-        for term, step in zip(terms, steps, strict=True)
+        for term, step in zip(terms, steps, strict=False)
     )
-    return ShapeTable(kernel, dtype, case, work, constant, fitted, ranges)
+    return ShapeTable(*about, constant, fitted, ranges)
 
 
-def cross_validate(
-    kernel: str,
-    dtype: str,
-    columns: Columns,
-    seconds: Float[np.ndarray, " rows"],
-    sms: int = 0,
-) -> Float[np.ndarray, " rows"]:
+def cross_validate(measured: Measured, sms: int = 0) -> Float[np.ndarray, " rows"]:
     """The logarithms of predicted over measured latencies, each of a table that was fitted without
-    that shape and a fifth of the others.
+    that shape and a fifth of the others; NaN if there are fewer than two shapes.
     """
-    names = find_kind(kernel).columns
-    fold = _folds(np.stack([np.asarray(columns[name], float) for name in names], -1))
-    errors = np.zeros(len(seconds))
-    for i in range(NUM_FOLDS):
-        chosen = {name: np.asarray(columns[name], float) for name in names}
-        kept = {name: values[fold != i] for name, values in chosen.items()}
-        left = {name: values[fold == i] for name, values in chosen.items()}
-        if not len(seconds[fold == i]):
-            continue
-        table = fit_shapes(kernel, dtype, 0.0, kept, seconds[fold != i], sms)
-        errors[fold == i] = np.log(shape_latencies(table, left) / seconds[fold == i])
+    sizes = measured.sizes()
+    fold = _folds(np.stack(list(sizes.values()), -1))
+    errors = np.full(len(fold), np.nan)
+    for i in np.unique(fold) if fold.any() else ():
+        kept, left = (
+            dataclasses.replace(
+                measured,
+                columns={name: values[rows] for name, values in sizes.items()},
+                seconds=measured.seconds[rows],
+            )
+            for rows in (fold != i, fold == i)
+        )
+        table = fit_shapes(kept, sms)
+        errors[fold == i] = np.log(shape_latencies(table, left.columns) / left.seconds)
     return errors
 
 

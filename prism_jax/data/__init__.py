@@ -53,6 +53,7 @@ from ._load_kernels import (
     load_shapes as load_shapes,
     load_source as load_source,
     load_variability as load_variability,
+    save_shapes as save_shapes,
 )
 from ._model import Layer as Layer, Model as Model
 from ._outline import Call as Call, Outline as Outline
@@ -84,7 +85,6 @@ from ._shapes import (
     parse_product as parse_product,
     read_shapes as read_shapes,
     shape_key as shape_key,
-    write_shapes as write_shapes,
 )
 from ._software import (
     Software as Software,
