@@ -140,8 +140,8 @@ def find_table(device: str, measured: Measured) -> ShapeTable | None:
 
 
 def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """A row for each measured kernel for which a table is shipped: its table, name, and measured and
-    predicted seconds.
+    """A row for each measured kernel that a shipped table has: `table`, which is its kind, dtype and
+    device; the shape as `name`; and `measured` and `predicted` seconds.
     """
     rows = []
     for device, measured in read_operators(folder):
@@ -150,7 +150,11 @@ def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
             continue
         predicted = shape_latencies(table, measured.columns).tolist()
         each = zip(
-            class_of(device, measured), names_of(measured), measured.seconds.tolist(), predicted, strict=True
+            class_of(device, measured),
+            names_of(measured),
+            measured.seconds.tolist(),
+            predicted,
+            strict=True,
         )
         keys = ("table", "name", "measured", "predicted")
         rows += [dict(zip(keys, row, strict=True)) for row in each]

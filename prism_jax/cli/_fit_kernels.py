@@ -40,7 +40,7 @@ _FILES = ("shapes.csv", "source.toml")
 def run(given: Given) -> Output:
     """Fit latencies by shape to measured kernels, and test them on shapes that are left out."""
     from ..cluster import cross_validate, fit_shapes
-    from ..data import Constant, Source, save_shapes
+    from ..data import save_shapes
     from ..trace import read_kernels
 
     check_out_folder(given.out)
@@ -50,41 +50,44 @@ def run(given: Given) -> Output:
             f"--out `{shown(given.out)}` has a `{there[0]}` already; give another folder, or "
             "`--force` to overwrite it."
         )
-    measured = read_kernels(given.table)
     tables, rows = [], []
-    for one in measured:
+    for one in read_kernels(given.table):
         _load.say(given, f"fitting {one.kernel} {one.dtype}")
-        table, errors = fit_shapes(one, given.sms), cross_validate(one, given.sms)
-        tables.append(table)
-        ranges = {name: list(ends) for name, ends in table.ranges.items()}
-        rows.append(
-            {
-                "kernel": one.kernel,
-                "dtype": one.dtype,
-                "case": one.case,
-                "rows": len(errors),
-                "error": None if np.isnan(errors).any() else float(np.std(errors)),
-                "bias": None if np.isnan(errors).any() else float(np.mean(errors)),
-                "range": ranges,
-            }
-        )
+        tables.append(fit_shapes(one, given.sms))
+        rows.append(_row(one, tables[-1], cross_validate(one, given.sms)))
     asked = _asked(given.ask, tables) if given.ask else None
+    os.makedirs(given.out, exist_ok=True)
+    save_shapes(given.out, tables, _source(given, rows))
+    result = {"kernels": given.out, "device": given.device, "tables": rows, "asked": asked}
+    written = f"{shown(given.out)}: written, for {quoted(given.device)}"
+    return Output(result, [_table(rows), written, asked["text"] if asked else ""])
+
+
+def _row(measured: Any, table: Any, errors: np.ndarray) -> dict[str, Any]:
+    known = not np.isnan(errors).any()
+    return {
+        "kernel": measured.kernel,
+        "dtype": measured.dtype,
+        "case": measured.case,
+        "rows": len(errors),
+        "error": float(np.std(errors)) if known else None,
+        "bias": float(np.mean(errors)) if known else None,
+        "range": {name: list(ends) for name, ends in table.ranges.items()},
+    }
+
+
+def _source(given: Given, rows: list[dict[str, Any]]) -> Any:
+    from ..data import Constant, Source
+
     counts: dict[str, int] = {}
     for row in rows:
         name = f"rows of {row['kernel']} {row['dtype']}".rstrip()
         counts[name] = counts.get(name, 0) + row["rows"]
     command = f"prism-jax fit-kernels {quoted(os.path.basename(given.table))}"
-    made = Constant("command", command, f"the tables are fitted to measurements of {given.device}")
+    made = Constant("command", command, f"fitted to measurements of {quoted(given.device)}")
     today = datetime.date.today().isoformat()
-    about = ("the owner of the measurements", today, given.software, "not stated", counts, (made,))
-    os.makedirs(given.out, exist_ok=True)
-    save_shapes(given.out, tables, Source(*about))
-    result = {"kernels": given.out, "device": given.device, "tables": rows}
-    blocks: list[Any] = [_table(rows), f"{shown(given.out)}: written, for {quoted(given.device)}"]
-    if asked is not None:
-        result["asked"] = asked
-        blocks.append(asked["text"])
-    return Output(result, blocks)
+    who = "the owner of the measurements"
+    return Source(who, today, given.software or "not stated", "not stated", counts, (made,))
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

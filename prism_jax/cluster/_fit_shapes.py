@@ -62,9 +62,7 @@ _COLLECTIVE = Kind(("bytes", "gpus"), "bytes", _terms("bytes 10 gpus 3 bytes/gpu
 _DEEPEP = Kind(
     ("tokens", "hidden", "topk", "experts", "sms"),
     "tokens",
-    _terms(
-        "tokens 6 hidden 3 topk 4 experts 3 sms 5 tokens*hidden*topk 6 tokens*sms 5"
-    ),
+    _terms("tokens 6 hidden 3 topk 4 experts 3 sms 5 tokens*hidden*topk 6 tokens*sms 5"),
 )
 _DEEPEP_NODES = Kind(
     ("nodes", "tokens", "sms"),
@@ -128,8 +126,8 @@ def _terms_of(kernel: str, dtype: str, sms: int) -> tuple[tuple[str, int], ...]:
         return terms
     if dtype != "fp8_block":
         return (*terms, (f"waves256x128x{sms}", 5))
-    # DeepGEMM chooses tiles of 128 by 192 where these are a single wave, which on Hopper takes up to
-    # 2.7 times as long as two waves of smaller ones.
+    # On Hopper, DeepGEMM takes up to 2.7 times as long where tiles of 128 by 192 are one wave and
+    # those of 128 by 128 are two.
     waves = ((f"waves{tile}x{sms}", 5) for tile in ("128x128", "128x192", "256x128"))
     return (*terms, *waves, ("tiles128x192", 9), ("tiles256x128", 9))
 
@@ -153,7 +151,9 @@ class Measured:
 
     def sizes(self) -> dict[str, Float[np.ndarray, " rows"]]:
         """The columns that the kernel's table has."""
-        return {name: np.asarray(self.columns[name], float) for name in find_kind(self.kernel).columns}
+        return {
+            name: np.asarray(self.columns[name], float) for name in find_kind(self.kernel).columns
+        }
 
 
 def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
@@ -225,13 +225,14 @@ def _folds(shapes: Float[np.ndarray, "rows columns"]) -> Int[np.ndarray, " rows"
 
 def shape_latencies(table: ShapeTable, columns: Columns) -> Float[np.ndarray, " rows"]:
     """The latencies of many shapes, in seconds; each as `shape_latency` gives it."""
-    sizes = {
+    raised = {
         name: np.maximum(np.asarray(columns[name], float), low)
         for name, (low, _) in table.ranges.items()
     }
+    within = {name: np.minimum(x, table.ranges[name][1]) for name, x in raised.items()}
     values = np.concatenate([[], *(term.values for term in table.terms)])
-    logs = table.constant + _logs(table.work, sizes)
-    return np.exp(logs + (_design(table, sizes) @ values if len(values) else 0.0))
+    logs = table.constant + _logs(table.work, raised)
+    return np.exp(logs + (_design(table, within) @ values if len(values) else 0.0))
 
 
 def _logs(product: Product, sizes: Columns) -> Float[np.ndarray, " rows"]:

@@ -15,21 +15,34 @@ def shape_latency(table: ShapeTable, sizes: Mapping[str, float]) -> float:
     r"""The latency of a kernel with a shape, in seconds.
 
     $\log t = c + \log w + \sum_j f_j(\log p_j)$, with the work $w$ and the products $p_j$ of the
-    table. A size below the fitted range counts as the smallest that was fitted; above it, each
-    $f_j$ is constant, so that the latency grows with the work.
+    table. A size below the fitted range counts as the smallest that was fitted. One above it counts
+    as the largest in all $p_j$, so that the latency grows with the work alone.
 
     **Arguments:**
 
     - `table`: the kernel's table.
     - `sizes`: the columns of the table.
     """
-    raised = {name: max(sizes[name], low) for name, (low, _) in table.ranges.items()}
-    logs: dict[str, float] = {}
-    total = table.constant + _log(table.work, raised, logs)
+    logs, within = {}, {}
+    for name, (low, high) in table.ranges.items():
+        size = max(sizes[name], low)
+        within[name] = min(size, high)
+        logs[name] = math.log(size)
+    total = table.constant
+    for name, power in table.work:
+        total += power * logs[name]
+    for name, size in within.items():
+        if size < sizes[name]:
+            logs[name] = math.log(size)
     for term in table.terms:
+        log = 0.0
+        for name, power in term.product:
+            if name not in logs:
+                logs[name] = math.log(column(name, within))
+            log += power * logs[name]
         values = term.values
         last = len(values) - 1
-        at = (_log(term.product, raised, logs) - term.low) / (term.high - term.low) * last
+        at = (log - term.low) / (term.high - term.low) * last
         if at <= 0:
             total += values[0]
         elif at >= last:
@@ -38,15 +51,6 @@ def shape_latency(table: ShapeTable, sizes: Mapping[str, float]) -> float:
             i = int(at)
             total += values[i] + (at - i) * (values[i + 1] - values[i])
     return math.exp(total)
-
-
-def _log(product: Any, sizes: Mapping[str, float], logs: dict[str, float]) -> float:
-    total = 0.0
-    for name, power in product:
-        if name not in logs:
-            logs[name] = math.log(column(name, sizes))
-        total += power * logs[name]
-    return total
 
 
 def gemm_latency(kernels: Kernels, dtype: str, m: float, n: float, k: float) -> float | None:
@@ -74,14 +78,15 @@ def attention_latency(
 
     - `batch`, `sequence`: how many sequences, and of how many tokens.
     - `heads`, `kv_heads`, `head_dim`: those of this GPU. The table is that of the nearest size of
-        heads, and the latency in proportion.
+        heads, of the same mask where there is one, and the latency in proportion.
     - `window`: how many tokens a token attends to at most; 0 for all.
     """
     mode = WINDOW if 0 < window < sequence and causal else CAUSAL if causal else FULL
     sizes = attention_sizes(mode, batch, sequence, heads, kv_heads, head_dim, window)
     tables = kernels.find_shapes(f"attention_{mode}", dtype)
-    if not tables and mode == WINDOW:
-        tables = kernels.find_shapes(f"attention_{CAUSAL}", dtype)
+    if mode != CAUSAL:
+        # A size of heads matters more than the mask, which the pairs account for.
+        tables += kernels.find_shapes(f"attention_{CAUSAL}", dtype)
     if not tables:
         return None
     nearest = min(tables, key=lambda table: abs(math.log(table.case / head_dim)))
@@ -108,13 +113,11 @@ def attention_sizes(
 def mla_latency(
     kernels: Kernels, dtype: str, batch: float, sequence: float, heads: float
 ) -> float | None:
-    """The latency of the forward pass of causal multi-head latent attention, without projections and
-    with `heads` heads on this GPU (192 for queries and keys, 128 for values), in seconds; `None` if
-    the device has no table.
+    """The latency of the forward pass of causal multi-head latent attention without projections, in
+    seconds; `None` if the device has no table. Its `heads` heads of this GPU have a size of 192 for
+    queries and keys, and 128 for values.
     """
-    return _latency(
-        kernels, "mla", dtype, {"batch": batch, "sequence": sequence, "heads": heads}
-    )
+    return _latency(kernels, "mla", dtype, {"batch": batch, "sequence": sequence, "heads": heads})
 
 
 def experts_latency(
@@ -140,8 +143,8 @@ def experts_latency(
     - `topk`, `experts`, `ep`: experts of a token, experts in all, and GPUs that share them.
     - `gated`: whether an expert has three matrices and not two.
     - `exponent`: of the power law of the experts' loads, of which the most loaded GPU counts; 0 if
-        they are balanced. Between the exponents that were fitted, the latency's logarithm is linear;
-        above them, it is that of the largest.
+        they are balanced. Between fitted exponents the latency's logarithm is linear; above them,
+        the largest counts.
     """
     sizes = {
         "tokens": tokens,
@@ -197,8 +200,8 @@ def deepep_latency(
     - `tokens`: tokens of one GPU.
     - `hidden`, `topk`, `experts`: of the layer; experts in all.
     - `sms`: the multiprocessors that it takes.
-    - `nodes`: how many nodes share the experts. The tables between nodes are of 8 of 256 experts and
-        one hidden size; with another, a token counts in proportion.
+    - `nodes`: how many nodes share the experts. Tables between nodes are of 8 of 256 experts and one
+        hidden size; with another, a token counts in proportion.
     """
     if nodes > 1:
         tokens *= hidden / _HIDDEN
@@ -222,8 +225,6 @@ def nvlink_all_to_all_latency(
     return _latency(kernels, f"nvlink_{part}", dtype, {"tokens": tokens, "ep": ep})
 
 
-def _latency(
-    kernels: Kernels, kernel: str, dtype: str, sizes: Mapping[str, float]
-) -> float | None:
+def _latency(kernels: Kernels, kernel: str, dtype: str, sizes: Mapping[str, float]) -> float | None:
     tables = kernels.find_shapes(kernel, dtype)
     return shape_latency(tables[0], sizes) if tables else None

@@ -75,7 +75,7 @@ def load_kernels(cluster: Cluster) -> Kernels:
 
 
 def load_shapes(device: str) -> Shapes:
-    """The latencies of a device's kernels by shape, from `kernels/shapes/`; empty if there are none.
+    """The latencies of a device's kernels by shape, from `kernels/shapes/`; empty if not measured.
 
     They are seconds, not shares of a peak, so that no other device can borrow them.
     """

@@ -44,9 +44,9 @@ class ShapeTable(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `kernel`, `dtype`: the kind of kernel, and the dtype that it computes or moves; empty for any.
-    - `case`: which of the kind's tables this is: the size of heads of attention, the exponent of the
-        experts' loads; otherwise 0.
+    - `kernel`, `dtype`: the kind of kernel, and its dtype; empty for any.
+    - `case`: which of the kind's tables this is: attention's size of heads, the exponent of the
+        loads of experts; otherwise 0.
     - `work`: the product that the latency is proportional to where all terms are constant.
     - `constant`: the logarithm of the seconds for one unit of `work`.
     - `terms`: what the efficiency depends on.
@@ -96,8 +96,8 @@ def written_product(product: Product) -> str:
 def column(name: str, sizes: Mapping[str, Any]) -> Any:
     """A column of a shape: one of its sizes, or the number of tiles or waves of its output.
 
-    `tiles128x256` is how many tiles of 128 by 256 cover `m` by `n`, and `waves128x256x132` how often
-    132 multiprocessors must each take one. Sizes are numbers or NumPy arrays.
+    `tiles128x256` is how many tiles of 128 by 256 cover `m` by `n`, and `waves128x256x132` how
+    often 132 multiprocessors must each take one. Sizes are numbers or NumPy arrays.
     """
     if name in sizes:
         return sizes[name]
@@ -151,9 +151,7 @@ def read_shapes(path: pathlib.Path) -> Shapes:
     return group_shapes(_table(*about, rows) for about, rows in found.items())
 
 
-def _table(
-    kernel: str, dtype: str, case: float, rows: list[tuple[str, ShapeRow]]
-) -> ShapeTable:
+def _table(kernel: str, dtype: str, case: float, rows: list[tuple[str, ShapeRow]]) -> ShapeTable:
     work, constant, terms, ranges = None, 0.0, [], {}
     for where, row in rows:
         try:

@@ -43,9 +43,9 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     """Reads measured latencies of kernels from a CSV or Parquet file.
 
     Its rows have `kernel`, `dtype` (which may be empty), `latency_s`, and the sizes of the kernel's
-    shape; the columns of other kernels are empty. A kernel is `gemm`, `attention`, `mla`, `experts`,
-    a collective within a node, `deepep_dispatch`, `deepep_combine`, or a part of an `nvlink_`
-    all-to-all. What follows a colon in its name keeps another implementation apart.
+    shape; the columns of other kernels are empty. A kernel is `gemm`, `attention`, `mla`,
+    `experts`, a collective within a node, `deepep_dispatch`, `deepep_combine`, or a part of an
+    `nvlink_` all-to-all. What follows a colon in its name keeps another implementation apart.
 
     **Raises:**
 
