@@ -140,8 +140,8 @@ def find_table(device: str, measured: Measured) -> ShapeTable | None:
 
 
 def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """A row for each measured kernel that a shipped table has: `table`, which is its kind, dtype and
-    device; the shape as `name`; and `measured` and `predicted` seconds.
+    """A row for each measured kernel that a shipped table has: `table`, which is its kind, dtype
+    and device; the shape as `name`; and `measured` and `predicted` seconds.
     """
     rows = []
     for device, measured in read_operators(folder):

@@ -50,7 +50,7 @@ def main() -> None:
 _ABOUT = (
     "the prism_jax authors, fitted to NVIDIA's measurements in ai-dynamo/aiconfigurator@095f58a",
     "2026-11",
-    "for each kernel the fastest of TensorRT-LLM, SGLang and vLLM of 2026; NCCL 2.29.2, A100 2.27.3",
+    "of each kernel the fastest of TensorRT-LLM, SGLang, vLLM of 2026; NCCL 2.29.2, A100 2.27.3",
     "Apache-2.0, as the measurements, none of which is copied",
 )
 _CONSTANTS = (

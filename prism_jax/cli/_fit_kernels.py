@@ -55,7 +55,7 @@ def run(given: Given) -> Output:
         _load.say(given, f"fitting {one.kernel} {one.dtype}")
         tables.append(fit_shapes(one, given.sms))
         rows.append(_row(one, tables[-1], cross_validate(one, given.sms)))
-    asked = _asked(given.ask, tables) if given.ask else None
+    asked = _asked(given.ask, tables) if given.ask is not None else None
     os.makedirs(given.out, exist_ok=True)
     save_shapes(given.out, tables, _source(given, rows))
     result = {"kernels": given.out, "device": given.device, "tables": rows, "asked": asked}
@@ -117,21 +117,22 @@ def _asked(text: str, tables: list[Any]) -> dict[str, Any]:
 
     from ..cluster import shape_latency
     from ..data import outside
-    from ..trace import measured_kernels
+    from ..trace import check_columns, measured_kernels
 
     kernel, *words = text.split() or [""]
     dtype = words.pop(0) if words and "=" not in words[0] else ""
     sizes = {name: _size(value) for name, _, value in (word.partition("=") for word in words)}
+    check_columns(sizes, "--ask")
     row = {"latency_s": 1.0, **sizes, "kernel": kernel, "dtype": dtype}
     (one,) = measured_kernels(pl.DataFrame([row]), "--ask")
-    fitted = [t for t in tables if (t.kernel, t.dtype) == (one.kernel, one.dtype)]
-    if not fitted:
-        known = ", ".join(dict.fromkeys(f"{t.kernel} {t.dtype}".rstrip() for t in tables))
+    key = (one.kernel, one.dtype, one.case)
+    table = next((t for t in tables if (t.kernel, t.dtype, t.case) == key), None)
+    if table is None:
+        known = ", ".join(dict.fromkeys(map(_name, tables)))
         raise ValueError(
-            f"--ask: the table has no rows of `{quoted(f'{one.kernel} {one.dtype}'.rstrip())}`; "
-            f"ask for one of {quoted(known, 200)}."
+            f"--ask: no table is fitted for `{quoted(_name(one))}`; ask for one of "
+            f"{quoted(known, 300)}."
         )
-    table = min(fitted, key=lambda table: abs(table.case - one.case))
     shape = {name: float(values[0]) for name, values in one.columns.items()}
     latency, beyond = shape_latency(table, shape), outside(table, shape)
     said = f"{quoted(text)}: {latency:.4g} s"
@@ -140,6 +141,11 @@ def _asked(text: str, tables: list[Any]) -> dict[str, Any]:
         said += f"; `{name}` is {shape[name]:g}, beyond the fitted range from {low:g} to {high:g}"
     said += ", whose end is used in its place" if beyond else ", within the fitted range"
     return {"text": said, "latency_s": latency, "outside": list(beyond)}
+
+
+def _name(table: Any) -> str:
+    case = f"{table.case:g}" if table.case else ""
+    return " ".join(filter(None, (table.kernel, table.dtype, case)))
 
 
 def _size(text: str) -> float:

@@ -51,8 +51,8 @@ def _terms(text: str) -> tuple[tuple[str, int], ...]:
 
 _ROWS = "tokens*topk/ep"
 _ATTENTION = Kind(
-    ("batch", "sequence", "heads", "kv_heads", "head_dim", "pairs"),
-    "batch*heads*head_dim*pairs",
+    ("batch", "sequence", "heads", "kv_heads", "pairs"),
+    "batch*heads*pairs",
     _terms(
         "batch 4 sequence 5 heads 4 heads/kv_heads 4 batch*heads*sequence 6 batch*heads*pairs 7 "
         "batch*kv_heads*sequence 4"
@@ -166,7 +166,7 @@ def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
 
     **Returns:**
 
-    The table, whose mean error of the logarithm over these rows is zero.
+    The table. Over these rows, the weighted mean error of its logarithm is zero.
     """
     kind, sizes = find_kind(measured.kernel), measured.sizes()
     ranges = {name: (float(x.min()), float(x.max())) for name, x in sizes.items()}

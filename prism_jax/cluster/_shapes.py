@@ -82,7 +82,7 @@ def attention_latency(
     - `window`: how many tokens a token attends to at most; 0 for all.
     """
     mode = WINDOW if 0 < window < sequence and causal else CAUSAL if causal else FULL
-    sizes = attention_sizes(mode, batch, sequence, heads, kv_heads, head_dim, window)
+    sizes = attention_sizes(mode, batch, sequence, heads, kv_heads, window)
     tables = kernels.find_shapes(f"attention_{mode}", dtype)
     if mode != CAUSAL:
         # A size of heads matters more than the mask, which the pairs account for.
@@ -90,11 +90,11 @@ def attention_latency(
     if not tables:
         return None
     nearest = min(tables, key=lambda table: abs(math.log(table.case / head_dim)))
-    return shape_latency(nearest, sizes)
+    return shape_latency(nearest, sizes) * head_dim / nearest.case
 
 
 def attention_sizes(
-    mode: str, batch: Any, sequence: Any, heads: Any, kv_heads: Any, head_dim: Any, window: Any
+    mode: str, batch: Any, sequence: Any, heads: Any, kv_heads: Any, window: Any
 ) -> dict[str, Any]:
     """The columns of a table of attention; of numbers, or of NumPy arrays."""
     # The smaller of the two, for numbers and for arrays.
@@ -105,7 +105,6 @@ def attention_sizes(
         "sequence": sequence,
         "heads": heads,
         "kv_heads": kv_heads,
-        "head_dim": head_dim,
         "pairs": pairs,
     }
 
@@ -200,8 +199,8 @@ def deepep_latency(
     - `tokens`: tokens of one GPU.
     - `hidden`, `topk`, `experts`: of the layer; experts in all.
     - `sms`: the multiprocessors that it takes.
-    - `nodes`: how many nodes share the experts. Tables between nodes are of 8 of 256 experts and one
-        hidden size; with another, a token counts in proportion.
+    - `nodes`: how many nodes share the experts. Tables between nodes are of 8 of 256 experts and
+        one hidden size; with another, a token counts in proportion.
     """
     if nodes > 1:
         tokens *= hidden / _HIDDEN

@@ -1,6 +1,7 @@
 """Reads measured latencies of single kernels."""
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,11 +57,7 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
 
     frame = scan(path)
     given = columns_of(frame, path, ["kernel", "latency_s"])
-    sizes = {name for columns in _GIVEN.values() for name in columns}
-    for name in given:
-        if name not in {"kernel", "dtype", "latency_s", *sizes}:
-            known = ("kernel", "dtype", "latency_s", *sizes)
-            raise ValueError(f"{shown(path)}: {unknown_name('column', name, known)}")
+    check_columns(given, shown(path))
     numbers = [name for name in given if name not in ("kernel", "dtype")]
     frame = with_numbers(frame, path, numbers, [])
     texts = [pl.col(name).cast(pl.String) for name in given if name in ("kernel", "dtype")]
@@ -71,12 +68,22 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     return measured_kernels(table, shown(path))
 
 
+def check_columns(given: Iterable[str], where: str) -> None:
+    """Raises a `ValueError` if a column is not one of `read_kernels`."""
+    known = {"kernel", "dtype", "latency_s", *(name for of in _GIVEN.values() for name in of)}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where}: {unknown_name('column', name, known)}")
+
+
 def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
     """The rows of a table that `read_kernels` describes, by the table that is fitted to them.
 
     **Arguments:**
 
     - `where`: the origin of the table, for messages.
+
+    Other columns are left alone.
     """
     import polars as pl
 
@@ -128,12 +135,13 @@ def _cases(kind: str, sizes: dict[str, np.ndarray]) -> list[tuple[float, Any, st
     """The tables that the rows of a kernel belong to: case, which rows, name, and columns."""
     if kind == "attention":
         window, causal = sizes.pop("window"), sizes.pop("causal")
+        head_dim = sizes.pop("head_dim")
         modes = np.where(causal == 0, "full", np.where(window > 0, "window", "causal"))
         found = []
         for mode in np.unique(modes):
             columns = attention_sizes(mode, **sizes, window=window)
-            for case in np.unique(sizes["head_dim"][modes == mode]):
-                chosen = (modes == mode) & (sizes["head_dim"] == case)
+            for case in np.unique(head_dim[modes == mode]):
+                chosen = (modes == mode) & (head_dim == case)
                 found.append((float(case), chosen, f"attention_{mode}", columns))
         return found
     if kind == "experts":
