@@ -3,6 +3,7 @@ import json
 import math
 import pathlib
 import tomllib
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -196,15 +197,18 @@ def test_latencies_of_an_h100():
 
 def test_attention_takes_the_nearest_size_of_heads():
     kernels = load_kernels(load_cluster("dgx-h100", 1))
-    at = {size: attention_latency(kernels, "bf16", 2, 4096, 16, 4, size) for size in (96, 112, 128)}
+    at = {
+        size: _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, size))
+        for size in (96, 112, 128)
+    }
     assert at[96] == pytest.approx(at[128] * 96 / 128)
     assert at[112] == pytest.approx(at[128] * 112 / 128)
     # FLOPs without a mask are twice those of a causal one; a table without it has no heads of 128.
-    full = attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, causal=False)
+    full = _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, causal=False))
     assert full == pytest.approx(2 * at[128], rel=0.05)
     wide = attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=9999)
     assert wide == at[128]
-    narrow = attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=128)
+    narrow = _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=128))
     assert narrow < 0.5 * at[128]
 
 
@@ -212,13 +216,13 @@ def test_unequal_loads_take_longer():
     kernels = load_kernels(load_cluster("gb200-nvl72", 1))
     shape = (8192, 7168, 2048, 8, 256, 8)
     times = [
-        experts_latency(kernels, "bf16", *shape, exponent=exponent)
+        _there(experts_latency(kernels, "bf16", *shape, exponent=exponent))
         for exponent in (0.0, 0.5, 1.01, 1.1, 1.2, 9.0)
     ]
     assert times[:5] == sorted(times[:5])
     assert times[4] == times[5]
     assert times[1] == pytest.approx(times[0] ** (1 - 0.5 / 1.01) * times[2] ** (0.5 / 1.01))
-    assert experts_latency(kernels, "bf16", *shape, gated=False) < times[0]
+    assert _there(experts_latency(kernels, "bf16", *shape, gated=False)) < times[0]
     assert nvlink_all_to_all_latency(kernels, "dispatch_two_sided", "fp8", 4096, 32)
 
 
@@ -241,8 +245,13 @@ def test_products_are_written_as_read():
             parse_product(text)
 
 
-def _rows(kernel, **columns):
-    return [dict(zip(columns, row, strict=True)) | kernel for row in it.product(*columns.values())]
+def _rows(kernel: dict[str, Any], **columns: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [kernel | dict(zip(columns, row, strict=True)) for row in it.product(*columns.values())]
+
+
+def _there(latency: float | None) -> float:
+    assert latency is not None
+    return latency
 
 
 def _write(path, rows):
