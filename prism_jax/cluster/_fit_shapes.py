@@ -44,74 +44,54 @@ class Kind:
     large: float = 0.0
 
 
-def _terms(text: str) -> tuple[tuple[str, int], ...]:
-    words = text.split()
-    return tuple(zip(words[::2], map(int, words[1::2]), strict=True))
+def _kind(columns: str, work: str, terms: str, large: float = 0.0) -> Kind:
+    words = terms.split()
+    pairs = zip(words[::2], map(int, words[1::2]), strict=True)
+    return Kind(tuple(columns.split()), work, tuple(pairs), large)
 
 
-_ROWS = "tokens*topk/ep"
-_ATTENTION = Kind(
-    ("batch", "sequence", "heads", "kv_heads", "pairs"),
-    "batch*heads*pairs",
-    _terms(
-        "batch 4 sequence 5 heads 4 heads/kv_heads 4 batch*heads*sequence 6 batch*heads*pairs 7 "
-        "batch*kv_heads*sequence 4"
-    ),
-)
-_COLLECTIVE = Kind(("bytes", "gpus"), "bytes", _terms("bytes 10 gpus 3 bytes/gpus 8"))
-_DEEPEP = Kind(
-    ("tokens", "hidden", "topk", "experts", "sms"),
-    "tokens",
-    _terms("tokens 6 hidden 3 topk 4 experts 3 sms 5 tokens*hidden*topk 6 tokens*sms 5"),
-)
-_DEEPEP_NODES = Kind(
-    ("nodes", "tokens", "sms"),
-    "tokens",
-    _terms("nodes 3 tokens 3 sms 4 nodes*sms 5 nodes*tokens 4"),
-)
-_NVLINK = Kind(("tokens", "ep"), "tokens", _terms("tokens 6 ep 6 tokens*ep 6"))
+_ROWS = "tokens*topk/ep"  # Of a GPU with balanced experts.
 KINDS = {
-    "gemm": Kind(
-        ("m", "n", "k"),
-        "m*n*k",
-        _terms("m 6 n 8 k 8 m*n 8 m*n*k 10 n*k 6 m*k 6 m*n/tiles256x128 4"),
-        5e9,
+    "gemm": _kind(
+        "m n k", "m*n*k", "m 6 n 8 k 8 m*n 8 m*n*k 10 n*k 6 m*k 6 m*n/tiles256x128 4", 5e9
     ),
-    "attention_causal": _ATTENTION,
-    "attention_window": _ATTENTION,
-    "attention_full": _ATTENTION,
-    "mla": Kind(
-        ("batch", "sequence", "heads"),
+    "mla": _kind(
+        "batch sequence heads",
         "batch*heads*sequence*sequence",
-        _terms(
-            "batch 5 sequence 6 batch*heads 6 batch*heads*sequence 6 batch*sequence 6 "
-            "batch*heads*sequence*sequence 8"
-        ),
+        "batch 5 sequence 6 batch*heads 6 batch*heads*sequence 6 batch*sequence 6 "
+        "batch*heads*sequence*sequence 8",
     ),
-    "experts": Kind(
-        ("tokens", "hidden", "width", "topk", "experts", "ep", "matrices"),
+    "experts": _kind(
+        "tokens hidden width topk experts ep matrices",
         f"{_ROWS}*hidden*width*matrices",
-        _terms(
-            "tokens*topk/experts 8 width 10 experts/ep 7 ep 5 hidden 6 topk 4 matrices 2 "
-            f"{_ROWS}*hidden*width 8 {_ROWS} 7 experts*hidden*width/ep 10 tokens 5 "
-            f"hidden*width 10 experts*width/ep 8 {_ROWS}*width 8"
-        ),
-    ),
-    **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "reduce_scatter"), _COLLECTIVE),
-    **dict.fromkeys(("deepep_dispatch", "deepep_combine"), _DEEPEP),
-    **dict.fromkeys(("deepep_dispatch_nodes", "deepep_combine_nodes"), _DEEPEP_NODES),
-    **dict.fromkeys(
-        (
-            "nvlink_prepare_two_sided",
-            "nvlink_dispatch_one_sided",
-            "nvlink_dispatch_two_sided",
-            "nvlink_combine_one_sided",
-            "nvlink_combine_two_sided",
-            "nvlink_combine_low_precision_two_sided",
-        ),
-        _NVLINK,
+        "tokens*topk/experts 8 width 10 experts/ep 7 ep 5 hidden 6 topk 4 matrices 2 tokens 5 "
+        f"{_ROWS} 7 {_ROWS}*hidden*width 8 {_ROWS}*width 8 experts*hidden*width/ep 10 "
+        "hidden*width 10 experts*width/ep 8",
     ),
 }
+for _name in ("attention_causal", "attention_window", "attention_full"):
+    KINDS[_name] = _kind(
+        "batch sequence heads kv_heads pairs",
+        "batch*heads*pairs",
+        "batch 4 sequence 5 heads 4 heads/kv_heads 4 batch*heads*sequence 6 batch*heads*pairs 7 "
+        "batch*kv_heads*sequence 4",
+    )
+for _name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
+    KINDS[_name] = _kind("bytes gpus", "bytes", "bytes 10 gpus 3 bytes/gpus 8")
+for _name in ("deepep_dispatch", "deepep_combine"):
+    KINDS[_name] = _kind(
+        "tokens hidden topk experts sms",
+        "tokens",
+        "tokens 6 hidden 3 topk 4 experts 3 sms 5 tokens*hidden*topk 6 tokens*sms 5",
+    )
+    KINDS[f"{_name}_nodes"] = _kind(
+        "nodes tokens sms", "tokens", "nodes 3 tokens 3 sms 4 nodes*sms 5 nodes*tokens 4"
+    )
+for _name in (
+    *("prepare_two_sided", "dispatch_one_sided", "dispatch_two_sided", "combine_one_sided"),
+    *("combine_two_sided", "combine_low_precision_two_sided"),
+):
+    KINDS[f"nvlink_{_name}"] = _kind("tokens ep", "tokens", "tokens 6 ep 6 tokens*ep 6")
 
 
 def find_kind(kernel: str) -> Kind:

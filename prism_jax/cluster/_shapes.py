@@ -7,6 +7,8 @@ from typing import Any
 from ..data import Kernels, ShapeTable, column
 
 
+# The hidden size at which DeepEP was measured between nodes.
+_HIDDEN = 7168
 # Names of the tables of attention.
 FULL, CAUSAL, WINDOW = "full", "causal", "window"
 
@@ -210,16 +212,12 @@ def deepep_latency(
     return _latency(kernels, f"deepep_{part}", "", sizes)
 
 
-# The hidden size at which DeepEP was measured between nodes.
-_HIDDEN = 7168
-
-
 def nvlink_all_to_all_latency(
     kernels: Kernels, part: str, dtype: str, tokens: float, ep: float
 ) -> float | None:
     """The latency of a part of TensorRT-LLM's all-to-all of experts within an NVLink domain, in
-    seconds, such as `dispatch` or `combine`: hidden size 7168, 8 of 256 experts; `None` if the
-    device has no table.
+    seconds, such as `dispatch_two_sided`; `None` if the device has no table. `tokens` are those of
+    one GPU, of hidden size 7168 and for 8 of 256 experts.
     """
     return _latency(kernels, f"nvlink_{part}", dtype, {"tokens": tokens, "ep": ep})
 

@@ -16,23 +16,21 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+def _columns(text: str) -> dict[str, int | None]:
+    pairs = (word.partition("=")[::2] for word in text.split())
+    return {name: int(value) if value else None for name, value in pairs}
+
+
 # The columns that the rows of a kernel have, and the values of those that may be left out.
-_EXPERTS = {"tokens": None, "hidden": None, "intermediate": None, "topk": None, "experts": None}
-_EXPERTS |= {"ep": None, "tp": 1, "gated": 1, "exponent": 0}
-_ATTENTION = {"batch": None, "sequence": None, "heads": None, "kv_heads": None, "head_dim": None}
-_ATTENTION |= {"window": 0, "causal": 1}
-_DEEPEP = {"tokens": None, "hidden": None, "topk": None, "experts": None, "sms": None, "nodes": 1}
-_GIVEN: dict[str, dict[str, int | None]] = {
-    "attention": _ATTENTION,
-    "experts": _EXPERTS,
-    "deepep_dispatch": _DEEPEP,
-    "deepep_combine": _DEEPEP,
-}
-_GIVEN |= {
+_GIVEN = {
     name: dict.fromkeys(kind.columns)
     for name, kind in KINDS.items()
     if not name.startswith(("attention", "experts", "deepep"))
 }
+_GIVEN["attention"] = _columns("batch sequence heads kv_heads head_dim window=0 causal=1")
+_GIVEN["experts"] = _columns("tokens hidden intermediate topk experts ep tp=1 gated=1 exponent=0")
+for _name in ("deepep_dispatch", "deepep_combine"):
+    _GIVEN[_name] = _columns("tokens hidden topk experts sms nodes=1")
 # Zero is a value of these.
 _SWITCHES = ("window", "causal", "gated", "exponent")
 _DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
