@@ -16,8 +16,8 @@ from ._options import Command, Output
 COMMANDS = (
     "simulate", "sensitivity", "criticality", "timeline", "report", "whatif", "place", "improve",
     "target", "sweep", "layouts", "compare", "run", "predict", "memory", "import", "trace", "fit",
-    "calibrate", "score", "init", "show", "jobs", "models", "hardware", "kernels", "doctor",
-    "completion",
+    "fit-kernels", "calibrate", "score", "init", "show", "jobs", "models", "hardware", "kernels",
+    "doctor", "completion",
 )
 # fmt: on
 # Longer than any sentence.
@@ -87,7 +87,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     parser.add_argument("--version", action="version", version=f"prism-jax {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name in COMMANDS:
-        command: Command = importlib.import_module(f"{__package__}._{name}").run
+        command: Command = importlib.import_module(f"{__package__}._{name.replace('-', '_')}").run
         what = " ".join(str(command.run.__doc__).split())
         sub = commands.add_parser(
             name,

@@ -50,8 +50,10 @@ from ._load import (
 )
 from ._load_kernels import (
     load_kernels as load_kernels,
+    load_shapes as load_shapes,
     load_source as load_source,
     load_variability as load_variability,
+    save_shapes as save_shapes,
 )
 from ._model import Layer as Layer, Model as Model
 from ._outline import Call as Call, Outline as Outline
@@ -72,6 +74,18 @@ from ._read import (
 )
 from ._reference import Key as Key, job_keys as job_keys, toml_value as toml_value, unit as unit
 from ._save import check_job_path as check_job_path, save_job as save_job
+from ._shapes import (
+    Product as Product,
+    Shapes as Shapes,
+    ShapeTable as ShapeTable,
+    Term as Term,
+    column as column,
+    group_shapes as group_shapes,
+    outside as outside,
+    parse_product as parse_product,
+    read_shapes as read_shapes,
+    shape_key as shape_key,
+)
 from ._software import (
     Software as Software,
     list_software as list_software,

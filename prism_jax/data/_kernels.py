@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from .._summary import Column, Table
+from ._shapes import Shapes, ShapeTable, shape_key
 from ._types import Fraction, Label, Name, NonNegative, Positive, Text
 
 
@@ -155,6 +156,8 @@ class Kernels(msgspec.Struct, frozen=True):
         times as long.
     - `constant_s`: the time that a step of any size takes besides its kernels, in seconds.
     - `floor_s`: the shortest time of a compute kernel, in seconds.
+    - `shapes`: the latencies of the device's kernels by shape; empty if they were not
+        measured.
     """
 
     efficiency: tuple[Efficiency, ...]
@@ -167,6 +170,7 @@ class Kernels(msgspec.Struct, frozen=True):
     num_replicas: int = 1
     constant_s: float = 0.0
     floor_s: float = 0.0
+    shapes: Shapes = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,6 +189,16 @@ class Kernels(msgspec.Struct, frozen=True):
         while variant not in found and variant in STANDS_IN:
             variant = STANDS_IN[variant]
         return found.get(variant, found.get(""))
+
+    def find_shapes(self, kernel: str, dtype: str) -> tuple[ShapeTable, ...]:
+        """The tables by shape of `kernel` for a dtype, for its substitute, or for any dtype, in the
+        order of their cases; none if there are none.
+        """
+        dtype = "bf16" if dtype == "fp16" else dtype
+        while shape_key(kernel, dtype) not in self.shapes and dtype in STANDS_IN:
+            dtype = STANDS_IN[dtype]
+        found = self.shapes.get(shape_key(kernel, dtype), ())
+        return found or self.shapes.get(shape_key(kernel, ""), ())
 
     def find_variation(self, component: str, kernel: str = "") -> Variation | None:
         """The law of `component` for `kernel`; `None` if there is none."""

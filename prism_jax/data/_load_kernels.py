@@ -1,11 +1,13 @@
 """Profiles of kernels, read from `kernels/`."""
 
 import itertools as it
+import os
 import pathlib
+from collections.abc import Iterable
 
 import msgspec
 
-from .._files import shown
+from .._files import shown, written_whole
 from .._misc import quoted, unknown_name
 from ._find import data_folder, list_names
 from ._hardware import Cluster
@@ -18,7 +20,8 @@ from ._kernels import (
     Source,
     Variation,
 )
-from ._read import convert, read_csv, read_toml
+from ._read import convert, read_csv, read_toml, without_none
+from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
 from ._variations import read_variations
 
 
@@ -67,7 +70,31 @@ def load_kernels(cluster: Cluster) -> Kernels:
                 f"`{variation.component}`; keep one."
             )
     overlap = sources[1].overlap or Overlap(contention=0.0, data_parallel=1.0)
-    return Kernels(efficiency, variability, overlap, sources)
+    shapes = load_shapes(cluster.device.name)
+    return Kernels(efficiency, variability, overlap, sources, shapes=shapes)
+
+
+def load_shapes(device: str) -> Shapes:
+    """The latencies of a device's kernels by shape, from `kernels/shapes/`; empty if not measured.
+
+    They are seconds, not shares of a peak, so that no other device can borrow them.
+    """
+    path = data_folder("kernels") / "shapes" / device / "shapes.csv"
+    return read_shapes(path) if device and path.is_file() else {}
+
+
+def save_shapes(
+    folder: str | os.PathLike[str], tables: Iterable[ShapeTable], source: Source
+) -> None:
+    """Writes tables by shape, and where they are from, to a folder that is there."""
+    import tomli_w
+
+    folder = pathlib.Path(folder)
+    write_shapes(folder / "shapes.csv", tables)
+    about = without_none(msgspec.to_builtins(source))
+    kept = {"kind": "source", **{key: value for key, value in about.items() if value != ""}}
+    with written_whole(folder / "source.toml") as partial:
+        partial.write_text(tomli_w.dumps(kept), encoding="utf-8")
 
 
 def links_without_table(cluster: Cluster) -> tuple[str, ...]:

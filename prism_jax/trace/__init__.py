@@ -6,6 +6,11 @@ from ._contents import contents as contents
 from ._orders import stages_of_ranks as stages_of_ranks
 from ._outline import groups as groups, outline as outline
 from ._ranges import read_range_names as read_range_names
+from ._read_kernels import (
+    check_columns as check_columns,
+    measured_kernels as measured_kernels,
+    read_kernels as read_kernels,
+)
 from ._read_ranks import (
     read_profile_traces as read_profile_traces,
     read_ranks as read_ranks,

@@ -1,0 +1,186 @@
+"""Measured latencies of single kernels, and those of the shipped tables by shape.
+
+The tables are fitted to the shapes of `../shared/data/operators` by `fit_operators.py`; a folder
+with other shapes of the same kinds says how well they predict what they were not fitted to.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from prism_jax.cluster import Measured, shape_latencies
+from prism_jax.data import ShapeTable, load_shapes, shape_key
+from prism_jax.trace import measured_kernels
+
+
+# The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
+DEVICES = {
+    "a100_sxm": ("a100-80g-sxm", 108),
+    "h100_sxm": ("h100-sxm", 132),
+    "h200_sxm": ("h200-sxm", 132),
+    "b200_sxm": ("b200", 148),
+    "b300_sxm": ("b300", 148),
+    "gb200": ("gb200", 152),
+    "gb300": ("gb300", 152),
+}
+_LARGE = 10e9  # FLOPs of a product that counts in the first of two tables.
+
+
+def read_operators(folder: pathlib.Path) -> Iterator[tuple[str, Measured]]:
+    """The rows of the files that are in a folder, with their device."""
+    for name, prepare in _PREPARED.items():
+        path = folder / f"{name}.parquet"
+        if not path.is_file():
+            continue
+        frame = prepare(pl.read_parquet(path)).filter(
+            pl.col("latency_s") > 0, pl.col("device").is_in(list(DEVICES))
+        )
+        for (device,), rows in sorted(frame.group_by("device"), key=lambda one: str(one[0])):
+            for measured in measured_kernels(rows, str(path)):
+                yield str(device), measured
+
+
+def names_of(measured: Measured) -> list[str]:
+    """The shapes as texts."""
+    sizes = measured.sizes()
+    case = f" case={measured.case:g}" if measured.case else ""
+    return [
+        f"{measured.kernel}{case} "
+        + " ".join(f"{name}={value:g}" for name, value in zip(sizes, row, strict=True))
+        for row in zip(*sizes.values(), strict=True)
+    ]
+
+
+def _text(column: str) -> pl.Expr:
+    return pl.col(column).cast(pl.String)
+
+
+def _gemm(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(kernel=pl.lit("gemm"))
+
+
+def _attention(frame: pl.DataFrame) -> pl.DataFrame:
+    # SGLang falls back to Triton, seven times slower, where 3 or 6 heads share one key.
+    fallback = (_text("kernel") == "triton") & (pl.col("dtype") == "bfloat16")
+    fallback &= (pl.col("head_dim") == 256) & (pl.col("window") == 0)
+    kernel = pl.when(fallback).then(pl.lit("attention:triton")).otherwise(pl.lit("attention"))
+    return frame.with_columns(kernel=kernel)
+
+
+def _mla(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.filter(pl.col("scope") == "kernel").with_columns(kernel=pl.lit("mla"))
+
+
+def _moe(frame: pl.DataFrame) -> pl.DataFrame:
+    exponent = _text("distribution").replace({"balanced": "0"}).str.replace("power_law_", "")
+    return frame.with_columns(kernel=pl.lit("experts"), exponent=exponent.cast(pl.Float64))
+
+
+def _collectives(frame: pl.DataFrame) -> pl.DataFrame:
+    # Rows of one byte and of two take equally long.
+    kernel = pl.col("op").replace({"alltoall": "all_to_all"})
+    return frame.with_columns(kernel=kernel, dtype=pl.lit(""))
+
+
+def _deepep(frame: pl.DataFrame) -> pl.DataFrame:
+    """The dispatches and the combines, without the notify kernels, which wait."""
+    parts = [
+        frame.with_columns(
+            kernel=pl.lit(f"deepep_{part}"),
+            tokens="tokens_per_gpu",
+            sms=f"{part}_sms",
+            latency_s=f"{part}_s",
+        )
+        for part in ("dispatch", "combine")
+    ]
+    return pl.concat(parts)
+
+
+def _nvlink(frame: pl.DataFrame) -> pl.DataFrame:
+    kernel = pl.col("op").str.replace(" NVLinkOneSided", "_one_sided")
+    kernel = pl.lit("nvlink_") + kernel.str.replace(" NVLinkTwoSided", "_two_sided")
+    return frame.with_columns(kernel=kernel)
+
+
+_PREPARED = {
+    "gemm": _gemm,
+    "attention": _attention,
+    "mla": _mla,
+    "moe": _moe,
+    "collectives": _collectives,
+    "deepep": _deepep,
+    "nvlink_alltoall": _nvlink,
+}
+
+
+def class_of(device: str, measured: Measured) -> np.ndarray:
+    """The name of the table in which each row counts."""
+    kind = measured.kernel.partition(":")[0]
+    if kind in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
+        kind = "collectives"
+    kind = next((k for k in ("attention", "deepep", "nvlink") if kind.startswith(k)), kind)
+    if kind == "experts" and measured.case:
+        kind = "skewed experts"
+    kinds = np.full(len(measured.seconds), kind, object)
+    if kind == "gemm":
+        flop = 2 * np.prod([measured.columns[name] for name in "mnk"], axis=0)
+        kinds[flop < _LARGE] = "gemm below 10 GFLOP"
+    rest = " ".join(filter(None, (measured.dtype, device)))
+    return kinds + f" {rest}"
+
+
+def find_table(device: str, measured: Measured) -> ShapeTable | None:
+    """The shipped table for rows; `None` if there is none."""
+    shapes = load_shapes(DEVICES[device][0])
+    tables = shapes.get(shape_key(measured.kernel, measured.dtype), ())
+    return next((table for table in tables if table.case == measured.case), None)
+
+
+def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """A row for each measured kernel that a shipped table has: `table`, which is its kind, dtype
+    and device; the shape as `name`; and `measured` and `predicted` seconds.
+    """
+    rows = []
+    for device, measured in read_operators(folder):
+        table = find_table(device, measured)
+        if table is None:
+            continue
+        predicted = shape_latencies(table, measured.columns).tolist()
+        each = zip(
+            class_of(device, measured),
+            names_of(measured),
+            measured.seconds.tolist(),
+            predicted,
+            strict=True,
+        )
+        keys = ("table", "name", "measured", "predicted")
+        rows += [dict(zip(keys, row, strict=True)) for row in each]
+    return rows
+
+
+def operator_table(rows: list[dict[str, Any]]) -> str:
+    """The errors of each table in Markdown."""
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        errors.setdefault(row["table"], []).append(np.log(row["predicted"] / row["measured"]))
+    return error_table(errors)
+
+
+def error_table(errors: dict[str, list[float]]) -> str:
+    """For each table, how many rows it has, and the mean and the spread of their errors."""
+    lines = [
+        "| kernels | rows | std of the log | median deviation | bias |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, found in sorted(errors.items()):
+        values = np.array(found)
+        # The spread that the bulk has, if it is normal.
+        bulk = 1.4826 * np.median(np.abs(values - np.median(values)))
+        lines.append(
+            f"| {name} | {len(values)} | {values.std():.3f} | {bulk:.3f} | "
+            f"{100 * (np.exp(values.mean()) - 1):+.1f} % |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""Reads measured latencies of single kernels."""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._files import shown
+from .._misc import quoted, unknown_name
+from ..cluster import KINDS, Measured, attention_sizes
+from ._tables import collect, columns_of, scan, with_numbers
+
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def _columns(text: str) -> dict[str, int | None]:
+    pairs = (word.partition("=")[::2] for word in text.split())
+    return {name: int(value) if value else None for name, value in pairs}
+
+
+# The columns that the rows of a kernel have, and the values of those that may be left out.
+_GIVEN = {
+    name: dict.fromkeys(kind.columns)
+    for name, kind in KINDS.items()
+    if not name.startswith(("attention", "experts", "deepep"))
+}
+_GIVEN["attention"] = _columns("batch sequence heads kv_heads head_dim window=0 causal=1")
+_GIVEN["experts"] = _columns("tokens hidden intermediate topk experts ep tp=1 gated=1 exponent=0")
+for _name in ("deepep_dispatch", "deepep_combine"):
+    _GIVEN[_name] = _columns("tokens hidden topk experts sms nodes=1")
+# Zero is a value of these.
+_SWITCHES = ("window", "causal", "gated", "exponent")
+_DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
+_KNOWN = ("", "bf16", "fp8", "fp8_block", "mxfp8", "fp4")
+_MOST = 1e15
+
+
+def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
+    """Reads measured latencies of kernels from a CSV or Parquet file.
+
+    Its rows have `kernel`, `dtype` (which may be empty), `latency_s`, and the sizes of the kernel's
+    shape; the columns of other kernels are empty. A kernel is `gemm`, `attention`, `mla`,
+    `experts`, a collective within a node, `deepep_dispatch`, `deepep_combine`, or a part of an
+    `nvlink_` all-to-all. What follows a colon in its name keeps another implementation apart.
+
+    **Raises:**
+
+    A `ValueError` of one sentence if a kernel, a dtype or a column is not known or is missing, or a
+    size or a latency is not a positive number.
+    """
+    import polars as pl
+
+    frame = scan(path)
+    given = columns_of(frame, path, ["kernel", "latency_s"])
+    check_columns(given, shown(path))
+    numbers = [name for name in given if name not in ("kernel", "dtype")]
+    frame = with_numbers(frame, path, numbers, [])
+    texts = [pl.col(name).cast(pl.String) for name in given if name in ("kernel", "dtype")]
+    floats = [pl.col(name).cast(pl.Float64, strict=False) for name in numbers]
+    table = collect(frame.select(*texts, *floats), path)
+    if not len(table):
+        raise ValueError(f"{shown(path)}: it has no rows; give one for each measured shape.")
+    return measured_kernels(table, shown(path))
+
+
+def check_columns(given: Iterable[str], where: str) -> None:
+    """Raises a `ValueError` if a column is not one of `read_kernels`."""
+    known = {"kernel", "dtype", "latency_s", *(name for of in _GIVEN.values() for name in of)}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where}: {unknown_name('column', name, known)}")
+
+
+def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
+    """The rows of a table that `read_kernels` describes, by the table that is fitted to them.
+
+    **Arguments:**
+
+    - `where`: the origin of the table, for messages.
+
+    Other columns are left alone.
+    """
+    import polars as pl
+
+    if "dtype" not in table.columns:
+        table = table.with_columns(dtype=pl.lit(""))
+    dtype = pl.col("dtype").fill_null("").replace(_DTYPES)
+    table = table.with_columns(dtype=dtype, kernel=pl.col("kernel").fill_null(""))
+    found = []
+    for (name, dtype), rows in sorted(table.group_by("kernel", "dtype"), key=lambda one: one[0]):
+        kind, colon, suffix = str(name).partition(":")
+        if kind not in _GIVEN:
+            raise ValueError(f"{where}: {unknown_name('kernel', kind, _GIVEN)}")
+        if dtype not in _KNOWN:
+            raise ValueError(f"{where}: {unknown_name('dtype', dtype, (*_KNOWN[1:], *_DTYPES))}")
+        sizes = _sizes(rows, kind, where)
+        seconds = sizes.pop("latency_s")
+        for case, chosen, table_name, columns in _cases(kind, sizes):
+            kept = {name: values[chosen] for name, values in columns.items()}
+            about = (f"{table_name}{colon}{suffix}", str(dtype), case)
+            found.append(Measured(*about, kept, seconds[chosen]))
+    return found
+
+
+def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]:
+    """The columns of the rows of a kernel, which are all positive."""
+    found = {}
+    for name, default in {**_GIVEN[kind], "latency_s": None}.items():
+        if name not in rows.columns and default is None:
+            raise ValueError(f"{where}: `{kind}` needs a column `{name}`; add it.")
+        if name in rows.columns:
+            cells = rows[name] if default is None else rows[name].fill_null(default)
+            values = cells.fill_null(np.nan).to_numpy().astype(float)
+        else:
+            values = np.full(len(rows), float(default or 0))
+        least = 0.0 if name in _SWITCHES else 1e-12 if name == "latency_s" else 1.0
+        wrong = ~((values >= least) & (values <= _MOST))
+        if wrong.any():
+            value = values[wrong][0]
+            shown_value = "no number" if np.isnan(value) else f"{value:g}"
+            raise ValueError(
+                f"{where}: `{name}` of a row of `{quoted(kind)}` is {shown_value}, but must be a "
+                f"number from {least:g} to {_MOST:g}; correct or drop that row."
+            )
+        found[name] = values
+    return found
+
+
+def _cases(kind: str, sizes: dict[str, np.ndarray]) -> list[tuple[float, Any, str, Any]]:
+    """The tables that the rows of a kernel belong to: case, which rows, name, and columns."""
+    if kind == "attention":
+        window, causal = sizes.pop("window"), sizes.pop("causal")
+        head_dim = sizes.pop("head_dim")
+        modes = np.where(causal == 0, "full", np.where(window > 0, "window", "causal"))
+        found = []
+        for mode in np.unique(modes):
+            columns = attention_sizes(mode, **sizes, window=window)
+            for case in np.unique(head_dim[modes == mode]):
+                chosen = (modes == mode) & (head_dim == case)
+                found.append((float(case), chosen, f"attention_{mode}", columns))
+        return found
+    if kind == "experts":
+        exponent = sizes.pop("exponent")
+        sizes["width"] = sizes.pop("intermediate") / sizes.pop("tp")
+        sizes["matrices"] = 2 + (sizes.pop("gated") > 0)
+        return [(float(case), exponent == case, kind, sizes) for case in np.unique(exponent)]
+    if kind in ("deepep_dispatch", "deepep_combine"):
+        between = sizes["nodes"] > 1
+        names = ((kind, ~between), (f"{kind}_nodes", between))
+        return [(0.0, chosen, name, sizes) for name, chosen in names if chosen.any()]
+    return [(0.0, np.full(len(next(iter(sizes.values()))), True), kind, sizes)]

@@ -1,0 +1,370 @@
+import itertools as it
+import json
+import math
+import pathlib
+import tomllib
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks._operators import DEVICES, operator_rows, operator_table
+from prism_jax.cli import main
+from prism_jax.cluster import (
+    Measured,
+    attention_latency,
+    cross_validate,
+    deepep_latency,
+    experts_latency,
+    find_kind,
+    fit_shapes,
+    gemm_latency,
+    mla_latency,
+    node_collective_latency,
+    nvlink_all_to_all_latency,
+    shape_latencies,
+    shape_latency,
+)
+from prism_jax.data import (
+    Source,
+    convert,
+    load_cluster,
+    load_kernels,
+    load_shapes,
+    outside,
+    parse_product,
+    read_shapes,
+    read_toml,
+    save_shapes,
+)
+
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_SIZES = (256, 1000, 1024, 4096, 9999, 16384)
+
+
+def _law(m, n, k):
+    """Seconds of a product whose efficiency falls at small sizes, in the form that is fitted."""
+    return 2e-15 * m * n * k * (1024 / m) ** 0.1 * (4096 / k) ** 0.05
+
+
+@pytest.fixture(scope="module")
+def measured():
+    m, n, k = (np.array(x, float) for x in zip(*it.product(_SIZES, repeat=3), strict=True))
+    return Measured("gemm", "bf16", 0.0, {"m": m, "n": n, "k": k}, _law(m, n, k))
+
+
+@pytest.fixture(scope="module")
+def table(measured):
+    return fit_shapes(measured)
+
+
+def test_a_known_law_is_found(measured, table):
+    errors = np.log(shape_latencies(table, measured.columns) / measured.seconds)
+    assert np.abs(errors).max() < 2e-3
+    assert abs(errors.mean()) < 1e-4
+    # A shape that was in no row, and those that were left out.
+    assert shape_latency(table, {"m": 3000, "n": 777, "k": 2000}) == pytest.approx(
+        _law(3000, 777, 2000), rel=2e-3
+    )
+    assert np.abs(cross_validate(measured)).max() < 0.02
+
+
+def test_outliers_hardly_count(measured):
+    slow = measured.seconds * np.where(np.arange(len(measured.seconds)) % 29, 1.0, 5.0)
+    columns, fitted = (
+        measured.columns,
+        fit_shapes(Measured("gemm", "bf16", 0.0, measured.columns, slow)),
+    )
+    errors = np.log(shape_latencies(fitted, columns) / measured.seconds)
+    assert errors.std() < 0.02
+
+
+def test_rows_of_a_shape_are_left_out_together(measured):
+    """Otherwise a second row of a shape would say how long the first took."""
+    twice = {name: np.tile(x, 2) for name, x in measured.columns.items()}
+    noise = np.exp(0.3 * np.random.default_rng(1).standard_normal(len(measured.seconds)))
+    seconds = np.tile(measured.seconds * noise, 2)
+    errors = cross_validate(Measured("gemm", "bf16", 0.0, twice, seconds))
+    assert errors.std() > 0.3
+
+
+def test_sizes_beyond_the_range_count_as_its_ends(table):
+    inside = {"m": 16384.0, "n": 1024.0, "k": 4096.0}
+    assert outside(table, inside) == ()
+    large = inside | {"m": 4 * 16384.0}
+    assert outside(table, large) == ("m",)
+    assert shape_latency(table, large) == pytest.approx(4 * shape_latency(table, inside))
+    small = inside | {"k": 16.0}
+    assert outside(table, small) == ("k",)
+    assert shape_latency(table, small) == pytest.approx(shape_latency(table, inside | {"k": 256.0}))
+
+
+def test_one_shape_makes_a_table_of_its_rate():
+    one = Measured(
+        "all_gather", "", 0.0, {"bytes": np.ones(1) * 1e6, "gpus": np.ones(1) * 8}, np.array([1e-4])
+    )
+    assert shape_latency(fit_shapes(one), {"bytes": 3e6, "gpus": 8}) == pytest.approx(3e-4)
+    assert np.isnan(cross_validate(one)).all()
+
+
+def test_files_hold_the_tables(table, tmp_path):
+    source = Source("who", "when", "software", "licence", {"rows": 1})
+    save_shapes(tmp_path, [table], source)
+    (read,) = read_shapes(tmp_path / "shapes.csv")["gemm bf16"]
+    assert read.ranges == table.ranges
+    sizes = {"m": 3000, "n": 777, "k": 20000}
+    assert shape_latency(read, sizes) == pytest.approx(shape_latency(table, sizes), rel=5e-3)
+    assert tomllib.loads((tmp_path / "source.toml").read_text())["who"] == "who"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("gemm,bf16,,m n,,,1", "`m n` is not a product of columns"),
+        ("gemm,bf16,,m*n*k,,,1 2", "is the work; give it one value"),
+        ("gemm,bf16,,m,4,2,1 2", "at least two values"),
+        ("gemm,bf16,,m,1,2,1 x", "could not convert"),
+        ("gemm,bf16,,m,1,2,1 inf", "not finite"),
+        ("gemm,bf16,,m,1,2,1 2", "has no row of its work"),
+    ],
+)
+def test_bad_files_are_refused(row, message, tmp_path):
+    path = tmp_path / "shapes.csv"
+    path.write_text(f"kernel,dtype,case,term,low,high,values\n{row}\n")
+    with pytest.raises(ValueError, match=message) as error:
+        read_shapes(path)
+    assert "line 2" in str(error.value)
+
+
+def _shipped():
+    for device, _ in DEVICES.values():
+        for tables in load_shapes(device).values():
+            yield from tables
+
+
+def test_arrays_and_numbers_have_one_law():
+    key = np.random.default_rng(0)
+    for table in _shipped():
+        low, high = (np.array(ends) for ends in zip(*table.ranges.values(), strict=True))
+        # Also beyond the ends.
+        drawn = np.exp(key.uniform(np.log(low / 2), np.log(high * 2), (5, len(low))))
+        columns = dict(zip(table.ranges, drawn.T, strict=True))
+        each = [shape_latency(table, dict(zip(table.ranges, row, strict=True))) for row in drawn]
+        np.testing.assert_allclose(shape_latencies(table, columns), each, rtol=1e-9)
+
+
+def test_every_shipped_table_has_a_source_and_known_columns():
+    for device, _ in DEVICES.values():
+        path = _ROOT / "kernels" / "shapes" / device / "source.toml"
+        source = convert(read_toml(path, "source"), Source, str)
+        assert "benchmarks/fit_operators.py" in source.constants[0].value
+    for table in _shipped():
+        assert {*table.ranges} == {*find_kind(table.kernel).columns}
+        assert table.terms
+
+
+def test_shipped_tables_are_small():
+    size = sum(path.stat().st_size for path in (_ROOT / "kernels" / "shapes").rglob("*.*"))
+    assert size < 200_000
+
+
+def test_latencies_of_an_h100():
+    kernels = load_kernels(load_cluster("dgx-h100", 1))
+    # The measured figures are in `../shared/data/README.md`.
+    assert gemm_latency(kernels, "bf16", 8192, 8192, 8192) == pytest.approx(1.54e-3, rel=0.06)
+    assert gemm_latency(kernels, "fp16", 8192, 8192, 8192) == gemm_latency(
+        kernels, "bf16", 8192, 8192, 8192
+    )
+    assert gemm_latency(kernels, "mxfp8", 999, 999, 999) == gemm_latency(
+        kernels, "fp8", 999, 999, 999
+    )
+    ways = [
+        deepep_latency(kernels, part, 4096, 7168, 8, 256, 20) for part in ("dispatch", "combine")
+    ]
+    assert ways == pytest.approx([0.49e-3, 0.98e-3], rel=0.06)
+    ways = [
+        deepep_latency(kernels, part, 4096, 7168, 8, 256, 20, nodes=2)
+        for part in ("dispatch", "combine")
+    ]
+    assert ways == pytest.approx([0.84e-3, 2.10e-3], rel=0.1)
+    size = 512 * 2**20
+    ring = node_collective_latency(kernels, "all_gather", size, 8)
+    assert ring == pytest.approx(size * 7 / 8 / 335e9, rel=0.06)
+    assert mla_latency(kernels, "bf16", 1, 4096, 128)
+
+
+def test_attention_takes_the_nearest_size_of_heads():
+    kernels = load_kernels(load_cluster("dgx-h100", 1))
+    at = {
+        size: _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, size))
+        for size in (96, 112, 128)
+    }
+    assert at[96] == pytest.approx(at[128] * 96 / 128)
+    assert at[112] == pytest.approx(at[128] * 112 / 128)
+    # FLOPs without a mask are twice those of a causal one; a table without it has no heads of 128.
+    full = _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, causal=False))
+    assert full == pytest.approx(2 * at[128], rel=0.05)
+    wide = attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=9999)
+    assert wide == at[128]
+    narrow = _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=128))
+    assert narrow < 0.5 * at[128]
+
+
+def test_unequal_loads_take_longer():
+    kernels = load_kernels(load_cluster("gb200-nvl72", 1))
+    shape = (8192, 7168, 2048, 8, 256, 8)
+    times = [
+        _there(experts_latency(kernels, "bf16", *shape, exponent=exponent))
+        for exponent in (0.0, 0.5, 1.01, 1.1, 1.2, 9.0)
+    ]
+    assert times[:5] == sorted(times[:5])
+    assert times[4] == times[5]
+    assert times[1] == pytest.approx(times[0] ** (1 - 0.5 / 1.01) * times[2] ** (0.5 / 1.01))
+    assert _there(experts_latency(kernels, "bf16", *shape, gated=False)) < times[0]
+    assert nvlink_all_to_all_latency(kernels, "dispatch_two_sided", "fp8", 4096, 32)
+
+
+def test_a_machine_without_tables_has_none():
+    kernels = load_kernels(load_cluster("mi300x", 1))
+    assert kernels.shapes == {}
+    assert gemm_latency(kernels, "bf16", 1, 1, 1) is None
+    assert attention_latency(kernels, "bf16", 1, 1, 1, 1, 128) is None
+    assert experts_latency(kernels, "bf16", 1, 1, 1, 1, 1, 1) is None
+    # No balanced loads were measured on A100.
+    kernels = load_kernels(load_cluster("dgx-a100", 1))
+    assert experts_latency(kernels, "bf16", 1024, 4096, 1024, 2, 8, 8) is None
+    assert experts_latency(kernels, "bf16", 1024, 4096, 1024, 2, 8, 8, exponent=1.1)
+
+
+def test_products_are_written_as_read():
+    assert parse_product("batch*heads/kv_heads") == (("batch", 1), ("heads", 1), ("kv_heads", -1))
+    for text in ("", "m**n", "*m", "m+n", "m*"):
+        with pytest.raises(ValueError, match="not a product"):
+            parse_product(text)
+
+
+def _rows(kernel: dict[str, Any], **columns: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [kernel | dict(zip(columns, row, strict=True)) for row in it.product(*columns.values())]
+
+
+def _there(latency: float | None) -> float:
+    assert latency is not None
+    return latency
+
+
+def _write(path, rows):
+    pl.DataFrame(rows, infer_schema_length=None).write_csv(path)
+    return str(path)
+
+
+@pytest.fixture
+def csv(tmp_path):
+    rows = _rows({"kernel": "gemm", "dtype": "bf16"}, m=_SIZES, n=_SIZES, k=_SIZES)
+    for row in rows:
+        row["latency_s"] = _law(row["m"], row["n"], row["k"])
+    heads = {"heads": (8,), "kv_heads": (8,), "head_dim": (64, 128), "causal": (0, 1)}
+    more = _rows({"kernel": "attention"}, batch=(1, 4), sequence=(1024, 4096), **heads)
+    for row in more:
+        row["latency_s"] = 1e-13 * row["batch"] * row["sequence"] ** 2 * row["head_dim"]
+    loads = {"experts": (8, 64), "ep": (1, 8), "exponent": (0, 1.2)}
+    some = _rows({"kernel": "experts"}, tokens=(512, 4096), hidden=(2048,), topk=(2,), **loads)
+    for row in some:
+        row |= {"intermediate": 4096, "latency_s": 1e-6 * row["tokens"] / row["ep"]}
+    return _write(tmp_path / "kernels.csv", rows + more + some)
+
+
+def test_the_command_fits_tests_and_writes(csv, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    words = ["fit-kernels", csv, "--device", "mine", "--out", out]
+    assert main([*words, "--ask", "gemm bf16 m=99999 n=512 k=512"]) == 0
+    text = capsys.readouterr().out
+    assert "`m` is 99999, beyond the fitted range from 256 to 16384" in text
+    (table,) = read_shapes(pathlib.Path(out) / "shapes.csv")["gemm bf16"]
+    assert shape_latency(table, {"m": 512, "n": 512, "k": 512}) == pytest.approx(
+        _law(512, 512, 512), rel=0.01
+    )
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    asked = ["--ask", "gemm bfloat16 m=512 n=512 k=512", "--force", "--json", "--sms", "132"]
+    assert main([*words, *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["asked"]["outside"] == []
+    assert "within the fitted range" in found["asked"]["text"]
+    assert found["asked"]["latency_s"] == pytest.approx(_law(512, 512, 512), rel=0.01)
+    names = {(row["kernel"], row["case"]) for row in found["tables"]}
+    kinds = it.product(("attention_causal", "attention_full"), (64, 128))
+    assert names == {("gemm", 0), ("experts", 0), ("experts", 1.2), *kinds}
+    (gemm,) = [row for row in found["tables"] if row["kernel"] == "gemm"]
+    assert gemm["error"] < 0.01
+    assert gemm["range"]["m"] == [256, 16384]
+
+
+_GEMM = {"kernel": "gemm", "dtype": "bf16", "m": 1, "n": 1, "k": 1, "latency_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "message"),
+    [
+        (_GEMM | {"kernel": "gem"}, [], "No kernel `gem`; did you mean `gemm`"),
+        (_GEMM | {"dtype": "fp9"}, [], "No dtype `fp9`"),
+        (_GEMM | {"q": 1}, [], "No column `q`"),
+        ({key: x for key, x in _GEMM.items() if key != "k"}, [], "`gemm` needs a column `k`"),
+        ({key: x for key, x in _GEMM.items() if key != "latency_s"}, [], "`latency_s` is missing"),
+        (_GEMM | {"k": 0}, [], "`k` of a row of `gemm` is 0, but must be a number from 1"),
+        (_GEMM | {"k": None}, [], "`k` of a row of `gemm` is no number"),
+        (_GEMM | {"m": "x"}, [], "`m` of a row of `gemm` is no number"),
+        (_GEMM | {"latency_s": math.inf}, [], "`latency_s` of a row of `gemm` is inf"),
+        (_GEMM, ["--ask", ""], "No kernel ``"),
+        (_GEMM, ["--ask", "gemm bf16 m=1 n=1"], "`gemm` needs a column `k`"),
+        (_GEMM, ["--ask", "gemm bf16 m=1 n=1 k=x"], "`x` is not a number"),
+        (_GEMM, ["--ask", "gemm bf16 m=1 n=1 k=1 z=1"], "No column `z`"),
+        (_GEMM, ["--ask", "gemm fp8 m=1 n=1 k=1"], "no table is fitted for `gemm fp8`"),
+        (_GEMM, ["--sms", "0"], "must be a whole number of at least 1"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(row, words, message, tmp_path, capsys):
+    table = _write(tmp_path / "table.csv", [row])
+    arguments = ["fit-kernels", table, "--device", "mine", "--out", str(tmp_path / "out")]
+    assert main([*arguments, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_and_empty_tables_are_refused(tmp_path, capsys):
+    words = ["--device", "mine", "--out", str(tmp_path / "out")]
+    (tmp_path / "empty.csv").write_text("kernel,latency_s\n")
+    for name, message in (
+        ("no.csv", "no such file"),
+        ("empty.csv", "no rows"),
+        ("x.txt", "give a"),
+    ):
+        assert main(["fit-kernels", str(tmp_path / name), *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_operators_are_scored(tmp_path):
+    about = {"device": "h100_sxm", "dtype": "bfloat16", "latency_s": 1.6e-3}
+    rows = [about | {"m": 8192, "n": 8192, "k": 8192}, about | {"m": 256, "n": 256, "k": 256}]
+    pl.DataFrame(rows).write_parquet(tmp_path / "gemm.parquet")
+    found = operator_rows(tmp_path)
+    names = ["gemm bf16 h100_sxm", "gemm below 10 GFLOP bf16 h100_sxm"]
+    assert [row["table"] for row in found] == names
+    assert found[0]["name"] == "gemm m=8192 n=8192 k=8192"
+    assert found[0]["measured"] == 1.6e-3
+    assert found[0]["predicted"] == pytest.approx(1.54e-3, rel=0.06)
+    assert "| gemm bf16 h100_sxm | 1 |" in operator_table(found)
+
+
+def test_measured_communication_is_met(shared, tmp_path):
+    for name in ("collectives", "deepep", "nvlink_alltoall"):
+        file = f"{name}.parquet"
+        (tmp_path / file).symlink_to(shared / "data" / "operators" / file)
+    rows = operator_rows(tmp_path)
+    errors = np.log([row["predicted"] / row["measured"] for row in rows])
+    assert len(rows) > 10_000
+    assert errors.std() < 0.1
+    assert abs(errors.mean()) < 0.01
