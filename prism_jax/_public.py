@@ -23,7 +23,7 @@ from .analysis import (
     target as target,
     what_if as what_if,
 )
-from .calibration import calibrate as calibrate
+from .calibration import calibrate as calibrate, expected_error as expected_error
 from .data import (
     Job as Job,
     Layout as Layout,

@@ -1,4 +1,9 @@
 from ._calibrate import calibrate as calibrate
 from ._calibrated_job import agreement as agreement, calibrated_as as calibrated_as
 from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
+from ._expected_error import (
+    ExpectedError as ExpectedError,
+    expected_error as expected_error,
+    levels_of_law as levels_of_law,
+)
 from ._observe import check_runs as check_runs

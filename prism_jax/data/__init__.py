@@ -10,6 +10,12 @@ from ._check import (
     check_job as check_job,
     check_parts as check_parts,
 )
+from ._expected_errors import (
+    ErrorClass as ErrorClass,
+    ExpectedErrors as ExpectedErrors,
+    generation_of as generation_of,
+    load_expected_errors as load_expected_errors,
+)
 from ._failures import (
     Cause as Cause,
     Failures as Failures,

@@ -1,0 +1,113 @@
+"""By how much the prediction of a job is expected to be off."""
+
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
+
+from ..data import Job, generation_of, load_expected_errors
+from ..prediction import constant_step
+from ..program import parts_of
+from ..workload import has_experts
+from ._level import slope_of_level
+
+
+_Number = TypeVar("_Number", float, Float[np.ndarray, "quantiles"])
+
+
+class ExpectedError(msgspec.Struct, frozen=True):
+    """The law of the logarithm of the measured step time over `predict(job).mean`: Student's.
+
+    **Attributes:**
+
+    - `bias`: its median; above zero if steps take longer than predicted.
+    - `spread`: its scale. A normal law's is its standard deviation.
+    - `num_runs`: how many measured steps it is of; 0 if none is of this class of jobs.
+    - `table`: which they are.
+    - `degrees`: its degrees of freedom; infinite for a normal law.
+    """
+
+    bias: float
+    spread: float
+    num_runs: int
+    table: str
+    degrees: float = np.inf
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the logarithm; more than two degrees have one."""
+        return self.spread * float(np.sqrt(1 / (1 - 2 / self.degrees)))
+
+    def quantile(self, q: _Number) -> _Number:
+        """The factor on `predict(job).mean` at the quantiles `q`, which lie between 0 and 1."""
+        return np.exp(self.bias + self.spread * stdtrit(self.degrees, q))
+
+    def interval(self, level: float = 0.9) -> tuple[float, float]:
+        """The range of the measured mean of a step over `predict(job).mean`.
+
+        **Arguments:**
+
+        - `level`: the probability that the measured mean lies in the range.
+
+        **Raises:**
+
+        `ValueError` if the probability is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"The probability `level={level}` must lie between 0 and 1.")
+        return float(self.quantile((1 - level) / 2)), float(self.quantile((1 + level) / 2))
+
+
+def expected_error(job: Job) -> ExpectedError:
+    """By how much the measured step of a job is expected to differ from `predict`.
+
+    The errors are those of published steps of the same class: the generation of the machine, a
+    model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
+    class with fewer than 20 steps has the law of the class above it. A class without any has one
+    twice as wide as that of its kind of model and sharding on other machines, and `num_runs` 0. A
+    job that is calibrated has the uncertainty of its calibration, linear in its parameters.
+
+    Not differentiable. The source is `kernels/expected_errors.toml`.
+
+    **Arguments:**
+
+    - `job`: from `load_job`, with a model and a cluster.
+
+    **Returns:**
+
+    An [`ExpectedError`][prism_jax.calibration.ExpectedError].
+
+    **Raises:**
+
+    `ValueError` if the job has no model, or if its layout does not fit the model.
+    """
+    model, cluster, training, kernels = parts_of(job)
+    shipped = load_expected_errors()
+    known = None if job.calibrated is None else job.calibrated.uncertainty
+    if job.calibrated is not None and known is not None:
+        slope = slope_of_level(constant_step(job), kernels)
+        spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
+        return ExpectedError(
+            float(np.log1p(shipped.variability)), spread, 1, job.calibrated.source
+        )
+    kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
+    machine = (*kind, generation_of(cluster.device.name))
+    laws = {one.key: one for one in shipped.classes}
+    law, wider = laws.get((*machine, training.software)) or laws.get((*machine, "")), 1.0
+    if law is None:
+        law, wider = laws[(*kind, "", "")], shipped.unknown
+    return ExpectedError(
+        law.bias,
+        law.spread * wider,
+        law.num_runs if wider == 1 else 0,
+        law.table if wider == 1 else "none of its class",
+        shipped.degrees,
+    )
+
+
+def levels_of_law(error: ExpectedError, q: _Number) -> _Number:
+    """Factors on the median of `simulate`, whose steps vary and so take longer than `predict` says,
+    at the quantiles `q` of an expected error."""
+    return error.quantile(q) / (1 + load_expected_errors().variability)
