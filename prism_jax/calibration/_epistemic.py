@@ -9,8 +9,7 @@ from scipy.special import ndtri
 
 from ..data import Job, Priors, Sampled, load_priors
 from ..law import QUANTILES, Law
-from ..prediction import constant_step
-from ._level import slope_of_level
+from ._expected_error import expected_error, levels_of_law
 from ._step_law import StepLaw
 
 
@@ -71,12 +70,12 @@ class Epistemic:
 
 def epistemic(job: Job, law: Law) -> Epistemic:
     """The law of a job's step, including the uncertainty of its calibration. For a job that is not
-    calibrated, the level has the error of earlier predictions, and steps vary around it as in other
-    systems.
+    calibrated, the level has the error of published predictions of its class, with its bias, and
+    steps vary around it as in other systems.
 
-    The level and the spread are log-normal. The variance of the level is propagated linearly from
-    the covariance of the calibration, by the derivatives of this job's step; the variance between
-    runs and scales is added.
+    The spread is log-normal, and so is the level of a calibrated job: its variance is propagated
+    linearly from the covariance of the calibration, by the derivatives of this job's step; the
+    variance between runs and scales is added. Other levels follow [`expected_error`][].
 
     **Arguments:**
 
@@ -87,25 +86,21 @@ def epistemic(job: Job, law: Law) -> Epistemic:
 
     `ValueError` for a job without a model.
     """
-    seconds, priors = constant_step(job), load_priors()
-    assert job.kernels is not None
+    error, priors = expected_error(job), load_priors()
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if known is None:
         device = "" if job.cluster is None else job.cluster.device.name
-        level = priors.configuration.deviation
         spread = spread_of_device(priors, device).deviation
         laws = laws_of_systems(priors, device, _SYSTEMS)
         factors = np.stack([one.factors(len(_STEPS)) for one in laws])
         runs = factors / np.median(factors, axis=1, keepdims=True)
     else:
-        slope = slope_of_level(seconds, job.kernels)
-        level = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
         spread = known.spread
         relative = np.asarray(law.quantile(_STEPS)) / float(law.quantile(0.5)) - 1
         runs = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
-    levels = float(law.quantile(0.5)) * np.exp(level * ndtri(_LEVELS))
+    levels = float(law.quantile(0.5)) * levels_of_law(error, _LEVELS)
     steps = levels[:, None, None] * runs
-    return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))
+    return Epistemic(error.std, spread, steps.reshape(-1, len(_STEPS)))
 
 
 def laws_of_systems(priors: Priors, device: str, number: int) -> list[StepLaw]:

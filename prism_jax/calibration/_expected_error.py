@@ -1,10 +1,9 @@
 """By how much the prediction of a job is expected to be off."""
 
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Float
 from scipy.special import stdtrit
 
 from ..data import Job, generation_of, load_expected_errors
@@ -12,9 +11,6 @@ from ..prediction import constant_step
 from ..program import parts_of
 from ..workload import has_experts
 from ._level import slope_of_level
-
-
-_Number = TypeVar("_Number", float, Float[np.ndarray, "quantiles"])
 
 
 class ExpectedError(msgspec.Struct, frozen=True):
@@ -40,7 +36,7 @@ class ExpectedError(msgspec.Struct, frozen=True):
         """The standard deviation of the logarithm; more than two degrees have one."""
         return self.spread * float(np.sqrt(1 / (1 - 2 / self.degrees)))
 
-    def quantile(self, q: _Number) -> _Number:
+    def quantile(self, q: Any) -> Any:
         """The factor on `predict(job).mean` at the quantiles `q`, which lie between 0 and 1."""
         return np.exp(self.bias + self.spread * stdtrit(self.degrees, q))
 
@@ -89,13 +85,12 @@ def expected_error(job: Job) -> ExpectedError:
     if job.calibrated is not None and known is not None:
         slope = slope_of_level(constant_step(job), kernels)
         spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
-        return ExpectedError(
-            float(np.log1p(shipped.variability)), spread, 1, job.calibrated.source
-        )
+        return ExpectedError(float(np.log1p(shipped.variability)), spread, 1, job.calibrated.source)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
-    law, wider = laws.get((*machine, training.software)) or laws.get((*machine, "")), 1.0
+    law = laws.get((*machine, training.software or "")) or laws.get((*machine, ""))
+    wider = 1.0
     if law is None:
         law, wider = laws[(*kind, "", "")], shipped.unknown
     return ExpectedError(
@@ -107,7 +102,8 @@ def expected_error(job: Job) -> ExpectedError:
     )
 
 
-def levels_of_law(error: ExpectedError, q: _Number) -> _Number:
+def levels_of_law(error: ExpectedError, q: Any) -> Any:
     """Factors on the median of `simulate`, whose steps vary and so take longer than `predict` says,
-    at the quantiles `q` of an expected error."""
+    at the quantiles `q` of an expected error.
+    """
     return error.quantile(q) / (1 + load_expected_errors().variability)

@@ -51,6 +51,7 @@ def run(given: Given) -> Output:
 
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
+    from ..calibration import expected_error, levels_of_law
     from ..runs import training_run
 
     costs = _costs(given, failures, world_size)
@@ -82,6 +83,15 @@ def run(given: Given) -> Output:
     blocks: list[Table | str] = [
         law.summary().named(f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs")
     ]
+    if job.job is not None:
+        error = expected_error(job.job)
+        others, work = law.mean.value - law.parts["work"], law.parts["work"]
+        low, high = (others + work * float(levels_of_law(error, q)) for q in (0.05, 0.95))
+        result["days_expected_error_90"] = [low, high]
+        blocks.append(
+            f"the mean is {low:.4g} .. {high:.4g} days if steps are as far off as 90 % of earlier "
+            f"predictions ({error.num_runs:,} runs)"
+        )
     if given.deadline is not None:
         chance = law.probability(given.deadline).value
         result |= {"deadline_days": given.deadline, "probability": chance}

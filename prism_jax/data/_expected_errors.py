@@ -1,4 +1,4 @@
-"""By how much published runs were off their predictions, by class (`kernels/expected_errors.toml`)."""
+"""By how much published runs were off, by class of jobs (`kernels/expected_errors.toml`)."""
 
 import functools as ft
 import re

@@ -67,8 +67,6 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `growth`: the exponent of the number of replicas.
     - `constant_share`: the largest share of the shortest step that the constant may take.
     - `scale`: the logarithm of a run's median at another scale, relative to the calibrated level.
-    - `configuration`: the logarithm of a run's median, relative to the prediction from the
-        configuration alone.
     - `system_spreads`: the logarithm of the spread of the core of a system, by its devices.
     - `system_shares`: the logarithm of a system's share of outliers.
     - `system_excess`: the logarithm of the excess of an outlier in spreads of the core, over the
@@ -91,7 +89,6 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constant_share: Worth
     growth: Prior
     scale: Prior
-    configuration: Prior
     system_spreads: tuple[SampledSpread, ...]
     system_shares: Sampled
     system_excess: Line
