@@ -1,4 +1,4 @@
-"""Published steps as jobs: the rows of `published/` and the systems of `scaling_families.csv`.
+"""Published steps as jobs: the rows of `published/` and `steps/`, and systems of MLPerf Training.
 
 A row that cannot be written as a job is kept, with the reason.
 """
@@ -12,6 +12,7 @@ import msgspec
 from prism_jax import data
 from prism_jax.workload import check_split
 
+from ._published_experts import systems_with_experts
 from ._published_jobs import name_of, of_family, of_steps, of_vtrain, table_of
 
 
@@ -52,12 +53,20 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
     for row in _read(folder / "mlperf" / "scaling_families.csv"):
         one = _expressed("MLPerf families", row["system"], float(row["p50"]), of_family, row)
         yield msgspec.structs.replace(one, median=True)
+    for row in systems_with_experts(folder / "mlperf_v6"):
+        seconds = float(row["step_time_s"])
+        one = _expressed(table_of(row), name_of(row), seconds, of_steps, row)
+        yield msgspec.structs.replace(one, median=True)
 
 
 def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
-    """The rows of both tables of steps. A row of the first that the second completes is left out."""
+    """The rows of both tables of steps, without those of the first that the second completes."""
     further = _read(folder / "steps" / "step_means.csv")
-    completed = {(int(row["measured_steps_row"]), row["model"]) for row in further if row["measured_steps_row"]}
+    completed = {
+        (int(row["measured_steps_row"]), row["model"])
+        for row in further
+        if row["measured_steps_row"]
+    }
     rows = enumerate(_read(folder / "published" / "measured_steps.csv"))
     return [row for i, row in rows if (i, row["model"]) not in completed] + further
 

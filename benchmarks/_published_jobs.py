@@ -36,6 +36,7 @@ _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     # "No overlap features": nothing but what Transformer Engine does by itself.
     ("SimuMax", "SimuMax, B200", "megatron-core-2024", _NOT_BESIDE),
     ("Megatron-Bridge", "Megatron-Bridge", "megatron-bridge-2025", {}),
+    ("MLPerf v6.0", "MLPerf v6.0, experts", "megatron-bridge-2026", {}),
     ("MoE-ModelZoo", "MoE-ModelZoo, H100", "megatron-bridge-2025", {}),
     ("NeMo-Automodel", "NeMo-Automodel, FSDP, H100", "automodel", {}),
     ("maxtext", "dgxc, MaxText, FSDP, H100", "maxtext", {}),
@@ -169,7 +170,10 @@ def _options(
         found = row["recompute_modules"].split()
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
     if row.get("recompute_layers"):
-        options |= {"recompute_method": "block", "recompute_layers": _degree(row, "recompute_layers")}
+        options |= {
+            "recompute_method": "block",
+            "recompute_layers": _degree(row, "recompute_layers"),
+        }
     if "mp mode DEFAULT" in note:  # Composer then reduces in float32.
         options["gradient_dtype"] = "fp32"
     if "all-to-all" in note:
