@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from prism_jax._robust import in_core
-from prism_jax.calibration._observe import core_spread
+from prism_jax.calibration._observe import upper_spread
 from prism_jax.data import Priors, Sampled, Variation, load_priors
 from prism_jax.data._priors import Line, Prior
 from prism_jax.program import variability_of
@@ -68,7 +68,7 @@ class Laws(NamedTuple):
         return {"sigma": self.blackwell if is_blackwell else self.hopper, **self.seconds}
 
     def spread(self, one: System) -> float:
-        """The predicted spread of the core, without that of kernels."""
+        """The predicted spread, without that of kernels."""
         return spread_at(self.parameters(one.is_blackwell), one.seconds, one.experts)
 
 
@@ -127,7 +127,7 @@ def _system(name: str, device: str, experts: bool, runs: Sequence[np.ndarray]) -
     long = [run for run in runs if len(run) >= _LONG] or [*runs]
     relative = [run / np.median(run) - 1 for run in long]
     slow = np.concatenate([one[~in_core(one) & (one > 0)] for one in relative])
-    spread = float(np.median([core_spread(run) for run in long]))
+    spread = float(np.median([upper_spread(run) for run in long]))
     share = len(slow) / sum(map(len, long))
     excess = float(np.median(slow)) / spread if len(slow) else np.nan
     tail = float(np.median([np.quantile(one, 0.95) for one in relative]))

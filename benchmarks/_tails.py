@@ -14,7 +14,7 @@ import numpy as np
 
 from prism_jax import data
 from prism_jax.calibration._epistemic import laws_of_systems
-from prism_jax.calibration._observe import core_spread
+from prism_jax.calibration._observe import upper_spread
 
 from ._published import published
 from ._systems import Laws, System, fitted, spread_at, systems
@@ -57,13 +57,13 @@ def _row(one: System, laws: Laws | None, job: data.Job | None) -> dict[str, Any]
     if job is None:
         cluster = "hgx-b200" if one.is_blackwell else "dgx-h100"
         given = _shipped(cluster) if laws is None else laws.parameters(one.is_blackwell)
-        core = spread_at(given, one.seconds, one.experts)
-        found, tail = {}, float(np.exp(1.6449 * core))
+        spread = spread_at(given, one.seconds, one.experts)
+        found, tail = {}, float(np.exp(1.6449 * spread))
     else:
-        core, tail, seconds = _simulated(job, None if laws is None else laws, one)
+        spread, tail, seconds = _simulated(job, None if laws is None else laws, one)
         found = {"predicted": seconds}
     priors = data.load_priors() if laws is None else laws.priors
-    drawn = [law.factors(_DRAWN) for law in laws_of_systems(priors, core, _DRAWN)]
+    drawn = [law.factors(_DRAWN) for law in laws_of_systems(priors, spread, _DRAWN)]
     tails = [np.quantile(steps, 0.95) / np.median(steps) for steps in drawn]
     low, high = (float(edge) for edge in np.quantile(tails, [0.05, 0.95]))
     return {
@@ -86,7 +86,7 @@ def _shipped(cluster: str) -> dict[str, float]:
 
 
 def _simulated(job: data.Job, laws: Laws | None, one: System) -> tuple[float, float, float]:
-    """The spread of the core, p95/p50 and the median of a job's steps."""
+    """The spread, p95/p50 and the median of a job's steps."""
     import jax
 
     import prism_jax as prism
@@ -100,7 +100,7 @@ def _simulated(job: data.Job, laws: Laws | None, one: System) -> tuple[float, fl
     key = jax.random.key(0)
     law = prism.simulate(prism.compile_job(job), num_samples=_SAMPLES, key=key)
     median, high = (float(law.quantile(q)) for q in (0.5, 0.95))
-    return core_spread(np.asarray(law.quantile(_LEVELS))), high / median, median
+    return upper_spread(np.asarray(law.quantile(_LEVELS))), high / median, median
 
 
 def system_table(rows: Sequence[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from ..law import QUANTILES, Law
 from ..prediction import constant_step
 from ..workload import has_experts
 from ._level import slope_of_level
-from ._observe import core_spread
+from ._observe import upper_spread
 from ._step_law import StepLaw
 
 
@@ -97,8 +97,7 @@ def epistemic(job: Job, law: Law) -> Epistemic:
         of_run = priors.level_experts if has_experts(job.model) else priors.level
         level = float(np.hypot(priors.configuration.deviation, of_run.deviation))
         spread = priors.system_spread.deviation
-        core = core_spread(np.asarray(law.quantile(_STEPS)))
-        laws = laws_of_systems(priors, core, _SYSTEMS)
+        laws = laws_of_systems(priors, upper_spread(np.asarray(law.quantile(_STEPS))), _SYSTEMS)
         factors = np.stack([one.factors(len(_STEPS)) for one in laws])
         runs = factors / np.median(factors, axis=1, keepdims=True)
     else:
@@ -112,17 +111,17 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))
 
 
-def laws_of_systems(priors: Priors, core: float, number: int) -> list[StepLaw]:
+def laws_of_systems(priors: Priors, usual: float, number: int) -> list[StepLaw]:
     """The laws of steps of `number` systems, drawn with a constant key.
 
-    Spreads are log-normal around `core`, the spread of the core of steps that is predicted for the
+    Spreads are log-normal around `usual`, the `upper_spread` of steps that is predicted for the
     system. Shares of outliers are log-normal too. The excess of an outlier is relative to the
     spread, and smaller if outliers are frequent. Because the parameters come from few systems,
     draws follow Student's law.
     """
     rng = np.random.default_rng(0)
     of, excess = priors.system_spread, priors.system_excess
-    spreads = core * np.exp(_drawn(of.deviation, of.number, rng, number))
+    spreads = usual * np.exp(_drawn(of.deviation, of.number, rng, number))
     known = priors.system_shares
     shares = known.mean + _drawn(known.deviation, known.number, rng, number)
     logs = excess.mean + excess.slope * (shares - known.mean)

@@ -40,8 +40,8 @@ class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SystemSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far the spread of the core of a system lies from that which the row `step` of a
-    `variability.csv` gives: the standard deviation of the logarithm, over the named systems.
+    """How far the spread of a system lies from that which the row `step` of a `variability.csv`
+    gives: the standard deviation of the logarithm, over the named systems.
     """
 
     deviation: Positive
@@ -78,9 +78,9 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         another, for dense models and for models with experts.
     - `drift`, `drift_experts`: the logarithm of the median of the first fifth of a run's steps over
         that of the last fifth. Runs of these systems take some minutes to three hours.
-    - `system_spread`: the spread of the core of a system.
+    - `system_spread`: the spread of the slower half of a system's steps.
     - `system_shares`: the logarithm of a system's share of outliers.
-    - `system_excess`: the logarithm of the excess of an outlier in spreads of the core, over the
+    - `system_excess`: the logarithm of the excess of an outlier in spreads, over the
         logarithm of the share of outliers.
     - `spread_elsewhere`: the logarithm of the spread of a run at another scale, relative to that
         at the calibrated scale.
