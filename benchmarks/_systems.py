@@ -133,8 +133,7 @@ def _system(name: str, device: str, experts: bool, runs: Sequence[np.ndarray]) -
     tail = float(np.median([np.quantile(one, 0.95) for one in relative]))
     ends = [len(run) // 5 or 1 for run in long]
     drifts = [
-        np.log(np.median(run[:n]) / np.median(run[-n:]))
-        for run, n in zip(long, ends, strict=True)
+        np.log(np.median(run[:n]) / np.median(run[-n:])) for run, n in zip(long, ends, strict=True)
     ]
     rest = (tail, np.log(levels / np.median(levels)), float(np.median(drifts)))
     return System(name, device, experts, float(np.median(levels)), spread, share, excess, *rest)

@@ -90,12 +90,10 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     `ValueError` for a job without a model.
     """
     seconds, priors = constant_step(job), load_priors()
-    assert job.model is not None
     assert job.kernels is not None
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if known is None:
-        of_run = priors.level_experts if has_experts(job.model) else priors.level
-        level = float(np.hypot(priors.configuration.deviation, of_run.deviation))
+        level = float(np.hypot(priors.configuration.deviation, level_of_runs(job)[0]))
         spread = priors.system_spread.deviation
         laws = laws_of_systems(priors, upper_spread(np.asarray(law.quantile(_STEPS))), _SYSTEMS)
         factors = np.stack([one.factors(len(_STEPS)) for one in laws])
@@ -109,6 +107,28 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     levels = float(law.quantile(0.5)) * np.exp(level * ndtri(_LEVELS))
     steps = levels[:, None, None] * runs
     return Epistemic(level, spread, steps.reshape(-1, len(_STEPS)))
+
+
+def level_of_runs(job: Job) -> tuple[float, float]:
+    """By how much runs of one system differ, and by how much a run gets faster in its first hour.
+
+    **Arguments:**
+
+    - `job`: a job with a model. For one that is calibrated, the first figure is its own.
+
+    **Returns:**
+
+    The standard deviation of the logarithm of a run's median, and the share that a step takes
+    longer at the start of a run than later; below zero if it gets slower. Both are those of systems
+    whose models have experts, or do not, in MLPerf Training (`kernels/priors.toml`).
+    """
+    priors = load_priors()
+    assert job.model is not None
+    level, drift = priors.level, priors.drift
+    if has_experts(job.model):
+        level, drift = priors.level_experts, priors.drift_experts
+    known = None if job.calibrated is None else job.calibrated.uncertainty
+    return level.deviation if known is None else known.level, float(np.expm1(drift.mean))
 
 
 def laws_of_systems(priors: Priors, usual: float, number: int) -> list[StepLaw]:

@@ -121,9 +121,7 @@ def compile_program(
     blocks, sinks = blocks_of(graph, workload), sinks_of(graph, workload)
     if variability is None:
         step_s = _seconds(graph, blocks, workload) if has_seconds(kernels.variability) else math.inf
-        variability = variability_of(
-            kernels.variability, step_s=step_s, experts=has_experts(model)
-        )
+        variability = variability_of(kernels.variability, step_s=step_s, experts=has_experts(model))
     graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
     return assemble(
         number_microbatches(graph, order.chain_starts),
