@@ -183,7 +183,7 @@ def _priors(every: Sequence[System], deviation: float) -> Priors:
         free = sum(len(one.levels) - 1 for one in mine)
         if free > 2:
             squares = sum(float(np.sum(np.square(one.levels - one.levels.mean()))) for one in mine)
-            drifts = [one.drift for one in mine]
+            drifts = np.array([one.drift for one in mine])
             wide = float(np.median(np.abs(drifts - np.median(drifts)))) * 1.4826
             changes[f"level{suffix}"] = Prior(0.0, float(np.sqrt(squares / free)), _SOURCE)
             changes[f"drift{suffix}"] = Prior(float(np.median(drifts)), wide, _SOURCE)

@@ -66,7 +66,8 @@ def test_a_job_has_the_spread_of_its_own_step():
         mine = replace_variations(job.kernels.variability, [step])
         kernels = msgspec.structs.replace(job.kernels, variability=mine)
         program = compile_job(msgspec.structs.replace(job, kernels=kernels))
-        sigmas.append(float(program.variability.step.sigma))
+        law: Any = program.variability.step
+        sigmas.append(float(law.sigma))
         times.append(prism.prediction.constant_step(job)(kernels))
     assert np.array(sigmas) * times == pytest.approx(2 * [0.01], rel=0.01)
 
