@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -80,7 +81,10 @@ def spread_at(parameters: dict[str, float], seconds: float, experts: bool) -> fl
 
 
 def systems(folder: pathlib.Path) -> list[System]:
-    """Those of `mlperf` and of `mlperf_v6` in a folder, whichever is there."""
+    """Those of `mlperf` and of `mlperf_v6` in a folder. A table that is missing is noted on stderr."""
+    for path in (folder / "mlperf" / "step_times.parquet", folder / "mlperf_v6" / "step_times.csv"):
+        if not path.is_file():
+            print(f"{path} is missing and left out", file=sys.stderr)
     return [*_older(folder / "mlperf"), *_v6(folder / "mlperf_v6")]
 
 
