@@ -81,7 +81,7 @@ def spread_at(parameters: dict[str, float], seconds: float, experts: bool) -> fl
 
 
 def systems(folder: pathlib.Path) -> list[System]:
-    """Those of `mlperf` and of `mlperf_v6` in a folder. A table that is missing is noted on stderr."""
+    """Those of `mlperf` and of `mlperf_v6` in a folder; a missing table is noted on stderr."""
     for path in (folder / "mlperf" / "step_times.parquet", folder / "mlperf_v6" / "step_times.csv"):
         if not path.is_file():
             print(f"{path} is missing and left out", file=sys.stderr)
