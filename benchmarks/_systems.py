@@ -17,6 +17,9 @@ from prism_jax.data._priors import Line, Prior
 from prism_jax.program import variability_of
 
 
+# The laws of `kernels/priors.toml` that are fitted here.
+OF_SYSTEMS = ("level", "level_experts", "drift", "drift_experts")
+OF_SYSTEMS += ("system_spread", "system_shares", "system_excess")
 _LONG = 20  # Runs of fewer steps do not count where there are longer ones.
 _SOURCE = "the systems"
 _EXPERTS = ("deepseek", "gpt_oss", "mixtral", "qwen")

@@ -17,7 +17,7 @@ from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
 
 from ._published import published
-from ._systems import Laws, System, fitted, spread_at, systems
+from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
 
 
 _SAMPLES = 8192
@@ -125,35 +125,22 @@ def system_table(rows: Sequence[dict[str, Any]]) -> str:
     groups = sorted({row["table"] for row in rows})
     for name in ("all", *groups):
         mine = [row for row in rows if name in ("all", row["table"])]
-        lines.append(f"| {name} | {len(mine)} | {_ratio(mine):.2f} | {_held(mine)} |")
+        tails = [(r["predicted_p95_over_p50"], r["measured_p95_over_p50"]) for r in mine]
+        ratio = np.median([(ours - 1) / (theirs - 1) for ours, theirs in tails])
+        inside = sum(row["inside"] for row in mine)
+        held = f"{inside} of {len(mine)} ({100 * inside / len(mine):.0f} %)"
+        lines.append(f"| {name} | {len(mine)} | {ratio:.2f} | {held} |")
     return "\n".join(lines)
-
-
-def _ratio(rows: Sequence[dict[str, Any]]) -> float:
-    """Of p95/p50 - 1."""
-    names = ("predicted_p95_over_p50", "measured_p95_over_p50")
-    return float(np.median([(row[names[0]] - 1) / (row[names[1]] - 1) for row in rows]))
-
-
-def _held(rows: Sequence[dict[str, Any]]) -> str:
-    inside = sum(row["inside"] for row in rows)
-    return f"{inside} of {len(rows)} ({100 * inside / len(rows):.0f} %)"
 
 
 def laws_table(folder: pathlib.Path) -> str:
     """The laws over all systems, as in `kernels/priors.toml` and `kernels/*/variability.csv`."""
     found = fitted(systems(folder))
-    numbers: dict[str, Any] = {"H100, `sigma`": found.hopper, "B200, `sigma`": found.blackwell}
-    numbers |= {f"`{name}`": value for name, value in found.seconds.items()}
-    lines = [f"| {name} | {value:.4g} |" for name, value in numbers.items()]
-    for name in ("level", "level_experts", "drift", "drift_experts", "system_spread"):
-        lines.append(f"| `{name}` | {_numbers(getattr(found.priors, name))} |")
-    for name in ("system_shares", "system_excess"):
-        lines.append(f"| `{name}` | {_numbers(getattr(found.priors, name))} |")
+    sigmas = {"sigma, H100": found.hopper, "sigma, B200": found.blackwell}
+    lines = [f"| `{name}` | {value:.4g} |" for name, value in (sigmas | found.seconds).items()]
+    for name in OF_SYSTEMS:
+        law = msgspec.to_builtins(getattr(found.priors, name))
+        numbers = [f"{k} {v:.4g}" for k, v in law.items() if isinstance(v, int | float)]
+        lines.append(f"| `{name}` | {', '.join(numbers)} |")
     names = ", ".join(f'"{name}"' for name in found.priors.system_spread.systems)
     return "\n".join(["| law | value |", "|---|---|", *lines, "", f"systems = [{names}]"])
-
-
-def _numbers(law: Any) -> str:
-    given = {name: getattr(law, name) for name in law.__struct_fields__}
-    return ", ".join(f"{k} {v:.4g}" for k, v in given.items() if isinstance(v, int | float))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from benchmarks._systems import fitted, systems
+from benchmarks._systems import OF_SYSTEMS, fitted, systems
 from benchmarks._tails import system_table
 from prism_jax.calibration import epistemic, level_of_runs
 from prism_jax.calibration._epistemic import laws_of_systems
@@ -74,8 +74,7 @@ def test_a_job_has_the_spread_of_its_own_step():
 
 def test_what_is_shipped_is_what_the_logs_say(shared):
     priors, found = load_priors(), fitted(systems(shared / "data"))
-    names = ("level", "level_experts", "drift", "drift_experts", "system_spread")
-    for name in (*names, "system_shares", "system_excess"):
+    for name in OF_SYSTEMS:
         ours, theirs = getattr(priors, name), getattr(found.priors, name)
         for field in ours.__struct_fields__:
             value = getattr(ours, field)

@@ -16,7 +16,7 @@ SECONDS = ("seconds", "experts_seconds", "seconds_share")
 
 def has_seconds(variations: Iterable[Variation]) -> bool:
     """Whether a spread of steps is partly given in seconds."""
-    return any("seconds" in v.parameters for v in variations if v.component == "step")
+    return any({*SECONDS} & v.parameters.keys() for v in variations)
 
 
 def replace_variations(
