@@ -1,4 +1,8 @@
 from ._calibrate import calibrate as calibrate
 from ._calibrated_job import agreement as agreement, calibrated_as as calibrated_as
-from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
+from ._epistemic import (
+    Epistemic as Epistemic,
+    epistemic as epistemic,
+    level_of_runs as level_of_runs,
+)
 from ._observe import check_runs as check_runs

@@ -40,6 +40,11 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
         number(1, "steps from 1 to 1e9"),
         1.0,
     ),
+    argument(
+        "--level SD",
+        "standard deviation of the logarithm of a run's level (that of runs of other systems)",
+        number(0, "a share from 0 to 1"),
+    ),
     argument("--runs M", "runs to simulate (100000)", count, 100_000),
     flag("--derivatives", "print the derivatives of the days with respect to rates and costs"),
 )
@@ -51,10 +56,13 @@ def run(given: Given) -> Output:
 
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
+    from ..calibration import level_of_runs
     from ..runs import training_run
 
     costs = _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
+    level, drift = (0.0, 0.0) if job.job is None else level_of_runs(job.job)
+    level = level if given.level is None else given.level
     law = training_run(
         program,
         num_steps=given.steps,
@@ -62,6 +70,8 @@ def run(given: Given) -> Output:
         costs=costs,
         num_spares=given.spares,
         autocorrelation_time=given.autocorrelation,
+        level=level,
+        drift=drift,
         num_runs=given.runs,
         derivatives=given.derivatives,
         **options,
@@ -73,6 +83,8 @@ def run(given: Given) -> Output:
         "steps": given.steps,
         "days": {"mean": law.mean.value, **days},
         "parts_days": law.parts,
+        "level_std": level,
+        "drift": drift,
         **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
         "failures": failures.source,
         "num_runs": len(law.days),
