@@ -32,11 +32,18 @@ class Row(NamedTuple):
         return self.predicted / self.measured - 1
 
 
-def memory_rows(path: pathlib.Path) -> tuple[list[Row], list[tuple[str, str]]]:
+class Memory(NamedTuple):
     """The runs whose arguments can be expressed, and the names of all others with the reason."""
+
+    rows: list[Row]
+    refused: list[tuple[str, str]]
+
+
+def memory_rows(folder: pathlib.Path) -> Memory:
+    """The runs of a folder like `../shared/data/megatron_golden`."""
     rows: list[Row] = []
     refused: list[tuple[str, str]] = []
-    with path.open(newline="") as file:
+    with (folder / "memory.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             try:
                 found = _predicted(row)
@@ -45,12 +52,12 @@ def memory_rows(path: pathlib.Path) -> tuple[list[Row], list[tuple[str, str]]]:
                 continue
             measured = float(row["mem_max_allocated_bytes"])
             rows.append(Row(row["group"], row["case"], row["device"], measured, found))
-    return rows, refused
+    return Memory(rows, refused)
 
 
-def memory_table(rows: list[Row], refused: list[tuple[str, str]]) -> str:
+def memory_table(found: Memory) -> str:
     """A line for each run, each refusal, each group and all."""
-    return "\n".join(_lines(rows, refused))
+    return "\n".join(_lines(*found))
 
 
 def _lines(rows: list[Row], refused: list[tuple[str, str]]) -> Iterator[str]:

@@ -1,141 +1,197 @@
-"""The tail of a new system, predicted from the laws of all other systems."""
+"""Measured spreads of steps of systems, and the laws over systems that they give."""
 
 import pathlib
 import re
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import least_squares
 
-from prism_jax.calibration._epistemic import laws_of_systems
-from prism_jax.calibration._observe import core_spread, observe
-from prism_jax.data import Priors, Sampled, load_priors
-from prism_jax.data._priors import Line, SampledSpread
+from prism_jax._robust import in_core
+from prism_jax.calibration._observe import upper_spread
+from prism_jax.data import Priors, Sampled, Variation, load_priors
+from prism_jax.data._priors import Line, Prior
+from prism_jax.program import variability_of
 
 
-_DRAWN = 1000
-_STEPS = 1000
-_GENERATIONS = (
-    ("h100-sxm", "h200-sxm", "h100-96g", "h20"),
-    ("b200", "gb200", "b300", "gb300"),
-)
+# The laws of `kernels/priors.toml` that are fitted here.
+OF_SYSTEMS = ("level", "level_experts", "drift", "drift_experts")
+OF_SYSTEMS += ("system_spread", "system_shares", "system_excess")
+_LONG = 20  # Runs of fewer steps do not count where there are longer ones.
 _SOURCE = "the systems"
+_EXPERTS = ("deepseek", "gpt_oss", "mixtral", "qwen")
+_DEVICES = {"GB300": "gb300", "GB200": "gb200", "B300": "b300", "B200": "b200"}
+_DEVICES |= {"H200": "h200-sxm", "H100": "h100-sxm"}
+# By names of systems that do not say it.
+_DEVICES |= {"CARINA": "gb200", "TYCHE": "gb200", "THEIA": "gb300"}
+# Residuals beyond this are outliers of the fit: 0.6 is what spreads differ by.
+_FAR = 0.5
 
 
 class System(NamedTuple):
-    """Figures of the steps of a system's runs."""
+    """Figures of the steps of a system's runs, each the median over runs."""
 
     name: str
     device: str
+    experts: bool
+    seconds: float
     spread: float
     share: float
     excess: float
     tail: float
+    levels: np.ndarray
+    drift: float
 
     @property
     def machine(self) -> str:
-        """The first word of the name, so that `eos` and `eos-dfw` are one machine."""
-        return re.split("[_.-]", self.name)[0]
+        """The first word of the system, so that `eos` and `eos-dfw` are one machine."""
+        return re.split("[_.-]", re.sub(r"^\d+x", "", self.name.split(" ")[1]))[0].lower()
+
+    @property
+    def is_blackwell(self) -> bool:
+        return "b" in self.device[:2]
+
+    @property
+    def group(self) -> str:
+        generation = "B200 to GB300" if self.is_blackwell else "H100 and H200"
+        return "experts" if self.experts else f"dense, {generation}"
+
+
+class Laws(NamedTuple):
+    """The parameters of `step` in `variability.csv`, and the laws of `kernels/priors.toml`."""
+
+    hopper: float
+    blackwell: float
+    seconds: dict[str, float]
+    priors: Priors
+
+    def parameters(self, is_blackwell: bool) -> dict[str, float]:
+        return {"sigma": self.blackwell if is_blackwell else self.hopper, **self.seconds}
+
+    def spread(self, one: System) -> float:
+        """The predicted spread, without that of kernels."""
+        return spread_at(self.parameters(one.is_blackwell), one.seconds, one.experts)
+
+
+def spread_at(parameters: dict[str, float], seconds: float, experts: bool) -> float:
+    law = variability_of(
+        [Variation("", "step", "lognormal", parameters)], step_s=seconds, experts=experts
+    ).step
+    return float(law.sigma)  # pyright: ignore
 
 
 def systems(folder: pathlib.Path) -> list[System]:
-    """Those of GPT-3 and of Llama 3.1 405B: 256 GPUs and more."""
+    """Those of `mlperf` and of `mlperf_v6` in a folder; a missing table is noted on stderr."""
+    for path in (folder / "mlperf" / "step_times.parquet", folder / "mlperf_v6" / "step_times.csv"):
+        if not path.is_file():
+            print(f"{path} is missing and left out", file=sys.stderr)
+    return [*_older(folder / "mlperf"), *_v6(folder / "mlperf_v6")]
+
+
+def _older(folder: pathlib.Path) -> Iterator[System]:
     import polars as pl
 
-    table = pl.read_parquet(folder / "step_times.parquet").filter(pl.col("phase") == "steady")
-    large = table.filter(~pl.col("bench").str.ends_with("8b"))
-    keys = ["round", "system", "bench"]
-    return [_system(part) for part in large.partition_by(keys, maintain_order=True)]
+    path = folder / "step_times.parquet"
+    if path.is_file():
+        steady = pl.read_parquet(path).filter(pl.col("phase") == "steady").sort("i")
+        yield from _each(steady, folder)
 
 
-def systems_table(folder: pathlib.Path) -> str:
-    """The predicted 90 % interval for each system's p95/p50, from all other systems and from those
-    of other machines, beside the measured p95/p50; and the laws of all systems.
+def _v6(folder: pathlib.Path) -> Iterator[System]:
+    """Without the first three steps, in which CUDA graphs are captured (`CUDA_GRAPH_WARMUP_STEPS=2`
+    of all configurations), and without those after an evaluation where others are left.
     """
-    every = systems(folder)
-    header = ("system", "p95/p50, without the system", "p95/p50, without its machine")
-    header += ("p95/p50, measured",)
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    held = np.zeros(2, int)
-    for one in every:
-        others = [other for other in every if other is not one]
-        apart = [other for other in others if other.machine != one.machine]
-        bands = [_band(left, one.device) for left in (others, apart)]
-        inside = [low <= one.tail <= high for low, high in bands]
-        held += inside
-        cells = [
-            f"{low:.4f} .. {high:.4f}" + ("" if is_in else " (out)")
-            for (low, high), is_in in zip(bands, inside, strict=True)
-        ]
-        lines.append("| " + " | ".join([one.name, *cells, f"{one.tail:.4f}"]) + " |")
-    held_in = f"{held[0]} and {held[1]} of {len(every)} systems"
-    lines += ["", f"The intervals contain the measured value for {held_in}.", ""]
-    return "\n".join([*lines, *_laws(fitted(every))])
+    import polars as pl
+
+    path = folder / "step_times.csv"
+    if path.is_file():
+        table = pl.read_csv(path).with_columns(pl.col("note").fill_null("")).sort("step")
+        table = table.filter((pl.col("step") > 3) & ~pl.col("note").str.contains("first"))
+        later = pl.col("note").str.contains("after_eval")
+        keys = ["round", "system", "bench"]
+        yield from _each(table.filter(~later | (later.mean().over(keys) > 0.5)), folder)
 
 
-def _laws(priors: Priors) -> list[str]:
-    """A table of the laws, as in `kernels/priors.toml`."""
-    named: dict[str, Sampled] = {
-        f"spread, {', '.join(one.devices) or 'any device'}": one for one in priors.system_spreads
-    }
-    named["share of outliers"] = priors.system_shares
-    rows = [
-        f"| {name} | {one.mean:.2f} | | {one.deviation:.2f} | {one.number} |"
-        for name, one in named.items()
+def _each(table, folder: pathlib.Path) -> Iterator[System]:
+    keys = ["round", "system", "bench"]
+    for part in table.partition_by(keys, maintain_order=True):
+        round_, system, bench = (part[key][0] for key in keys)
+        told = [part["device"][0]] if "device" in part.columns else []
+        for path in folder.glob(f"systems/{round_}__*_{system}.json"):
+            told.append(str(msgspec.json.decode(path.read_bytes())["accelerator_model_name"]))
+        told = " ".join(told or [system]).upper()
+        device = next((name for word, name in _DEVICES.items() if word in told), "h100-sxm")
+        runs = [run["step_time_s"].to_numpy() for run in part.partition_by("run")]
+        experts = any(word in bench for word in _EXPERTS)
+        yield _system(f"{round_} {system} {bench}", device, experts, runs)
+
+
+def _system(name: str, device: str, experts: bool, runs: Sequence[np.ndarray]) -> System:
+    levels = np.array([np.median(run) for run in runs])
+    long = [run for run in runs if len(run) >= _LONG] or [*runs]
+    relative = [run / np.median(run) - 1 for run in long]
+    slow = np.concatenate([one[~in_core(one) & (one > 0)] for one in relative])
+    spread = float(np.median([upper_spread(run) for run in long]))
+    share = len(slow) / sum(map(len, long))
+    excess = float(np.median(slow)) / spread if len(slow) else np.nan
+    tail = float(np.median([np.quantile(one, 0.95) for one in relative]))
+    ends = [len(run) // 5 or 1 for run in long]
+    drifts = [
+        np.log(np.median(run[:n]) / np.median(run[-n:])) for run, n in zip(long, ends, strict=True)
     ]
-    line = priors.system_excess
-    numbers = f"{line.mean:.2f} | {line.slope:.2f} | {line.deviation:.2f}"
-    header = ["| law | mean | slope | standard deviation | systems |", "|" + "---|" * 5]
-    return [*header, *rows, f"| excess of outliers | {numbers} | |"]
+    rest = (tail, np.log(levels / np.median(levels)), float(np.median(drifts)))
+    return System(name, device, experts, float(np.median(levels)), spread, share, excess, *rest)
 
 
-def _system(part) -> System:
-    runs = [run.sort("i")["step_time_s"].to_numpy() for run in part.partition_by("run")]
-    observed = observe(runs)
-    spread = float(np.median([core_spread(run) for run in runs]))
-    excess = float(np.median(observed.excess)) / observed.median if len(observed.excess) else np.nan
-    tail = float(np.median([np.quantile(run, 0.95) / np.median(run) for run in runs]))
-    share = len(observed.excess) / observed.num_steps
-    name = part["system"][0]
-    return System(name, _device(name), spread, share, excess / spread, tail)
+def fitted(every: Sequence[System]) -> Laws:
+    """The laws over these systems. The spread of a step is a share of it, by the generation of the
+    device, and so many seconds, more for models with experts. These add as variances. Of steps that
+    are shorter than the shortest with experts that was measured, the seconds are no larger share.
+    """
+    shortest = min((s.seconds for s in every if s.experts and s.seconds > 1), default=np.inf)
+
+    def laws(logs: np.ndarray) -> tuple[float, float, dict[str, float]]:
+        hopper, blackwell, dense, experts = np.exp(logs).tolist()
+        seconds = {"seconds": dense, "experts_seconds": experts}
+        return hopper, blackwell, {**seconds, "seconds_share": experts / shortest}
+
+    def errors(logs: np.ndarray) -> list[float]:
+        known = Laws(*laws(logs), load_priors())
+        return [float(np.log(known.spread(one) / one.spread)) for one in every]
+
+    start = np.log([0.002, 0.005, 0.003, 0.1])
+    found = least_squares(errors, start, loss="soft_l1", f_scale=_FAR, diff_step=1e-4).x
+    deviation = float(np.sqrt(np.sum(np.square(errors(found))) / (len(every) - len(start))))
+    return Laws(*laws(found), _priors(every, deviation))
 
 
-def _device(name: str) -> str:
-    """By the names of MLPerf's systems."""
-    parts = {"H200": "h200-sxm", "b200": "b200", "carina": "gb200", "tyche": "gb200"}
-    return next((device for part, device in parts.items() if part in name), "h100-sxm")
-
-
-def fitted(systems: list[System]) -> Priors:
-    """The shipped priors with the laws over these systems."""
-    groups = [*_GENERATIONS, ()]
-    spreads = [
-        SampledSpread(*_moments([np.log(one.spread) for one in mine]), _SOURCE, devices)
-        for devices in groups
-        if len(mine := [one for one in systems if not devices or one.device in devices]) > 2
-    ]
-    rows = [one for one in systems if one.share > 0]
-    shares, excesses = np.log([(one.share, one.excess) for one in rows]).T
+def _priors(every: Sequence[System], deviation: float) -> Priors:
+    shipped = load_priors()
+    seen = [one for one in every if one.share > 0]
+    shares, excesses = np.log([(one.share, one.excess) for one in seen]).T
     slope = float(np.cov(shares, excesses)[0, 1] / np.var(shares, ddof=1))
     left = excesses - excesses.mean() - slope * (shares - shares.mean())
-    deviation = float(np.sqrt(np.sum(left**2) / (len(rows) - 2)))
-    return msgspec.structs.replace(
-        load_priors(),
-        system_spreads=tuple(spreads),
-        system_shares=Sampled(*_moments(shares), _SOURCE),
-        system_excess=Line(float(excesses.mean()), slope, deviation, _SOURCE),
+    around = float(np.sqrt(np.sum(left**2) / (len(seen) - 2)))
+    spread = msgspec.structs.replace(
+        shipped.system_spread,
+        deviation=deviation,
+        number=len(every),
+        systems=tuple(one.name for one in every),
     )
-
-
-def _moments(values) -> tuple[float, float, int]:
-    return float(np.mean(values)), float(np.std(values, ddof=1)), len(values)
-
-
-def _band(systems: list[System], device: str) -> tuple[float, float]:
-    tails = [_tail(law.factors(_STEPS)) for law in laws_of_systems(fitted(systems), device, _DRAWN)]
-    low, high = np.quantile(tails, [0.05, 0.95])
-    return float(low), float(high)
-
-
-def _tail(steps: np.ndarray) -> float:
-    return float(np.quantile(steps, 0.95) / np.median(steps))
+    moments = float(shares.mean()), float(shares.std(ddof=1)), len(seen)
+    changes: dict[str, Any] = {"system_spread": spread}
+    changes["system_shares"] = Sampled(*moments, _SOURCE)
+    changes["system_excess"] = Line(float(excesses.mean()), slope, around, _SOURCE)
+    for suffix, experts in (("", False), ("_experts", True)):
+        mine = [one for one in every if one.experts == experts]
+        free = sum(len(one.levels) - 1 for one in mine)
+        if free > 2:
+            squares = sum(float(np.sum(np.square(one.levels - one.levels.mean()))) for one in mine)
+            drifts = np.array([one.drift for one in mine])
+            wide = float(np.median(np.abs(drifts - np.median(drifts)))) * 1.4826
+            changes[f"level{suffix}"] = Prior(0.0, float(np.sqrt(squares / free)), _SOURCE)
+            changes[f"drift{suffix}"] = Prior(float(np.median(drifts)), wide, _SOURCE)
+    return msgspec.structs.replace(shipped, **changes)

@@ -1,77 +1,106 @@
 """How accurate the predictions are, on measured data.
 
-    python benchmarks/accuracy.py            # tables in Markdown; --json for one JSON object
-    python benchmarks/accuracy.py --only scales
-    python benchmarks/accuracy.py --means    # the same as --only means
+    python benchmarks/accuracy.py                    # all parts, as tables in Markdown
+    python benchmarks/accuracy.py --means --growth   # these parts
     python benchmarks/accuracy.py --means --count    # only which rows are jobs; seconds
-    python benchmarks/accuracy.py --memory   # the same as --only memory
-    python benchmarks/accuracy.py --collectives
+    python benchmarks/accuracy.py --systems --data DIR --json
 
-- `traces`: `../shared/data/straggler_traces`; see `_traces.py`.
-- `means`: `../shared/data/published` and the systems of `../shared/data/mlperf`; see `_means.py`.
-- `memory`: `../shared/data/megatron_golden/memory.csv`; see `_memory.py`.
-- `collectives`: `../shared/data/collectives`; see `_collectives.py`.
-- `scales`: `../shared/data/mlperf`; see `_scales.py`. `(out)` marks figures that are further
-  off than 1.5 % of the median, 0.01 of p95/p50, or a factor of 1.5 of the spread of the core. If
-  two runs of a system differ by more, that difference is the limit.
+Each part reads a folder below `--data`, by default `../shared/data`, and is left out with a note
+where that is missing. `--json` prints one JSON object with a key for each part.
+
+- `traces`: `straggler_traces/`; see `_traces.py`.
+- `means`: `published/`, `steps/`, and the systems of `mlperf/` and `mlperf_v6/`; see `_means.py`.
+- `expected`: the same, by class; see `_expected.py`.
+- `growth`: `steps/growth.csv`; see `_growth.py`.
+- `layers`: `steps/moe_layers.csv`; see `_layers.py`.
+- `operators`: `operators/`; see `_operators.py`.
+- `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
+- `memory`: `megatron_golden/memory.csv`; see `_memory.py`.
+- `collectives`: `collectives/`; see `_collectives.py`.
+- `scales`: `mlperf/`; see `_scales.py`. `(out)` marks figures that are further off than 1.5 % of
+  the median, 0.01 of p95/p50, or a factor of 1.5 of the spread of the core. If two runs of a system
+  differ by more, that difference is the limit.
 """
 
 import argparse
+import importlib
 import json
 import os
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
-_FOLDERS = {"means": "published", "traces": "straggler_traces", "scales": "mlperf"}
-_FOLDERS |= {"memory": "megatron_golden", "collectives": "collectives"}
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
+# Of each part: its folder below the data, its module, and the functions of its rows and its table.
+_PARTS = {
+    "means": ("", "_means", "mean_rows", "mean_table"),
+    "expected": ("", "_expected", "expected_rows", "expected_table"),
+    "growth": ("steps", "_growth", "growth_rows", "growth_table"),
+    "layers": ("steps", "_layers", "layer_rows", "layer_table"),
+    "operators": ("operators", "_operators", "operator_rows", "operator_table"),
+    "systems": ("", "_tails", "system_rows", "system_table"),
+    "traces": ("straggler_traces", "_traces", "all_trace_rows", "trace_table"),
+    "scales": ("mlperf", "_scales", "scale_rows", "scale_table"),
+    "collectives": ("collectives", "_collectives", "collective_rows", "collective_table"),
+    "memory": ("megatron_golden", "_memory", "memory_rows", "memory_table"),
+}
+# Parts whose folder is the data itself, because they read several folders.
+_WHOLE = ("growth", "systems")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of predictions on measured data.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--only", choices=tuple(_FOLDERS), help="one of them")
-    for name in ("means", "memory", "collectives"):
+    for name in _PARTS:
         parser.add_argument(
-            f"--{name}", dest="only", action="store_const", const=name, help=f"as --only {name}"
+            f"--{name}", dest="only", action="append_const", const=name, help="this part"
         )
+    parser.add_argument("--only", action="append", choices=_PARTS, help="the same by name")
     parser.add_argument("--count", action="store_true", help="of means: only which rows are jobs")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
-    for name, folder in _FOLDERS.items():
-        if arguments.only in (None, name) and not (arguments.data / folder).is_dir():
-            parser.error(f"there is no folder {arguments.data / folder}; name its own with --data")
+    if not arguments.data.is_dir():
+        parser.error(f"there is no folder {arguments.data}; name one with --data")
 
     import jax
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    from benchmarks._collectives import collective_rows, collective_table
-    from benchmarks._means import count_table, job_rows, mean_rows, mean_table
-    from benchmarks._memory import memory_rows, memory_table
-    from benchmarks._scales import scale_rows, scale_table
-    from benchmarks._traces import all_trace_rows, trace_table
-
-    means = (job_rows, count_table) if arguments.count else (mean_rows, mean_table)
-    parts = {"means": means, "traces": (all_trace_rows, trace_table)}
-    parts["scales"] = (scale_rows, scale_table)
-    parts["collectives"] = (collective_rows, collective_table)
-    result = {}
-    if arguments.only in (None, "memory"):
-        rows, refused = memory_rows(arguments.data / _FOLDERS["memory"] / "memory.csv")
-        result["memory"] = {"rows": [row._asdict() for row in rows], "refused": refused}
+    result: dict[str, Any] = {}
+    for name in arguments.only or _PARTS:
+        if not (arguments.data / _PARTS[name][0]).is_dir():
+            print(f"{name}: there is no folder {_PARTS[name][0]}", file=sys.stderr)
+            continue
+        rows_of, table = _functions(name, count=arguments.count)
+        folder = arguments.data if name in _WHOLE else arguments.data / _PARTS[name][0]
+        rows = rows_of(folder)
+        rows = rows if isinstance(rows, tuple) else list(rows)
+        result[name] = _plain(rows)
         if not arguments.json:
-            print(memory_table(rows, refused), end="\n\n", flush=True)
-    for name, (rows_of, table) in parts.items():
-        if arguments.only in (None, name):
-            result[name] = list(rows_of(arguments.data / _FOLDERS[name]))
-            if not arguments.json:
-                print(table(result[name]), end="\n\n", flush=True)
+            print(table(rows), end="\n\n", flush=True)
     if arguments.json:
         print(json.dumps(result))
+
+
+def _plain(rows: Any) -> Any:
+    """Rows as what JSON has."""
+    if hasattr(rows, "_asdict"):
+        return {name: _plain(value) for name, value in rows._asdict().items()}
+    return [_plain(row) for row in rows] if isinstance(rows, list) else rows
+
+
+def _functions(name: str, *, count: bool) -> tuple[Callable[..., Any], Callable[..., str]]:
+    """The functions of the rows of a part, and of its table."""
+    _, module, *names = _PARTS[name]
+    if name == "means" and count:
+        names = ["job_rows", "count_table"]
+    found = importlib.import_module(f"benchmarks.{module}")
+    rows, table = (getattr(found, one) for one in names)
+    return rows, table
 
 
 if __name__ == "__main__":

@@ -207,9 +207,10 @@ def main() -> None:
         print(priors_text(arguments.data))
         return
     if arguments.systems:
-        from benchmarks._systems import systems_table
+        from benchmarks._tails import laws_table, system_rows, system_table
 
-        print(systems_table(arguments.data))
+        every = arguments.data.parent
+        print(system_table(system_rows(every)), laws_table(every), sep="\n\n")
         return
     if arguments.short:
         from benchmarks._short_runs import short_table

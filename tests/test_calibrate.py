@@ -301,7 +301,7 @@ def test_an_earlier_calibration_is_replaced():
     assert kernels is not None
     step = kernels.find_variation("step")
     assert step is not None
-    assert step.parameters == {"sigma": 0.5}
+    assert step.parameters["sigma"] == 0.5
 
 
 def test_what_another_wrote_is_kept(tmp_path, capsys):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from prism_jax.calibration import epistemic
-from prism_jax.calibration._epistemic import laws_of_systems, spread_of_device
 from prism_jax.calibration._level import Point, fit_level, slope_of_level, with_level
 from prism_jax.cli import main
 from prism_jax.cli._calibrate import _agreement
@@ -16,9 +15,7 @@ from prism_jax.data import (
     Calibrated,
     Uncertainty,
     apply_calibrated,
-    load_cluster,
     load_job,
-    load_kernels,
     load_priors,
 )
 from prism_jax.data._priors import Prior
@@ -230,43 +227,6 @@ def test_priors_say_where_they_are_from():
         for one in given if isinstance(given, tuple) else (given,):
             assert len(one.source) > 20, name
             assert not isinstance(one, Prior) or one.deviation > 0
-
-
-def test_defaults_are_those_of_the_law_over_systems(shared):
-    """What is shipped is what the logs say, and the spread of a step lies where that of its
-    generation does.
-    """
-    from benchmarks._systems import fitted, systems
-
-    priors = load_priors()
-    found = fitted(systems(shared / "data/mlperf"))
-    pairs = zip(priors.system_spreads, found.system_spreads, strict=True)
-    pairs = [*pairs, (priors.system_shares, found.system_shares)]
-    for shipped, one in [*pairs, (priors.system_excess, found.system_excess)]:
-        numbers = [getattr(one, name) for name in one.__struct_fields__ if name != "source"]
-        given = [getattr(shipped, name) for name in one.__struct_fields__ if name != "source"]
-        for ours, theirs in zip(given, numbers, strict=True):
-            assert ours == (theirs if isinstance(ours, tuple) else pytest.approx(theirs, abs=0.006))
-    for name in ("dgx-h100", "gb200-nvl72", "hgx-b200"):
-        cluster = load_cluster(name, 64)
-        step = load_kernels(cluster).find_variation("step")
-        assert step is not None
-        law = spread_of_device(priors, cluster.device.name)
-        assert abs(np.log(step.parameters["sigma"]) - law.mean) < law.deviation
-    assert spread_of_device(priors, "a100-80g-sxm").number == 16
-
-
-def test_systems_of_which_nothing_is_known_spread_as_the_law_says():
-    priors = load_priors()
-    for device, median in (("h100-sxm", 0.0018), ("gb200", 0.0046)):
-        laws = laws_of_systems(priors, device, 4000)
-        assert np.median([law.sigma for law in laws]) == pytest.approx(median, rel=0.05)
-        assert all(0 < law.share <= 0.2 and law.excess > 0 for law in laws)
-    # Student's law of 11 degrees of freedom, and of the mean of 12.
-    law = spread_of_device(priors, "h100-sxm")
-    logs = np.log([one.sigma for one in laws_of_systems(priors, "h100-sxm", 4000)])
-    expected = law.deviation * np.sqrt((1 + 1 / 12) * 11 / 9)
-    assert np.std(logs) == pytest.approx(expected, rel=0.08)
 
 
 def test_the_median_that_is_far_off_is_named():

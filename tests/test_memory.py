@@ -277,7 +277,7 @@ def test_peaks_that_megatron_recorded():
     """The last rank's allocator at its fullest, for the arguments that can be expressed."""
     from benchmarks._memory import memory_rows
 
-    rows, refused = memory_rows(_DATA / "megatron_golden" / "memory.csv")
+    rows, refused = memory_rows(_DATA / "megatron_golden")
     errors = [abs(row.error) for row in rows]
     assert len(rows) > 0.7 * (len(rows) + len(refused))
     assert statistics.median(errors) <= 0.08

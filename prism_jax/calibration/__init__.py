@@ -1,6 +1,10 @@
 from ._calibrate import calibrate as calibrate
 from ._calibrated_job import agreement as agreement, calibrated_as as calibrated_as
-from ._epistemic import Epistemic as Epistemic, epistemic as epistemic
+from ._epistemic import (
+    Epistemic as Epistemic,
+    epistemic as epistemic,
+    level_of_runs as level_of_runs,
+)
 from ._expected_error import (
     ExpectedError as ExpectedError,
     expected_error as expected_error,

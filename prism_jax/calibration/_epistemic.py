@@ -7,9 +7,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from ..data import Job, Priors, Sampled, load_priors
+from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
+from ..workload import has_experts
 from ._expected_error import expected_error, levels_of_law
+from ._observe import upper_spread
 from ._step_law import StepLaw
 
 
@@ -70,12 +72,13 @@ class Epistemic:
 
 def epistemic(job: Job, law: Law) -> Epistemic:
     """The law of a job's step, including the uncertainty of its calibration. For a job that is not
-    calibrated, the level has the error of published predictions of its class, with its bias, and
-    steps vary around it as in other systems.
+    calibrated, the level has the errors of published predictions of its class, with their bias;
+    each is of another run, so that differences between runs are part of them. Steps vary around it
+    by as much more or less than the law as in other systems.
 
     The spread is log-normal, and so is the level of a calibrated job: its variance is propagated
     linearly from the covariance of the calibration, by the derivatives of this job's step; the
-    variance between runs and scales is added. Other levels follow [`expected_error`][].
+    variance between runs and scales is added. Other levels are those of [`expected_error`][].
 
     **Arguments:**
 
@@ -89,9 +92,8 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     error, priors = expected_error(job), load_priors()
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if known is None:
-        device = "" if job.cluster is None else job.cluster.device.name
-        spread = spread_of_device(priors, device).deviation
-        laws = laws_of_systems(priors, device, _SYSTEMS)
+        spread = priors.system_spread.deviation
+        laws = laws_of_systems(priors, upper_spread(np.asarray(law.quantile(_STEPS))), _SYSTEMS)
         factors = np.stack([one.factors(len(_STEPS)) for one in laws])
         runs = factors / np.median(factors, axis=1, keepdims=True)
     else:
@@ -103,19 +105,42 @@ def epistemic(job: Job, law: Law) -> Epistemic:
     return Epistemic(error.std, spread, steps.reshape(-1, len(_STEPS)))
 
 
-def laws_of_systems(priors: Priors, device: str, number: int) -> list[StepLaw]:
+def level_of_runs(job: Job) -> tuple[float, float]:
+    """By how much runs of one system differ, and by how much a run gets faster in its first hour.
+
+    **Arguments:**
+
+    - `job`: a job with a model. For one that is calibrated, the first figure is its own.
+
+    **Returns:**
+
+    The standard deviation of the logarithm of a run's median, and the share that a step takes
+    longer at the start of a run than later; below zero if it gets slower. Both are those of systems
+    whose models have experts, or do not, in MLPerf Training (`kernels/priors.toml`).
+    """
+    priors = load_priors()
+    assert job.model is not None
+    level, drift = priors.level, priors.drift
+    if has_experts(job.model):
+        level, drift = priors.level_experts, priors.drift_experts
+    known = None if job.calibrated is None else job.calibrated.uncertainty
+    return level.deviation if known is None else known.level, float(np.expm1(drift.mean))
+
+
+def laws_of_systems(priors: Priors, usual: float, number: int) -> list[StepLaw]:
     """The laws of steps of `number` systems, drawn with a constant key.
 
-    Spreads are log-normal, with parameters for the generation of the device if systems with it were
-    measured. Shares of outliers are log-normal too. The excess of an outlier is relative to the
+    Spreads are log-normal around `usual`, the `upper_spread` of steps that is predicted for the
+    system. Shares of outliers are log-normal too. The excess of an outlier is relative to the
     spread, and smaller if outliers are frequent. Because the parameters come from few systems,
     draws follow Student's law.
     """
     rng = np.random.default_rng(0)
-    spreads = np.exp(_drawn(spread_of_device(priors, device), rng, number))
-    shares = _drawn(priors.system_shares, rng, number)
-    excess = priors.system_excess
-    logs = excess.mean + excess.slope * (shares - priors.system_shares.mean)
+    of, excess = priors.system_spread, priors.system_excess
+    spreads = usual * np.exp(_drawn(of.deviation, of.number, rng, number))
+    known = priors.system_shares
+    shares = known.mean + _drawn(known.deviation, known.number, rng, number)
+    logs = excess.mean + excess.slope * (shares - known.mean)
     logs = logs + excess.deviation * rng.standard_normal(number)
     columns = (spreads, np.minimum(np.exp(shares), _MOST_OUTLIERS), spreads * np.exp(logs))
     width = priors.outlier_spread.value
@@ -125,15 +150,8 @@ def laws_of_systems(priors: Priors, device: str, number: int) -> list[StepLaw]:
     ]
 
 
-def spread_of_device(priors: Priors, device: str) -> Sampled:
-    """The law of the logarithm of the spread of the core of systems with this device."""
-    (other,) = (one for one in priors.system_spreads if not one.devices)
-    mine = (one for one in priors.system_spreads if device in one.devices)
-    return next(mine, other)
-
-
-def _drawn(law: Sampled, rng: np.random.Generator, number: int) -> Float[np.ndarray, " number"]:
-    """Values of further systems, if the mean and the deviation of a normal law were estimated."""
-    return law.mean + law.deviation * np.sqrt(1 + 1 / law.number) * rng.standard_t(
-        law.number - 1, number
-    )
+def _drawn(
+    deviation: float, systems: int, rng: np.random.Generator, number: int
+) -> Float[np.ndarray, " number"]:
+    """How far further systems are from the mean, if it and the deviation were estimated."""
+    return deviation * np.sqrt(1 + 1 / systems) * rng.standard_t(systems - 1, number)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import ndtri
 
 from .._misc import counted
 from .._robust import in_core
@@ -141,6 +142,15 @@ def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
     """
     core = _core(steps - np.median(steps))
     return float(np.nanstd(core, ddof=1) / np.mean(steps[~np.isnan(core)]))
+
+
+def upper_spread(steps: Float[np.ndarray, " steps"]) -> float:
+    """The relative standard deviation of the normal law with this 90 % quantile over the median. It
+    is that of the core where steps are normal, and larger where some are slower for a while, as at
+    the start of a run.
+    """
+    median, high = np.quantile(steps, [0.5, 0.9])
+    return float((high / median - 1) / ndtri(0.9))
 
 
 def _core(deviations: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:

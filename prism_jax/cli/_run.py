@@ -40,6 +40,11 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
         number(1, "steps from 1 to 1e9"),
         1.0,
     ),
+    argument(
+        "--level SD",
+        "standard deviation of the logarithm of a run's level (that of runs of other systems)",
+        number(0, "a share from 0 to 1"),
+    ),
     argument("--runs M", "runs to simulate (100000)", count, 100_000),
     flag("--derivatives", "print the derivatives of the days with respect to rates and costs"),
 )
@@ -51,11 +56,13 @@ def run(given: Given) -> Output:
 
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
-    from ..calibration import expected_error, levels_of_law
+    from ..calibration import level_of_runs
     from ..runs import training_run
 
     costs = _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
+    level, drift = (0.0, 0.0) if job.job is None else level_of_runs(job.job)
+    level = level if given.level is None else given.level
     law = training_run(
         program,
         num_steps=given.steps,
@@ -63,6 +70,8 @@ def run(given: Given) -> Output:
         costs=costs,
         num_spares=given.spares,
         autocorrelation_time=given.autocorrelation,
+        level=level,
+        drift=drift,
         num_runs=given.runs,
         derivatives=given.derivatives,
         **options,
@@ -74,6 +83,8 @@ def run(given: Given) -> Output:
         "steps": given.steps,
         "days": {"mean": law.mean.value, **days},
         "parts_days": law.parts,
+        "level_std": level,
+        "drift": drift,
         **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
         "failures": failures.source,
         "num_runs": len(law.days),
@@ -84,13 +95,9 @@ def run(given: Given) -> Output:
         law.summary().named(f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs")
     ]
     if job.job is not None:
-        error = expected_error(job.job)
-        others, work = law.mean.value - law.parts["work"], law.parts["work"]
-        low, high = (others + work * float(levels_of_law(error, q)) for q in (0.05, 0.95))
-        result["days_expected_error_90"] = [low, high]
+        low, high = result["days_expected_error_90"] = _off(job.job, law)
         blocks.append(
-            f"the mean is {low:.4g} .. {high:.4g} days if steps are as far off as 90 % of earlier "
-            f"predictions ({error.num_runs:,} runs)"
+            f"the mean is {low:.4g} .. {high:.4g} days (90 %) with the expected error of a step"
         )
     if given.deadline is not None:
         chance = law.probability(given.deadline).value
@@ -103,6 +110,14 @@ def run(given: Given) -> Output:
         columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
         blocks.append(Table(columns, rows, most=None))
     return Output(result, [*blocks, f"failures: {failures.source}"])
+
+
+def _off(job: Any, law: Any) -> list[float]:
+    """The mean days if the steps that count are as much shorter or longer as may be expected."""
+    from ..calibration import expected_error, levels_of_law
+
+    error, work = expected_error(job), law.parts["work"]
+    return [law.mean.value + work * float(levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
 
 
 def _costs(given: Given, failures: Any, world_size: int) -> Any:

@@ -107,6 +107,8 @@ from ._types import (
     Seed as Seed,
 )
 from ._variations import (
+    SECONDS as SECONDS,
+    has_seconds as has_seconds,
     read_variations as read_variations,
     replace_variations as replace_variations,
     write_variations as write_variations,

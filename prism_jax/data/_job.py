@@ -172,8 +172,6 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `fused_experts`: whether the grouped matrix multiplications of experts apply the activation,
         the biases and the cast to fp8 or narrower themselves.
     - `fp8_attention`: whether fused attention multiplies in fp8.
-    - `elementwise_passes`: how many times the elementwise kernels of layers move what they would if
-        each group of them were one kernel, which reads its inputs and writes its outputs once.
     - `software`: the software stack that gives the defaults of keys of `training` that the job does
         not set.
     """
@@ -209,7 +207,6 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuda_graphs: Literal["none", "modules", "iteration"] = "none"
     fused_experts: bool = False
     fp8_attention: bool = False
-    elementwise_passes: Positive = 1.0
     software: Name | None = None
 
     @property

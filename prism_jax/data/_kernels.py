@@ -61,7 +61,10 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `family`: the family of the law of the factor, or of the duration of a stall; `two-regimes`
         for `network`.
     - `parameters`: the parameters of the law. Stalls also have `rate` (stalls per call) and
-        `median_s`; the network has `probability` and `slowdown`.
+        `median_s`; the network has `probability` and `slowdown`. The `sigma` of a log-normal `step`
+        may have `seconds` beside it, the part of the standard deviation that is as many seconds
+        whatever a step takes, `experts_seconds` for models with experts, and `seconds_share`, the
+        largest share of a step that these seconds are. The two parts add as variances.
     - `source`: where the numbers are from.
     """
 

@@ -39,10 +39,15 @@ class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Text
 
 
-class SampledSpread(Sampled, frozen=True, forbid_unknown_fields=True):
-    """The law for systems with these devices; if no device is named, for all systems."""
+class SystemSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far the spread of a system lies from that which the row `step` of a `variability.csv`
+    gives: the standard deviation of the logarithm, over the named systems.
+    """
 
-    devices: tuple[Text, ...]
+    deviation: Positive
+    number: Annotated[int, msgspec.Meta(ge=3)]
+    systems: tuple[Text, ...]
+    source: Text
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,9 +72,13 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `growth`: the exponent of the number of replicas.
     - `constant_share`: the largest share of the shortest step that the constant may take.
     - `scale`: the logarithm of a run's median at another scale, relative to the calibrated level.
-    - `system_spreads`: the logarithm of the spread of the core of a system, by its devices.
+    - `level`, `level_experts`: the logarithm of the median of one run of a system over that of
+        another, for dense models and for models with experts.
+    - `drift`, `drift_experts`: the logarithm of the median of the first fifth of a run's steps over
+        that of the last fifth. Runs of these systems take some minutes to three hours.
+    - `system_spread`: the spread of the slower half of a system's steps.
     - `system_shares`: the logarithm of a system's share of outliers.
-    - `system_excess`: the logarithm of the excess of an outlier in spreads of the core, over the
+    - `system_excess`: the logarithm of the excess of an outlier in spreads, over the
         logarithm of the share of outliers.
     - `spread_elsewhere`: the logarithm of the spread of a run at another scale, relative to that
         at the calibrated scale.
@@ -89,7 +98,11 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constant_share: Worth
     growth: Prior
     scale: Prior
-    system_spreads: tuple[SampledSpread, ...]
+    level: Prior
+    level_experts: Prior
+    drift: Prior
+    drift_experts: Prior
+    system_spread: SystemSpread
     system_shares: Sampled
     system_excess: Line
     spread_elsewhere: Prior

@@ -9,6 +9,16 @@ from ._kernels import COMPONENTS, SHARED, Variation, VariationRow
 from ._read import read_rows, write_csv
 
 
+# Parameters of the `step` component besides those of its law: the seconds that add to its spread,
+# those of models with experts, and the largest share of a step that they are.
+SECONDS = ("seconds", "experts_seconds", "seconds_share")
+
+
+def has_seconds(variations: Iterable[Variation]) -> bool:
+    """Whether a spread of steps is partly given in seconds."""
+    return any({*SECONDS} & v.parameters.keys() for v in variations)
+
+
 def replace_variations(
     variations: Iterable[Variation], new: Iterable[Variation]
 ) -> tuple[Variation, ...]:
@@ -97,6 +107,12 @@ def check_variation(variation: Variation, where: str) -> None:
                 f"{where}: `parameters` has `{quoted(name)}={number:g}`; it must be finite and "
                 "not negative."
             )
+    seconds = variation.parameters.keys() & {*SECONDS}
+    if seconds and (component != "step" or family != "lognormal"):
+        raise ValueError(
+            f"{where}: `{min(seconds)}` is a parameter of the component `step` with the family "
+            "`lognormal` only; leave it out."
+        )
     missing = [name for name in own if name not in variation.parameters]
     if missing:
         raise ValueError(f"{where}: `parameters` has no `{missing[0]}`; add it.")

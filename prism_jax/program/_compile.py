@@ -2,6 +2,10 @@
 arrays.
 """
 
+import math
+
+import numpy as np
+
 from ..data import (
     Cluster,
     Job,
@@ -11,14 +15,16 @@ from ..data import (
     ScheduleConfig,
     Training,
     check_parts,
+    has_seconds,
 )
 from ..schedule import (
     AbstractSchedule,
     OpGraph,
+    latest_ends,
     op_graph,
     order_of,
 )
-from ..workload import Block, Workload, block_means
+from ..workload import Block, Workload, block_mean, block_means, has_experts
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._frame import blocks_of_kinds, frame_of
@@ -113,11 +119,14 @@ def compile_program(
     blocking = order.blocking if config.blocking is None else config.blocking
     graph = op_graph(order, blocking=blocking)
     blocks, sinks = blocks_of(graph, workload), sinks_of(graph, workload)
+    if variability is None:
+        step_s = _seconds(graph, blocks, workload) if has_seconds(kernels.variability) else math.inf
+        variability = variability_of(kernels.variability, step_s=step_s, experts=has_experts(model))
     graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
     return assemble(
         number_microbatches(graph, order.chain_starts),
         blocks,
-        variability=variability_of(kernels.variability) if variability is None else variability,
+        variability=variability,
         sinks=sinks,
         contention=workload.contention,
         tail=workload.tail,
@@ -128,6 +137,14 @@ def compile_program(
         # The innermost link joins the devices of a node; all other links share the network.
         network_links=tuple(link.name for link in cluster.links[1:]),
     )
+
+
+def _seconds(graph: OpGraph, blocks: list[Block], workload: Workload) -> float:
+    """About how long a step takes, in seconds: without variability, and without what of the
+    reduction of gradients does not overlap.
+    """
+    (end,) = latest_ends(graph, np.array(block_means(blocks)), [range(graph.num_ops)])
+    return float(end) + block_mean(workload.tail)
 
 
 def with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:

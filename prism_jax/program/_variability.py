@@ -2,6 +2,7 @@
 of a rank, a step, a worker in one step, a microbatch, and the network.
 """
 
+import math
 from collections.abc import Iterable
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..data import Variation
+from ..data import SECONDS, Variation
 from ..latency import AbstractLatency, Scaled, make_latency, scale_spread
 
 
@@ -137,10 +138,19 @@ class Variability(eqx.Module):
     stalls: dict[str, Stall] = eqx.field(default_factory=dict)
 
 
-def variability_of(variations: Iterable[Variation]) -> Variability:
+def variability_of(
+    variations: Iterable[Variation], *, step_s: float = math.inf, experts: bool = False
+) -> Variability:
     """The laws with the values of a file, or with values that are being fitted.
 
     Differentiable in the parameters, which may be arrays.
+
+    **Arguments:**
+
+    - `variations`: the laws.
+    - `step_s`: how long a step takes, in seconds: for the part of the spread of steps that is given
+        in seconds (`Variation`).
+    - `experts`: whether the model has experts, whose steps vary by more seconds.
 
     **Raises:**
 
@@ -148,6 +158,8 @@ def variability_of(variations: Iterable[Variation]) -> Variability:
     """
     residual, stalls, shared = {}, {}, {}
     for variation in variations:
+        if variation.component == "step":
+            variation = _of_seconds(variation, step_s, experts)
         if variation.component == "stall":
             stalls[variation.kernel] = _stall(variation)
         elif variation.family == "constant":
@@ -159,6 +171,18 @@ def variability_of(variations: Iterable[Variation]) -> Variability:
         else:
             shared[variation.component] = _law(variation)
     return Variability(residual=residual, stalls=stalls, **shared)
+
+
+def _of_seconds(variation: Variation, step_s: float, experts: bool) -> Variation:
+    """The law with a spread that has no part in seconds."""
+    parameters = dict(variation.parameters)
+    dense, other, most = (parameters.pop(name, None) for name in SECONDS)
+    seconds = other if experts and other is not None else dense
+    if seconds is not None:
+        part = seconds / step_s
+        part = part if most is None else min(part, most)
+        parameters["sigma"] = math.hypot(parameters.get("sigma", 0.0), part)
+    return msgspec.structs.replace(variation, parameters=parameters)
 
 
 def _law(variation: Variation) -> AbstractLatency:

@@ -26,6 +26,15 @@ def check_numbers(num_steps, num_runs, num_spares) -> None:
         whole_number(num_spares, "num_spares", 0, _MOST_SPARES)
 
 
+def check_levels(level: float, drift: float) -> None:
+    for name, value, least in (("level", level, 0), ("drift", drift, -1)):
+        if not least <= value <= 1:
+            raise ValueError(
+                f"`{name}={value}` must be a share from {least} to 1; give 0 for runs that do not "
+                "differ in it."
+            )
+
+
 def check_failures(failures: Failures, costs: RunCosts | None) -> None:
     if not failures.causes:
         raise ValueError("`failures` has no cause; give at least one, whose count may be 0.")

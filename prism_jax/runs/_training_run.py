@@ -17,7 +17,7 @@ from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST, Law
 from ..program import Program
 from ..random import key_data
-from ._check import check_costs, check_ends, check_failures, check_numbers
+from ._check import check_costs, check_ends, check_failures, check_levels, check_numbers
 from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
 from ._expected import best_interval
 from ._run_law import DAY, RunLaw
@@ -30,6 +30,8 @@ _BLOCK = 4096
 _GPU_SETS = 128
 _STEPS_OF_SET = 8
 _SETS = 32
+# For how long the steps of a run drift, in seconds.
+_DRIFTING = 3600.0
 # Of a central difference in the logarithm of a cost, and the runs that it is taken of.
 _APART = 0.1
 _WORK = PARTS.index("work")
@@ -45,6 +47,8 @@ def training_run(
     costs: RunCosts | None = None,
     num_spares: int | None = None,
     autocorrelation_time: float = 1.0,
+    level: float = 0.0,
+    drift: float = 0.0,
     known_rates: bool = False,
     num_runs: int = 100_000,
     num_samples: int = 8_192,
@@ -69,6 +73,10 @@ def training_run(
     - `num_spares`: the number of spare nodes; `None` if there is always one more.
     - `autocorrelation_time`: the integrated autocorrelation time of steps on the same GPUs; see
         `Law.run_mean_std`.
+    - `level`: the standard deviation of the logarithm of a run's level: all steps of a run take as
+        many times longer or shorter as it draws, by one on average.
+    - `drift`: how much longer the first step of a run takes than the steps after an hour, as a
+        share; 0.02 adds 36 s. `level_of_runs` of `prism_jax.calibration` has what other systems do.
     - `known_rates`: whether the rates are exactly those that were counted. By default, each run
         draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior).
     - `num_runs`: how many runs to simulate.
@@ -89,6 +97,7 @@ def training_run(
     check_type(program, Program, "program", "use `compile_job` to get one")
     failures = load_failures(failures) if isinstance(failures, str) else failures
     check_numbers(num_steps, num_runs, num_spares)
+    check_levels(level, drift)
     check_failures(failures, costs)
     if costs is not None:
         check_costs(costs)
@@ -111,8 +120,12 @@ def training_run(
     factors = np.ones(1)
     if program.variability.rank is not None:
         factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
-    steps = _Steps(law, factors, num_steps, autocorrelation_time)
-    simulated = _Simulation(work, law.mean, steps, failures, per_second, num_spares, known_rates)
+    steps = _Steps(law, factors, num_steps, autocorrelation_time, level)
+    # It falls evenly over an hour, and a run that is shorter keeps what is left of it.
+    drifted = drift * (early := min(work, _DRIFTING)) * (1 - early / _DRIFTING / 2)
+    simulated = _Simulation(
+        work, drifted, law.mean, steps, failures, per_second, num_spares, known_rates
+    )
     seeds = np.asarray(key_data(key)).tolist()
     with progress_bar(num_runs, progress, "runs", "run") as bar:
         runs, drawn = simulated.runs(costs, num_runs, seeds, bar)
@@ -157,6 +170,7 @@ class _Simulation:
     """All of a run that its costs do not change; `per_second` makes a count a rate of the job."""
 
     work: float
+    drifted: float
     step: float
     steps: "_Steps"
     failures: Failures
@@ -210,15 +224,15 @@ class _Simulation:
         slowness, noise = self.steps.draw(number, rng)
         runs = run_cycles(np.full(number, self.work), slowness, hazards, costs, rng)
         executed = runs.parts[:, [_WORK, PARTS.index("lost")]].sum(axis=1)
-        runs.parts[:, _WORK] += noise * np.sqrt(executed / self.step)
+        runs.parts[:, _WORK] += self.drifted + noise * np.sqrt(executed / self.step)
         return runs
 
 
 class _Steps:
     """What sets of GPUs take for the steps of a run."""
 
-    def __init__(self, law, factors: np.ndarray, num_steps: int, autocorrelation_time: float):
-        self.factors = factors
+    def __init__(self, law, factors, num_steps: int, autocorrelation_time: float, level: float):
+        self.factors, self.level = factors, level
         within = math.sqrt(max(law.std**2 - law.mean**2 * factors.var(), 0.0))
         # One more check of both numbers, with the words of the law.
         if not (autocorrelation_time >= 1 and math.isfinite(autocorrelation_time)):
@@ -232,7 +246,11 @@ class _Steps:
         """Of so many runs: the factors of the sets of GPUs that they have one after the other, and
         the error of the sum of their steps, in seconds for each root of a step."""
         which = rng.integers(len(self.factors), size=(number, _SETS))
-        return self.factors[which], self.noise * rng.normal(size=number)
+        noise, factors = self.noise * rng.normal(size=number), self.factors[which]
+        if self.level:  # The same random numbers as without.
+            levels = np.exp(self.level * rng.spawn(1)[0].normal(size=(number, 1)))
+            factors = factors * levels * np.exp(-(self.level**2) / 2)
+        return factors, noise
 
 
 def _of_rates(runs: Runs, rates: Float[np.ndarray, "runs causes"], names) -> dict[str, Estimate]:

@@ -204,8 +204,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
-        passes = self.training.elementwise_passes if kind == "elementwise" else 1.0
-        num_bytes = round(passes * num_bytes)
+        num_bytes = round(num_bytes)
         mean = compute_latency(kind, "", 0, num_bytes, self.cluster.device, self.kernels)
         return Kernel(kind, f"{num_bytes}B", mean)
 

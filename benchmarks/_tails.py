@@ -1,0 +1,146 @@
+"""The tail of systems, predicted from configuration.
+
+A system of which the laws over systems were made is predicted by the laws of all machines but its
+own. For any other system the shipped laws hold.
+"""
+
+import functools as ft
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from prism_jax import data
+from prism_jax.calibration._epistemic import laws_of_systems
+from prism_jax.calibration._observe import upper_spread
+
+from ._published import published
+from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
+
+
+_SAMPLES = 8192
+_DRAWN = 1000  # Systems, and steps of each.
+_LEVELS = (np.arange(4000) + 0.5) / 4000
+_NEAR = 0.02  # A published median of a name is that of the same bench.
+
+
+def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """A row for each system of `mlperf` and `mlperf_v6` in a folder like `../shared/data`.
+
+    Where a system cannot be written as a job, its step is taken as measured, and the spread of
+    steps as that of the law alone.
+    """
+    every = systems(folder)
+    used = {*data.load_priors().system_spread.systems}
+    shown = [one for one in every if one.name in used]
+
+    @ft.cache
+    def without(machine: str) -> Laws:
+        return fitted([one for one in shown if one.machine != machine])
+
+    jobs = [row for row in published(folder) if row.job is not None and row.median]
+    rows = []
+    for one in every:
+        laws = without(one.machine) if one.name in used else None
+        near = (
+            row.job
+            for row in jobs
+            if row.name in one.name.split(" ") and abs(row.seconds / one.seconds - 1) < _NEAR
+        )
+        rows.append(_row(one, laws, next(near, None)))
+    return rows
+
+
+def _row(one: System, laws: Laws | None, job: data.Job | None) -> dict[str, Any]:
+    if job is None:
+        cluster = "hgx-b200" if one.is_blackwell else "dgx-h100"
+        given = _shipped(cluster) if laws is None else laws.parameters(one.is_blackwell)
+        spread = spread_at(given, one.seconds, one.experts)
+        found, tail = {}, float(np.exp(1.6449 * spread))
+    else:
+        spread, tail, seconds = _simulated(job, None if laws is None else laws, one)
+        found = {"predicted": seconds}
+    priors = data.load_priors() if laws is None else laws.priors
+    drawn = [law.factors(_DRAWN) for law in laws_of_systems(priors, spread, _DRAWN)]
+    tails = [np.quantile(steps, 0.95) / np.median(steps) for steps in drawn]
+    low, high = (float(edge) for edge in np.quantile(tails, [0.05, 0.95]))
+    return {
+        "table": one.group,
+        "name": one.name,
+        "measured": one.seconds,
+        **found,
+        "measured_p95_over_p50": 1 + one.tail,
+        "predicted_p95_over_p50": tail,
+        "band": [low, high],
+        "inside": low <= 1 + one.tail <= high,
+        "left_out": laws is not None,
+    }
+
+
+@ft.cache
+def _shipped(cluster: str) -> dict[str, float]:
+    variations = data.load_variability(cluster)
+    return next(one.parameters for one in variations if one.component == "step")
+
+
+def _simulated(job: data.Job, laws: Laws | None, one: System) -> tuple[float, float, float]:
+    """The spread, p95/p50 and the median of a job's steps."""
+    import jax
+
+    import prism_jax as prism
+
+    assert job.kernels is not None
+    if laws is not None:
+        step = data.Variation("", "step", "lognormal", laws.parameters(one.is_blackwell))
+        variability = data.replace_variations(job.kernels.variability, [step])
+        kernels = msgspec.structs.replace(job.kernels, variability=variability)
+        job = msgspec.structs.replace(job, kernels=kernels)
+    key = jax.random.key(0)
+    law = prism.simulate(prism.compile_job(job), num_samples=_SAMPLES, key=key)
+    median, high = (float(law.quantile(q)) for q in (0.5, 0.95))
+    return upper_spread(np.asarray(law.quantile(_LEVELS))), high / median, median
+
+
+def system_table(rows: Sequence[dict[str, Any]]) -> str:
+    """In Markdown."""
+    header = ("systems", "system", "p50", "p50, measured", "p95/p50", "of 90 % of systems")
+    header += ("p95/p50, measured",)
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for row in rows:
+        low, high = row["band"]
+        cells = (
+            row["table"],
+            row["name"],
+            f"{row['predicted']:.4g} s" if "predicted" in row else "",
+            f"{row['measured']:.4g} s",
+            f"{row['predicted_p95_over_p50']:.4f}",
+            f"{low:.4f} .. {high:.4f}",
+            f"{row['measured_p95_over_p50']:.4f}" + " (out)" * (not row["inside"]),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| systems | number | predicted over measured, median | in the band |"]
+    lines.append("|---|---|---|---|")
+    groups = sorted({row["table"] for row in rows})
+    for name in ("all", *groups):
+        mine = [row for row in rows if name in ("all", row["table"])]
+        tails = [(r["predicted_p95_over_p50"], r["measured_p95_over_p50"]) for r in mine]
+        ratio = np.median([(ours - 1) / (theirs - 1) for ours, theirs in tails])
+        inside = sum(row["inside"] for row in mine)
+        held = f"{inside} of {len(mine)} ({100 * inside / len(mine):.0f} %)"
+        lines.append(f"| {name} | {len(mine)} | {ratio:.2f} | {held} |")
+    return "\n".join(lines)
+
+
+def laws_table(folder: pathlib.Path) -> str:
+    """The laws over all systems, as in `kernels/priors.toml` and `kernels/*/variability.csv`."""
+    found = fitted(systems(folder))
+    sigmas = {"sigma, H100": found.hopper, "sigma, B200": found.blackwell}
+    lines = [f"| `{name}` | {value:.4g} |" for name, value in (sigmas | found.seconds).items()]
+    for name in OF_SYSTEMS:
+        law = msgspec.to_builtins(getattr(found.priors, name))
+        numbers = [f"{k} {v:.4g}" for k, v in law.items() if isinstance(v, int | float)]
+        lines.append(f"| `{name}` | {', '.join(numbers)} |")
+    names = ", ".join(f'"{name}"' for name in found.priors.system_spread.systems)
+    return "\n".join(["| law | value |", "|---|---|", *lines, "", f"systems = [{names}]"])
