@@ -1,6 +1,6 @@
 """By how much predictions are off, by class of jobs, and how often their intervals hold.
 
-The law of a class is a mixture: its families, each with the weight n / (n + 2) for n rows, so that
+The law of a class is a mixture: its families, each with the weight n / (n + 8) for n rows, so that
 no family drowns the others, and the law of the class above it with half the weight of a family: a
 further family may be like one of its class, or like any other. The bias is the median of the
 mixture. The spread is that of Student's law whose 90 % interval holds 90 % of the mixture, times
@@ -26,7 +26,7 @@ from ._published import published
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
 # With the last, the law of a kind holds 95 % and more of a generation that is left out whole.
-_HALF, _ABOVE = 2, 0.5  # Rows with which a family weighs a half; the weight of the class above.
+_HALF, _ABOVE = 8, 0.5  # Rows with which a family weighs a half; the weight of the class above.
 _SOURCE = "published steps and systems of MLPerf Training (benchmarks/expected_error.py)"
 
 
@@ -58,12 +58,12 @@ def rows_of(folder: pathlib.Path) -> list[Row]:
     return found
 
 
-def classes_of(key: tuple) -> list[tuple]:
+def classes_of(key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """A class and those above it, from that of all rows."""
     return [(), key[:2], key[:3], key][: len(key) + (1 if len(key) > 3 and key[3] else 0)]
 
 
-def law_of(rows: list[Row], classes: list[tuple]) -> tuple[float, float]:
+def law_of(rows: list[Row], classes: list[tuple[Any, ...]]) -> tuple[float, float]:
     """The bias and the spread of the last of `classes`, each of which is part of the one before."""
     errors, weights, families = np.zeros(0), np.zeros(0), {}
     for key in classes:
@@ -82,7 +82,7 @@ def law_of(rows: list[Row], classes: list[tuple]) -> tuple[float, float]:
     return bias, float(half / stdtrit(_DEGREES, (1 + _LEVEL) / 2))
 
 
-def enough(rows: list[Row], key: tuple) -> list[tuple]:
+def enough(rows: list[Row], key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """A class and those above it, as far down as they have enough rows."""
     counts = Counter(one for row in rows for one in classes_of(row.key))
     return [one for one in classes_of(key) if not one or counts[one] >= _FEWEST]
@@ -157,7 +157,7 @@ def _shipped(row: Row) -> bool:
     return bool(low <= np.exp(row.error) <= high)
 
 
-def named(key: tuple) -> str:
+def named(key: tuple[Any, ...]) -> str:
     if not key:
         return "all"
     return ", ".join([key[0], "FSDP" if key[1] else "no FSDP", *key[2:]])
