@@ -169,7 +169,9 @@ def file_of_laws(rows: list[Row]) -> str:
     lines = ['kind = "expected-errors"', f'source = "{_SOURCE}"']
     lines += [f"{name} = {value}" for name, value in constants.items()]
     counts = Counter(one for row in rows for one in classes_of(row.key))
-    for key in sorted(one for one in counts if one and (len(one) < 4 or counts[one] >= _FEWEST)):
+    for key in sorted(one for one in counts if counts[one] >= _FEWEST or not one[3:]):
+        if not key:
+            continue
         classes = enough(rows, key)
         bias, spread = law_of(rows, classes)
         used = [row for row in rows if row.key[: len(classes[-1])] == classes[-1]]
