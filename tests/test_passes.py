@@ -171,6 +171,7 @@ def test_a_pair_equals_every_kernel_drawn(contention):
 _EXPERTS = ("model=qwen3-30b-a3b", "layout.tp=1", "layout.ep=8", "schedule.num_microbatches=16")
 _EXPERTS += ("schedule.kind=dual-pipe-v", "schedule.virtual_stages=2", "training.dtype=bf16")
 _EXPERTS += ("layout.pp=4", "layout.dp=192")
+_TWO_WAYS = ("schedule.kind=dual-pipe", "schedule.virtual_stages=1")
 
 
 def test_pairs_of_a_job_run_all_of_both():
@@ -189,6 +190,14 @@ def test_pairs_of_a_job_run_all_of_both():
         )
         both = block_mean(serial)
         assert max(both - exchanges, exchanges) < block_mean(block) < both
+
+
+def test_what_the_host_launches_is_known_of_the_stages_of_both_directions():
+    workload = lower_job(load_job("gpt3-175b-h100-768", (*_EXPERTS, *_TWO_WAYS)))
+    assert workload.passes is not None
+    for launches in workload.passes.launches:
+        assert len(launches) == len(workload.passes.forward) == len(workload.forward)
+        assert launches[: len(launches) // 2] == launches[len(launches) // 2 :]
 
 
 def test_only_overlapped_pairs_with_experts_change():

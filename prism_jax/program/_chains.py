@@ -52,6 +52,10 @@ def lower_chains(
             passes[0],
             forward=tuple(it.chain(*(one.forward for one in passes))),
             backward=tuple(it.chain(*(one.backward for one in passes))),
+            launches=(
+                tuple(it.chain(*(one.launches[0] for one in passes))),
+                tuple(it.chain(*(one.launches[1] for one in passes))),
+            ),
         ),
         send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
         reductions=tuple(
