@@ -169,7 +169,10 @@ def _options(
         found = row["recompute_modules"].split()
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
     if row.get("recompute_layers"):
-        options |= {"recompute_method": "block", "recompute_layers": _degree(row, "recompute_layers")}
+        options |= {
+            "recompute_method": "block",
+            "recompute_layers": _degree(row, "recompute_layers"),
+        }
     if "mp mode DEFAULT" in note:  # Composer then reduces in float32.
         options["gradient_dtype"] = "fp32"
     if "all-to-all" in note:

@@ -163,8 +163,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `gradient_dtype`: the dtype in which gradients are reduced.
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
         launch one.
-    - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module of
-        a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
+    - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module
+        of a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
         least as long as the launches of its modules.
     - `cuda_graphs`: what CUDA graphs replay, so that the host need not launch it: nothing (`none`),
         the modules of layers and half of a mixture of experts (`modules`: all that does not depend

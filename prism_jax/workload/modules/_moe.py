@@ -54,8 +54,8 @@ class MoE(AbstractModule):
     - `load_concentration`: the sum of the equal parameters of a Dirichlet law of the experts'
         popularities: the standard deviation of one is `sqrt((num_experts - 1) / (1 + this))` of its
         mean. If infinite, only counts of tokens vary; if `None`, all experts get equally many.
-    - `balance`: the router's balance, where the load is not given: `forced` sends all experts equally
-        many tokens; `dropless` is a router as it is, with a `load_concentration` of 90.
+    - `balance`: the router's balance, where the load is not given: `forced` sends all experts
+        equally many tokens; `dropless` is a router as it is, with a `load_concentration` of 90.
     - `load_seed`: draws the popularities of each layer once, for all microbatches, steps and
         replicas of a run; by default they are drawn anew for each microbatch.
     - `load_popularity`: the popularity of each expert instead, such as its tokens in a run.
@@ -176,7 +176,10 @@ class MoE(AbstractModule):
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         hidden = costs.model.hidden_size
-        between = [costs.move("elementwise", 2 * routed * (width + ffn)), *cast(costs, routed * ffn)]
+        between = [
+            costs.move("elementwise", 2 * routed * (width + ffn)),
+            *cast(costs, routed * ffn),
+        ]
         experts = [
             *cast(costs, routed * hidden),
             up.forward,
