@@ -199,16 +199,17 @@ class MoE(AbstractModule):
         routed, ffn, width = self._shape(costs)
         act = costs.move("elementwise", 2 * routed * (width + ffn))
         again = [act] if costs.recomputes("moe_act") else []
-        between = [
-            costs.move("elementwise", 2 * routed * (ffn + 2 * width)),
-            *cast_gradient(costs, routed * width),
-        ]
+        arriving = cast_gradient(costs, routed * costs.model.hidden_size)
+        between = cast_gradient(costs, routed * width)
+        between.append(costs.move("elementwise", 2 * routed * (ffn + 2 * width)))
+        if costs.training.fused_experts:
+            arriving = between = []
         experts = [
             *again,
             *self._biases(costs, routed),
-            *cast_gradient(costs, routed * costs.model.hidden_size),
+            *arriving,
             *gradients(down, weights),
-            *([] if costs.training.fused_experts else between),
+            *between,
             *gradients(up, weights),
         ]
         permute = self._permute_to_send(costs)
@@ -273,7 +274,11 @@ class MoE(AbstractModule):
         send = costs.exchange(
             Routing(self.top_k, self.num_experts, self.num_groups, self.used_groups)
         )
-        sort = [self._permute(costs)] if self.num_experts > costs.layout.ep > 1 else []
+        training = costs.training
+        # HybridEP's kernel permutes as it sends, for grouped products that take its output as it is.
+        fused = training.fused_experts and training.token_dispatcher == "hybridep"
+        several = self.num_experts > costs.layout.ep > 1
+        sort = [self._permute(costs)] if several and not fused else []
 
         def closed(kernels: list[Kernel], by: Kernel | None) -> Segment:
             return segment(with_load(kernels, load), with_load([by], load)[0], members=ranks)
