@@ -77,12 +77,12 @@ def _predicted(row: dict[str, str]) -> tuple[float, float]:
         software="megatron-core-2024",
         **software,
     )
-    groups = {"num_groups": int(row["groups"] or 1), "top_k_groups": int(row["group_topk"] or 1)}
     experts = MoE(
         num_experts=int(row["experts"]),
         top_k=int(row["topk"]),
         expert_ffn_size=int(row["expert_ffn"]),
-        **groups,
+        num_groups=int(row["groups"] or 1),
+        top_k_groups=int(row["group_topk"] or 1),
     )
     costs = Costs(model, layout, training, cluster, data.load_kernels(cluster))
     forward, backward = (

@@ -17,6 +17,7 @@ from .._block import Kernel, Load, Segment
 from .._costs import Costs, Linear
 from .._parts import segment
 from ._base import AbstractModule, Parameters
+from ._check_experts import check_degrees, check_routing
 from ._gather import cast, cast_gradient, gradients
 from ._load import check_load, draw_popularity, with_load
 from ._mlp import MLP, Activation, gate_factor
@@ -97,24 +98,6 @@ class MoE(AbstractModule):
         known = self.load_concentration or self.load_popularity
         return _DROPLESS if self.balance == "dropless" and not known else self.load_concentration
 
-    def _check_groups(self) -> None:
-        per_group, odd = divmod(self.num_experts, self.num_groups)
-        if odd:
-            raise ValueError(
-                f"`num_experts` = {self.num_experts} do not divide evenly into `num_groups` = "
-                f"{self.num_groups}; use a number of groups that divides it."
-            )
-        if self.used_groups > self.num_groups:
-            raise ValueError(
-                f"`top_k_groups` = {self.top_k_groups} is more than `num_groups` = "
-                f"{self.num_groups}; use at most as many."
-            )
-        if self.top_k > self.used_groups * per_group:
-            raise ValueError(
-                f"`top_k_groups` = {self.used_groups} groups have {self.used_groups * per_group} "
-                f"experts, fewer than `top_k` = {self.top_k}; use more groups."
-            )
-
     def of_layer(self, number: int) -> "MoE":
         if self.load_seed is None or self.concentration is None:
             return self
@@ -125,33 +108,8 @@ class MoE(AbstractModule):
         )
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        if self.top_k > self.num_experts:
-            raise ValueError(
-                f"`top_k` = {self.top_k} is more than `num_experts` = {self.num_experts}; use at "
-                "most as many."
-            )
-        self._check_groups()
-        if layout.tp > 1 and not training.sequence_parallel:
-            raise ValueError(
-                f"`layout.tp` = {layout.tp} without sequence parallelism gives each rank all "
-                "tokens to route to its experts; use `training.sequence_parallel` = true."
-            )
-        if self.shared and training.overlap_shared_experts and layout.tp > 1:
-            raise ValueError(
-                f"`layout.tp` = {layout.tp} gives shared experts collectives of their own, which "
-                "are not known beside those of the others; use "
-                "`training.overlap_shared_experts` = false."
-            )
-        if self.num_experts % layout.ep != 0:
-            raise ValueError(
-                f"`layout.ep` = {layout.ep} does not divide `num_experts` = {self.num_experts}; "
-                "use a divisor."
-            )
-        if self.expert_ffn_size % layout.expert_tp != 0:
-            raise ValueError(
-                f"`layout.etp` = {layout.expert_tp} does not divide `expert_ffn_size` = "
-                f"{self.expert_ffn_size}; use a divisor."
-            )
+        check_routing(self)
+        check_degrees(self, layout, training)
         check_load(
             self.num_experts,
             concentration=self.concentration,
@@ -275,7 +233,7 @@ class MoE(AbstractModule):
             Routing(self.top_k, self.num_experts, self.num_groups, self.used_groups)
         )
         training = costs.training
-        # HybridEP's kernel permutes as it sends, for grouped products that take its output as it is.
+        # HybridEP permutes as it sends, for grouped products that take what it writes.
         fused = training.fused_experts and training.token_dispatcher == "hybridep"
         several = self.num_experts > costs.layout.ep > 1
         sort = [self._permute(costs)] if several and not fused else []
