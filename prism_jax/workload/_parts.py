@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from scipy import special
 
 from ._block import Block, Branches, Kernel, Load, Row, Segment
 
@@ -155,6 +154,8 @@ def _fullest(load: Load) -> float:
     elif math.isinf(load.concentration):
         return 1.0
     else:
+        from scipy import special  # Slow to import, and rarely needed.
+
         # Popularities are gamma variates over their sum, which is independent of them.
         shape = load.concentration / n
         points = special.gammaincinv(shape, np.linspace(0, 1, 2001)[:-1])
