@@ -31,7 +31,12 @@ def layer_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             for phase, seconds in (("forward", forward), ("backward", backward)):
                 measured = float(row[f"{phase}_s"])
                 name = f"{row['case']} {phase}"
-                yield {"table": "MoE layer", "name": name, "measured": measured, "predicted": seconds}
+                yield {
+                    "table": "MoE layer",
+                    "name": name,
+                    "measured": measured,
+                    "predicted": seconds,
+                }
 
 
 def layer_table(rows: list[dict[str, Any]]) -> str:
@@ -72,17 +77,16 @@ def _predicted(row: dict[str, str]) -> tuple[float, float]:
         software="megatron-core-2024",
         **software,
     )
-    groups = {"num_groups": int(row["groups"] or 1), "top_k_groups": int(row["group_topk"] or 1)}
     experts = MoE(
         num_experts=int(row["experts"]),
         top_k=int(row["topk"]),
         expert_ffn_size=int(row["expert_ffn"]),
-        **groups,
+        num_groups=int(row["groups"] or 1),
+        top_k_groups=int(row["group_topk"] or 1),
     )
     costs = Costs(model, layout, training, cluster, data.load_kernels(cluster))
     forward, backward = (
-        _in_a_short_run(run(costs, []), row["dtype"])
-        for run in (experts.forward, experts.backward)
+        _in_a_short_run(run(costs, []), row["dtype"]) for run in (experts.forward, experts.backward)
     )
     return forward, backward
 

@@ -56,7 +56,8 @@ _shipped_model = ft.cache(data.load_model)
 def model_of(row: dict[str, str]) -> data.Model:
     """The model of a row."""
     if shipped := _shipped_name(row):
-        return _variant(_shipped_model(shipped), row)
+        model = _variant(_shipped_model(shipped), row)
+        return _as_routed(model) if row.get("balance", "").startswith("dropless") else model
 
     def number(key: str, default: str = "") -> int:
         return int(float(row.get(key) or default))
@@ -87,6 +88,13 @@ def _layers_with_experts(number: Any) -> dict[str, Any]:
     if shared := number("shared_ffn", "0"):
         moe |= {"shared_ffn_size": shared}
     return {"layers": tuple(layers), "modules": {"moe": moe}}
+
+
+def _as_routed(model: data.Model) -> data.Model:
+    """A model whose router is as it is, without a forced balance."""
+    assert model.modules is not None
+    moe = {**model.modules["moe"], "balance": "dropless"}
+    return msgspec.structs.replace(model, modules={**model.modules, "moe": moe})
 
 
 def _variant(model: data.Model, row: dict[str, str]) -> data.Model:

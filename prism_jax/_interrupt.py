@@ -26,6 +26,7 @@ class Interrupt:
     - `late`: whether it came after all work was done, so that there was nothing to end.
     - `ever`: whether a command got it at all.
     - `handled`: whether work has ended because of it.
+    - `told`: whether a sentence has said what was done until then.
     - `blocks`: how many blocks of work, one within another, look for it now.
     """
 
@@ -33,6 +34,7 @@ class Interrupt:
     late = False
     ever = False
     handled = False
+    told = False
     blocks = 0
 
     def take(self) -> bool:
@@ -82,6 +84,12 @@ def interruptible() -> Iterator[Interrupt]:
     finally:
         signal.signal(signal.SIGINT, before)
         _holding.clear()
+
+
+def told_interrupt() -> None:
+    """Notes that a sentence has said what a command has done until Ctrl-C."""
+    if _holding:
+        _holding[0].told = True
 
 
 def check_interrupt() -> None:

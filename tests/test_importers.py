@@ -224,7 +224,7 @@ def test_defaults_of_megatron():
     assert "token_dispatcher" not in grouped["training"]
     sent = {"moe-token-dispatcher-type": "flex", "moe-shared-expert-overlap": True}
     training = from_megatron(_SMALL | sent, 8, "here")["training"]
-    assert (training["token_dispatcher"], training["overlap_shared_experts"]) == ("flex", True)
+    assert (training["token_dispatcher"], training["overlap_shared_experts"]) == ("deepep", True)
     blockwise = {"fp8-format": "e4m3", "fp8-recipe": "blockwise"}
     assert from_megatron(_SMALL | blockwise, 8, "here")["training"]["dtype"] == "fp8"
     micro = blockwise | {"fp8-recipe": "mxfp8", "main-grads-dtype": "fp32"}
@@ -504,6 +504,8 @@ _KINDS_OF_COMMANDS = [
     _SMALL | {"num-experts": 8, "moe-router-num-groups": 4, "moe-router-topk": 2},
     _SMALL | {"num-experts": 8, "moe-shared-expert-intermediate-size": 64},
     _SMALL | {"num-experts": 8, "expert-model-parallel-size": 2},
+    _SMALL | {"num-experts": 8, "moe-token-dispatcher-type": "flex"},
+    _SMALL | {"cuda-graph-impl": "local"},
     _SMALL | {"multi-latent-attention": True},
     _SMALL | {"hybrid-layer-pattern": "M*-M*-"},
     _SMALL | {"encoder-num-layers": 3},
@@ -522,7 +524,19 @@ _KINDS_OF_COMMANDS = [
 ]
 _OTHER_VALUES = (
     *(True, False, 2, 3, 64, 0.5, "rope", "RMSNorm", "hybrid", "mxfp8", "e2m1", "unfused", "local"),
-    *("a2a", "flex", "selective", "block", "mlp", "optim", "[1]*6+[0]*6", "(128, 0)", "0.0"),
+    *(
+        "a2a",
+        "flex",
+        "hybridep",
+        "full_iteration",
+        "selective",
+        "block",
+        "mlp",
+        "optim",
+        "[1]*6+[0]*6",
+        "(128, 0)",
+        "0.0",
+    ),
     *("Et*2|t*4|t*3|t*3L", "M*-E", "M*M*", "vocab.txt", "nemotron_2_256k.model", "TikTokenizer"),
 )
 _TABLE = known_flags()

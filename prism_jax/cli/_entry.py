@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         code = status(sys.argv[1:], keep=True)
         if interrupt.ever and code == 0:
-            if interrupt.late or not interrupt.handled:
+            if not interrupt.told:
                 print("prism-jax: interrupted when all was done.", file=sys.stderr)
             code = 130
         if code == 130:  # XLA may be compiling, and crashes if the interpreter is taken down.

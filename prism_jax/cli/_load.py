@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._files import shown
+from .._interrupt import told_interrupt
 from ..data import Job, is_profile, load_job, notes_of
 from ._options import Given
 
@@ -127,6 +128,7 @@ def tell_interrupted(what: str, law: Any, number: int) -> None:
     if law.interrupted:
         told = f"interrupted after {number:,} of {law.requested:,} {what}"
         print(f"prism-jax: {told}; the law has only these {what}.", file=sys.stderr)
+        told_interrupt()
 
 
 def say(given: Given, what: str) -> None:

@@ -1,6 +1,7 @@
 import shlex
 
 from .._files import shown
+from .._interrupt import told_interrupt
 from . import _load
 from ._options import LAW, OBJECTIVE, Given, Output, argument, command
 from ._simulate import check_epistemic
@@ -45,6 +46,8 @@ def run(given: Given) -> Output:
         seed=str(given.seed),
     )
     save_html(found, given.out)
+    if "law" in found.missing:
+        told_interrupt()
     for name, why in found.missing.items():
         _load.tell_note(f"{name}: {why}")
     law = found.law

@@ -146,8 +146,9 @@ def dispatch_latency(
     kernels: Kernels,
 ) -> Transfer:
     """The latency of an exchange by `kind`, one of `DISPATCHERS`, of tokens with experts, which are
-    distributed over the group. A token is sent once to each inner domain and once to each rank that has any of its experts; the
-    ranks of a domain forward it (DeepEP, DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
+    distributed over the group. A token is sent once to each inner domain and once to each rank that
+    has any of its experts; the ranks of a domain forward it (DeepEP, DeepSeek-V3, arXiv:2412.19437,
+    section 3.2.2).
     """
     link = find_link(cluster, group)
     inner = [inner for inner in cluster.links if inner.group < link.group]

@@ -163,15 +163,16 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `gradient_dtype`: the dtype in which gradients are reduced.
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
         launch one.
-    - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module of
-        a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
+    - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module
+        of a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
         least as long as the launches of its modules.
     - `cuda_graphs`: what CUDA graphs replay, so that the host need not launch it: nothing (`none`),
         the modules of layers and half of a mixture of experts (`modules`: all that does not depend
         on the counts of tokens), or the whole step (`iteration`).
     - `fused_experts`: whether the grouped matrix multiplications of experts apply the activation,
-        the biases and the cast to fp8 or narrower themselves.
-    - `fp8_attention`: whether fused attention multiplies in fp8.
+        the biases and the casts to fp8 or narrower themselves.
+    - `fp8_attention`, `fp8_head`: whether fused attention, and the head, multiply in fp8 or
+        narrower, if layers do.
     - `software`: the software stack that gives the defaults of keys of `training` that the job does
         not set.
     """
@@ -207,6 +208,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuda_graphs: Literal["none", "modules", "iteration"] = "none"
     fused_experts: bool = False
     fp8_attention: bool = False
+    fp8_head: bool = False
     software: Name | None = None
 
     @property

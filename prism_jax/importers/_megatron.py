@@ -219,6 +219,7 @@ def _training(read: Reader, model: Table) -> Table:
         "overlap_grad_reduce": read.flag("overlap-grad-reduce"),
         "overlap_param_gather": read.flag("overlap-param-gather"),
         "gradient_dtype": "fp32" if in_float32 else half,
+        "software": "megatron-core-2024",  # What the host needs to launch kernels.
     }
     # As in Megatron-Core, `allgather` is for one expert-parallel rank.
     kinds = ("allgather", "alltoall", "flex")
@@ -227,6 +228,10 @@ def _training(read: Reader, model: Table) -> Table:
         training["token_dispatcher"] = read.choice(
             "moe-flex-dispatcher-backend", backends[0], backends
         )
+    if (graphs := _cuda_graphs(read)) != "none":
+        training["cuda_graphs"] = graphs
+    if read.flag("fp8-dot-product-attention") or read.flag("fp8-multi-head-attention"):
+        training["fp8_attention"] = training["dtype"] in ("fp8", "mxfp8", "fp4")
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
@@ -234,6 +239,15 @@ def _training(read: Reader, model: Table) -> Table:
     if "ddp-bucket-size" in read:
         training["gradient_bucket_size"] = read.count("ddp-bucket-size")
     return {**training, **_recompute(read)}
+
+
+def _cuda_graphs(read: Reader) -> str:
+    """What CUDA graphs replay."""
+    whole = "full_iteration" in read.text("cuda-graph-scope")
+    on = read.text("cuda-graph-impl", "none") != "none" or whole
+    if read.flag("enable-cuda-graph") or read.flag("external-cuda-graph"):
+        on = True
+    return "none" if not on else "iteration" if whole else "modules"
 
 
 def _dtype(read: Reader) -> str | None:

@@ -1,9 +1,13 @@
 """Builds segments and blocks from kernels."""
 
+import functools as ft
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ._block import Block, Branches, Kernel, Row, Segment
+import numpy as np
+
+from ._block import Block, Branches, Kernel, Load, Row, Segment
 
 
 def segment(
@@ -93,7 +97,7 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
     for one, times in parts:
         for kernels in (one.kernels, *(branches.compute for branches in one.branches)):
             for kernel, count in kernels:
-                compute[kernel.kind] += times * count * kernel.mean
+                compute[kernel.kind] += times * count * _mean(kernel)
         for branches in one.branches:
             for total, found in zip((compute, exposed), split_mean(branches.within), strict=True):
                 for name, seconds in found.items():
@@ -102,7 +106,7 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
             left = _branches_mean(branches) - _compute_mean(branches)
             exposed[longest[0][0].group] += times * left
         if one.collective:
-            exposed[one.collective.group] += times * one.collective.mean
+            exposed[one.collective.group] += times * _mean(one.collective)
     return compute, exposed
 
 
@@ -116,7 +120,7 @@ def block_flop(parts: Block) -> float:
 
 
 def _segment_mean(one: Segment) -> float:
-    mean = _row_mean(one.kernels) + (one.collective.mean if one.collective else 0.0)
+    mean = _row_mean(one.kernels) + (_mean(one.collective) if one.collective else 0.0)
     return mean + sum(map(_branches_mean, one.branches))
 
 
@@ -132,4 +136,29 @@ def _compute_mean(branches: Branches) -> float:
 
 
 def _row_mean(kernels: Row) -> float:
-    return sum(kernel.mean * count for kernel, count in kernels)
+    return sum(_mean(kernel) * count for kernel, count in kernels)
+
+
+def _mean(kernel: Kernel) -> float:
+    """The mean latency of a kernel on the rank for which all others wait."""
+    return kernel.mean if kernel.load is None else kernel.mean * _fullest(kernel.load)
+
+
+@ft.cache
+def _fullest(load: Load) -> float:
+    """The mean load of the fullest member over that of all. The noise of counts is left out."""
+    n = load.members
+    if load.popularity:
+        members = np.array(load.popularity).reshape(n, -1).sum(axis=1)
+        most = n * members.max() / members.sum()
+    elif math.isinf(load.concentration):
+        return 1.0
+    else:
+        from scipy import special  # Slow to import, and rarely needed.
+
+        # Popularities are gamma variates over their sum, which is independent of them.
+        shape = load.concentration / n
+        points = special.gammaincinv(shape, np.linspace(0, 1, 2001)[:-1])
+        tail = 1 - special.gammainc(shape, points) ** n
+        most = float(np.trapezoid(tail, points)) / shape
+    return min(most, load.capacity)

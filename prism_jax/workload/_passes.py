@@ -64,8 +64,7 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
         tuple(map(backward, stages.parts)),
         costs.contention,
         tuple(
-            tuple(launched_of(parts, back=back) for parts in stages.parts)
-            for back in (False, True)
+            tuple(launched_of(parts, back=back) for parts in stages.parts) for back in (False, True)
         ),
     )
 

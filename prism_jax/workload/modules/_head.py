@@ -28,7 +28,7 @@ class Head(AbstractModule):
     def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
         norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
-        logits = [costs.gemm(tokens, vocabulary, hidden, costs.base_dtype)]
+        logits = [costs.gemm(tokens, vocabulary, hidden, self._dtype(costs))]
         # In float32: conversion, maximum, subtraction, and the sum of exponentials.
         loss = costs.move("loss", 20 * tokens * vocabulary)
         if costs.layout.tp == 1:
@@ -45,8 +45,8 @@ class Head(AbstractModule):
     ) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
         loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
-        dgrad = costs.gemm(tokens, hidden, vocabulary, costs.base_dtype)
-        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
+        dgrad = costs.gemm(tokens, hidden, vocabulary, self._dtype(costs))
+        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, self._dtype(costs))
         transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
         norm = segment([*transform, costs.norm(3)])
         num_bytes = 2 * tokens * hidden
@@ -55,7 +55,7 @@ class Head(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
-        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, costs.base_dtype)
+        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, self._dtype(costs))
         kernels = [wgrad, *(linear.wgrad for linear in self._transform(costs))]
         if not costs.splits_sequence:
             return [segment(kernels)]
@@ -75,6 +75,9 @@ class Head(AbstractModule):
             return []
         hidden = costs.model.hidden_size
         return [costs.linear(costs.norm_tokens, hidden, hidden, costs.base_dtype)]
+
+    def _dtype(self, costs: Costs) -> str:
+        return costs.training.dtype if costs.training.fp8_head else costs.base_dtype
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
