@@ -214,8 +214,10 @@ def test_shipped_jobs_fit(name):
     job = load_job(name)
     memory = prism.memory(job)
     assert len(memory.ranks) == job.layout.pp
-    assert memory.fits
-    check_memory(job)
+    # A file of one that does not says so, and what is not modelled.
+    assert memory.fits == ("--allow-oom" not in job.source)
+    if memory.fits:
+        check_memory(job)
     for rank in memory.ranks:
         assert rank.bytes == pytest.approx(sum(rank.parts.values()))
         assert min(rank.parts.values()) > 0
