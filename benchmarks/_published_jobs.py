@@ -152,7 +152,8 @@ def _options(
 ) -> dict[str, Any]:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
-    options = {**_switches(stack), **switches, "recompute": row["recompute"] or "none"}
+    options = {"recompute": "none", **_switches(stack), **switches}
+    options["recompute"] = row["recompute"] or options["recompute"]
     if stack != "llm-foundry":
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
     if stack == "torchtitan":
