@@ -119,6 +119,8 @@ def of_steps(row: dict[str, str]) -> data.Job:
     table, stack, switches = next(
         ((t, s, d) for part, t, s, d in _SOFTWARE if part in row["source"]), ("", "", {})
     )
+    if "mp mode PURE" in row["note"]:
+        stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
     row = _as_assumed(row, table)
     _check(row, stack)
     model = model_of(row)
@@ -147,8 +149,9 @@ def _options(
 ) -> dict[str, Any]:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
-    options = {**_switches(stack), **switches, "recompute": row["recompute"] or "none"}
-    if stack != "llm-foundry":
+    options = {**_switches(stack), **switches}
+    options["recompute"] = row["recompute"] or options.get("recompute", "none")
+    if not stack.startswith("llm-foundry"):
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
     if stack == "torchtitan":
         options["tp_overlap"] = "async" in note.lower()
@@ -162,8 +165,6 @@ def _options(
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
     if row.get("recompute_layers"):
         options |= {"recompute_method": "block", "recompute_layers": _degree(row, "recompute_layers")}
-    if "mp mode DEFAULT" in note:  # Composer then reduces in float32.
-        options["gradient_dtype"] = "fp32"
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
     if row["zero"]:

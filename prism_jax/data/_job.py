@@ -115,6 +115,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `recompute_layers` layers, `block` recomputes the first `recompute_layers` layers of each
         stage.
     - `recompute_layers`: the number of layers for `recompute_method`.
+    - `recompute_early_stop`: whether the recomputation of a layer ends once all that its backward
+        needs is there, as in PyTorch without reentry: the last matrix of an MLP is not recomputed.
     - `zero`: what is sharded over the replicas: nothing (0); the optimizer (1); gradients too,
         which each microbatch reduce-scatters (2); parameters too, which each microbatch gathers
         layer by layer (3, known as FSDP).
@@ -126,6 +128,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `prefetch`: how many layers ahead parameters are gathered, overlapped with compute. Each takes
         memory. With 0 the gathers are exposed; with more than one, the step is no faster than with
         one.
+    - `gather_copy_bytes`, `gradient_copy_bytes`: the bytes that are moved, besides what is sent, for
+        each parameter that is gathered, and for each gradient before it is reduced: FSDP copies,
+        casts and divides whole layers.
     - `optimizer_instances`: how many copies there are of everything that is sharded. Each copy is
         sharded over equally many neighbouring replicas, and the copies all-reduce the gradients of
         their shards (with FSDP, this is hybrid sharding).
@@ -159,6 +164,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         together, if reductions overlap with the backward; by default 40 million or, if it is more,
         one million for each replica. Other stages reduce all of their gradients at once.
     - `gradient_dtype`: the dtype in which gradients are reduced.
+    - `dynamic_scaling`: whether the scales of narrow dtypes are of the values themselves, so that a
+        kernel reads them for their maximum before another casts them, and again for the transpose.
+        Otherwise they are of earlier steps.
+    - `eager_share`: the share of the bandwidth of fused kernels that norms and elementwise kernels
+        of a layer reach, where the framework runs each op as a kernel of its own.
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
         launch one.
     - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module of
@@ -175,10 +185,13 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: Count = 1
+    recompute_early_stop: bool = False
     zero: Literal[0, 1, 2, 3] = 1
     accumulate_gradients: bool = False
     reshard_after_forward: bool = True
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
+    gather_copy_bytes: NonNegative = 0.0
+    gradient_copy_bytes: NonNegative = 0.0
     optimizer_instances: Count = 1
     attention: Literal["flash", "flash-1", "flash-2", "unfused"] = "flash"
     sequence_parallel: bool = True
@@ -193,6 +206,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_shared_experts: bool = False
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dynamic_scaling: bool = False
+    eager_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     launch_floor_s: NonNegative = 0.0
     host_module_s: NonNegative = 0.0
     host_experts_s: NonNegative = 0.0

@@ -204,7 +204,8 @@ class Costs(msgspec.Struct, frozen=True):
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
         num_bytes = round(num_bytes)
-        mean = compute_latency(kind, "", 0, num_bytes, self.cluster.device, self.kernels)
+        share = self.training.eager_share if kind in ("norm", "elementwise") else 1.0
+        mean = compute_latency(kind, "", 0, num_bytes / share, self.cluster.device, self.kernels)
         return Kernel(kind, f"{num_bytes}B", mean)
 
     def collective(self, kind: str, num_bytes: float, group: Group) -> Kernel:

@@ -18,7 +18,7 @@ from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._received import with_received
 from ._reductions import reduced_groups, reductions_of_ranks
-from ._sharded import beside_layers, gathers, gathers_again, instance, reductions, shards
+from ._sharded import beside_layers, copies, gathers, gathers_again, instance, reductions, shards
 from ._split import Held, Stages, check_split, deal, pairs_of_ranks, parameters_of_rank, sum_held
 
 
@@ -210,17 +210,23 @@ def _group_size(costs: Costs) -> int:
 
 
 def _forward(costs: Costs, part: Part) -> Unit:
-    return Unit(forward_part(costs, part), gathers(costs, part))
+    gathered = gathers(costs, part)
+    copied = copies(costs, part, gathered=bool(gathered), reduced=False)
+    return Unit([*copied, *forward_part(costs, part)], gathered)
 
 
 def _backward(costs: Costs, one: Recomputed, *, weights: bool) -> Unit:
     segments = backward_part(costs, one.part, again=one.again, weights=weights)
     dealt = reductions(costs, one.part) if weights else ()
-    return Unit(segments, gathers_again(costs, one.part), dealt)
+    gathered = gathers_again(costs, one.part)
+    copied = copies(costs, one.part, gathered=bool(gathered), reduced=bool(dealt))
+    return Unit([*segments, *copied], gathered, dealt)
 
 
 def _weights(costs: Costs, part: Part) -> Unit:
-    return Unit(backward_weight_part(costs, part), (), reductions(costs, part))
+    dealt = reductions(costs, part)
+    copied = copies(costs, part, gathered=False, reduced=bool(dealt))
+    return Unit([*backward_weight_part(costs, part), *copied], (), dealt)
 
 
 def _blocks(
