@@ -298,11 +298,12 @@ _kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, n
 def _job(model, layout, schedule, training, cluster: str, note: str = "") -> data.Job:
     nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
     machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
-    if adapters := re.search(r"(\d+) x (\d+) Gb RoCE a node", note):
+    adapters = re.search(r"(\d+) x (\d+) Gb RoCE a node", note)
+    if adapters and len(machine.links) > 1:
         bandwidth = int(adapters[1]) * int(adapters[2]) / 8 * 1e9 / machine.devices_per_node
         *inner, last = machine.links
         last = msgspec.structs.replace(last, bandwidth_bytes_per_s=bandwidth)
-        machine = msgspec.structs.replace(machine, links=(*inner, last) if inner else (last,))
+        machine = msgspec.structs.replace(machine, links=(*inner, last))
     if training.zero < 2 and layout.ep == 1:
         _check_memory(model, layout, machine)
     parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}

@@ -155,6 +155,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `overlap_grad_reduce`: whether gradient reductions overlap with the backward, including those
         of gradients that each microbatch reduce-scatters.
     - `overlap_param_gather`: whether parameter gathers overlap with the forward.
+    - `gather_in_turn`: whether, with `zero` 1 and 2, each GPU broadcasts the parameters that it has
+        updated, one after the other, instead of all of them in one all_gather.
     - `token_dispatcher`: how tokens are sent to experts, in the terms of Megatron-Core: `alltoall`
         sends a copy to each of a token's experts; `flex` (DeepEP, HybridEP) sends one copy to each
         node and each rank that has any of them, and permutes tokens only where they arrive.
@@ -202,6 +204,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_tp_backward: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    gather_in_turn: bool = False
     token_dispatcher: Literal["alltoall", "flex"] = "alltoall"
     overlap_shared_experts: bool = False
     gradient_bucket_size: Count | None = None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..cluster import all_group
+from ..cluster import Group, all_group
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, Parts, Recomputed, recomputed
 from ._block import Block, Kernel, Segment, Workload
@@ -44,11 +44,23 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
             parameters = getattr(held[rank], part)
             if parameters == 0:
                 continue
-            kernel = costs.collective("all_gather", 2 * parameters, instance(group, training)[0])
+            kernel = _gathered(costs, 2 * parameters, instance(group, training)[0])
             if training.overlap_param_gather:
                 kernel = _hide(costs, kernel, stages, rank, block_means(forward), part)
             segments.append(segment([], kernel))
     return block([(segments, 1)])
+
+
+def _gathered(costs: Costs, num_bytes: float, group: Group) -> Kernel:
+    """How updated parameters are gathered. Broadcasts in turn send as much, but each of them has to
+    pass along the whole ring (NCCL, all broadcasts are rings).
+    """
+    kernel = costs.collective("all_gather", num_bytes, group)
+    if not costs.training.gather_in_turn:
+        return kernel
+    hops = costs.collective("all_gather", 0, group).mean
+    size = f"{kernel.size} in turn"
+    return msgspec.structs.replace(kernel, size=size, mean=kernel.mean + (group.size - 1) * hops)
 
 
 def _shard(costs: Costs, held: Held) -> float:
