@@ -206,11 +206,29 @@ def lower(
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reductions=reductions_of_ranks(costs, stages),
         contention=kernels.overlap.contention,
-        tail=tail(costs, stages, forward),
+        tail=tail(_limited(costs, stages, schedule, forward, backward), stages, forward),
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),
         passes=passes_of(costs, stages),
     )
+
+
+def _limited(
+    costs: Costs,
+    stages: Stages,
+    schedule: ScheduleConfig,
+    forward: Sequence[Block],
+    backward: Sequence[Block],
+) -> Costs:
+    """The costs with the constant of a step limited to a part of the compute of the fullest rank."""
+    kernels = costs.kernels
+    if kernels.constant_share is None:
+        return costs
+    means = [sum(pair) for pair in zip(block_means(forward), block_means(backward), strict=True)]
+    ranks = (sum(means[one] for one in stages.of_rank(r)) for r in range(costs.layout.pp))
+    most = kernels.constant_share * schedule.num_microbatches * max(ranks)
+    kernels = msgspec.structs.replace(kernels, constant_s=min(kernels.constant_s, most))
+    return msgspec.structs.replace(costs, kernels=kernels)
 
 
 def _group_size(costs: Costs) -> int:
