@@ -1,7 +1,7 @@
 """Growth of a step with GPUs at equal work a GPU: the weak-scaling series of `steps/growth.csv`.
 
-Its rows are those of `steps/step_means.csv`, whose columns give their jobs. Each is compared with the
-first of its series, which is left out.
+Its rows are those of `steps/step_means.csv`, whose columns give their jobs. Each is compared with
+the first of its series, which is left out.
 """
 
 import itertools as it

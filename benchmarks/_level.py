@@ -56,7 +56,9 @@ def all_series(folder: pathlib.Path) -> list[Series]:
     for one in published(folder):
         if one.median and one.job is not None:
             found.setdefault(one.family, []).append((one.job, one.seconds))
-    medians = [(machine_of(f).rstrip(")"), True, steps) for f, steps in found.items() if len(steps) > 1]
+    medians = [
+        (machine_of(f).rstrip(")"), True, steps) for f, steps in found.items() if len(steps) > 1
+    ]
     return [_series(*one) for one in (*_of_growth(folder), *medians)]
 
 

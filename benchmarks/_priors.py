@@ -52,6 +52,7 @@ def linearised(families: Mapping[str, Sequence]) -> tuple[np.ndarray, list[Linea
             replicas = systems[0].job.layout.dp
             for one, seconds in zip(systems, steps[family], strict=True):
                 kernels = without_calibration(one.job, "a family").kernels
+                assert kernels is not None
                 kernels = with_level(kernels, np.array([compute[family], *level]), replicas)
                 missing = float(np.log(one.median / seconds(kernels)))
                 found.append(Linear(family, missing, slope_of_level(seconds, kernels)))

@@ -55,9 +55,13 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
 
 
 def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
-    """The rows of both tables of steps. A row of the first that the second completes is left out."""
+    """The rows of both tables of steps, without those of the first that the second completes."""
     further = read(folder / "steps" / "step_means.csv")
-    completed = {(int(row["measured_steps_row"]), row["model"]) for row in further if row["measured_steps_row"]}
+    completed = {
+        (int(row["measured_steps_row"]), row["model"])
+        for row in further
+        if row["measured_steps_row"]
+    }
     rows = enumerate(read(folder / "published" / "measured_steps.csv"))
     return [row for i, row in rows if (i, row["model"]) not in completed] + further
 

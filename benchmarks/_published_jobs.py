@@ -164,7 +164,10 @@ def _options(
         found = row["recompute_modules"].split()
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
     if row.get("recompute_layers"):
-        options |= {"recompute_method": "block", "recompute_layers": _degree(row, "recompute_layers")}
+        options |= {
+            "recompute_method": "block",
+            "recompute_layers": _degree(row, "recompute_layers"),
+        }
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
     if row["zero"]:

@@ -33,8 +33,8 @@ def load_kernels(cluster: Cluster) -> Kernels:
 
     For a machine without a folder of its own, the efficiencies of the machine that it names are
     used, or those of an H100 and its cluster; `Kernels.notes` says so. Links are then matched by
-    their place, the innermost first. `network`, `growth` and `constant_s` are those of jobs that are
-    not calibrated (`kernels/priors.toml`).
+    their place, the innermost first. `network`, `growth` and `constant_s` are those of jobs that
+    are not calibrated (`kernels/priors.toml`).
 
     **Raises:**
 

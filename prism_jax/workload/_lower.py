@@ -220,7 +220,7 @@ def _limited(
     forward: Sequence[Block],
     backward: Sequence[Block],
 ) -> Costs:
-    """The costs with the constant of a step limited to a part of the compute of the fullest rank."""
+    """The costs with the constant of a step limited to a part of the fullest rank's compute."""
     kernels = costs.kernels
     if kernels.constant_share is None:
         return costs
