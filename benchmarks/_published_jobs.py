@@ -155,6 +155,9 @@ def _options(
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
     if stack == "torchtitan":
         options["tp_overlap"] = "async" in note.lower()
+        options["scaling"] = "row" if "rowwise" in row["dtype"] else "tensor"
+        if layout.pp > 1:  # Then it gathers and reduces once a step.
+            options |= {"reshard_after_forward": False, "accumulate_gradients": True}
     name, _, variant = row["model"].partition(" (")
     if row.get("dispatcher"):
         options["token_dispatcher"] = _DISPATCHERS[row["dispatcher"]]

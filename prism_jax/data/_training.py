@@ -80,9 +80,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         together, if reductions overlap with the backward; by default 40 million or, if it is more,
         one million for each replica. Other stages reduce all of their gradients at once.
     - `gradient_dtype`: the dtype in which gradients are reduced.
-    - `dynamic_scaling`: whether the scales of narrow dtypes are of the values themselves, so that a
-        kernel reads them for their maximum before another casts them, and again for the transpose.
-        Otherwise they are of earlier steps.
+    - `scaling`: of which values the scales of narrow dtypes are: of those of earlier steps
+        (`delayed`), or of the `tensor` or each `row` that is cast. Then a kernel reads them for
+        their maximum before another casts them, and again for the transpose.
     - `eager_share`: the share of the bandwidth of fused kernels that norms and elementwise kernels
         of a layer reach, where the framework runs each op as a kernel of its own.
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
@@ -123,7 +123,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_shared_experts: bool = False
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    dynamic_scaling: bool = False
+    scaling: Literal["delayed", "tensor", "row"] = "delayed"
     eager_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     launch_floor_s: NonNegative = 0.0
     host_module_s: NonNegative = 0.0

@@ -99,19 +99,19 @@ def tp_bytes(costs: Costs) -> int:
 
 def cast(costs: Costs, values: int) -> list[Kernel]:
     """Casts values to fp8 or narrower. Their producer writes the values; a kernel writes their
-    transpose for the backward. With dynamic scaling they are read for their maximum, and cast.
+    transpose for the backward. If they give the scale, they are read for their maximum, and cast.
     """
     narrow = costs.training.dtype != costs.base_dtype
-    num_bytes = 5 if costs.training.dynamic_scaling else 3
+    num_bytes = 3 if costs.training.scaling == "delayed" else 5
     return [costs.move("elementwise", num_bytes * values)] if narrow else []
 
 
 def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
     """Casts a gradient to fp8 or narrower. It is read once, and written as it is and transposed.
-    With dynamic scaling it is also read for its maximum, and the input is cast again, transposed.
+    If it gives the scale, it is also read for its maximum, and the input is cast again, transposed.
     """
     narrow = costs.training.dtype != costs.base_dtype
-    num_bytes = 9 if costs.training.dynamic_scaling else 4
+    num_bytes = 4 if costs.training.scaling == "delayed" else 9
     return [costs.move("elementwise", num_bytes * values)] if narrow else []
 
 
