@@ -167,10 +167,10 @@ def _options(
         options["token_dispatcher"] = row["dispatcher"]
     elif name in _ALL_TO_ALL or variant.startswith("tokendrop"):
         options["token_dispatcher"] = "alltoall"
-    options["fused_experts"] = row.get("fused_grouped_gemm") == "1"
-    options["fp8_attention"] = row.get("fp8_attention") == "1"
-    graphs = row.get("cuda_graph", "").partition(":")[0]
-    options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
+    stated = {"fused_grouped_gemm": "fused_experts", "fp8_attention": "fp8_attention"}
+    options |= {key: row[name] == "1" for name, key in stated.items() if row.get(name)}
+    if graphs := row.get("cuda_graph", "").partition(":")[0]:
+        options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
     if row.get("recompute_modules"):
         found = row["recompute_modules"].split()
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
