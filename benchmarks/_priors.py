@@ -51,7 +51,9 @@ def linearised(families: Mapping[str, Sequence]) -> tuple[np.ndarray, list[Linea
         for family, systems in families.items():
             replicas = systems[0].job.layout.dp
             for one, seconds in zip(systems, steps[family], strict=True):
-                kernels = with_level(one.job.kernels, np.array([compute[family], *level]), replicas)
+                kernels = without_calibration(one.job, "a family").kernels
+                assert kernels is not None
+                kernels = with_level(kernels, np.array([compute[family], *level]), replicas)
                 missing = float(np.log(one.median / seconds(kernels)))
                 found.append(Linear(family, missing, slope_of_level(seconds, kernels)))
         moved, computes = solved(found, level)

@@ -47,10 +47,10 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
     for which in ("single", "multi"):
         path = folder / "published" / f"a100_megatron_deepspeed_{which}_node.csv"
         table = f"vTrain, Megatron-DeepSpeed, A100, {which} node"
-        for row in _read(path):
+        for row in read(path):
             seconds = float(row["iteration time (ms)"]) / 1000
             yield _expressed(table, ", ".join(row.values()), seconds, of_vtrain, row)
-    for row in _read(folder / "mlperf" / "scaling_families.csv"):
+    for row in read(folder / "mlperf" / "scaling_families.csv"):
         one = _expressed("MLPerf families", row["system"], float(row["p50"]), of_family, row)
         yield msgspec.structs.replace(one, median=True)
     for row in systems_with_experts(folder / "mlperf_v6"):
@@ -61,17 +61,18 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
 
 def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
     """The rows of both tables of steps, without those of the first that the second completes."""
-    further = _read(folder / "steps" / "step_means.csv")
+    further = read(folder / "steps" / "step_means.csv")
     completed = {
         (int(row["measured_steps_row"]), row["model"])
         for row in further
         if row["measured_steps_row"]
     }
-    rows = enumerate(_read(folder / "published" / "measured_steps.csv"))
+    rows = enumerate(read(folder / "published" / "measured_steps.csv"))
     return [row for i, row in rows if (i, row["model"]) not in completed] + further
 
 
-def _read(path: pathlib.Path) -> list[dict[str, str]]:
+def read(path: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none if it is missing."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:

@@ -123,6 +123,8 @@ def of_steps(row: dict[str, str]) -> data.Job:
     )
     if stack == "megatron-bridge-2025" and row.get("release", "") >= "26.06":
         stack = "megatron-bridge-2026"
+    if "mp mode PURE" in row["note"]:
+        stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
     row = _as_assumed(row, table)
     _check(row, stack)
     model = model_of(row)
@@ -152,21 +154,24 @@ def _options(
 ) -> dict[str, Any]:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
-    options = {"recompute": "none", **_switches(stack), **switches}
-    options["recompute"] = row["recompute"] or options["recompute"]
-    if stack != "llm-foundry":
+    options = {**_switches(stack), **switches}
+    options["recompute"] = row["recompute"] or options.get("recompute", "none")
+    if not stack.startswith("llm-foundry"):
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
     if stack == "torchtitan":
         options["tp_overlap"] = "async" in note.lower()
+        options["scaling"] = "row" if "rowwise" in row["dtype"] else "tensor"
+        if layout.pp > 1:  # Then it gathers and reduces once a step.
+            options |= {"reshard_after_forward": False, "accumulate_gradients": True}
     name, _, variant = row["model"].partition(" (")
     if row.get("dispatcher"):
         options["token_dispatcher"] = row["dispatcher"]
     elif name in _ALL_TO_ALL or variant.startswith("tokendrop"):
         options["token_dispatcher"] = "alltoall"
-    options["fused_experts"] = row.get("fused_grouped_gemm") == "1"
-    options["fp8_attention"] = row.get("fp8_attention") == "1"
-    graphs = row.get("cuda_graph", "").partition(":")[0]
-    options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
+    stated = {"fused_grouped_gemm": "fused_experts", "fp8_attention": "fp8_attention"}
+    options |= {key: row[name] == "1" for name, key in stated.items() if row.get(name)}
+    if graphs := row.get("cuda_graph", "").partition(":")[0]:
+        options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
     if row.get("recompute_modules"):
         found = row["recompute_modules"].split()
         options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
@@ -175,8 +180,6 @@ def _options(
             "recompute_method": "block",
             "recompute_layers": _degree(row, "recompute_layers"),
         }
-    if "mp mode DEFAULT" in note:  # Composer then reduces in float32.
-        options["gradient_dtype"] = "fp32"
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
     if row["zero"]:
@@ -310,11 +313,12 @@ _kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, n
 def _job(model, layout, schedule, training, cluster: str, note: str = "") -> data.Job:
     nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
     machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
-    if adapters := re.search(r"(\d+) x (\d+) Gb RoCE a node", note):
+    adapters = re.search(r"(\d+) x (\d+) Gb RoCE a node", note)
+    if adapters and len(machine.links) > 1:
         bandwidth = int(adapters[1]) * int(adapters[2]) / 8 * 1e9 / machine.devices_per_node
         *inner, last = machine.links
         last = msgspec.structs.replace(last, bandwidth_bytes_per_s=bandwidth)
-        machine = msgspec.structs.replace(machine, links=(*inner, last) if inner else (last,))
+        machine = msgspec.structs.replace(machine, links=(*inner, last))
     if training.zero < 2 and layout.ep == 1:
         _check_memory(model, layout, machine)
     parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}

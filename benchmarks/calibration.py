@@ -2,6 +2,7 @@
 
     python benchmarks/calibration.py            # tables in Markdown; --json for one JSON object
     python benchmarks/calibration.py --priors   # the priors that the families imply
+    python benchmarks/calibration.py --level    # that of jobs that are not calibrated
     python benchmarks/calibration.py --short    # the tail after few steps
     python benchmarks/calibration.py --systems  # the tail of a system that was not measured
 
@@ -193,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predictions of other scales, on MLPerf logs.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--priors", action="store_true", help="the priors that the families imply")
+    parser.add_argument("--level", action="store_true", help="that of jobs without calibration")
     parser.add_argument("--short", action="store_true", help="the tail after few steps")
     parser.add_argument("--systems", action="store_true", help="the tail of unmeasured systems")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
@@ -205,6 +207,11 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     if arguments.priors:
         print(priors_text(arguments.data))
+        return
+    if arguments.level:
+        from benchmarks._level import level_text
+
+        print(level_text(arguments.data.resolve().parent))
         return
     if arguments.systems:
         from benchmarks._tails import laws_table, system_rows, system_table

@@ -29,7 +29,6 @@ from ._job import (
     Layout as Layout,
     Measured as Measured,
     ScheduleConfig as ScheduleConfig,
-    Training as Training,
     layout_and_order as layout_and_order,
 )
 from ._kernels import (
@@ -97,6 +96,7 @@ from ._software import (
     list_software as list_software,
     load_software as load_software,
 )
+from ._training import Training as Training
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,

@@ -111,6 +111,7 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
         compute=calibrated.compute,
         network=calibrated.network,
         constant_s=calibrated.constant_s,
+        constant_share=None,
         growth=calibrated.growth,
         num_replicas=calibrated.num_replicas,
         variability=replace_variations(kernels.variability, calibrated.variability),

@@ -4,8 +4,9 @@ import msgspec
 
 from .._misc import quoted
 from ._hardware import Cluster
-from ._job import Job, Layout, ScheduleConfig, Training
+from ._job import Job, Layout, ScheduleConfig
 from ._model import Model, check_model
+from ._training import Training
 
 
 # A graph of this many ops takes about a minute and some gigabytes to compile.

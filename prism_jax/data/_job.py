@@ -1,6 +1,6 @@
 """Jobs: what is trained, in which layout, on which machine, and what was measured."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 import msgspec
 
@@ -10,12 +10,8 @@ from ._calibrated import Calibrated
 from ._hardware import Cluster
 from ._kernels import Kernels
 from ._model import Model
-from ._types import Count, Label, Name, NonNegative, Positive, Text
-
-
-RecomputedModule: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"
-]
+from ._training import Training
+from ._types import Count, Label, Name, Positive, Text
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,125 +92,6 @@ def layout_and_order(layout: Layout, schedule: ScheduleConfig) -> str:
     degrees = f" ({layout.degrees})" if layout.degrees else ""
     microbatches = counted(schedule.num_microbatches, "microbatch", "es")
     return f"{counted(layout.world_size, 'GPU')}{degrees}, {schedule.kind}, {microbatches}"
-
-
-class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a step is computed.
-
-    **Attributes:**
-
-    - `microbatch_size`: the number of sequences in a microbatch.
-    - `sequence_length`: the number of tokens in a sequence.
-    - `dtype`: the dtype of the matrix multiplications of layers. `mxfp8` and `fp4` have a scaling
-        factor for each 32 and 16 values. With these and with `fp8`, everything else is in `bf16`.
-    - `recompute`: what the backward recomputes: nothing (`none`), the modules of
-        `recompute_modules` (`selective`), or whole layers (`full`).
-    - `recompute_modules`: which modules are recomputed with `selective`, as in Megatron-LM:
-        `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`, `shared_experts`, `mla_up_proj`.
-    - `recompute_method`: how whole layers are recomputed: `uniform` keeps the input of every
-        `recompute_layers` layers, `block` recomputes the first `recompute_layers` layers of each
-        stage.
-    - `recompute_layers`: the number of layers for `recompute_method`.
-    - `zero`: what is sharded over the replicas: nothing (0); the optimizer (1); gradients too,
-        which each microbatch reduce-scatters (2); parameters too, which each microbatch gathers
-        layer by layer (3, known as FSDP).
-    - `accumulate_gradients`: whether, with sharded gradients, a stage accumulates the gradients of
-        consecutive microbatches, unsharded, and reduce-scatters the sum after the last of these,
-        overlapped with what follows. Otherwise each microbatch reduce-scatters its own gradients.
-    - `reshard_after_forward`: whether gathered parameters are freed after a forward; otherwise they
-        are kept for the backward.
-    - `prefetch`: how many layers ahead parameters are gathered, overlapped with compute. Each takes
-        memory. With 0 the gathers are exposed; with more than one, the step is no faster than with
-        one.
-    - `optimizer_instances`: how many copies there are of everything that is sharded. Each copy is
-        sharded over equally many neighbouring replicas, and the copies all-reduce the gradients of
-        their shards (with FSDP, this is hybrid sharding).
-    - `attention`: the attention kernel: fused, where `flash` is that of a device's main
-        table, `flash-1` and `flash-2` are FlashAttention 1 and 2, and `cudnn` is cuDNN's kernel of
-        2025 and 2026 where it differs, on Blackwell; or `unfused`, as separate kernels.
-    - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
-    - `scatter_send_recv`: whether, without `sequence_parallel`, each GPU of a tensor-parallel group
-        sends only a part of a tensor to another pipeline rank, where the parts are gathered (the
-        scatter/gather optimization of Narayanan et al. 2021, arXiv:2104.04473, section 4.1).
-        Otherwise each GPU sends the whole tensor. With `sequence_parallel` each GPU has only a
-        part, and this has no effect.
-    - `cp_comm_type`: how attention in a context-parallel group gets the keys and values of other
-        ranks, in the terms of Megatron-LM: around a ring (`p2p`), by gathering them (`all_gather`),
-        or by exchanging tokens for heads (`a2a`).
-    - `cp_load_balance`: whether each rank of a context-parallel group has an early and a late part
-        of a sequence, so that a causal mask leaves all ranks equal work; otherwise the last rank
-        has the most.
-    - `tp_overlap`: whether tensor-parallel collectives run in pieces that overlap with their matrix
-        multiplications.
-    - `overlap_tp_backward`: whether the tensor-parallel collectives of a backward overlap with its
-        matrix multiplications, as in Megatron-LM since 2022. In software of 2021 they do not.
-    - `overlap_grad_reduce`: whether gradient reductions overlap with the backward, including those
-        of gradients that each microbatch reduce-scatters.
-    - `overlap_param_gather`: whether parameter gathers overlap with the forward.
-    - `token_dispatcher`: how tokens are sent to experts: `alltoall` sends a copy to each of a token's
-        experts; `deepep` and `hybridep`, the two backends of Megatron-Core's flex dispatcher, send
-        one copy to each node and each rank that has any of them, and permute tokens only where they
-        arrive.
-    - `overlap_shared_experts`: whether the shared experts overlap with the exchanges for the other
-        experts, as with Megatron-Core's `moe-shared-expert-overlap`.
-    - `gradient_bucket_size`: the fewest parameters of the first stage whose gradients are reduced
-        together, if reductions overlap with the backward; by default 40 million or, if it is more,
-        one million for each replica. Other stages reduce all of their gradients at once.
-    - `gradient_dtype`: the dtype in which gradients are reduced.
-    - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
-        launch one.
-    - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module
-        of a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
-        least as long as the launches of its modules.
-    - `cuda_graphs`: what CUDA graphs replay, so that the host need not launch it: nothing (`none`),
-        the modules of layers and half of a mixture of experts (`modules`: all that does not depend
-        on the counts of tokens), or the whole step (`iteration`).
-    - `fused_experts`: whether the grouped matrix multiplications of experts apply the activation,
-        the biases and the casts to fp8 or narrower themselves.
-    - `fp8_attention`, `fp8_head`: whether fused attention, and the head, multiply in fp8 or
-        narrower, if layers do.
-    - `software`: the software stack that gives the defaults of keys of `training` that the job does
-        not set.
-    """
-
-    microbatch_size: Count
-    sequence_length: Count
-    dtype: Literal["bf16", "fp16", "fp8", "mxfp8", "fp4"] = "bf16"
-    recompute: Literal["none", "selective", "full"] = "none"
-    recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
-    recompute_method: Literal["uniform", "block"] = "uniform"
-    recompute_layers: Count = 1
-    zero: Literal[0, 1, 2, 3] = 1
-    accumulate_gradients: bool = False
-    reshard_after_forward: bool = True
-    prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
-    optimizer_instances: Count = 1
-    attention: Literal["flash", "flash-1", "flash-2", "cudnn", "unfused"] = "flash"
-    sequence_parallel: bool = True
-    scatter_send_recv: bool = False
-    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
-    cp_load_balance: bool = True
-    tp_overlap: bool = False
-    overlap_tp_backward: bool = True
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
-    token_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
-    overlap_shared_experts: bool = False
-    gradient_bucket_size: Count | None = None
-    gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    launch_floor_s: NonNegative = 0.0
-    host_module_s: NonNegative = 0.0
-    host_experts_s: NonNegative = 0.0
-    cuda_graphs: Literal["none", "modules", "iteration"] = "none"
-    fused_experts: bool = False
-    fp8_attention: bool = False
-    fp8_head: bool = False
-    software: Name | None = None
-
-    @property
-    def base_dtype(self) -> str:
-        """The dtype of activations, and of whatever is not multiplied in a narrower dtype."""
-        return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

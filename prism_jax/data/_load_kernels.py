@@ -20,6 +20,7 @@ from ._kernels import (
     Source,
     Variation,
 )
+from ._priors import load_priors
 from ._read import convert, read_csv, read_toml, without_none
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
 from ._variations import read_variations
@@ -35,7 +36,8 @@ def load_kernels(cluster: Cluster) -> Kernels:
 
     For a machine without a folder of its own, the efficiencies of the machine that it names are
     used, or those of an H100 and its cluster; `Kernels.notes` says so. Links are then matched by
-    their place, the innermost first.
+    their place, the innermost first. `network`, `growth` and `constant_s` are those of jobs that
+    are not calibrated (`kernels/priors.toml`).
 
     **Raises:**
 
@@ -70,8 +72,18 @@ def load_kernels(cluster: Cluster) -> Kernels:
                 f"`{variation.component}`; keep one."
             )
     overlap = sources[1].overlap or Overlap(contention=0.0, data_parallel=1.0)
-    shapes = load_shapes(cluster.device.name)
-    return Kernels(efficiency, variability, overlap, sources, shapes=shapes)
+    level = load_priors().uncalibrated
+    return Kernels(
+        efficiency,
+        variability,
+        overlap,
+        sources,
+        network=level.network,
+        growth=level.growth,
+        constant_s=level.constant_s,
+        constant_share=load_priors().constant_share.value,
+        shapes=load_shapes(cluster.device.name),
+    )
 
 
 def load_shapes(device: str) -> Shapes:

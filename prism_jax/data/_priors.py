@@ -39,6 +39,15 @@ class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Text
 
 
+class Uncalibrated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What kernels have before step times are seen; see `Kernels`, and where it is from."""
+
+    network: Positive
+    constant_s: NonNegative
+    growth: NonNegative
+    source: Text
+
+
 class SystemSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far the spread of a system lies from that which the row `step` of a `variability.csv`
     gives: the standard deviation of the logarithm, over the named systems.
@@ -71,6 +80,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `constant_s`: the constant per step.
     - `growth`: the exponent of the number of replicas.
     - `constant_share`: the largest share of the shortest step that the constant may take.
+    - `uncalibrated`: the level of jobs that are not calibrated.
     - `scale`: the logarithm of a run's median at another scale, relative to the calibrated level.
     - `level`, `level_experts`: the logarithm of the median of one run of a system over that of
         another, for dense models and for models with experts.
@@ -96,6 +106,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: Prior
     constant_s: Prior
     constant_share: Worth
+    uncalibrated: Uncalibrated
     growth: Prior
     scale: Prior
     level: Prior

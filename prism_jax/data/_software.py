@@ -9,8 +9,8 @@ import msgspec
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ._find import find_file, list_names
-from ._job import Training
 from ._read import convert, read_toml
+from ._training import Training
 from ._types import Label, Text
 
 

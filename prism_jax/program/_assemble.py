@@ -189,6 +189,7 @@ KINDS = (
     "all_to_all",
     "send_recv",
     "embedding",
+    "copies",
     "loss",
     "optimizer",
     "host",

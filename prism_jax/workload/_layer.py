@@ -3,11 +3,13 @@
 from ._architecture import Part
 from ._block import Kernel, Segment
 from ._costs import Costs
-from ._parts import block, block_mean, segment
+from ._parts import block, block_mean, segment, without
 
 
-def forward_part(costs: Costs, part: Part) -> list[Segment]:
-    """The segments of the forward of one layer, or end of the model, and microbatch."""
+def forward_part(costs: Costs, part: Part, *, again: bool = False) -> list[Segment]:
+    """The segments of the forward of one layer, or end of the model, and microbatch. With `again`,
+    it is recomputed for the backward, which may not need its end.
+    """
     costs = costs.of_length(part.sequence_length)
     segments: list[Segment] = []
     before: list[Kernel] = []
@@ -15,7 +17,18 @@ def forward_part(costs: Costs, part: Part) -> list[Segment]:
         norm = [costs.norm()] if module.in_residual else []
         segments += module.forward(costs, [*before, *norm])
         before = [costs.residual()] if module.in_residual else []
+    last = part.modules[-1].last_product(costs)
+    if again and last is not None and costs.training.recompute_early_stop:
+        return _without_end(segments, last)
     return [*segments, segment(before)]
+
+
+def _without_end(segments: list[Segment], product: Kernel) -> list[Segment]:
+    """The segments of a module before its last product, with which its output is scattered."""
+    *rest, last = segments
+    if product in dict(last.kernels):
+        return [*rest, Segment(without(last.kernels, product), None, last.branches)]
+    return [*rest, Segment(last.kernels, None, last.branches[:-1])]
 
 
 def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
@@ -24,7 +37,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     backward-input.
     """
     costs = costs.of_length(part.sequence_length)
-    segments = forward_part(costs, part) if again else []
+    segments = forward_part(costs, part, again=True) if again else []
     before: list[Kernel] = []
     for module in reversed(part.modules):
         residual = [costs.residual_backward()] if module.in_residual else []

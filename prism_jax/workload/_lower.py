@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..cluster import all_group
+from ..cluster import Group, all_group
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, Parts, Recomputed, recomputed
 from ._block import Block, Kernel, Segment, Workload
@@ -24,7 +24,7 @@ from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._received import with_received
 from ._reductions import reduced_groups, reductions_of_ranks
-from ._sharded import beside_layers, gathers, gathers_again, instance, reductions, shards
+from ._sharded import beside_layers, copies, gathers, gathers_again, instance, reductions, shards
 from ._split import Held, Stages, check_split, deal, pairs_of_ranks, parameters_of_rank, sum_held
 
 
@@ -50,11 +50,23 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
             parameters = getattr(held[rank], part)
             if parameters == 0:
                 continue
-            kernel = costs.collective("all_gather", 2 * parameters, instance(group, training)[0])
+            kernel = _gathered(costs, 2 * parameters, instance(group, training)[0])
             if training.overlap_param_gather:
                 kernel = _hide(costs, kernel, stages, rank, block_means(forward), part)
             segments.append(segment([], kernel))
     return block([(segments, 1)])
+
+
+def _gathered(costs: Costs, num_bytes: float, group: Group) -> Kernel:
+    """How updated parameters are gathered. Broadcasts in turn send as much, but each of them has to
+    pass along the whole ring (NCCL, all broadcasts are rings).
+    """
+    kernel = costs.collective("all_gather", num_bytes, group)
+    if not costs.training.gather_in_turn:
+        return kernel
+    hops = costs.collective("all_gather", 0, group).mean
+    size = f"{kernel.size} in turn"
+    return msgspec.structs.replace(kernel, size=size, mean=kernel.mean + (group.size - 1) * hops)
 
 
 def _shard(costs: Costs, held: Held) -> float:
@@ -202,11 +214,29 @@ def lower(
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reductions=reductions_of_ranks(costs, stages),
         contention=kernels.overlap.contention,
-        tail=tail(costs, stages, forward),
+        tail=tail(_limited(costs, stages, schedule, forward, backward), stages, forward),
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),
         passes=passes_of(costs, stages),
     )
+
+
+def _limited(
+    costs: Costs,
+    stages: Stages,
+    schedule: ScheduleConfig,
+    forward: Sequence[Block],
+    backward: Sequence[Block],
+) -> Costs:
+    """The costs with the constant of a step limited to a part of the fullest rank's compute."""
+    kernels = costs.kernels
+    if kernels.constant_share is None:
+        return costs
+    means = [sum(pair) for pair in zip(block_means(forward), block_means(backward), strict=True)]
+    ranks = (sum(means[one] for one in stages.of_rank(r)) for r in range(costs.layout.pp))
+    most = kernels.constant_share * schedule.num_microbatches * max(ranks)
+    kernels = msgspec.structs.replace(kernels, constant_s=min(kernels.constant_s, most))
+    return msgspec.structs.replace(costs, kernels=kernels)
 
 
 def _group_size(costs: Costs) -> int:
@@ -218,19 +248,25 @@ def _group_size(costs: Costs) -> int:
 
 
 def _forward(costs: Costs, part: Part) -> Unit:
-    segments = launched(forward_part(costs, part), launches(costs, part))
-    return Unit(segments, gathers(costs, part))
+    gathered = gathers(costs, part)
+    copied = copies(costs, part, gathered=bool(gathered), reduced=False)
+    segments = launched([*copied, *forward_part(costs, part)], launches(costs, part))
+    return Unit(segments, gathered)
 
 
 def _backward(costs: Costs, one: Recomputed, *, weights: bool) -> Unit:
     segments = backward_part(costs, one.part, again=one.again, weights=weights)
     segments = launched(segments, (2 if one.again else 1) * launches(costs, one.part))
     dealt = reductions(costs, one.part) if weights else ()
-    return Unit(segments, gathers_again(costs, one.part), dealt)
+    gathered = gathers_again(costs, one.part)
+    copied = copies(costs, one.part, gathered=bool(gathered), reduced=bool(dealt))
+    return Unit([*segments, *copied], gathered, dealt)
 
 
 def _weights(costs: Costs, part: Part) -> Unit:
-    return Unit(backward_weight_part(costs, part), (), reductions(costs, part))
+    dealt = reductions(costs, part)
+    copied = copies(costs, part, gathered=False, reduced=bool(dealt))
+    return Unit([*backward_weight_part(costs, part), *copied], (), dealt)
 
 
 def _blocks(

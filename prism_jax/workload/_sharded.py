@@ -11,8 +11,9 @@ import msgspec
 from ..cluster import Group
 from ..data import Training
 from ._architecture import Part
-from ._block import Kernel
+from ._block import Kernel, Segment
 from ._costs import Costs
+from ._parts import segment
 from ._split import held_of
 from .modules import Head, PatchHead
 
@@ -86,6 +87,16 @@ def reductions(costs: Costs, part: Part) -> tuple[Kernel, ...]:
         if peers.size > 1:
             found.append(_collective(costs, "all_reduce", size / inner.size, peers))
     return tuple(found)
+
+
+def copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> list[Segment]:
+    """What a unit moves on its own GPU: parameters after they were `gathered`, and gradients before
+    they are `reduced`.
+    """
+    training = costs.training
+    each = gathered * training.gather_copy_bytes + reduced * training.gradient_copy_bytes
+    num_bytes = each * sum(number for number, _ in unit_parameters(costs, part))
+    return [segment([costs.move("copies", num_bytes)])] if num_bytes else []
 
 
 def _collective(costs: Costs, kind: str, num_bytes: float, group: Group) -> Kernel:

@@ -91,6 +91,11 @@ class AbstractModule(abc.ABC):
         a dropout after it.
         """
 
+    def last_product(self, costs: Costs) -> Kernel | None:
+        """The product at the end of the forward, if only what follows the module needs it."""
+        del costs
+        return None
+
     def of_layer(self, number: int) -> "AbstractModule":
         """The module in the layer with this number, counted from zero."""
         del number

@@ -99,16 +99,20 @@ def tp_bytes(costs: Costs) -> int:
 
 def cast(costs: Costs, values: int) -> list[Kernel]:
     """Casts values to fp8 or narrower. Their producer writes the values; a kernel writes their
-    transpose for the backward.
+    transpose for the backward. If they give the scale, they are read for their maximum, and cast.
     """
     narrow = costs.training.dtype != costs.base_dtype
-    return [costs.move("elementwise", 3 * values)] if narrow else []
+    num_bytes = 3 if costs.training.scaling == "delayed" else 5
+    return [costs.move("elementwise", num_bytes * values)] if narrow else []
 
 
 def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
-    """Casts a gradient to fp8 or narrower. It is read once, and written as it is and transposed."""
+    """Casts a gradient to fp8 or narrower. It is read once, and written as it is and transposed.
+    If it gives the scale, it is also read for its maximum, and the input is cast again, transposed.
+    """
     narrow = costs.training.dtype != costs.base_dtype
-    return [costs.move("elementwise", 4 * values)] if narrow else []
+    num_bytes = 4 if costs.training.scaling == "delayed" else 9
+    return [costs.move("elementwise", num_bytes * values)] if narrow else []
 
 
 def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:

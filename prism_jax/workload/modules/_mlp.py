@@ -82,6 +82,9 @@ class MLP(AbstractModule):
     def backward_weight(self, costs: Costs) -> list[Segment]:
         return weight_gradients(costs, *self._linears(costs))
 
+    def last_product(self, costs: Costs) -> Kernel | None:
+        return self._linears(costs)[1].forward
+
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, ffn, width = self._shape(costs)
         if costs.recomputes("mlp"):

@@ -1,0 +1,104 @@
+"""What software does besides the products and exchanges that every job has."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.cluster import dp_group
+from prism_jax.data import load_job, load_priors
+from prism_jax.workload._costs import Costs
+from prism_jax.workload.modules import MLP
+
+from .helpers import kernels_of, lower_job
+
+
+_SMALL = (
+    "model.num_layers=4",
+    "layout.pp=1",
+    "layout.tp=1",
+    "layout.dp=16",
+    "num_nodes=2",
+    "schedule.kind=1f1b",
+    "schedule.virtual_stages=1",
+    "schedule.num_microbatches=2",
+)
+
+
+def _job(*changes):
+    return load_job("gpt3-175b-h100-4096", (*_SMALL, *changes))
+
+
+def _costs(job):
+    return Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+
+
+@pytest.mark.parametrize("tp", [("layout.tp=1",), ("layout.tp=8", "layout.dp=2")])
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_a_recomputation_that_stops_early_leaves_out_the_last_product(tp, overlap):
+    """And what follows it: the scattering of its output, and the residual."""
+    more = (*tp, "training.recompute=full", f"training.tp_overlap={overlap}")
+    whole, early = (_job(*more, f"training.recompute_early_stop={x}") for x in ("false", "true"))
+    product = MLP(4 * 12288).last_product(_costs(whole))
+    before, after = (Counter(kernels_of(lower_job(job).backward[0])) for job in (whole, early))
+    assert {kernel.kind for kernel in after - before} == set()
+    left = before - after
+    assert product is not None
+    kinds = Counter({"gemm": 4, "elementwise": 4})
+    if whole.layout.tp > 1:
+        kinds["reduce_scatter"] = 8 if overlap == "true" else 4  # In pieces, the first apart.
+    assert {k.kind for k in left} == set(kinds)
+    assert sum(n for k, n in left.items() if k.kind == "gemm") == 4
+    assert all(k.flop == product.flop for k in left if k.kind == "gemm")
+    assert sum(n for k, n in left.items() if k.kind == "reduce_scatter") == kinds["reduce_scatter"]
+
+
+def test_each_switch_of_a_framework_makes_a_step_longer():
+    fsdp = ("training.zero=3", "training.dtype=fp8")
+    step = prism.predict(_job(*fsdp)).mean
+    for change in (
+        "training.gather_copy_bytes=4",
+        "training.gradient_copy_bytes=18",
+        "training.scaling=tensor",
+        "training.eager_share=0.5",
+    ):
+        assert prism.predict(_job(*fsdp, change)).mean > step, change
+
+
+def test_copies_are_of_whole_layers_and_each_microbatch():
+    """A job with twice the bytes for each gradient takes twice as much longer."""
+    steps = [
+        prism.predict(_job("training.zero=3", f"training.gradient_copy_bytes={size}")).mean
+        for size in (0, 1000, 2000)
+    ]
+    assert steps[2] - steps[1] == pytest.approx(steps[1] - steps[0], rel=1e-2)
+
+
+def test_without_sharded_parameters_nothing_is_copied():
+    changed = prism.predict(_job("training.zero=1", "training.gather_copy_bytes=100")).mean
+    assert changed == prism.predict(_job("training.zero=1")).mean
+
+
+def test_broadcasts_in_turn_pass_along_the_ring_once_for_each_gpu():
+    plain = ("training.zero=1", "training.overlap_param_gather=false")
+    job, turns = _job(*plain), _job(*plain, "training.gather_in_turn=true")
+    hops = _costs(job).collective("all_gather", 0, dp_group(job.layout)).mean
+    more = prism.predict(turns).mean - prism.predict(job).mean
+    assert more == pytest.approx((job.layout.dp - 1) * hops, rel=1e-6)
+
+
+def test_the_constant_of_a_step_is_at_most_a_part_of_it():
+    job = _job()
+    kernels, most = job.kernels, load_priors().constant_share.value
+    assert kernels is not None
+    assert kernels.network == load_priors().uncalibrated.network
+
+    def step(**changes):
+        changed = msgspec.structs.replace(kernels, **changes)
+        return prism.predict(msgspec.structs.replace(job, kernels=changed)).mean
+
+    none, some, more = (step(constant_s=x) for x in (0.0, 1e-3, 10.0))
+    assert some == pytest.approx(none + 1e-3, rel=1e-9)
+    assert none < more <= (1 + most) * none
+    assert step(constant_s=10.0, constant_share=None) == pytest.approx(none + 10, rel=1e-9)
