@@ -45,7 +45,8 @@ def _passes(forward, backward, contention=(0.0, 0.0)) -> Passes:
     def ordered(name, layers):
         return tuple((_layer(f"{name}{i}", each.tolist()), 1) for i, each in enumerate(layers))
 
-    return Passes((ordered("F", forward),), (ordered("B", backward),), contention)
+    none = ((0.0,), (0.0,))
+    return Passes((ordered("F", forward),), (ordered("B", backward),), contention, none)
 
 
 def _by_events(forward, backward) -> float:
@@ -119,7 +120,7 @@ def test_what_one_exchanges_beyond_the_other_is_bare(counts):
 
 def test_without_exchanges_there_is_nothing_to_overlap():
     alone = (((Segment(((_gemm("a", 1.0), 1),)),), 2),)
-    passes = Passes((alone,), (alone,), (0.0, 0.0))
+    passes = Passes((alone,), (alone,), (0.0, 0.0), ((0.0,), (0.0,)))
     assert pair(passes, 0, 0) is None
 
 
