@@ -127,10 +127,10 @@ def test_tokens_go_once_to_each_rank_and_each_node(h100, copies, groups, most):
     def distinct(each: int) -> float:
         return sum(len({one // each for one in choice}) for choice in choices) / len(choices)
 
-    found = dispatch_latency(token_bytes, routing, Group("ep", 8), h100, _perfect())
+    found = dispatch_latency("deepep", token_bytes, routing, Group("ep", 8), h100, _perfect())
     assert found.latency == pytest.approx(7 / 8 * token_bytes * distinct(2) / 450e9)
     # Every other rank of a node: each has an adapter of its own.
-    far = dispatch_latency(token_bytes, routing, Group("ep", 8, 2), h100, _perfect())
+    far = dispatch_latency("deepep", token_bytes, routing, Group("ep", 8, 2), h100, _perfect())
     outside, inside = 1 / 2 * distinct(8) / 50e9, 3 / 4 * distinct(2) / 450e9
     assert far.latency == pytest.approx(token_bytes * max(outside, inside))
     assert far.link == "infiniband"

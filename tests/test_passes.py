@@ -45,8 +45,8 @@ def _passes(forward, backward, contention=(0.0, 0.0)) -> Passes:
     def ordered(name, layers):
         return tuple((_layer(f"{name}{i}", each.tolist()), 1) for i, each in enumerate(layers))
 
-    launches = ((0.0,), (0.0,))
-    return Passes((ordered("F", forward),), (ordered("B", backward),), contention, launches)
+    none = ((0.0,), (0.0,))
+    return Passes((ordered("F", forward),), (ordered("B", backward),), contention, none)
 
 
 def _by_events(forward, backward) -> float:

@@ -1,0 +1,86 @@
+"""What the host, fused kernels and uneven loads add to the mean of a step."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from prism_jax import predict
+from prism_jax.data import load_job
+from prism_jax.workload import Load
+from prism_jax.workload._parts import _fullest
+
+
+_SLOW_HOST = ("training.host_module_s=1", "training.host_experts_s=5")
+_DENSE = "megatron-22b-a100-8"
+
+
+def _with_experts(*overrides):
+    experts = ("model=qwen3-30b-a3b", "layout.ep=8", "layout.etp=1", "layout.tp=1", "layout.dp=8")
+    short = ("schedule.num_microbatches=2", "training.sequence_length=512")
+    return load_job(_DENSE, [*experts, *short, *overrides])
+
+
+def test_a_layer_takes_at_least_what_the_host_needs_to_launch_it():
+    job = load_job(_DENSE, ["training.recompute=none", *_SLOW_HOST])
+    assert job.model is not None
+    passes = 2 * job.schedule.num_microbatches
+    # Two modules a layer, one second each; the embedding, the head and the rest are short.
+    assert predict(job).mean == pytest.approx(2 * passes * job.model.num_layers, rel=0.01)
+    assert predict(load_job(_DENSE)).mean == pytest.approx(
+        predict(load_job(_DENSE, ["training.host_module_s=1e-9"])).mean
+    )
+
+
+def test_what_is_recomputed_is_launched_again():
+    again = load_job(_DENSE, ["training.recompute=full", *_SLOW_HOST])
+    once = load_job(_DENSE, ["training.recompute=none", *_SLOW_HOST])
+    assert predict(again).mean / predict(once).mean == pytest.approx(1.5, rel=0.01)
+
+
+def test_cuda_graphs_launch_what_they_replay():
+    eager, modules, iteration = (
+        predict(_with_experts(*_SLOW_HOST, f"training.cuda_graphs={kind}")).mean
+        for kind in ("none", "modules", "iteration")
+    )
+    # Of one second of attention and five of experts, half of the latter is left.
+    assert modules / eager == pytest.approx(2.5 / 6, rel=0.01)
+    assert iteration == pytest.approx(predict(_with_experts()).mean)
+
+
+def test_a_pair_of_passes_takes_longer_to_launch_than_its_two_parts():
+    alone, pairs = (
+        predict(_with_experts(*_SLOW_HOST, f"schedule.kind={kind}")).mean
+        for kind in ("1f1b", "overlapped-1f1b")
+    )
+    # Of two microbatches, a forward and a backward run alone, and one pair between them.
+    assert pairs / alone == pytest.approx((2 + 2 * 1.4) / 4, rel=0.01)
+
+
+def test_fused_products_of_experts_save_what_is_between_them():
+    apart, fused, biased = (
+        predict(_with_experts(*more)).breakdown["elementwise"]
+        for more in ((), ("training.fused_experts=true",), ("model.bias=true",))
+    )
+    assert fused < apart < biased
+
+
+@pytest.mark.parametrize("concentration", [4.0, 90.0])
+@pytest.mark.parametrize("members", [2, 8, 32])
+def test_the_mean_load_of_the_fullest_rank(concentration, members):
+    load = Load(concentration, members, 10**9, 1, 1, np.inf)
+    rng = np.random.default_rng(0)
+    drawn = members * rng.dirichlet([concentration / members] * members, 100_000).max(axis=1)
+    assert _fullest(load) == pytest.approx(drawn.mean(), abs=5 * drawn.std() / 300)
+    assert _fullest(msgspec.structs.replace(load, capacity=1.01)) == pytest.approx(1.01)
+
+
+def test_known_popularities_give_the_fullest_rank():
+    known = Load(np.inf, 2, 10**9, 2, 1, np.inf, (1.0, 2.0, 3.0, 4.0))
+    assert _fullest(known) == pytest.approx(1.4)
+
+
+def test_a_router_without_a_forced_balance_takes_longer():
+    even, uneven = (
+        predict(_with_experts(*more)).mean for more in ((), ("model.modules.moe.balance=dropless",))
+    )
+    assert uneven > even
