@@ -73,7 +73,6 @@ from .program import (
 from .replica import sample_replica_ends as sample_replica_ends
 from .runs import RunCosts as RunCosts, training_run as training_run
 from .schedule import (
-    CustomSchedule as CustomSchedule,
     evaluate as evaluate,
     load_schedule as load_schedule,
     save_schedule as save_schedule,
