@@ -55,6 +55,7 @@ def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
                 "gpu_type": f"DGX-{devices[system]}",
                 "recompute": "selective" if modules else "none",
                 "recompute_modules": modules,
+                "fp8_head": "1" if "FP8_OUTPUT_PROJ=True" in row["dtype"] else "",
                 "step_time_s": str(p50),
                 "family": "MLPerf v6.0 DeepSeekV3",
             }

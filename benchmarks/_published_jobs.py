@@ -168,8 +168,10 @@ def _options(
         options["token_dispatcher"] = row["dispatcher"]
     elif name in _ALL_TO_ALL or variant.startswith("tokendrop"):
         options["token_dispatcher"] = "alltoall"
-    stated = {"fused_grouped_gemm": "fused_experts", "fp8_attention": "fp8_attention"}
-    options |= {key: row[name] == "1" for name, key in stated.items() if row.get(name)}
+    stated = {"fused_grouped_gemm": "fused_experts"}
+    for name in ("fused_grouped_gemm", "fp8_attention", "fp8_head"):
+        if row.get(name):
+            options[stated.get(name, name)] = row[name] == "1"
     if graphs := row.get("cuda_graph", "").partition(":")[0]:
         options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
     if row.get("recompute_modules"):

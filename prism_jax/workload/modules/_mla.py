@@ -182,6 +182,9 @@ class MLA(AbstractModule):
 
     def _rotary(self, costs: Costs) -> Kernel:
         heads = self.num_heads // costs.layout.tp
-        # The keys of all heads are put together with the part that they share.
-        values = heads * (2 * self.query_size + self.value_head_size)
-        return costs.move("elementwise", 2 * 2 * costs.tokens * values)
+        # Queries are turned where they are. The keys of all heads are put together with the part that
+        # they share, apart from the values (Megatron-Core's fused_mla_yarn_rope_apply.py).
+        queries = 2 * self.qk_rope_head_size
+        read = self.qk_head_size + self.value_head_size
+        values = heads * (queries + read + self.query_size + self.value_head_size)
+        return costs.move("elementwise", 2 * costs.tokens * values)
