@@ -13,7 +13,8 @@ from prism_jax import data
 from prism_jax.workload import check_split
 
 from ._published_experts import systems_with_experts
-from ._published_jobs import name_of, of_family, of_steps, of_vtrain, table_of
+from ._published_jobs import name_of, of_steps, table_of
+from ._published_others import of_family, of_vtrain
 
 
 class Published(msgspec.Struct, frozen=True):

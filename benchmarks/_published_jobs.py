@@ -5,17 +5,14 @@ its software, which `_SOFTWARE` gives once for all its rows, or the value of the
 model. No row has a choice of its own.
 """
 
-import functools as ft
 import re
 from typing import Any
 
-import msgspec
-
 from prism_jax import data
 from prism_jax.importers._megatron_schedule import layers_of_layout
-from prism_jax.workload import count_parameters
 
-from ._published_models import GPT, has_experts, is_known, model_of
+from ._published_machines import CLUSTERS, job_on
+from ._published_models import has_experts, is_known, model_of
 
 
 # The paper interleaves wherever there is a pipeline and prints neither of these.
@@ -49,25 +46,6 @@ _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
     ("torchtitan", "torchtitan, FSDP", "torchtitan", {}),
 )
-_CLUSTERS = {
-    "A100-80GB": "dgx-a100",
-    "B200 1 node": "hgx-b200",
-    "DGX-A100": "dgx-a100",
-    "DGX-B200": "hgx-b200",
-    "DGX-B300": "dgx-b300",
-    "DGX-GB200": "gb200-nvl72",
-    "DGX-GB300": "gb300-nvl72",
-    "DGX-H100": "dgx-h100",
-    "H100": "dgx-h100",
-    "H100-SXM": "dgx-h100",
-    "H100-96GB HBM2e 500W": "hgx-h100-96g",
-    "H200": "dgx-h200",
-    "MI300X": "mi300x",
-    "TPU v5p": "tpu-v5p",
-    "a100_40gb": "dgx-a100-40g",
-    "a100_80gb": "dgx-a100",
-    "h100_80gb": "dgx-h100",
-}
 _DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16"}
 _DTYPES |= {"fp8": "fp8", "fp8-cs": "fp8", "amp_fp8": "fp8"}
 _DTYPES |= {"mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "fp4"}
@@ -145,8 +123,8 @@ def of_steps(row: dict[str, str]) -> data.Job:
         software=stack,
         **_options(row, stack, switches, layout),
     )
-    cluster = _CLUSTERS[row["gpu_type"]]
-    return _job(model, layout, _schedule(row, model, layout), training, cluster, row["note"])
+    cluster = CLUSTERS[row["gpu_type"]]
+    return job_on(model, layout, _schedule(row, model, layout), training, cluster, row["note"])
 
 
 def _options(
@@ -154,7 +132,7 @@ def _options(
 ) -> dict[str, Any]:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
-    options = {**_switches(stack), **switches}
+    options = {**switches(stack), **switches}
     options["recompute"] = row["recompute"] or options.get("recompute", "none")
     if not stack.startswith("llm-foundry"):
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
@@ -213,9 +191,6 @@ def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
     return row
 
 
-_switches = ft.cache(lambda stack: data.load_software(stack).training)
-
-
 def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
     stages = layers_of_layout(row["pipeline_layout"]) if row.get("pipeline_layout") else []
     virtual = len(stages) // layout.pp or _degree(row, "vpp")
@@ -245,7 +220,7 @@ def _check(row: dict[str, str], stack: str) -> None:
     name = row["model"].partition(" (")[0]
     if has_experts(row) and not is_known(row):
         raise ValueError(f"the layers of {name} are not known")
-    if row["gpu_type"] not in _CLUSTERS:
+    if row["gpu_type"] not in CLUSTERS:
         raise ValueError(f"no device {row['gpu_type']}")
     if _dtype(row) not in _DTYPES:
         raise ValueError(f"no dtype {row['dtype']}")
@@ -270,66 +245,3 @@ def _check(row: dict[str, str], stack: str) -> None:
         _degree(row, "gpus") // ranks * _degree(row, "micro_batch")
     ):
         raise ValueError("its numbers do not divide")
-
-
-# vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.
-def of_vtrain(row: dict[str, str]) -> data.Job:
-    def number(key: str) -> int:
-        return int(row[key])
-
-    tp, pp = number("tensor parallelism"), number("pipeline parallelism")
-    dp, size = number("data parallelism"), number("micro batch")
-    hidden = number("hidden size")
-    model = data.Model(
-        num_layers=number("# layers"),
-        hidden_size=hidden,
-        num_heads=number("attention heads"),
-        ffn_size=4 * hidden,
-        vocab_size=51200,
-        max_positions=number("sequence length"),
-        **GPT,
-    )
-    training = data.Training(
-        microbatch_size=size,
-        sequence_length=number("sequence length"),
-        dtype="fp16",
-        recompute="full",
-        software="megatron-2021",
-        **_switches("megatron-2021"),
-    )
-    schedule = data.ScheduleConfig("1f1b", number("global batch") // (dp * size))
-    return _job(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100")
-
-
-def of_family(row: dict[str, str]) -> data.Job:
-    from ._scales import overrides
-
-    system = {k: int(row[k]) for k in ("microbatches", "dp", "gbs")} | {"family": row["family"]}
-    return data.load_job("gpt3-175b-h100-4096", overrides(system))
-
-
-_shipped = ft.cache(data.load_cluster)  # Read once for all rows of a size.
-_kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, nodes)))
-
-
-def _job(model, layout, schedule, training, cluster: str, note: str = "") -> data.Job:
-    nodes = -(-layout.world_size // _shipped(cluster, 1).devices_per_node)
-    machine, kernels = _shipped(cluster, nodes), _kernels(cluster, nodes)
-    adapters = re.search(r"(\d+) x (\d+) Gb RoCE a node", note)
-    if adapters and len(machine.links) > 1:
-        bandwidth = int(adapters[1]) * int(adapters[2]) / 8 * 1e9 / machine.devices_per_node
-        *inner, last = machine.links
-        last = msgspec.structs.replace(last, bandwidth_bytes_per_s=bandwidth)
-        machine = msgspec.structs.replace(machine, links=(*inner, last))
-    if training.zero < 2 and layout.ep == 1:
-        _check_memory(model, layout, machine)
-    parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
-    return data.Job(layout, schedule, name="published", **parts)
-
-
-def _check_memory(model: data.Model, layout: data.Layout, machine: data.Cluster) -> None:
-    """Refuses what only sharded parameters can have run: two bytes of each parameter and of its
-    gradient alone are more than a device holds."""
-    held = 4 * count_parameters(model) / (layout.tp * layout.pp)
-    if held > machine.device.memory_bytes:
-        raise ValueError("parameters must have been sharded, for they do not fit")

@@ -244,10 +244,9 @@ def _training(read: Reader, model: Table) -> Table:
 def _cuda_graphs(read: Reader) -> str:
     """What CUDA graphs replay."""
     whole = "full_iteration" in read.text("cuda-graph-scope")
-    on = read.text("cuda-graph-impl", "none") != "none" or whole
-    if read.flag("enable-cuda-graph") or read.flag("external-cuda-graph"):
-        on = True
-    return "none" if not on else "iteration" if whole else "modules"
+    older = read.flag("enable-cuda-graph") or read.flag("external-cuda-graph")
+    some = older or read.text("cuda-graph-impl", "none") != "none"
+    return "iteration" if whole else "modules" if some else "none"
 
 
 def _dtype(read: Reader) -> str | None:

@@ -53,6 +53,19 @@ class Kernel(msgspec.Struct, frozen=True):
     flop: float = 0.0
 
 
+class Linear(msgspec.Struct, frozen=True):
+    """The kernels of a matrix of the model.
+
+    **Attributes:**
+
+    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input, and its own gradient.
+    """
+
+    forward: Kernel
+    dgrad: Kernel
+    wgrad: Kernel
+
+
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.
 
 

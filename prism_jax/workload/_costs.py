@@ -21,29 +21,18 @@ from ..cluster import (
     send_recv_latency,
     tp_group,
 )
-from ..data import Cluster, Kernels, Layout, Model, Training
-from ._block import Block, Branches, Kernel, Segment
+from ..data import Cluster, Kernels, Layout, Link, Model, Training
+from ._block import Block, Branches, Kernel, Linear, Segment
 from ._parts import row, segment
 
 
+# HybridEP takes 16 of 152 multiprocessors of a GB200 (its page in DeepEP's repository).
+_HYBRIDEP = 0.105
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
 # How much longer products take with a scale for each row. Llama 3 8B on 8 H100 trains at 6,768
 # tokens/s with these and at 7,690 with a scale for each tensor (pytorch/ao, torchao/float8,
 # README.md), where products are half of the step.
 _ROW_SCALED = 1.27
-
-
-class Linear(msgspec.Struct, frozen=True):
-    """The kernels of a matrix of the model.
-
-    **Attributes:**
-
-    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input, and its own gradient.
-    """
-
-    forward: Kernel
-    dgrad: Kernel
-    wgrad: Kernel
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -84,22 +73,21 @@ class Costs(msgspec.Struct, frozen=True):
     @property
     def scatters_send_recv(self) -> bool:
         """Whether ranks of a tensor-parallel group hold the same tensor and each send a part."""
-        split = self.splits_sequence or self.layout.tp == 1
-        return self.training.scatter_send_recv and not split
+        return self.training.scatter_send_recv and self.layout.tp > 1 and not self.splits_sequence
 
     @property
     def base_dtype(self) -> str:
         """The dtype of activations, and of whatever is not multiplied in a narrower dtype."""
         return self.training.base_dtype
 
-    def recomputes(self, name: str) -> bool:
-        """Whether selective recomputation includes the module with this name."""
-        return self.training.recompute == "selective" and name in self.training.recompute_modules
-
     @property
     def activation_bytes(self) -> int:
         """The bytes of a value that is kept for the backward."""
         return 2
+
+    def recomputes(self, name: str) -> bool:
+        """Whether selective recomputation includes the module with this name."""
+        return self.training.recompute == "selective" and name in self.training.recompute_modules
 
     @property
     def tp(self) -> Group:
@@ -208,10 +196,10 @@ class Costs(msgspec.Struct, frozen=True):
 
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
-        num_bytes = round(num_bytes)
         share = self.training.eager_share if kind in ("norm", "elementwise") else 1.0
-        mean = compute_latency(kind, "", 0, num_bytes / share, self.cluster.device, self.kernels)
-        return Kernel(kind, f"{num_bytes}B", mean)
+        moved = round(num_bytes) / share
+        mean = compute_latency(kind, "", 0, moved, self.cluster.device, self.kernels)
+        return Kernel(kind, f"{round(num_bytes)}B", mean)
 
     def collective(self, kind: str, num_bytes: float, group: Group) -> Kernel:
         """An exposed collective of `num_bytes`, the size of the full tensor."""
@@ -223,14 +211,15 @@ class Costs(msgspec.Struct, frozen=True):
         """The all_to_all of a microbatch's tokens to their experts, or back; `None` if every rank
         has all experts.
         """
-        if self.ep.size == 1:
-            return None
         token_bytes = 2 * self.norm_tokens * self.model.hidden_size
         whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
+        if self.ep.size == 1:
+            return None
         if self.training.token_dispatcher == "alltoall":
             return whole
-        kind, of_group = self.training.token_dispatcher, (self.ep, self.cluster, self.kernels)
-        found = dispatch_latency(kind, token_bytes, routing, *of_group)
+        kind = self.training.token_dispatcher
+        on = self.ep, self.cluster, self.kernels
+        found = dispatch_latency(kind, token_bytes, routing, *on)
         return msgspec.structs.replace(whole, size=f"{whole.size} {kind}", mean=found.latency)
 
     def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:
@@ -246,8 +235,13 @@ class Costs(msgspec.Struct, frozen=True):
     @property
     def contention(self) -> tuple[float, float]:
         """The contention of compute and of collectives, as in `Branches`."""
-        share = self.kernels.overlap.contention
-        return share / (1 - share), 0.0
+        return _slower(self.kernels.overlap.contention)
+
+    @property
+    def exchange_contention(self) -> tuple[float, float]:
+        """The same for exchanges with experts."""
+        few = _HYBRIDEP if self.training.token_dispatcher == "hybridep" else 1.0
+        return _slower(min(few, self.kernels.overlap.contention))
 
     def in_pieces(self, kind: str, num_bytes: int, gemm: Kernel) -> tuple[Kernel, Branches]:
         """A tensor-parallel collective in as many pieces as the group has members. One piece, the
@@ -269,17 +263,19 @@ class Costs(msgspec.Struct, frozen=True):
         num_bytes = 2 * self.norm_tokens * self.model.hidden_size
         num_bytes //= self.layout.tp if self.scatters_send_recv else 1
         link = find_send_link(self.cluster, self.layout, sender, receiver)
-        transfer = send_recv_latency(num_bytes, link, self.kernels)
-        mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
+        mean = self._sent(num_bytes, link)
         return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name, group="pp")
 
     def ring(self, num_bytes: int, group: Group) -> Kernel:
         """`num_bytes` from each rank of a group to the next."""
         link = find_link(self.cluster, group)
-        transfer = send_recv_latency(num_bytes, link, self.kernels)
-        mean = between_nodes(link, self.cluster, self.kernels) * transfer.latency
         size = f"{num_bytes}B {group.name}{group.size} {link.name}"
+        mean = self._sent(num_bytes, link)
         return Kernel("send_recv", size, mean, link.name, group=group.name)
+
+    def _sent(self, num_bytes: int, link: Link) -> float:
+        factor = between_nodes(link, self.cluster, self.kernels)
+        return factor * send_recv_latency(num_bytes, link, self.kernels).latency
 
     def _gemm(
         self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float, parts: int
@@ -291,3 +287,7 @@ class Costs(msgspec.Struct, frozen=True):
             mean *= _ROW_SCALED
         shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
         return Kernel("gemm", f"{dtype} {shape}", mean, flop=flop)
+
+
+def _slower(share: float) -> tuple[float, float]:
+    return share / (1 - share), 0.0

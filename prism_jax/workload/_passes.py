@@ -62,7 +62,7 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     return Passes(
         tuple(map(forward, stages.parts)),
         tuple(map(backward, stages.parts)),
-        costs.contention,
+        costs.exchange_contention,
         tuple(
             tuple(launched_of(parts, back=back) for parts in stages.parts) for back in (False, True)
         ),

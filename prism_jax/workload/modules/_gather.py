@@ -9,8 +9,8 @@ input, overlapped with the wgrad GEMM. Without sequence parallelism, an all_redu
 import msgspec
 
 from ...data import Model
-from .._block import Kernel, Segment
-from .._costs import Costs, Linear
+from .._block import Kernel, Linear, Segment
+from .._costs import Costs
 from .._parts import row, segment, without
 
 

@@ -2,8 +2,8 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Segment
-from .._costs import Costs, Linear
+from .._block import Kernel, Linear, Segment
+from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
 from ._gather import (

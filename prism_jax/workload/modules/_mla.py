@@ -2,8 +2,8 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Segment
-from .._costs import Costs, Linear
+from .._block import Kernel, Linear, Segment
+from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
 from ._context import (
@@ -182,8 +182,8 @@ class MLA(AbstractModule):
 
     def _rotary(self, costs: Costs) -> Kernel:
         heads = self.num_heads // costs.layout.tp
-        # Queries are turned where they are. The keys of all heads are put together with the part that
-        # they share, apart from the values (Megatron-Core's fused_mla_yarn_rope_apply.py).
+        # Queries are turned where they are. The keys of all heads are put together with the part
+        # that they share, apart from the values (Megatron-Core's fused_mla_yarn_rope_apply.py).
         queries = 2 * self.qk_rope_head_size
         read = self.qk_head_size + self.value_head_size
         values = heads * (queries + read + self.query_size + self.value_head_size)

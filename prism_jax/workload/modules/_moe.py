@@ -13,8 +13,8 @@ from ...data import (
     Seed,
     Training,
 )
-from .._block import Kernel, Load, Segment
-from .._costs import Costs, Linear
+from .._block import Kernel, Linear, Load, Segment
+from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
 from ._check_experts import check_degrees, check_routing

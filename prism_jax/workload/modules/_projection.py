@@ -1,8 +1,8 @@
 import dataclasses
 
 from ...data import Layout, Model, Training
-from .._block import Kernel, Segment
-from .._costs import Costs, Linear
+from .._block import Kernel, Linear, Segment
+from .._costs import Costs
 from ._base import AbstractModule, Parameters
 from ._embedding import Embedding
 from ._gather import (
