@@ -132,7 +132,7 @@ def _options(
 ) -> dict[str, Any]:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
-    options = {**switches(stack), **switches}
+    options = {**switches_of(stack), **switches}
     options["recompute"] = row["recompute"] or options.get("recompute", "none")
     if not stack.startswith("llm-foundry"):
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")

@@ -29,7 +29,7 @@ CLUSTERS = {
     "h100_80gb": "dgx-h100",
 }
 
-switches = ft.cache(lambda stack: data.load_software(stack).training)
+switches_of = ft.cache(lambda stack: data.load_software(stack).training)
 _shipped = ft.cache(data.load_cluster)  # Read once for all rows of a size.
 _kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped(cluster, nodes)))
 

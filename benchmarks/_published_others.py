@@ -2,7 +2,7 @@
 
 from prism_jax import data
 
-from ._published_machines import job_on, switches
+from ._published_machines import job_on, switches_of
 from ._published_models import GPT
 
 
@@ -29,7 +29,7 @@ def of_vtrain(row: dict[str, str]) -> data.Job:
         dtype="fp16",
         recompute="full",
         software="megatron-2021",
-        **switches("megatron-2021"),
+        **switches_of("megatron-2021"),
     )
     schedule = data.ScheduleConfig("1f1b", number("global batch") // (dp * size))
     return job_on(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100")
