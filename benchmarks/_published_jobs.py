@@ -11,7 +11,7 @@ from typing import Any
 from prism_jax import data
 from prism_jax.importers._megatron_schedule import layers_of_layout
 
-from ._published_machines import CLUSTERS, job_on
+from ._published_machines import CLUSTERS, job_on, switches_of
 from ._published_models import has_experts, is_known, model_of
 
 
