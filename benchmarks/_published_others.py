@@ -39,4 +39,4 @@ def of_family(row: dict[str, str]) -> data.Job:
     from ._scales import overrides
 
     system = {k: int(row[k]) for k in ("microbatches", "dp", "gbs")} | {"family": row["family"]}
-    return data.loadjob_on("gpt3-175b-h100-4096", overrides(system))
+    return data.load_job("gpt3-175b-h100-4096", overrides(system))
