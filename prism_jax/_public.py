@@ -71,8 +71,9 @@ from .program import (
     save_program as save_program,
 )
 from .replica import sample_replica_ends as sample_replica_ends
-from .runs import RunCosts as RunCosts, training_run as training_run
+from .runs import training_run as training_run
 from .schedule import (
+    CustomSchedule as CustomSchedule,
     evaluate as evaluate,
     load_schedule as load_schedule,
     save_schedule as save_schedule,

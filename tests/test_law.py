@@ -3,8 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from prism_jax import Estimate
-from prism_jax._estimate import rounded
+from prism_jax._estimate import Estimate, rounded
 from prism_jax.engine._run import errors_of
 from prism_jax.law import Accumulator, grid_of
 from prism_jax.law._allocations import Allocations

@@ -63,8 +63,9 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
         tuple(map(forward, stages.parts)),
         tuple(map(backward, stages.parts)),
         costs.exchange_contention,
-        tuple(
-            tuple(launched_of(parts, back=back) for parts in stages.parts) for back in (False, True)
+        (
+            tuple(launched_of(parts, back=False) for parts in stages.parts),
+            tuple(launched_of(parts, back=True) for parts in stages.parts),
         ),
     )
 
