@@ -29,7 +29,7 @@ _SET = {
 def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     """A row of each system, with the median of the medians of its runs. The first step of a run
     does not count."""
-    if not (folder / "configs.csv").is_file():
+    if not all((folder / name).is_file() for name in ("configs.csv", "step_times.csv")):
         return
     runs = defaultdict(lambda: defaultdict(list))
     devices = {}
@@ -48,6 +48,7 @@ def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
             | _SET
             | {
                 **{key: row[key] for key in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")},
+                "system": system,
                 "vpp": row["vp"],
                 "dp": str(int(row["gpus"]) // (int(row["tp"]) * int(row["pp"]) * int(row["cp"]))),
                 "global_batch": row["global_batch"],

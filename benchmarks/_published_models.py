@@ -102,7 +102,7 @@ def _variant(model: data.Model, row: dict[str, str]) -> data.Model:
     name, _, variant = row["model"].partition(" (")
     if count := re.match(r"(\d+) layers", variant):
         return _first_layers(model, int(count[1]))
-    if "20b" in name.lower():  # The smaller gpt-oss has fewer layers and experts, else the same.
+    if re.search(r"\b20b", name.lower()):  # The smaller gpt-oss has fewer layers and experts.
         assert model.layers is not None
         assert model.modules is not None
         pairs = msgspec.structs.replace(model.layers[0], repeat=int(float(row["layers"])) // 2)

@@ -35,6 +35,7 @@ def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     every = systems(folder)
     used = {*data.load_priors().system_spread.systems}
     shown = [one for one in every if one.name in used]
+    whole = len(shown) == len(used)  # Otherwise nothing can be fitted anew.
 
     @ft.cache
     def without(machine: str) -> Laws:
@@ -43,7 +44,7 @@ def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     jobs = [row for row in published(folder) if row.job is not None and row.median]
     rows = []
     for one in every:
-        laws = without(one.machine) if one.name in used else None
+        laws = without(one.machine) if whole and one.name in used else None
         near = (
             row.job
             for row in jobs

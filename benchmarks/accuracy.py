@@ -79,8 +79,12 @@ def main() -> None:
             continue
         rows_of, table = _functions(name, count=arguments.count)
         folder = arguments.data if name in _WHOLE else arguments.data / _PARTS[name][0]
-        rows = rows_of(folder)
-        rows = rows if isinstance(rows, tuple) else list(rows)
+        try:
+            rows = rows_of(folder)
+            rows = rows if isinstance(rows, tuple) else list(rows)
+        except FileNotFoundError as error:
+            print(f"{name}: there is no file {error.filename}", file=sys.stderr)
+            continue
         result[name] = _plain(rows)
         if not arguments.json:
             print(table(rows), end="\n\n", flush=True)
