@@ -26,6 +26,7 @@ from ._published import published
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
 # With the last, the law of a kind holds 95 % and more of a generation that is left out whole.
+_WHOLE = 4  # The parts of a class: the kind of model, FSDP, the generation and the software.
 _HALF, _ABOVE = 8, 0.5  # Rows with which a family weighs a half; the weight of the class above.
 _SOURCE = "published steps and systems of MLPerf Training (benchmarks/expected_error.py)"
 
@@ -60,7 +61,8 @@ def rows_of(folder: pathlib.Path) -> list[Row]:
 
 def classes_of(key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """A class and those above it, from that of all rows."""
-    return [(), key[:2], key[:3], key][: len(key) + (1 if len(key) > 3 and key[3] else 0)]
+    known = len(key) - (len(key) == _WHOLE and not key[-1])  # Software may not be stated.
+    return [(), *(key[:n] for n in range(1, known + 1))]
 
 
 def law_of(rows: list[Row], classes: list[tuple[Any, ...]]) -> tuple[float, float]:
@@ -160,7 +162,8 @@ def _shipped(row: Row) -> bool:
 def named(key: tuple[Any, ...]) -> str:
     if not key:
         return "all"
-    return ", ".join([key[0], "FSDP" if key[1] else "no FSDP", *key[2:]])
+    fsdp = ["FSDP" if one else "no FSDP" for one in key[1:2]]
+    return ", ".join([key[0], *fsdp, *key[2:]])
 
 
 def file_of_laws(rows: list[Row]) -> str:
@@ -170,7 +173,7 @@ def file_of_laws(rows: list[Row]) -> str:
     lines += [f"{name} = {value}" for name, value in constants.items()]
     counts = Counter(one for row in rows for one in classes_of(row.key))
     for key in sorted(one for one in counts if counts[one] >= _FEWEST or not one[3:]):
-        if not key:
+        if len(key) < 2:  # Laws of these are only above those of classes.
             continue
         classes = enough(rows, key)
         bias, spread = law_of(rows, classes)

@@ -19,6 +19,7 @@ CLUSTERS = {
     "DGX-GB300": "gb300-nvl72",
     "DGX-H100": "dgx-h100",
     "H100": "dgx-h100",
+    "H800": "hgx-h800",
     "H100-SXM": "dgx-h100",
     "H100-96GB HBM2e 500W": "hgx-h100-96g",
     "H200": "dgx-h200",

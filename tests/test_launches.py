@@ -83,4 +83,4 @@ def test_a_router_without_a_forced_balance_takes_longer():
     even, uneven = (
         predict(_with_experts(*more)).mean for more in ((), ("model.modules.moe.balance=dropless",))
     )
-    assert uneven > even
+    assert 1.05 < uneven / even < 1.5

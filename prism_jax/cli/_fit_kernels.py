@@ -16,7 +16,7 @@ _FILES = ("shapes.csv", "source.toml")
 
 
 @command(
-    "kernels.csv --device h100-sxm --out kernels/shapes/h100-sxm",
+    "kernels.csv --device my-gpu --out shapes/my-gpu",
     argument(
         "table TABLE",
         "a .csv or .parquet file with a row for each measured shape: kernel, dtype, latency_s, and "
@@ -38,7 +38,8 @@ _FILES = ("shapes.csv", "source.toml")
     csv=True,
 )
 def run(given: Given) -> Output:
-    """Fit latencies by shape to measured kernels, and test them on shapes that are left out."""
+    """Fit latencies by shape to measured kernels, and test them on shapes that are left out. They
+    do not change predicted steps."""
     from ..cluster import cross_validate, fit_shapes
     from ..data import save_shapes
     from ..trace import read_kernels

@@ -88,7 +88,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `eager_share`: the share of the bandwidth of fused kernels that norms and elementwise kernels
         of a layer reach, where the framework runs each op as a kernel of its own.
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
-        launch one.
+        launch one, unless a CUDA graph replays the whole step.
     - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module
         of a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
         least as long as the launches of its modules.
@@ -133,7 +133,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     scaling: Literal["delayed", "tensor", "row"] = "delayed"
-    eager_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    eager_share: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 1.0
     launch_floor_s: NonNegative = 0.0
     host_module_s: NonNegative = 0.0
     host_experts_s: NonNegative = 0.0

@@ -231,7 +231,9 @@ def _training(read: Reader, model: Table) -> Table:
     if (graphs := _cuda_graphs(read)) != "none":
         training["cuda_graphs"] = graphs
     if read.flag("fp8-dot-product-attention") or read.flag("fp8-multi-head-attention"):
-        training["fp8_attention"] = training["dtype"] in ("fp8", "mxfp8", "fp4")
+        training["fp8_attention"] = True
+    if read.flag("fp8-output-proj"):
+        training["fp8_head"] = True
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
@@ -243,10 +245,11 @@ def _training(read: Reader, model: Table) -> Table:
 
 def _cuda_graphs(read: Reader) -> str:
     """What CUDA graphs replay."""
-    whole = "full_iteration" in read.text("cuda-graph-scope")
+    implementation = read.choice("cuda-graph-impl", "none", ("none", "local", "transformer_engine"))
     older = read.flag("enable-cuda-graph") or read.flag("external-cuda-graph")
-    some = older or read.text("cuda-graph-impl", "none") != "none"
-    return "iteration" if whole else "modules" if some else "none"
+    if implementation == "none" and not older:
+        return "none"
+    return "iteration" if "full_iteration" in read.text("cuda-graph-scope") else "modules"
 
 
 def _dtype(read: Reader) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ..schedule import AbstractSchedule, OpGraph
-from ..workload import Reduction, Workload, lower
+from ..workload import Block, Reduction, Workload, lower
 
 
 def lower_chains(
@@ -66,8 +66,25 @@ def lower_chains(
             )
             for of_rank in zip(*(one.reductions for one in reduced), strict=True)
         ),
-        tail=tuple(it.chain(*(one.tail for one in reduced))),
+        # What a step has besides its kernels, it has once.
+        tail=(
+            *reduced[0].tail,
+            *it.chain(*(map(_without_host, (one.tail for one in reduced[1:])))),
+        ),
     )
+
+
+def _without_host(block: Block) -> Block:
+    kept = (
+        (
+            msgspec.structs.replace(
+                one, kernels=tuple(row for row in one.kernels if row[0].kind != "host")
+            ),
+            n,
+        )
+        for one, n in block
+    )
+    return tuple(kept)
 
 
 def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:

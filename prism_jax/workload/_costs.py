@@ -185,7 +185,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     def _table_of_attention(self, kind: str) -> str:
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
-        variants = ["fp8"] if self.training.fp8_attention else []
+        narrow = self.training.dtype != self.base_dtype
+        variants = ["fp8"] if self.training.fp8_attention and narrow else []
         known = (*(f"{kind}-{one}" for one in (*variants, self.training.attention)), kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
@@ -211,10 +212,10 @@ class Costs(msgspec.Struct, frozen=True):
         """The all_to_all of a microbatch's tokens to their experts, or back; `None` if every rank
         has all experts.
         """
-        token_bytes = 2 * self.norm_tokens * self.model.hidden_size
-        whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
         if self.ep.size == 1:
             return None
+        token_bytes = 2 * self.norm_tokens * self.model.hidden_size
+        whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
         if self.training.token_dispatcher == "alltoall":
             return whole
         kind = self.training.token_dispatcher

@@ -144,6 +144,10 @@ def _mean(kernel: Kernel) -> float:
     return kernel.mean if kernel.load is None else kernel.mean * _fullest(kernel.load)
 
 
+# Below this concentration hardly more than one expert is popular.
+_ONE_EXPERT = 0.05
+
+
 @ft.cache
 def _fullest(load: Load) -> float:
     """The mean load of the fullest member over that of all. The noise of counts is left out."""
@@ -154,10 +158,12 @@ def _fullest(load: Load) -> float:
     elif math.isinf(load.concentration):
         return 1.0
     else:
+        if load.concentration < _ONE_EXPERT:
+            return min(float(n), load.capacity)
         from scipy import special  # Slow to import, and rarely needed.
 
         # Popularities are gamma variates over their sum, which is independent of them.
         shape = load.concentration / n
         levels = (np.arange(4096) + 0.5) / 4096  # Of the law of the largest of `n`.
         most = np.mean(special.gammainccinv(shape, -np.expm1(np.log(levels) / n))) / shape
-    return min(float(most), load.capacity)
+    return min(max(float(most), 1.0), float(n), load.capacity)

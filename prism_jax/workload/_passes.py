@@ -31,8 +31,9 @@ from ._split import Stages
 
 
 # How much longer the host launches a pair than its two parts: each layer is cut into the nodes of a
-# schedule, which run on two streams. Fitted with `host_experts_s` to steps of Qwen3-235B on H100,
-# with and without pairs (kernels/software/megatron-bridge-2025.toml).
+# schedule, which run on two streams. Chosen with three steps without CUDA graphs whose GPUs would
+# be done in half to two thirds of the time: Qwen3-235B on 256 H100 with DeepEP (Megatron-Bridge
+# 26.02.01), on 64 B200, and on H100 (MoE-ModelZoo).
 _IN_PAIRS = 1.4
 
 

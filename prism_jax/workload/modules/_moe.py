@@ -23,10 +23,12 @@ from ._load import check_load, draw_popularity, with_load
 from ._mlp import MLP, Activation, gate_factor
 
 
-# The fullest of 8 ranks then has 1.45 times the mean. Four pairs of steps of Qwen3-235B with a
+# Of 8 ranks; the fullest then has 1.46 times the mean. Four pairs of steps of Qwen3-235B with a
 # forced balance and without (MoE-ModelZoo, best_practice/qwen3) take 1.09 to 1.24 times as long for
 # sequences of 128K to 16K, which is 1.45 of what experts take; the state of training is not given.
-_DROPLESS = 90.0
+# Of 32 ranks it has 1.8 times the mean, as loads by a power law of exponent 1.01 have, with which
+# the fullest of 8 has 1.47 (ai-dynamo/aiconfigurator of 2026).
+_DROPLESS, _OF_RANKS, _GROWTH = 90.0, 8, 0.6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,8 @@ class MoE(AbstractModule):
         popularities: the standard deviation of one is `sqrt((num_experts - 1) / (1 + this))` of its
         mean. If infinite, only counts of tokens vary; if `None`, all experts get equally many.
     - `balance`: the router's balance, where the load is not given: `forced` sends all experts
-        equally many tokens; `dropless` is a router as it is, with a `load_concentration` of 90.
+        equally many tokens; `dropless` is a router as it is, whose fullest rank of 8 has 1.46 times
+        the mean, and of 32 ranks 1.8 times.
     - `load_seed`: draws the popularities of each layer once, for all microbatches, steps and
         replicas of a run; by default they are drawn anew for each microbatch.
     - `load_popularity`: the popularity of each expert instead, such as its tokens in a run.
@@ -92,17 +95,17 @@ class MoE(AbstractModule):
         """The number of groups a token goes to."""
         return self.top_k_groups or self.num_groups
 
-    @property
-    def concentration(self) -> float | None:
-        """The concentration of the experts' popularities, if they vary."""
-        known = self.load_concentration or self.load_popularity
-        return _DROPLESS if self.balance == "dropless" and not known else self.load_concentration
+    def concentration(self, ranks: int) -> float | None:
+        """The concentration of the popularity of experts on so many ranks, if it varies."""
+        if self.balance == "forced" or self.load_concentration or self.load_popularity:
+            return self.load_concentration
+        return _DROPLESS * (ranks / _OF_RANKS) ** _GROWTH
 
     def of_layer(self, number: int) -> "MoE":
-        if self.load_seed is None or self.concentration is None:
+        if self.load_seed is None or self.load_concentration is None:
             return self
         seed = (self.load_seed, number)
-        drawn = draw_popularity(self.num_experts, self.concentration, seed)
+        drawn = draw_popularity(self.num_experts, self.load_concentration, seed)
         return dataclasses.replace(
             self, load_concentration=None, load_seed=None, load_popularity=drawn
         )
@@ -112,7 +115,7 @@ class MoE(AbstractModule):
         check_degrees(self, layout, training)
         check_load(
             self.num_experts,
-            concentration=self.concentration,
+            concentration=self.load_concentration,
             seed=self.load_seed,
             popularity=self.load_popularity,
             capacity_factor=self.capacity_factor,
@@ -134,17 +137,12 @@ class MoE(AbstractModule):
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         hidden = costs.model.hidden_size
-        between = [
-            costs.move("elementwise", 2 * routed * (width + ffn)),
-            *cast(costs, routed * ffn),
-        ]
-        experts = [
-            *cast(costs, routed * hidden),
-            up.forward,
-            *([] if costs.training.fused_experts else between),
-            down.forward,
-            *self._biases(costs, routed),
-        ]
+        arriving, between = cast(costs, routed * hidden), cast(costs, routed * ffn)
+        between.append(costs.move("elementwise", 2 * routed * (width + ffn)))
+        if costs.training.fused_experts:
+            arriving = between = []
+        biases = self._biases(costs, routed)
+        experts = [*arriving, up.forward, *between, down.forward, *biases]
         permute = self._permute_to_send(costs)
         route = [*before, router.forward, self._choose(costs), *permute]
         shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
@@ -268,11 +266,12 @@ class MoE(AbstractModule):
     def _load(self, costs: Costs) -> Load | None:
         """The law of the load of a rank; `None` if all loads are equal."""
         layout = costs.layout
-        if (self.concentration or self.load_popularity) is None or layout.ep == 1:
+        concentration = self.concentration(layout.ep)
+        if (concentration or self.load_popularity) is None or layout.ep == 1:
             return None
         routed, *_ = self._shape(costs)
         return Load(
-            concentration=self.concentration or math.inf,
+            concentration=concentration or math.inf,
             members=layout.ep,
             counts=routed * layout.ep,
             experts=self.num_experts // layout.ep,
