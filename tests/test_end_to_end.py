@@ -34,6 +34,7 @@ _CHANGES = (
 )
 _LAWS = Laws(
     residual={
+        "host": 0.0,  # A constant, which varies with the whole step alone.
         "gemm": 0.05,
         "attention": 0.05,
         "loss": 0.05,
@@ -149,9 +150,13 @@ def test_derivatives_of_p95_are_differences_of_every_kernel_drawn():
         found[name] = getattr(laws, name).sigma * getattr(slopes, name).sigma
     for name, slope in found.items():
         change = 0.2 if name in ("rank", "step", "microbatch") else 0.02
-        up, down = (
-            np.quantile(simulate_steps(_step(), _changed(name, by), 16_000, 100), 0.95)
-            for by in (change, -change)
-        )
-        expected = (up - down) / (2 * change)
-        assert slope == pytest.approx(expected, rel=0.05), name
+        each = []
+        for seed in range(100, 104):
+            up, down = (
+                np.quantile(simulate_steps(_step(), _changed(name, by), 8_000, seed), 0.95)
+                for by in (change, -change)
+            )
+            each.append((up - down) / (2 * change))
+        expected, error = np.mean(each), np.std(each, ddof=1) / 2
+        assert error < 0.1 * abs(expected), name
+        assert abs(slope - expected) < 4 * max(error, 0.01 * abs(expected)), (name, slope, each)

@@ -61,7 +61,7 @@ def test_keys_that_are_off_or_of_the_stack_are_not_told(capsys):
     stack = "training.software=megatron-bridge-2025"
     training = prism.load_job(_JOB, [stack]).training
     assert training is not None
-    assert training.token_dispatcher == "deepep"
+    assert training.token_dispatcher == "hybridep"
     off = ("training.overlap_tp_backward=false", "training.cp_load_balance=false")
     assert idle_keys(prism.load_job(_JOB, [stack, *off])) == ()
     change = ("--set", "training.prefetch=7")
