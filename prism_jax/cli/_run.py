@@ -106,9 +106,7 @@ def run(given: Given) -> Output:
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
         ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))
-        rows = [{"of": name, "days": derivative.value} for name, derivative in ordered]
-        columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
-        blocks.append(Table(columns, rows, most=None))
+        blocks.append(_derivatives(ordered))
     return Output(result, [*blocks, f"failures: {failures.source}"])
 
 
@@ -140,3 +138,9 @@ def _costs(given: Given, failures: Any, world_size: int) -> Any:
     found = RunCosts(**costs)
     check_costs(found)
     return found
+
+
+def _derivatives(ordered: list[tuple[str, Any]]) -> Table:
+    rows = [{"of": name, "days": derivative.value} for name, derivative in ordered]
+    columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
+    return Table(columns, rows, most=None)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from .._misc import quoted
 from ._megatron_flags import check_flags, tables, usual_names
+from ._megatron_kernels import kernels_of
 from ._megatron_layers import (
     encoder_and_decoder,
     has_encoder,
@@ -228,12 +229,7 @@ def _training(read: Reader, model: Table) -> Table:
         training["token_dispatcher"] = read.choice(
             "moe-flex-dispatcher-backend", backends[0], backends
         )
-    if (graphs := _cuda_graphs(read)) != "none":
-        training["cuda_graphs"] = graphs
-    if read.flag("fp8-dot-product-attention") or read.flag("fp8-multi-head-attention"):
-        training["fp8_attention"] = True
-    if read.flag("fp8-output-proj"):
-        training["fp8_head"] = True
+    training |= kernels_of(read)
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
@@ -241,15 +237,6 @@ def _training(read: Reader, model: Table) -> Table:
     if "ddp-bucket-size" in read:
         training["gradient_bucket_size"] = read.count("ddp-bucket-size")
     return {**training, **_recompute(read)}
-
-
-def _cuda_graphs(read: Reader) -> str:
-    """What CUDA graphs replay."""
-    implementation = read.choice("cuda-graph-impl", "none", ("none", "local", "transformer_engine"))
-    older = read.flag("enable-cuda-graph") or read.flag("external-cuda-graph")
-    if implementation == "none" and not older:
-        return "none"
-    return "iteration" if "full_iteration" in read.text("cuda-graph-scope") else "modules"
 
 
 def _dtype(read: Reader) -> str | None:

@@ -121,16 +121,14 @@ def training_run(
     if program.variability.rank is not None:
         factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
     steps = _Steps(law, factors, num_steps, autocorrelation_time, level)
-    # It falls evenly over an hour, and a run that is shorter keeps what is left of it.
-    drifted = drift * (early := min(work, _DRIFTING)) * (1 - early / _DRIFTING / 2)
+    drifted = _drifted(drift, work)
     simulated = _Simulation(
         work, drifted, law.mean, steps, failures, per_second, num_spares, known_rates
     )
     seeds = np.asarray(key_data(key)).tolist()
     with progress_bar(num_runs, progress, "runs", "run") as bar:
         runs, drawn = simulated.runs(costs, num_runs, seeds, bar)
-    names = [cause.name for cause in failures.causes]
-    found: dict[str, Estimate] = {}
+    names, found = [cause.name for cause in failures.causes], {}
     if derivatives and len(drawn) == num_runs:
         found = _of_rates(runs, drawn, names) | _of_costs(simulated, costs, num_runs, seeds)
     return RunLaw(
@@ -154,6 +152,14 @@ def _law_of_step(program: Program, num_samples: int, key: PRNGKeyArray, progress
     if law.interrupted:
         raise KeyboardInterrupt("interrupted before the first run.")
     return law
+
+
+def _drifted(drift: float, work: float) -> float:
+    """What a drift adds, in seconds. It falls evenly over an hour, and a shorter run keeps what is
+    left of it.
+    """
+    early = min(work, _DRIFTING)
+    return drift * early * (1 - early / _DRIFTING / 2)
 
 
 def _best(rate: float, blocking_s: float) -> float:
