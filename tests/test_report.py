@@ -110,6 +110,8 @@ def test_a_page_says_what_was_found_and_how(report, page):
     for cell in it.chain(*law.summary().cells()):
         assert cell in text
     assert f"{100 * report.throughput.mfu:.1f} %" in text
+    low, _ = prism.expected_error(report.job).interval(0.9)
+    assert f"differ by {100 * (low - 1):+.0f} % to" in text
     for part in report.sensitivity.parts:
         assert part.name in text
     for name in report.memory.ranks[0].parts:

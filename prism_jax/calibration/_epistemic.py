@@ -9,6 +9,7 @@ from scipy.special import ndtri
 
 from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
+from ..program import parts_of
 from ..workload import has_experts
 from ._expected_error import expected_error, levels_of_law
 from ._observe import upper_spread
@@ -117,11 +118,14 @@ def level_of_runs(job: Job) -> tuple[float, float]:
     The standard deviation of the logarithm of a run's median, and the share that a step takes
     longer at the start of a run than later; below zero if it gets slower. Both are those of systems
     whose models have experts, or do not, in MLPerf Training (`kernels/priors.toml`).
+
+    **Raises:**
+
+    `ValueError` if the job has no model.
     """
-    priors = load_priors()
-    assert job.model is not None
+    priors, (model, *_) = load_priors(), parts_of(job)
     level, drift = priors.level, priors.drift
-    if has_experts(job.model):
+    if has_experts(model):
         level, drift = priors.level_experts, priors.drift_experts
     known = None if job.calibrated is None else job.calibrated.uncertainty
     return level.deviation if known is None else known.level, float(np.expm1(drift.mean))

@@ -62,8 +62,8 @@ def expected_error(job: Job) -> ExpectedError:
     The errors are those of published steps of the same class: the generation of the machine, a
     model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
     class with fewer than 20 steps has the law of the class above it. A class without any has one
-    twice as wide as that of its kind of model and sharding on other machines, and `num_runs` 0. A
-    job that is calibrated has the uncertainty of its calibration, linear in its parameters.
+    2.5 times as wide as that of its kind of model and sharding on other machines, and `num_runs` 0.
+    A job that is calibrated has the uncertainty of its calibration, linear in its parameters.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 

@@ -158,8 +158,8 @@ class Kernels(msgspec.Struct, frozen=True):
     - `growth`, `num_replicas`: with `dp` replicas, compute takes `(dp / num_replicas) ** growth`
         times as long.
     - `constant_s`: the time that a step of any size takes besides its kernels, in seconds.
-    - `constant_share`: the largest part of the compute of a rank that `constant_s` may be; `None`
-        for no limit.
+    - `constant_share`: the largest part that `constant_s` may be of what the fullest pipeline rank
+        runs in a step, with its exposed collectives; `None` for no limit.
     - `floor_s`: the shortest time of a compute kernel, in seconds.
     - `shapes`: the latencies of the device's kernels by shape; empty if they were not
         measured.

@@ -79,7 +79,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `network`: the logarithm of the factor on communication between nodes; see `Calibrated`.
     - `constant_s`: the constant per step.
     - `growth`: the exponent of the number of replicas.
-    - `constant_share`: the largest share of the shortest step that the constant may take.
+    - `constant_share`: see `Kernels`; of a calibration, that of its shortest step.
     - `uncalibrated`: the level of jobs that are not calibrated.
     - `scale`: the logarithm of a run's median at another scale, relative to the calibrated level.
     - `level`, `level_experts`: the logarithm of the median of one run of a system over that of

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ..schedule import AbstractSchedule, OpGraph
-from ..workload import Block, Reduction, Workload, lower
+from ..workload import Block, Reduction, Segment, Workload, lower
 
 
 def lower_chains(
@@ -67,24 +67,16 @@ def lower_chains(
             for of_rank in zip(*(one.reductions for one in reduced), strict=True)
         ),
         # What a step has besides its kernels, it has once.
-        tail=(
-            *reduced[0].tail,
-            *it.chain(*(map(_without_host, (one.tail for one in reduced[1:])))),
-        ),
+        tail=(*reduced[0].tail, *it.chain(*(_without_host(one.tail) for one in reduced[1:]))),
     )
 
 
 def _without_host(block: Block) -> Block:
-    kept = (
-        (
-            msgspec.structs.replace(
-                one, kernels=tuple(row for row in one.kernels if row[0].kind != "host")
-            ),
-            n,
-        )
-        for one, n in block
-    )
-    return tuple(kept)
+    def kept(one: Segment) -> Segment:
+        kernels = tuple(row for row in one.kernels if row[0].kind != "host")
+        return msgspec.structs.replace(one, kernels=kernels)
+
+    return tuple((kept(one), times) for one, times in block)
 
 
 def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:

@@ -104,11 +104,10 @@ def _of_class(job: Job | None) -> Markup:
         return join([])
     found = predicted_error(job)
     low, high = (f"{100 * (factor - 1):+.0f} %" for factor in found.interval(0.9))
-    steps = f"{found.num_runs:,} published steps" if found.num_runs else "no published step"
     return tag(
         "p",
-        f"Nine of ten measured means of such jobs are expected between {low} and {high} of what is "
-        f"predicted. {steps.capitalize()} are of its class of jobs.",
+        f"Nine of ten measured means of such jobs are expected to differ by {low} to {high} from "
+        f"what is predicted. Published steps of the class of this job: {found.num_runs:,}.",
     )
 
 

@@ -59,11 +59,11 @@ def launches(costs: Costs, part: Part) -> float:
     training = costs.training
     if training.cuda_graphs == "iteration":
         return 0.0
-    module, experts = training.host_module_s, training.host_experts_s
+    usual, experts = training.host_module_s, training.host_experts_s
     if training.cuda_graphs == "modules":
-        module, experts = 0.0, experts / 2
-    kinds = [module.kind for module in part.modules if module.in_residual]
-    return sum(experts if kind == "moe" else module for kind in kinds)
+        usual, experts = 0.0, experts / 2
+    kinds = (module.kind for module in part.modules if module.in_residual)
+    return sum(experts if kind == "moe" else usual for kind in kinds)
 
 
 def launched(segments: list[Segment], seconds: float) -> list[Segment]:

@@ -228,7 +228,7 @@ def _limited(
     forward: Sequence[Block],
     backward: Sequence[Block],
 ) -> Costs:
-    """The costs with the constant of a step limited to a part of the fullest rank's compute."""
+    """The costs with the constant of a step limited by `Kernels.constant_share`."""
     kernels = costs.kernels
     if kernels.constant_share is None:
         return costs
