@@ -91,7 +91,7 @@ def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
             "measured_p95_p50": float(np.median(ratios)),
             "carried_p95_p50": float(np.median(carried)),
             "core_ratio": core_spread(steps) / core,
-            "level_std": wide.level,
+            "level_std": wide.error.std,
             "within_90": _within(system.runs, low, high),
             "aligned_within_90": _within(aligned, low, high),
             "epistemic_within_90": _within(system.runs, wide.quantile(0.05), wide.quantile(0.95)),

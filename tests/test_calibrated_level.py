@@ -168,11 +168,11 @@ def test_the_law_of_a_run_that_has_not_been():
     job = _calibrated(job, np.diag([0.03**2, 0, 0, 0]), level=0.04, spread=0.5)
     found = epistemic(job, law)
     # All of a step within a node is compute or the collectives beside it.
-    assert 0.04 < found.level < 0.05
+    assert 0.04 < found.error.std < 0.05
     logs = np.log([found.quantile(q) for q in (0.1587, 0.8413)])
-    assert np.diff(logs)[0] / 2 == pytest.approx(found.level, rel=0.1)
-    low, high = found.interval(0.5)
-    assert np.log(high / low) / 3.29 == pytest.approx(found.level, rel=0.05)
+    assert np.diff(logs)[0] / 2 == pytest.approx(found.error.std, rel=0.1)
+    low, high = found.intervals()["p50"]
+    assert np.log(high / low) / 3.29 == pytest.approx(found.error.std, rel=0.05)
 
 
 def _csv(path, median, seed=0):

@@ -19,6 +19,7 @@ import prism_jax as prism
 from prism_jax import report as reports
 from prism_jax.cli import main
 from prism_jax.cli._main import make_parser
+from prism_jax.law import law_table
 from prism_jax.report import _accuracy
 
 
@@ -36,7 +37,7 @@ def report():
     job = msgspec.structs.replace(job, name=_EVIL, source=_EVIL, measured=measured)
     commands = {"simulate": f"prism-jax simulate {_EVIL} --samples 320 --seed 5"}
     key = jax.random.key(5)
-    options = {"objective": prism.Mean(), "epistemic": True, "commands": commands, "seed": "5"}
+    options = {"objective": prism.Mean(), "commands": commands, "seed": "5"}
     return reports.gather(job, num_samples=320, key=key, **options)
 
 
@@ -107,7 +108,8 @@ def test_what_a_user_wrote_is_a_text_and_nothing_else(page):
 def test_a_page_says_what_was_found_and_how(report, page):
     text = " ".join(_read(page).texts)
     law = report.law
-    for cell in it.chain(*law.summary().cells()):
+    expected = report.epistemic.intervals(report.levels)
+    for cell in it.chain(*law_table(law, report.levels, expected=expected).cells()):
         assert cell in text
     assert f"{100 * report.throughput.mfu:.1f} %" in text
     low, _ = prism.expected_error(report.job).interval(0.9)
@@ -201,8 +203,6 @@ def test_a_page_of_a_profile_says_what_only_jobs_have(report):
     assert "slow_worker" in page
     assert "published runs" not in page
     assert _EVIL not in page
-    with pytest.raises(ValueError, match="give a job"):
-        reports.gather(profile, num_samples=10, key=jax.random.key(0), epistemic=True)
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_runs_from_configuration_are_around_the_law_that_is_simulated():
     law = prism.simulate(compile_job(job), num_samples=4096, key=jax.random.key(0))
     found, priors = epistemic(job, law), load_priors()
     assert found.spread == priors.system_spread.deviation
-    assert found.level == prism.expected_error(job).std
+    assert found.error.std == prism.expected_error(job).std
     tails = np.quantile(found.steps, 0.95, axis=1) / np.median(found.steps, axis=1) - 1
     simulated = law.quantile(0.95) / law.quantile(0.5) - 1
     assert 0.8 < simulated / np.median(tails) < 1.25

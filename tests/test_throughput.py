@@ -12,7 +12,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._load import other_sizes
-from prism_jax.law import QUANTILES
+from prism_jax.law import QUANTILES, law_table
 from prism_jax.prediction import throughput
 
 from .helpers import lognormal
@@ -64,7 +64,7 @@ def test_simulate_tells_throughput_further_quantiles_and_why_they_are_unknown(tm
     assert "are needed" in found["unknown_because"]["p99.9"]
     assert law.why_unknown(0.9) is None is law.why_unknown()
     assert sum(found["throughput"]["breakdown"].values()) == pytest.approx(law.mean)
-    table = law.summary({**QUANTILES, "p90": 0.9, "p99.9": 0.999}, {"mean": 1.1})
+    table = law_table(law, {**QUANTILES, "p90": 0.9, "p99.9": 0.999}, {"mean": 1.1})
     rows = {row["figure"]: row for row in _read(table.csv())}
     assert float(rows["p90"]["predicted_s"]) == law.quantile(0.9)
     assert rows["p99.9"]["interval_s.low"] == ""

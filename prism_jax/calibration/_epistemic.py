@@ -1,6 +1,7 @@
 """The law of a step of a future run, including the uncertainty of the calibration."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
 from ..program import parts_of
 from ..workload import has_experts
-from ._expected_error import expected_error, levels_of_law
+from ._expected_error import ExpectedError, expected_error, levels_of_law
 from ._observe import upper_spread
 from ._step_law import StepLaw
 
@@ -26,48 +27,75 @@ _MOST_OUTLIERS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Epistemic:
-    """Laws of the steps of possible runs. The level and the spread of each run are drawn from their
-    laws.
+    """Laws of the steps of possible runs, each a level times a shape. All levels are equally
+    likely, and so are all shapes.
 
     **Attributes:**
 
-    - `level`: the standard deviation of the logarithm of a run's median.
+    - `error`: the expected error of the job's prediction.
     - `spread`: the standard deviation of the logarithm of the spread of a run's steps.
-    - `steps`: the quantiles of each run at the same levels, in seconds. All runs are equally
-        likely.
+    - `levels`: medians of runs, in seconds.
+    - `shapes`: quantiles of the steps over their median, at the same levels in each row.
     """
 
-    level: float
+    error: ExpectedError
     spread: float
-    steps: Float[np.ndarray, "runs steps"]
+    levels: Float[np.ndarray, " levels"]
+    shapes: Float[np.ndarray, "shapes steps"]
+
+    @property
+    def steps(self) -> Float[np.ndarray, "runs steps"]:
+        """The quantiles of the steps of all runs, in seconds."""
+        return (self.levels[:, None, None] * self.shapes).reshape(-1, self.shapes.shape[1])
 
     def quantile(self, q: float) -> float:
         """The quantile at `q` of a step of any run."""
         return float(np.quantile(self.steps, q))
 
-    def interval(self, q: float, level: float = 0.9) -> tuple[float, float]:
-        """The interval in which the quantile at `q` of a run lies with probability `level`."""
-        each = np.quantile(self.steps, q, axis=1)
-        low, high = np.quantile(each, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
+    def intervals(
+        self, quantiles: Mapping[str, float] = QUANTILES, level: float = 0.9
+    ) -> dict[str, tuple[float, float]]:
+        """The intervals in which figures of a run lie with probability `level`, in seconds.
+
+        **Arguments:**
+
+        - `quantiles`: quantiles of a run's steps, by name. Those further in a tail than the shapes
+            reach have no interval.
+        - `level`: the probability.
+
+        **Returns:**
+
+        The intervals of `mean`, of `std` and of the quantiles.
+        """
+        far = 1 / self.shapes.shape[1]
+        figures = {"mean": self.shapes.mean(axis=1), "std": self.shapes.std(axis=1)} | {
+            name: np.quantile(self.shapes, q, axis=1)
+            for name, q in quantiles.items()
+            if far <= q <= 1 - far
+        }
+        ends = ((1 - level) / 2, (1 + level) / 2)
+        return {
+            name: (float(low), float(high))
+            for name, figure in figures.items()
+            for low, high in [np.quantile(np.outer(self.levels, figure), ends)]
+        }
 
     def to_json(self) -> dict[str, Any]:
+        found = self.intervals()
         return {
-            "level_std": self.level,
+            "level_std": self.error.std,
             "spread_std": self.spread,
             **{name: self.quantile(q) for name, q in QUANTILES.items()},
-            "p50_interval_90": list(self.interval(0.5)),
-            "p95_interval_90": list(self.interval(0.95)),
+            "p50_interval_90": list(found["p50"]),
+            "p95_interval_90": list(found["p95"]),
             "quantiles": [[i / 200, self.quantile(i / 200)] for i in range(1, 200)],
         }
 
     def __str__(self) -> str:
-        low, high = self.interval(0.95)
         return (
             f"with the uncertainty of the model (--epistemic): 90 % of steps take "
             f"{self.quantile(0.05):.5g} .. {self.quantile(0.95):.5g} s; the p50 of a run has a "
-            f"standard deviation of {100 * self.level:.2g} %, and the 90 % interval of its p95 is "
-            f"{low:.5g} .. {high:.5g} s"
+            f"standard deviation of {100 * self.error.std:.2g} %"
         )
 
 
@@ -96,14 +124,13 @@ def epistemic(job: Job, law: Law) -> Epistemic:
         spread = priors.system_spread.deviation
         laws = laws_of_systems(priors, upper_spread(np.asarray(law.quantile(_STEPS))), _SYSTEMS)
         factors = np.stack([one.factors(len(_STEPS)) for one in laws])
-        runs = factors / np.median(factors, axis=1, keepdims=True)
+        shapes = factors / np.median(factors, axis=1, keepdims=True)
     else:
         spread = known.spread
         relative = np.asarray(law.quantile(_STEPS)) / float(law.quantile(0.5)) - 1
-        runs = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
+        shapes = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
     levels = float(law.quantile(0.5)) * levels_of_law(error, _LEVELS)
-    steps = levels[:, None, None] * runs
-    return Epistemic(error.std, spread, steps.reshape(-1, len(_STEPS)))
+    return Epistemic(error, spread, levels, shapes)
 
 
 def level_of_runs(job: Job) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from scipy.special import stdtrit
 
+from .._misc import counted
 from ..data import Job, generation_of, load_expected_errors
 from ..prediction import constant_step
 from ..program import parts_of
@@ -35,6 +36,12 @@ class ExpectedError(msgspec.Struct, frozen=True):
     def std(self) -> float:
         """The standard deviation of the logarithm; more than two degrees have one."""
         return self.spread * float(np.sqrt(1 / (1 - 2 / self.degrees)))
+
+    def __str__(self) -> str:
+        """Whose errors they are, after "90 % of such runs"."""
+        if self.num_runs:
+            return f"by the errors of {counted(self.num_runs, 'published run')} ({self.table})"
+        return "no published run is of this class, so this is wider than for any known one"
 
     def quantile(self, q: Any) -> Any:
         """The factor on `predict(job).mean` at the quantiles `q`, which lie between 0 and 1."""

@@ -22,7 +22,7 @@ from ._values import count
     flag("--strict", "refuse arguments of Megatron-LM that are not known"),
     argument("--out JOB.toml", "the job to write", required=True),
     flag("--force", "overwrite a job that is there"),
-    SET,
+    *SET,
     ALLOW_OOM,
 )
 def run(given: Given) -> Output:

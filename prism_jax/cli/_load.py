@@ -36,6 +36,11 @@ class Loaded:
         return self.of if isinstance(self.of, Job) else None
 
     @property
+    def modelled(self) -> Any:
+        """The job, if it has a model, so that the errors of such predictions are known."""
+        return None if self.job is None or self.job.model is None else self.job
+
+    @property
     def devices_per_node(self) -> int:
         return 8 if self.job is None else self.job.cluster.devices_per_node
 

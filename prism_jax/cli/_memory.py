@@ -2,7 +2,7 @@ from .._summary import plain
 from ._options import NO_PROFILE, SET, Given, Output, command
 
 
-@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, SET, csv=True)
+@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, *SET, csv=True)
 def run(given: Given) -> Output:
     """Print the peak memory of each pipeline rank, by part."""
     from ..data import load_job

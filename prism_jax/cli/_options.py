@@ -87,16 +87,27 @@ JOB = argument(
 )
 # Of commands that take no profile.
 NO_PROFILE = argument("job JOB", "a shipped job (`prism-jax jobs`), or a .toml file")
-SET = repeated(
-    "--set KEY=VALUE",
-    "change a key of the job, such as layout.dp=64; can be repeated",
-    dest="overrides",
+SET = (
+    repeated(
+        "--set KEY=VALUE",
+        "change a key of the job, such as layout.dp=64; can be repeated",
+        dest="overrides",
+    ),
+    (
+        "--allow-implausible",
+        {
+            "help": "take hardware ten thousand times slower or faster than all that is shipped",
+            "action": "append_const",
+            "dest": "overrides",
+            "const": "allow_implausible=true",
+        },
+    ),
 )
 ALLOW_OOM = flag("--allow-oom", "continue if the job does not fit in memory")
 PROGRESS = flag(
     "--progress", "report progress on stderr (the default on a terminal without --json)"
 )
-RANDOM = (argument("--seed S", "random seed (0)", seed, 0), SET, PROGRESS)
+RANDOM = (argument("--seed S", "random seed (0)", seed, 0), *SET, PROGRESS)
 STEPS = argument(
     "--steps A:B[:S]",
     "use only these of the sorted steps, a Python slice such as ::2 (all)",
@@ -140,11 +151,6 @@ LAW = (
         "divide the steps among K sets of GPUs, and print how much they differ (by default, GPUs "
         "are drawn anew for each step)",
         count,
-    ),
-    flag(
-        "--epistemic",
-        "also print the law with the uncertainty of the model: of the level and the spread of a "
-        "run, from its calibration or from the errors of earlier predictions",
     ),
     argument(
         "--quantiles Q,Q",

@@ -1,11 +1,13 @@
 from .._summary import plain
 from . import _load
+from ._expected import expected_error_json
 from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
 
 
-@command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, SET, ALLOW_OOM, csv=True)
+@command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, *SET, ALLOW_OOM, csv=True)
 def run(given: Given) -> Output:
     """Print the step time without variability, and its parts, within seconds."""
+    from ..calibration import expected_error
     from ..data import load_job
     from ..prediction import check_memory, parts_table, predict, throughput
 
@@ -19,11 +21,16 @@ def run(given: Given) -> Output:
     result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}
     result["step_time_s"] = {"mean": result.pop("mean")}
     result["throughput"] = plain(per_gpu)
+    error = expected_error(job)
+    low, high = (found.mean * factor for factor in error.interval())
+    result["prediction_interval_90"] = {"mean": [low, high]}
+    result["expected_error"] = expected_error_json(error)
     head = (
         f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, without "
         "variability"
     )
+    such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     sends = f"{found.exposed_send_recv:.3g} s for send_recvs"
     pipeline = f"pipeline: waiting for other stages, of which {sends}" * (job.layout.pp > 1)
-    return Output(result, ["\n".join([head, *per_gpu.lines()]), parts_table(parts), pipeline])
+    return Output(result, ["\n".join([head, such, *per_gpu.lines()]), parts_table(parts), pipeline])

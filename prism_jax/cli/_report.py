@@ -4,7 +4,6 @@ from .._files import shown
 from .._interrupt import told_interrupt
 from . import _load
 from ._options import LAW, OBJECTIVE, Given, Output, argument, command
-from ._simulate import check_epistemic
 from ._values import check_out, objective, quantile
 
 
@@ -24,7 +23,6 @@ def run(given: Given) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions."""
     check_out(given.out, ".html")  # Bad input fails before JAX starts.
     job = _load.load(given)
-    check_epistemic(given, job)
     wanted = objective(given.objective)
 
     from ..law import QUANTILES
@@ -38,7 +36,6 @@ def run(given: Given) -> Output:
         **options,
         sampling=given.sampling,
         allocations=given.allocations,
-        epistemic=given.epistemic,
         levels={**QUANTILES, **given.quantiles},
         objective=wanted,
         quantile=given.quantile,
@@ -76,7 +73,6 @@ def _commands(given: Given, most: int) -> dict[str, str]:
     law = [*job, "--samples", str(given.samples), *seed, "--sampling", given.sampling]
     if given.allocations is not None:
         law += ["--allocations", str(given.allocations)]
-    law += ["--epistemic"] * given.epistemic
     if given.quantiles:
         law += ["--quantiles", ",".join(f"{q:.12g}" for q in given.quantiles.values())]
     step = ["--quantile", f"{given.quantile:g}", "--out", "step.json"]

@@ -1,8 +1,12 @@
+import dataclasses
 import functools as ft
 from typing import Any
 
+import numpy as np
+
 from .._summary import Column, Table, picked, plain
 from . import _load
+from ._expected import expected_error_json
 from ._options import Given, Output, argument, command, flag, simulated
 from ._values import count, number
 
@@ -15,6 +19,8 @@ _COSTS = {
     "repair": "until a replaced node can be used as a spare (0)",
     "evaluation": "for evaluations in each interval (0)",
 }
+# Equally likely quantiles of the expected error.
+_LEVELS = (np.arange(51) + 0.5) / 51
 _SECONDS = number(0, "seconds from 0 to 1e9")
 
 
@@ -56,7 +62,7 @@ def run(given: Given) -> Output:
 
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
-    from ..calibration import level_of_runs
+    from ..calibration import expected_error, level_of_runs, levels_of_law
     from ..runs import training_run
 
     costs = _costs(given, failures, world_size)
@@ -76,12 +82,15 @@ def run(given: Given) -> Output:
         derivatives=given.derivatives,
         **options,
     )
-    days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
+    days = {"mean": law.mean.value}
+    days |= {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
+    error = None if job.modelled is None else expected_error(job.modelled)
+    future = law if error is None else law.at_levels(levels_of_law(error, _LEVELS))
     result: dict[str, Any] = {
         "job": job.name,
         "world_size": world_size,
         "steps": given.steps,
-        "days": {"mean": law.mean.value, **days},
+        "days": days,
         "parts_days": law.parts,
         "level_std": level,
         "drift": drift,
@@ -91,18 +100,19 @@ def run(given: Given) -> Output:
         "requested_runs": law.requested,
     }
     _load.tell_interrupted("runs", law, len(law.days))
-    blocks: list[Table | str] = [
-        law.summary().named(f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs")
-    ]
-    if job.job is not None:
-        low, high = result["days_expected_error_90"] = _off(job.job, law)
-        blocks.append(
-            f"the mean is {low:.4g} .. {high:.4g} days (90 %) with the expected error of a step"
-        )
+    name = f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs"
+    table, blocks = law.summary().named(name), []
+    if error is not None:
+        result["prediction_interval_90"] = _intervals(days, law.parts["work"], error)
+        result["expected_error"] = expected_error_json(error)
+        low, high = future.quantile(0.05), future.quantile(0.95)
+        blocks.append(f"{name}: 90 % of such runs take {low:.4g} .. {high:.4g} days, {error}")
+        table = dataclasses.replace(table, title="If steps take as long as predicted:")
+    blocks.append(table)
     if given.deadline is not None:
-        chance = law.probability(given.deadline).value
+        chance = future.probability(given.deadline).value
         result |= {"deadline_days": given.deadline, "probability": chance}
-        blocks.append(f"{100 * chance:.4g} % of runs end within {given.deadline:g} days")
+        blocks.append(f"{100 * chance:.3g} % of such runs end within {given.deadline:g} days")
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
         ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))
@@ -110,12 +120,12 @@ def run(given: Given) -> Output:
     return Output(result, [*blocks, f"failures: {failures.source}"])
 
 
-def _off(job: Any, law: Any) -> list[float]:
-    """The mean days if the steps that count are as much shorter or longer as may be expected."""
-    from ..calibration import expected_error, levels_of_law
+def _intervals(days: dict[str, float], work: float, error: Any) -> dict[str, list[float]]:
+    """In which interval each figure lies, in days: steps that count take longer or shorter."""
+    from ..calibration import levels_of_law
 
-    error, work = expected_error(job), law.parts["work"]
-    return [law.mean.value + work * float(levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
+    longer = [work * float(levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
+    return {name: [value + more for more in longer] for name, value in days.items()}
 
 
 def _costs(given: Given, failures: Any, world_size: int) -> Any:

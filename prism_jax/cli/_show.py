@@ -17,7 +17,7 @@ _WIDEST = 60
         "a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys",
         nargs="?",
     ),
-    SET,
+    *SET,
     csv=True,
 )
 def run(given: Given) -> Output:

@@ -6,22 +6,18 @@ from .._misc import counted
 from .._summary import plain
 from ..data import layout_and_order
 from . import _load
-from ._options import LAW, Given, Output, argument, command
+from ._expected import expected_error_json
+from ._options import LAW, Given, Output, argument, command, flag
 from ._values import check_out
-
-
-def check_epistemic(given: Given, job: _load.Loaded) -> None:
-    """Raises a `ValueError` for `--epistemic` with a profile."""
-    if given.epistemic and job.job is None:
-        raise ValueError(
-            f"{shown(given.job)}: this is a profile, and the uncertainty of its level is not "
-            "known; leave `--epistemic` out, or give a job."
-        )
 
 
 @command(
     "gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles 0.999",
     *LAW,
+    flag(
+        "--epistemic",
+        "also print the law of a step of any such run, with the uncertainty of the model",
+    ),
     argument("--out LAW.npz", "a file to write the law to, for prism_jax.load_law"),
     csv=True,
 )
@@ -29,11 +25,15 @@ def run(given: Given) -> Output:
     """Simulate a job and print the law of its step time."""
     check_out(given.out, ".npz")  # Bad input fails before JAX starts.
     job = _load.load(given)
-    check_epistemic(given, job)
+    if given.epistemic and job.modelled is None:
+        raise ValueError(
+            f"{shown(given.job)}: this has no model, and it is not known how far its level may be "
+            "off; leave `--epistemic` out, or give a job with a model."
+        )
 
     from ..calibration import epistemic
     from ..engine import simulate
-    from ..law import QUANTILES, save_law
+    from ..law import QUANTILES, law_table, save_law
     from ..prediction import throughput
 
     program, options = _load.compiled(given, job)
@@ -42,8 +42,13 @@ def run(given: Given) -> Output:
         save_law(law, given.out)
     measured = _measured(job.job, given.overrides)
     levels = {**QUANTILES, **given.quantiles}
-    table = law.summary(levels, job.job.measured.figures if measured else None)
+    future = None if job.modelled is None else epistemic(job.modelled, law)
+    expected = None if future is None else future.intervals(levels)
+    table = law_table(law, levels, job.job.measured.figures if measured else None, expected)
     result = {"job": job.name, "world_size": job.of.layout.world_size, **law.to_json(levels)}
+    if future is not None:
+        result["prediction_interval_90"] = plain(expected)
+        result["expected_error"] = expected_error_json(future.error)
     if job.job is not None and job.job.kernels is not None:
         sources = job.job.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
@@ -58,29 +63,40 @@ def run(given: Given) -> Output:
     per_gpu = throughput(job.job, law.mean)
     if per_gpu is not None:
         result["throughput"] = plain(per_gpu)
-    result["exposed_data_parallel_s"] = exposed = _exposed(program, options)
-    lines = law.about_allocations()
+    result["exposed_data_parallel_s"] = _exposed(program, options)
+    if given.epistemic and future is not None:
+        result["epistemic"] = future.to_json()
+    _load.tell_interrupted("steps", law, law.num_samples)
+    what = layout_and_order(job.of.layout, job.of.schedule)
+    title = f"{job.name}: {what}, {program.num_ops:,} ops"
+    table = dataclasses.replace(table, title="")
+    return Output(result, [title, table, "\n".join(_below(law, future, result, per_gpu))])
+
+
+def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[str]:
+    """What is said below the table: first what an interval means, last the simulation's noise."""
+    from ..law import about_noise
+
+    lines = [] if future is None else [f"90 % of such runs: {future.error}"]
+    if result.get("measured"):
+        lines.append(f"measured: {result['measured'].get('source')}")
+    lines += [] if per_gpu is None else per_gpu.lines()
+    exposed = result["exposed_data_parallel_s"]
     if exposed["mean"] > 0:
         lines.append(
             f"exposed communication of data parallelism: {exposed['mean']:.3g} s of a step on "
-            f"average, p50 {exposed['p50']:.3g} s, p95 {exposed['p95']:.3g} s"
+            f"average, p95 {exposed['p95']:.3g} s"
         )
-    if given.epistemic and job.job is not None:
-        future = epistemic(job.job, law)
-        result["epistemic"] = future.to_json()
-        lines.append(str(future))
-    _load.tell_interrupted("steps", law, law.num_samples)
-    lines += [] if per_gpu is None else per_gpu.lines()
-    lines += [f"measured: {measured.get('source')}"] * bool(measured)
+    lines += law.about_allocations()
+    lines += [str(future)] * ("epistemic" in result)
+    if future is not None:
+        lines.append(about_noise(law, future.intervals()))
     lines.append(
         f"{counted(law.num_samples, 'step')} ({law.sampling} sampling, replicas: {law.replicas}); "
         f"set-up {law.compile_s:.1f} s, simulation {law.run_s:.1f} s "
         f"({result['samples_per_s']:,.0f} steps/s)"
     )
-    table = dataclasses.replace(table, title="")
-    what = layout_and_order(job.of.layout, job.of.schedule)
-    title = f"{job.name}: {what}, {program.num_ops:,} ops"
-    return Output(result, [title, table, "\n".join(lines)])
+    return lines
 
 
 def _measured(job: Any, overrides: list[str]) -> dict[str, Any]:

@@ -140,6 +140,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `measured`: measured figures of the step time.
     - `name`: the name of the job.
     - `source`: where the configuration is from.
+    - `allow_implausible`: whether hardware may be ten thousand times slower or faster than all that
+        is shipped.
     """
 
     layout: Layout
@@ -153,6 +155,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: Measured | None = None
     name: Label = ""
     source: str = ""
+    allow_implausible: bool = False
 
     def summary(self) -> Table:
         layout = self.layout.degrees or "one GPU"

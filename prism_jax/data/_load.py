@@ -17,6 +17,7 @@ from ._job import Job
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
+from ._plausible import check_plausible
 from ._read import check_keys, convert, read_toml
 from ._sized import sized
 from ._software import load_software
@@ -154,6 +155,8 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     job = convert(raw, Job, where)
     if job.cluster is not None:
         check_cluster(job.cluster, shown(path))
+        if not job.allow_implausible:
+            check_plausible(job.cluster, shown(path))
         kernels = load_kernels(job.cluster)
         if job.calibrated is not None:
             kernels = apply_calibrated(kernels, job.calibrated, f"{shown(path)}, `calibrated`")

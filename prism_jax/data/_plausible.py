@@ -17,6 +17,49 @@ _FACTORS = (0.7, 1.5)
 _WORDS_OF_GPT = 52_000
 _DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
 
+# The smallest and the largest value of the devices and clusters in `hardware/`.
+SHIPPED = {
+    "memory_bytes": (40e9, 278e9),
+    "memory_bandwidth_bytes_per_s": (1.555e12, 8e12),
+    "peak_flop_per_s": (1.48e14, 1.5e16),
+    "bandwidth_bytes_per_s": (6.25e9, 9e11),
+    "latency_s": (1e-6, 1e-5),
+}
+# Values that are further off are refused: they are in another unit.
+_OTHER_UNIT = 1e4
+_UNITS = (3, 6, 9, 12, -3, -6, -9, -12)
+
+
+def check_plausible(cluster: Cluster, where: str) -> None:
+    """Raises a `ValueError` for hardware that is slower or faster by far than all that is shipped,
+    and says which value may have been meant.
+    """
+    device = cluster.device
+    for name in ("memory_bytes", "memory_bandwidth_bytes_per_s"):
+        _check(f"cluster.device.{name}", name, getattr(device, name), where)
+    for dtype, peak in device.peak_flop_per_s.items():
+        _check(f"cluster.device.peak_flop_per_s.{dtype}", "peak_flop_per_s", peak, where)
+    for link in cluster.links:
+        for name in ("bandwidth_bytes_per_s", "latency_s"):
+            _check(f"cluster.links.{link.name}.{name}", name, getattr(link, name), where)
+
+
+def _check(key: str, name: str, value: float, where: str) -> None:
+    low, high = SHIPPED[name]
+    if value == 0 or low / _OTHER_UNIT <= value <= high * _OTHER_UNIT:
+        return
+    written = f"{value:.4g}"
+    meant = [
+        f"; did you mean {written}e{power}" if "e" not in written else f"; did you mean {in_unit:g}"
+        for power in _UNITS
+        if low <= (in_unit := value * 10.0**power) <= high
+    ]
+    raise ValueError(
+        f"{where}: `{key}` = {value:.4g} is far from all shipped hardware, {low:.4g} to {high:.4g}"
+        f"{''.join(meant[:1])}? If it is meant, give `allow_implausible = true`, or "
+        "`--allow-implausible`."
+    )
+
 
 def notes_of(job: Job) -> tuple[str, ...]:
     """Warnings about a job: tables used in place of missing ones, and implausible settings."""

@@ -6,9 +6,15 @@ from ._errors import (
     Errors as Errors,
     more_steps as more_steps,
 )
+from ._figures import (
+    QUANTILES as QUANTILES,
+    about_noise as about_noise,
+    figures as figures,
+    law_table as law_table,
+)
 from ._file import load_law as load_law, save_law as save_law
 from ._histogram import Histogram as Histogram
-from ._law import QUANTILES as QUANTILES, Law as Law, figures as figures
+from ._law import Law as Law
 from ._merge import (
     merge_allocations as merge_allocations,
     merge_chunks as merge_chunks,

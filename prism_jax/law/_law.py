@@ -10,15 +10,14 @@ import numpy as np
 
 from .._estimate import Estimate
 from .._misc import quoted
-from .._summary import Column, Shown, Table, picked
+from .._summary import Shown, Table, picked
 from ._allocations import Allocations
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors, more_steps
+from ._figures import QUANTILES, figures, law_table
 from ._histogram import Histogram
 
 
-# The quantiles that tables show, by name.
-QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 # The steps of a run whose mean is compared between sets of GPUs.
 _RUN_STEPS = 10_000
 
@@ -66,34 +65,9 @@ class Law(Shown, AbstractCompared):
     def __hash__(self) -> int:
         return hash((self.program, self.keys, self.num_samples))
 
-    def summary(
-        self,
-        quantiles: Mapping[str, float] = QUANTILES,
-        measured: Mapping[str, float] | None = None,
-    ) -> Table:
-        """A row for each figure, beside the measured ones in seconds, by their names."""
-        stopped = f" of {self.requested:,}" if self.interrupted else ""
-        rows, unknown = [], []
-        for name, (value, interval) in figures(self, quantiles=quantiles).items():
-            row = {"figure": name, "predicted_s": value, "interval_s": interval}
-            rows.append({**row, "measured_s": (measured or {}).get(name)})
-            if interval[0] != interval[0]:
-                unknown.append(f"* {name}: {self.why_unknown(quantiles.get(name))}")
-        columns = [
-            Column("step time", "figure"),
-            Column("predicted", "predicted_s", unit="s", error="interval_s"),
-            Column("95 % interval", "interval_s", unit="s"),
-        ]
-        if measured:
-            columns += [
-                Column("measured", "measured_s", unit="s"),
-                Column("error", _error, "+.2f", "%"),
-            ]
-        title = (
-            f"Law of {self.num_samples:,}{stopped} steps ({self.sampling} sampling, replicas: "
-            f"{self.replicas})"
-        )
-        return Table(columns, rows, title, unknown)
+    def summary(self, quantiles: Mapping[str, float] = QUANTILES) -> Table:
+        """A row for each figure, with the interval of the simulation's noise."""
+        return law_table(self, quantiles)
 
     def to_json(self, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, Any]:
         """Its figures with their intervals, its quantiles, and how it was simulated."""
@@ -269,27 +243,6 @@ class Law(Shown, AbstractCompared):
     def support(self, q: float) -> float:
         """How many independent replica samples, or allocations, lie beyond the quantile at `q`."""
         return self.errors.support_beyond(q)
-
-
-def figures(
-    law: Law, level: float = 0.95, quantiles: Mapping[str, float] = QUANTILES
-) -> dict[str, tuple[float, tuple[float, float]]]:
-    """The mean, the standard deviation and quantiles, each with its confidence interval."""
-    found = {
-        name: (float(law.quantile(q)), law.quantile_interval(q, level))
-        for name, q in quantiles.items()
-    }
-    first = {
-        "mean": (law.mean, law.mean_interval(level)),
-        "std": (law.std, law.std_interval(level)),
-    }
-    return first | found
-
-
-def _error(row: Mapping[str, Any]) -> float | None:
-    """How far a prediction is off, in percent."""
-    measured = row["measured_s"]
-    return None if measured is None else 100 * (row["predicted_s"] / measured - 1)
 
 
 def _numbers(given: object, must: str) -> np.ndarray:

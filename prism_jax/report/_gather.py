@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible
 from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
-from ..calibration import epistemic as epistemic_law
+from ..calibration import epistemic
 from ..data import Job
 from ..engine import simulate
 from ..law import QUANTILES
@@ -35,7 +35,6 @@ def gather(
     key: PRNGKeyArray,
     sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
     allocations: int | None = None,
-    epistemic: bool = False,
     levels: Mapping[str, float] = QUANTILES,
     objective: AbstractObjective | None = None,
     quantile: float = 0.5,
@@ -53,7 +52,6 @@ def gather(
         steps.
     - `key`: a `jax.random` key.
     - `sampling`, `allocations`: as in `simulate`.
-    - `epistemic`: whether to add the law with the uncertainty of a run; for jobs only.
     - `levels`: quantiles by name.
     - `objective`: the objective of the sensitivities; p95 by default.
     - `quantile`: the quantile, in [0, 1], of the step that is shown op by op.
@@ -68,13 +66,11 @@ def gather(
 
     **Raises:**
 
-    `ValueError` as `simulate`, `sample_step` and `epistemic` do.
+    `ValueError` as `simulate` and `sample_step` do.
     """
     if not 0 <= quantile <= 1:
         raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
     job = of if isinstance(of, Job) else None
-    if epistemic and job is None:
-        raise ValueError("The uncertainty of a profile's level is not known; give a job.")
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
     with interruptible() as interrupt:
@@ -97,7 +93,7 @@ def gather(
         num_ops=program.num_ops,
         law=law,
         levels={**levels},
-        epistemic=epistemic_law(job, law) if epistemic and job is not None else None,
+        epistemic=None if job is None or job.model is None else epistemic(job, law),
         throughput=throughput(job, law.mean),
         memory=None if job is None or job.model is None else memory(job),
         sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),

@@ -47,7 +47,7 @@ class Report:
     - `num_ops`: the number of ops of a replica.
     - `law`: the law of the step time.
     - `levels`: quantiles by name.
-    - `epistemic`: the law with the uncertainty of the model, if it was asked for.
+    - `epistemic`: the laws of possible runs; `None` without a model.
     - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
     - `sensitivity`, `criticality`, `step`: those of the simulated step time.
     - `missing`: why a figure is missing, by its name.

@@ -2,6 +2,7 @@
 
 from .._misc import counted
 from .._summary import Table
+from ..law import about_noise, law_table
 from ..prediction import parts_table
 from . import _figures
 from ._html import Markup, join, table, tag
@@ -14,11 +15,16 @@ _MOST_ROWS = 12  # Rows of a table that is not folded.
 def law(report: Report) -> Markup:
     """The law of the step time, beside what was measured."""
     measured = report.job.measured if report.job is not None else None
-    found = report.law.summary(report.levels, measured and measured.figures)
+    future = report.epistemic
+    expected = None if future is None else future.intervals(report.levels)
+    found = law_table(report.law, report.levels, measured and measured.figures, expected)
     parts = [_figures.histogram(report), table(found, title="The law of the step time")]
     if measured is not None:
         parts.append(tag("p", f"Measured: {measured.source}", class_="faint"))
-    about = [*report.law.about_allocations(), *map(str, filter(None, [report.epistemic]))]
+    about = report.law.about_allocations()
+    if future is not None and expected is not None:
+        about.insert(0, f"90 % of such runs: {future.error}")
+        about.append(about_noise(report.law, expected))
     return join([*parts, *(tag("p", f"{line[0].upper()}{line[1:]}.") for line in about)])
 
 

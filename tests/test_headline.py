@@ -1,0 +1,126 @@
+"""The first screen: predictions with the errors that predictions of their class have had."""
+
+import json
+import re
+
+import jax.random as jr
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.calibration import epistemic, levels_of_law
+from prism_jax.cli import main
+from prism_jax.data import list_clusters, load_cluster
+from prism_jax.data._plausible import SHIPPED
+from prism_jax.law import about_noise, law_table
+from prism_jax.runs import RunLaw
+
+
+_JOB = "megatron-22b-a100-8"
+
+
+@pytest.fixture(scope="module")
+def job():
+    return prism.load_job(_JOB)
+
+
+@pytest.fixture(scope="module")
+def law(job):
+    return prism.simulate(prism.compile_job(job), num_samples=4096, key=jr.key(0))
+
+
+def test_the_interval_of_the_mean_is_that_of_the_expected_error(job, law):
+    """Of `predict`, whose steps do not vary; so the interval holds what the class's does."""
+    low, high = epistemic(job, law).intervals()["mean"]
+    expected = np.array(prism.expected_error(job).interval()) * prism.predict(job).mean
+    np.testing.assert_allclose([low, high], expected, rtol=0.02)
+
+
+def test_intervals_are_quantiles_over_all_runs(job, law):
+    future = epistemic(job, law)
+    found = future.intervals({"p50": 0.5, "p95": 0.95, "far": 0.9999}, level=0.8)
+    assert set(found) == {"mean", "std", "p50", "p95"}  # Shapes do not reach that far.
+    for name, q in (("p50", 0.5), ("p95", 0.95)):
+        each = np.quantile(future.steps, q, axis=1)
+        np.testing.assert_allclose(found[name], np.quantile(each, [0.1, 0.9]), rtol=1e-6)
+
+
+def test_measured_figures_are_within_or_not(job, law):
+    expected = epistemic(job, law).intervals()
+    for factor, said in ((1.0, "yes"), (2.0, "no")):
+        table = law_table(law, measured={"p95": factor * law.quantile(0.95)}, expected=expected)
+        (row,) = (cells for cells in table.cells() if cells[0] == "p95")
+        assert dict(zip(table.header(), row, strict=True))["within"] == said
+
+
+def test_noise_matters_if_it_is_a_tenth_of_the_error(law):
+    low, high = law.quantile_interval(0.95)
+    for times, said in ((20, "more samples change nothing"), (5, "more samples narrow it")):
+        wide = {"p95": (low, low + times * (high - low))}
+        assert about_noise(law, wide).endswith(said)
+
+
+def test_the_command_prints_the_interval_and_whose_errors_it_has(job, capsys):
+    assert main(["simulate", _JOB, "--samples", "2000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"mean", "p50", "p95", "p99"} <= set(found["prediction_interval_90"])
+    error = prism.expected_error(job)
+    assert found["expected_error"] == {
+        "bias": error.bias,
+        "spread": error.spread,
+        "num_runs": error.num_runs,
+        "table": error.table,
+    }
+    assert main(["predict", _JOB, "--json"]) == 0
+    mean = json.loads(capsys.readouterr().out)["prediction_interval_90"]["mean"]
+    np.testing.assert_allclose(mean, found["prediction_interval_90"]["mean"], rtol=0.02)
+    assert main(["simulate", _JOB, "--samples", "2000"]) == 0
+    said = capsys.readouterr().out
+    assert f"90 % of such runs: by the errors of {error.num_runs} published runs" in said
+    assert re.search(r"noise of the simulation: p95 \+- [\d.]+ %; more samples", said)
+
+
+def test_a_run_has_the_error_of_its_steps():
+    """Days are those of work times a level, plus the rest."""
+    days = np.sort(10 + np.random.default_rng(0).gamma(2.0, size=20_000))
+    run = RunLaw(days, {"work": 9.0, "down": days.mean() - 9}, {}, 600.0, 700.0, {}, len(days))
+    levels = np.array([0.9, 1.0, 1.3])
+    found = run.at_levels(levels)
+    assert found.mean.value == pytest.approx(days.mean() + 9 * (levels.mean() - 1), rel=1e-4)
+    each = [np.mean(days + 9 * (level - 1) <= 12) for level in levels]
+    assert found.probability(12).value == pytest.approx(np.mean(each), abs=1e-3)
+    assert found.goodput == run.goodput
+
+
+@pytest.mark.slow
+def test_the_command_of_runs_prints_what_one_would_bet_on(job, capsys):
+    words = ["run", _JOB, "--steps", "1000", "--samples", "2000", "--runs", "5000", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    longer = levels_of_law(prism.expected_error(job), np.array([0.05, 0.95])) - 1
+    for name, interval in found["prediction_interval_90"].items():
+        expected = found["days"][name] + found["parts_days"]["work"] * longer
+        np.testing.assert_allclose(interval, expected, rtol=1e-6)
+
+
+def test_shipped_hardware_is_what_other_hardware_is_compared_with():
+    clusters = [load_cluster(name, 100_000) for name in list_clusters()]
+    links = [link for cluster in clusters for link in cluster.links]
+    devices = [cluster.device for cluster in clusters]
+    values = {
+        "memory_bytes": [one.memory_bytes for one in devices],
+        "memory_bandwidth_bytes_per_s": [one.memory_bandwidth_bytes_per_s for one in devices],
+        "peak_flop_per_s": [peak for one in devices for peak in one.peak_flop_per_s.values()],
+        "bandwidth_bytes_per_s": [link.bandwidth_bytes_per_s for link in links],
+        "latency_s": [link.latency_s for link in links],
+    }
+    assert {name: (min(of), max(of)) for name, of in values.items()} == SHIPPED
+
+
+def test_hardware_in_another_unit_is_refused_unless_it_is_meant(capsys):
+    change = ["--set", "cluster.links.nvlink.bandwidth_bytes_per_s=450"]
+    assert main(["predict", _JOB, *change]) == 2
+    assert "did you mean 450e9?" in capsys.readouterr().err
+    assert main(["predict", _JOB, *change, "--allow-implausible"]) == 0
+    with pytest.raises(ValueError, match=r"memory_bytes` = 80 is far .* did you mean 80e9\?"):
+        prism.load_job(_JOB, ["cluster.device.memory_bytes=80"])
