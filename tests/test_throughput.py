@@ -37,8 +37,8 @@ def test_throughput_is_the_work_of_a_step_over_its_time(name, slower):
     parts = found.breakdown
     assert sum(parts.values()) == pytest.approx(mean)
     assert parts.get("variability", 0.0) == pytest.approx(mean - constant.mean, abs=1e-9)
-    waits = constant.breakdown["pipeline"]
-    assert parts["bubble"] + parts["exposed pp"] >= waits - 1e-9
+    for name in ("bubble", "exposed pp"):  # One split, whichever command prints it.
+        assert parts[name] == pytest.approx(constant.breakdown[name])
     assert all(x >= -1e-12 for x in parts.values())
 
 
@@ -113,7 +113,7 @@ def test_comparisons_carry_gpus_and_throughput(capsys):
 
 
 def test_comparisons_of_other_sizes_say_so():
-    assert "(row 1: 16)" in other_sizes({"row 0": 8, "row 1": 16}, 8)[0]
+    assert "(8, 16)" in other_sizes({"row 0": 8, "row 1": 16}, 8)[0]
     assert other_sizes({"a": 4, "b": 4}, 4) == []
 
 

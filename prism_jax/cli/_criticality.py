@@ -52,6 +52,9 @@ def run(given: Given) -> Output:
     columns = [
         Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
         for name in frame.columns
+        if name != "standard_error"  # The digits say it.
+        # Each step passes through all stages.
+        and not (given.of == "stages" and name == "probability")
     ]
     table = Table(columns, frame.to_dicts(), most=given.top)
     lines = [

@@ -4,13 +4,12 @@ import msgspec
 
 from .. import data
 from .._summary import Column, Table
-from ._options import Given, Output, command
+from ._options import SOURCES, Given, Output, command
 
 
-@command("", csv=True)
+@command("--sources", SOURCES, csv=True)
 def run(given: Given) -> Output:
     """List the shipped devices and clusters."""
-    del given
     devices = [data.load_device(name) for name in data.list_devices()]
     # The job sets the number of nodes of a family; a cluster of two racks has all links.
     clusters = [data.load_cluster(name, 10**6) for name in data.list_clusters()]
@@ -22,7 +21,7 @@ def run(given: Given) -> Output:
         *(
             Column(
                 f"{dtype} TFLOP/s",
-                lambda device, dtype=dtype: device["peak_flop_per_s"].get(dtype, 0.0),
+                lambda device, dtype=dtype: device["peak_flop_per_s"].get(dtype),
                 ".0f",
                 scale=1e-12,
             )
@@ -40,7 +39,7 @@ def run(given: Given) -> Output:
         "clusters": [_family(cluster) for cluster in clusters],
     }
     tables = [Table(columns, result["devices"], most=None), Table(of_clusters, clusters, most=None)]
-    sources = [f"{x.name}: {x.source}" for x in (*devices, *clusters) if x.source]
+    sources = [f"{x.name}: {x.source}" for x in (*devices, *clusters) if given.sources]
     return Output(result, [*tables, "\n".join(sources)])
 
 

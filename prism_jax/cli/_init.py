@@ -1,5 +1,6 @@
 import os
 import re
+import textwrap
 
 from .. import data
 from .._files import shown, written_whole
@@ -50,8 +51,9 @@ def commented_job() -> str:
             given = _GIVEN[name].get(short)
             default = key.default or "..."
             value = given.format(**about) if given else default
+            about_key = f"{_first_sentence(key.about)}; {key.allowed}"
             written = f"{'' if given else '# '}{short} = {value}"
-            lines.append(f"{written:<34} # {_first_sentence(key.about)}; {key.allowed}")
+            lines += [f"# {line}" for line in textwrap.wrap(about_key, 98)] + [written, ""]
         lines.append("")
     return "\n".join(lines)
 

@@ -2,24 +2,23 @@ from typing import Any
 
 from .. import data
 from .._summary import Column, Table, plain
-from ._options import Given, Output, command
+from ._options import SOURCES, Given, Output, command
 
 
-@command("--csv", csv=True)
+@command("--sources", SOURCES, csv=True)
 def run(given: Given) -> Output:
     """List the shipped jobs."""
-    del given
     jobs = [_row(data.load_job(name)) for name in data.list_jobs()]
     columns = (
         Column("job", "name"),
         Column("GPUs", "world_size", "d"),
         "model",
         "cluster",
-        Column("layout", lambda row: "tp{tp} pp{pp} dp{dp} cp{cp}".format(**row["layout"])),
+        Column("layout", _layout),
         "schedule",
         Column("measured", _measured, unit="s"),
     )
-    sources = [f"{job['name']}: {job['source']}" for job in jobs if job["source"]]
+    sources = [f"{job['name']}: {job['source']}" for job in jobs if given.sources]
     return Output({"jobs": jobs}, [Table(columns, jobs, most=None), "\n".join(sources)])
 
 
@@ -36,6 +35,10 @@ def _row(job: data.Job) -> dict[str, Any]:
         "measured": {name: value for name, value in measured.items() if value is not None},
         "source": job.source,
     }
+
+
+def _layout(row: dict[str, Any]) -> str:
+    return " ".join(f"{name}{row['layout'][name]}" for name in ("tp", "pp", "dp", "cp", "ep"))
 
 
 def _measured(row: dict[str, Any]) -> Any:

@@ -160,11 +160,10 @@ def use_all_cores() -> None:
 
 def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
     """A sentence if the compared jobs do not all have the same number of GPUs."""
-    others = {name: number for name, number in sizes.items() if number != size}
-    if not others:
+    if {*sizes.values()} <= {size}:
         return []
-    listed = ", ".join(f"{name}: {number:,}" for name, number in others.items())
+    listed = ", ".join(f"{number:,}" for number in sorted({size, *sizes.values()}))
     return [
-        f"note: not all jobs have {size:,} GPUs ({listed}), so their steps may have other numbers "
-        "of tokens; compare tokens/s per GPU."
+        f"note: the jobs have different numbers of GPUs ({listed}), so their steps may have other "
+        "numbers of tokens; compare tokens/s per GPU."
     ]

@@ -1,14 +1,13 @@
 from .. import data
 from .._summary import Column, Table, picked
-from ._options import Given, Output, command
+from ._options import SOURCES, Given, Output, command
 
 
-@command("", csv=True)
+@command("--sources", SOURCES, csv=True)
 def run(given: Given) -> Output:
     """List the shipped models."""
     from ..workload import count_parameters
 
-    del given
     models = [
         {
             "name": model.name,
@@ -23,5 +22,5 @@ def run(given: Given) -> Output:
         Column("layers", "num_layers", "d"),
         Column("width", "hidden_size", "d"),
     )
-    sources = [f"{model['name']}: {model['source']}" for model in models if model["source"]]
+    sources = [f"{model['name']}: {model['source']}" for model in models if given.sources]
     return Output({"models": models}, [Table(columns, models, most=None), "\n".join(sources)])

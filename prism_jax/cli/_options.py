@@ -85,6 +85,7 @@ def flag(name: str, help: str) -> Argument:
 JOB = argument(
     "job JOB", "a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile"
 )
+SOURCES = flag("--sources", "also print where the numbers are from (--json always has it)")
 # Of commands that take no profile.
 NO_PROFILE = argument("job JOB", "a shipped job (`prism-jax jobs`), or a .toml file")
 SET = (

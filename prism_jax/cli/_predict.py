@@ -31,6 +31,4 @@ def run(given: Given) -> Output:
     )
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
-    sends = f"{found.exposed_send_recv:.3g} s for send_recvs"
-    pipeline = f"pipeline: waiting for other stages, of which {sends}" * (job.layout.pp > 1)
-    return Output(result, ["\n".join([head, such, *per_gpu.lines()]), parts_table(parts), pipeline])
+    return Output(result, ["\n".join([head, such, *per_gpu.lines()]), parts_table(parts)])

@@ -19,6 +19,10 @@ _DEGREES = {"etp": "tp", "edp": "dp", "all": "dp", "embedding": "pp"}
 _PRODUCTS = 3
 
 
+# Smaller parts of a step are rounding errors.
+_LEAST = 1e-13
+
+
 class Prediction(msgspec.Struct, frozen=True):
     """The step of a job without variability.
 
@@ -28,12 +32,12 @@ class Prediction(msgspec.Struct, frozen=True):
         for the slowest.
     - `breakdown`: how a GPU of the average pipeline rank spends the step, in seconds that add up to
         `mean`: for each kind of kernel (`gemm`, `attention`, ...), its compute; for each degree of
-        parallelism, `exposed ...`, its collectives that are not overlapped with compute; and
-        `pipeline`, the time spent waiting for other stages.
+        parallelism, `exposed ...`, its collectives and sends that are not overlapped with compute;
+        and `bubble`, the time spent waiting for other stages.
     - `stages`: the seconds of compute and exposed collectives of each (global virtual) stage.
     - `phases`: the same for each phase of ops, on the average pipeline rank.
     - `exposed_send_recv`: how much shorter the step would be if sends between pipeline ranks took
-        no time, in seconds; part of `pipeline`.
+        no time, in seconds; part of `exposed pp`.
     - `mfu`: model FLOP/s utilisation: the matrix products of one forward and one backward, without
         recomputation, as a share of what the devices could do at their peak (Chowdhery et al. 2022,
         arXiv:2204.02311, appendix B). Fused causal attention counts half, because it skips the
@@ -83,7 +87,8 @@ def predict(job: Job) -> Prediction:
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     step = run(of, workload)
-    breakdown, phases = _of_average_rank(of, workload, step)
+    sends = step.seconds - without_send_recv(of, workload, step).seconds
+    breakdown, phases = _of_average_rank(of, workload, step, sends)
     runs = schedule_parts(order)
     forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
     each = block_flops(workload.forward)
@@ -99,7 +104,7 @@ def predict(job: Job) -> Prediction:
         breakdown=breakdown,
         stages=_of_stages(of, step),
         phases=phases,
-        exposed_send_recv=step.seconds - without_send_recv(of, workload, step).seconds,
+        exposed_send_recv=sends,
         mfu=float(per_second / devices / peak),
         flop_per_s=per_second / devices,
         tokens_per_s=sequences * training.sequence_length / step.seconds,
@@ -108,7 +113,7 @@ def predict(job: Job) -> Prediction:
 
 
 def _of_average_rank(
-    of: Frame, workload: Workload, step: ConstantStep
+    of: Frame, workload: Workload, step: ConstantStep, sends: float
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The parts of a step and its phases, both of the average pipeline rank."""
     ranks = of.graph.num_ranks
@@ -138,8 +143,11 @@ def _of_average_rank(
         if whole:
             add(block, exposed / whole / ranks)
     add(workload.tail, 1)
-    found["pipeline"] = max(step.seconds - sum(found.values()), 0.0)
-    return {name: s for name, s in found.items() if s}, dict(phases)
+    waits = max(step.seconds - sum(found.values()), 0.0)
+    found["exposed pp"] += min(sends, waits)
+    found["bubble"] = waits - min(sends, waits)
+    least = _LEAST * step.seconds
+    return {name: s for name, s in found.items() if s > least}, dict(phases)
 
 
 def _of_stages(of: Frame, step: ConstantStep) -> tuple[float, ...]:

@@ -92,11 +92,8 @@ def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
 
 def _breakdown(found: Prediction, mean: float) -> dict[str, float]:
     exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
-    pipeline = found.breakdown.get("pipeline", 0.0)
-    sends = min(found.exposed_send_recv, pipeline)
-    exposed["exposed pp"] = exposed.get("exposed pp", 0.0) + sends
-    compute = found.mean - pipeline - sum(exposed.values()) + sends
-    parts = {"compute": compute, "bubble": pipeline - sends}
+    bubble = found.breakdown.get("bubble", 0.0)
+    parts = {"compute": found.mean - bubble - sum(exposed.values()), "bubble": bubble}
     parts |= {name: exposed[name] for name in sorted(exposed)}
     parts["variability"] = mean - found.mean
     return {name: seconds for name, seconds in parts.items() if abs(seconds) > 1e-12 * mean}
