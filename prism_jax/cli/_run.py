@@ -3,8 +3,9 @@ from typing import Any
 
 from .._summary import Column, Table, picked, plain
 from . import _load
+from ._cost import PRICE, cost, steps_of
 from ._options import Given, Output, argument, command, flag, simulated
-from ._values import count, number
+from ._values import count, number, tokens
 
 
 _COSTS = {
@@ -21,7 +22,9 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 @command(
     "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
     *simulated(8_192),  # Enough for the mean to be known to a hundredth of the spread.
-    argument("--steps N", "training steps of a run", count, required=True),
+    argument("--steps N", "training steps of a run", count),
+    argument("--tokens N", "tokens of a run, in place of --steps", tokens),
+    PRICE,
     argument(
         "--deadline DAYS",
         "print the probability that a run ends within this many days",
@@ -59,13 +62,13 @@ def run(given: Given) -> Output:
     from ..calibration import level_of_runs
     from ..runs import training_run
 
-    costs = _costs(given, failures, world_size)
+    steps, costs = steps_of(given, job.job), _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
     level, drift = (0.0, 0.0) if job.job is None else level_of_runs(job.job)
     level = level if given.level is None else given.level
     law = training_run(
         program,
-        num_steps=given.steps,
+        num_steps=steps,
         failures=failures,
         costs=costs,
         num_spares=given.spares,
@@ -80,9 +83,10 @@ def run(given: Given) -> Output:
     result: dict[str, Any] = {
         "job": job.name,
         "world_size": world_size,
-        "steps": given.steps,
+        "steps": steps,
         "days": {"mean": law.mean.value, **days},
         "parts_days": law.parts,
+        **cost(given, world_size, 86_400 * law.mean.value),
         "level_std": level,
         "drift": drift,
         **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
@@ -92,13 +96,15 @@ def run(given: Given) -> Output:
     }
     _load.tell_interrupted("runs", law, len(law.days))
     blocks: list[Table | str] = [
-        law.summary().named(f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs")
+        law.summary().named(f"{job.name}, {steps:,} steps on {world_size:,} GPUs")
     ]
     if job.job is not None:
         low, high = result["days_expected_error_90"] = _off(job.job, law)
         blocks.append(
             f"the mean is {low:.4g} .. {high:.4g} days (90 %) with the expected error of a step"
         )
+    priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
+    blocks.append(f"{result['gpu_hours']:,.0f} GPU hours on average{priced}")
     if given.deadline is not None:
         chance = law.probability(given.deadline).value
         result |= {"deadline_days": given.deadline, "probability": chance}

@@ -174,6 +174,17 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Table((), rows, f"Job {self.name}")
 
     @property
+    def batch_size(self) -> int:
+        """The number of sequences in a step."""
+        size = 1 if self.training is None else self.training.microbatch_size
+        return self.layout.dp * self.schedule.num_microbatches * size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The number of tokens in a step; zero for a job without `training`."""
+        return 0 if self.training is None else self.batch_size * self.training.sequence_length
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """A sentence for each table of kernels that is used in place of a missing one."""
         if self.kernels is None:
