@@ -108,9 +108,9 @@ def tell_note(note: str) -> None:
 
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
-    from ..prediction import idle_keys
+    from ..prediction import costly_keys, idle_keys
 
-    return (*notes_of(job), *idle_keys(job))
+    return (*notes_of(job), *idle_keys(job), *costly_keys(job))
 
 
 def tell_unit(path: str, measured: float, predicted: float) -> None:
