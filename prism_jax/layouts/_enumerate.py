@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from .._misc import unknown_name, whole_number
+from .._misc import whole_number
 from .._progress import progress_bar
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import least_bytes, memory
-from ..schedule import schedules
+from ..schedule import schedule_name
 from ._space import LayoutSpace, Question, layouts_of
 
 
@@ -65,6 +65,8 @@ def enumerate_layouts(
     """
     space = LayoutSpace() if space is None else space
     _check(space, cluster, world_size, batch_size)
+    named = tuple(dict.fromkeys(map(schedule_name, space.schedule)))
+    space = msgspec.structs.replace(space, schedule=named)
     check_memory_margin(memory_margin)
     kernels = load_kernels(cluster) if kernels is None else kernels
     asked = Question(model, cluster, kernels, training, batch_size, space)
@@ -115,9 +117,6 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
         msgspec.convert(msgspec.to_builtins(space), LayoutSpace)
     except msgspec.ValidationError as error:
         raise ValueError(f"The space of layouts cannot be used: {error}.") from None
-    for kind in space.schedule:
-        if kind not in schedules():
-            raise ValueError(unknown_name("schedule", kind, schedules()))
     for name, choices in msgspec.structs.asdict(space).items():
         if choices is not None and not choices:
             raise ValueError(f"The space of layouts has no `{name}` to choose; give at least one.")
