@@ -304,7 +304,7 @@ _LAYOUTS = ["layouts", "megatron-22b-a100-8", "--gpus", "16"]
         ([*_LAYOUTS, "--budget", "5x"], "must be a time such as 60s, 2m or 90"),
         ([*_LAYOUTS, "--memory-margin", "100%"], "must be a share such as 10% or 0.1"),
         ([*_LAYOUTS, "--memory-margin", "95%"], "with a margin of 95 %"),
-        ([*_LAYOUTS, "--batch", "8k"], "must be a whole number, such as 8192,"),
+        ([*_LAYOUTS, "--batch", "8k"], "below 2^32, such as 8192"),
         (
             ["layouts", "megatron-22b-a100-8", "--gpus", "16", "--objective", "speed"],
             "must be mean",

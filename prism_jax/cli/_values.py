@@ -28,7 +28,7 @@ def read(text: str, convert: Callable[[str], T], allowed: Callable[[T], bool], w
 
 def count(text: str, least: int = 1) -> int:
     """A whole number of at least `least`; `1e6` and `1_000_000` are fine too."""
-    what = f"a whole number, such as 8192, of at least {least} and below 2^32"
+    what = f"a whole number of at least {least} and below 2^32, such as 8192"
     return read(text, _whole, lambda value: least <= value < _MOST, what)
 
 
@@ -96,10 +96,15 @@ def _slice(text: str) -> slice:
     return slice(*numbers)
 
 
+def _level(text: str) -> float:
+    percentage = text.lower().removeprefix("p")
+    return float(text) if percentage == text.lower() else float(f"{percentage}e-2")
+
+
 def quantiles(text: str) -> dict[str, float]:
     """Numbers between 0 and 1, separated by commas, with their names: `0.999` is `p99.9`."""
-    what = "a number between 0 and 1, such as 0.999"
-    found = [read(word, float, lambda q: 0 < q < 1, what) for word in text.split(",")]
+    what = "a number between 0 and 1, such as 0.999, or a percentage, such as p99.9"
+    found = [read(word.strip(), _level, lambda q: 0 < q < 1, what) for word in text.split(",")]
     return {f"p{100 * q:.12g}": q for q in found}
 
 
