@@ -60,7 +60,7 @@ def _error(arguments, capsys) -> str:
         (["simulate", "JOB", "--set", "layout.tp=1", "--set", "layout.pp=5"], "do not divide"),
         (["simulate", "JOB", "--set", "layout.dp=2"], "16"),
         (["simulate", "JOB", "--samples", "8k"], "`8k` must be a whole number .* such as 8192"),
-        (["simulate", "JOB", "--set", "layout.dp=8k"], "give a whole number, such as 8192"),
+        (["simulate", "JOB", "--set", "layout.dp=8k"], "a whole number such as 8192, got"),
         (["simulate", "JOB", "--set", "layout.dp=1", "--set", "layout.dp=2"], "`layout.dp` twice"),
         (["simulate", "JOB", "--quantiles", "q95"], "0.999, or a percentage, such as p99.9"),
         (["hardware", "dgx-h10"], "did you mean `dgx-h100`"),
@@ -185,7 +185,7 @@ def test_what_is_missing_is_named(job, tmp_path, capsys):
     text = pathlib.Path(job).read_text().replace('cluster = "dgx-a100"\nnum_nodes = 1\n', "")
     (tmp_path / "bare.toml").write_text(text)
     error = _error(["predict", str(tmp_path / "bare.toml")], capsys)
-    assert "the job `bare` has no key `cluster`" in error
+    assert "the key `cluster` is missing in the job `bare`" in error
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_si')
     words = [
         "import",

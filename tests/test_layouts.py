@@ -397,7 +397,7 @@ class _Killed(BaseException):
 
 def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monkeypatch):
     jobs = [one for one in jobs if schedule_of(one) == schedule_of(jobs[0])]  # Compiled once.
-    options = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
+    options: dict = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
     alone = prism.rank_layouts(jobs, out=tmp_path / "alone", **options)
     simulated = []
 
@@ -462,7 +462,7 @@ def test_by_mean_starts_no_jax(tmp_path):
 def test_times_are_compared_per_token_or_sample():
     changes = ["num_nodes=4", "layout.tp=4"]
     two = [prism.load_job("megatron-22b-a100-8", [*changes, f"layout.dp={dp}"]) for dp in (2, 4)]
-    options = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
+    options: dict = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
     found = prism.rank_layouts(two, prism.Mean(), **options)
     best, other = found.layouts
     assert found.unit == "token"

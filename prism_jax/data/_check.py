@@ -46,8 +46,8 @@ def check_job(job: Job, where: str) -> None:
     missing = [key for key in ("model", "cluster", "training") if key not in given]
     if given and missing:
         raise ValueError(
-            f"{where}: the job `{job.name}` has no key `{missing[0]}`; a job with `{given[0]}` "
-            "needs `model`, `cluster` and `training`."
+            f"{where}: the key `{missing[0]}` is missing in the job `{job.name}`; a job with "
+            f"`{given[0]}` needs `model`, `cluster` and `training`."
         )
     if job.model is not None:
         check_model(job.model, f"{where}, `model`")
