@@ -56,7 +56,6 @@ def stand(job: prism.Job, num_samples: int = 0) -> dict[str, Any]:
     assert job.cluster is not None
     assert job.training is not None
     assert job.kernels is not None
-    batch = job.layout.dp * job.schedule.num_microbatches * job.training.microbatch_size
     own, device = prism.predict(job), job.cluster.device.memory_bytes
     fits = own.memory_bytes <= device
     rivals = prism.enumerate_layouts(
@@ -64,7 +63,7 @@ def stand(job: prism.Job, num_samples: int = 0) -> dict[str, Any]:
         job.cluster,
         job.layout.world_size,
         training=job.training,
-        batch_size=batch,
+        batch_size=job.batch_size,
         kernels=job.kernels,
         space=prism.LayoutSpace(zero=tuple({1: 1, job.training.zero: 1})),
         any_memory=not fits,
@@ -94,7 +93,7 @@ def _simulated(
     own = prism.rank_layouts([job], **options).best
     near = [one for one, s in zip(rivals, seconds, strict=True) if s < own.p95.value]
     others = [one for one in near if _what(one) != _what(job)]
-    found = prism.rank_layouts([job, *others], margin=None, top=len(near) + 1, **options)
+    found = prism.rank_layouts([job, *others], top=len(near) + 1, **options)
     (mine,) = (one for one in found.layouts if one.job is job)
     return {
         "simulated": found.num_simulated,

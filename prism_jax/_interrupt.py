@@ -28,6 +28,7 @@ class Interrupt:
     - `handled`: whether work has ended because of it.
     - `told`: whether a sentence has said what was done until then.
     - `blocks`: how many blocks of work, one within another, look for it now.
+    - `left`: whether a thread goes on with work that nobody waits for.
     """
 
     came = False
@@ -35,6 +36,7 @@ class Interrupt:
     ever = False
     handled = False
     told = False
+    left = False
     blocks = 0
 
     def take(self) -> bool:
@@ -90,6 +92,12 @@ def told_interrupt() -> None:
     """Notes that a sentence has said what a command has done until Ctrl-C."""
     if _holding:
         _holding[0].told = True
+
+
+def left_working() -> None:
+    """Notes that a thread goes on with work that nobody waits for."""
+    if _holding:
+        _holding[0].left = True
 
 
 def check_interrupt() -> None:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from prism_jax.cli import main
+from prism_jax.cli._values import quantiles
 
 
 _TOML = """
@@ -58,6 +59,11 @@ def _error(arguments, capsys) -> str:
         (["simulate", "JOB", "--set", "layout.tp=7"], "does not divide"),
         (["simulate", "JOB", "--set", "layout.tp=1", "--set", "layout.pp=5"], "do not divide"),
         (["simulate", "JOB", "--set", "layout.dp=2"], "16"),
+        (["simulate", "JOB", "--samples", "8k"], "`8k` must be a whole number .* such as 8192"),
+        (["simulate", "JOB", "--set", "layout.dp=8k"], "a whole number such as 8192, got"),
+        (["simulate", "JOB", "--set", "layout.dp=1", "--set", "layout.dp=2"], "`layout.dp` twice"),
+        (["simulate", "JOB", "--quantiles", "q95"], "0.999, or a percentage, such as p99.9"),
+        (["hardware", "dgx-h10"], "did you mean `dgx-h100`"),
         (["simulate", "JOB", "--set", "layout.dp=" + "[" * 3000], "layout.dp"),
         (["simulate", "JOB", "--set", "schedule.num_microbatches=100000000"], "microbatches"),
         (["simulate", "x" * 300], "too long|No job"),
@@ -160,6 +166,39 @@ def test_large_shipped_jobs_are_within_ten_per_cent_of_measured(name, capsys):
     found = json.loads(capsys.readouterr().out)
     for figure in ("mean", "p50", "p95"):
         assert abs(found["relative_error"][figure]) < 0.1
+
+
+def test_quantiles_are_shares_or_percentages():
+    assert quantiles("p95, 0.999") == {"p95": 0.95, "p99.9": 0.999}
+
+
+def test_one_cluster_is_shown_with_its_device(capsys):
+    assert main(["hardware", "dgx-h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [[one["name"] for one in found[key]] for key in ("devices", "clusters")] == [
+        ["h100-sxm"],
+        ["dgx-h100"],
+    ]
+
+
+def test_what_is_missing_is_named(job, tmp_path, capsys):
+    text = pathlib.Path(job).read_text().replace('cluster = "dgx-a100"\nnum_nodes = 1\n', "")
+    (tmp_path / "bare.toml").write_text(text)
+    error = _error(["predict", str(tmp_path / "bare.toml")], capsys)
+    assert "the key `cluster` is missing in the job `bare`" in error
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_si')
+    words = [
+        "import",
+        str(tmp_path / "config.json"),
+        "--gpus",
+        "8",
+        "--out",
+        str(tmp_path / "x.toml"),
+    ]
+    assert "the JSON ends early" in _error(words, capsys)
+    (tmp_path / "rank0.json").write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts":')
+    words = ["trace", str(tmp_path / "rank0.json"), "--format", "kineto"]
+    assert "it ends early, before its first event" in _error(words, capsys)
 
 
 @pytest.mark.parametrize("command", ["jobs", "hardware", "kernels"])

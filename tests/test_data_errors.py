@@ -135,7 +135,7 @@ def test_an_override_of_kernels_needs_a_cluster(tmp_path):
     [
         (("layout.tp=64",), ["`layout.tp` = 64", "`model.num_heads` = 96"]),
         (("model.num_kv_heads=2",), ["`layout.tp` = 4", "`model.num_kv_heads` = 2"]),
-        (("schedule.virtual_stages=5",), ["8*5 = 40", "`model.num_layers` = 96"]),
+        (("schedule.virtual_stages=13",), ["8*13 = 104", "`model.num_layers` = 96"]),
         (("layout.ep=2",), ["`layout.ep` is 2", "dense"]),
         (("training.sequence_length=2049",), ["2049", "tp*cp = 4"]),
         (("training.sequence_length=2049", "layout.cp=2", "layout.dp=64"), ["tp*cp = 8"]),

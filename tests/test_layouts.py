@@ -3,8 +3,12 @@
 import concurrent.futures as cf
 import itertools as it
 import json
+import os
 import pickle
 import re
+import signal
+import subprocess
+import sys
 
 import jax
 import msgspec
@@ -13,8 +17,9 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
+from prism_jax.layouts._enumerate import schedule_of
 from prism_jax.layouts._simulate import Chunk, simulate_chunk
-from prism_jax.prediction import least_bytes
+from prism_jax.prediction import least_bytes, least_seconds
 from prism_jax.random import key_data
 
 
@@ -158,14 +163,12 @@ def test_no_layout_needs_less_than_its_parameters_do(model):
 
 @pytest.fixture(scope="module")
 def exhaustive(jobs):
-    return prism.rank_layouts(
-        jobs, num_samples=4096, key=jax.random.key(0), top=len(jobs), margin=None
-    )
+    return prism.rank_layouts(jobs, num_samples=4096, key=jax.random.key(0), top=len(jobs))
 
 
 @pytest.mark.slow
 def test_the_winner_is_that_of_all(jobs, exhaustive):
-    few = prism.rank_layouts(jobs, num_samples=4096, key=jax.random.key(0), top=3, margin=0.0)
+    few = prism.rank_layouts(jobs, num_samples=4096, key=jax.random.key(0), top=3)
     assert few.num_given == exhaustive.num_simulated == len(jobs)
     assert few.num_simulated < len(jobs)
     names = [[one.job.name for one in found.layouts[:3]] for found in (few, exhaustive)]
@@ -214,7 +217,7 @@ def test_a_chunk_goes_to_another_process(jobs):
 
 
 def test_rankings_are_the_same_by_any_executor(jobs):
-    options = {"num_samples": 4096, "key": jax.random.key(0), "top": 2, "margin": 0.0}
+    options = {"num_samples": 4096, "key": jax.random.key(0), "top": 2}
     alone = prism.rank_layouts(jobs[:5], **options)
     with cf.ThreadPoolExecutor(2) as executor:
         shared = prism.rank_layouts(jobs[:5], executor=executor, **options)
@@ -251,7 +254,7 @@ def test_an_executor_that_dies_is_one_sentence(jobs, monkeypatch, capsys):
         ({"num_samples": 16}, "num_samples"),
         ({"objective": prism.Quantile(0.9999)}, "do not reach"),
         ({"top": 0}, "`top=0` must be"),
-        ({"margin": -1.0}, "`margin=-1.0` must be"),
+        ({"memory_margin": -1.0}, "`memory_margin=-1.0` must be"),
     ],
 )
 def test_bad_rankings_are_refused(jobs, changes, message):
@@ -284,16 +287,24 @@ def test_the_commands_print_rankings(capsys):
     words = ["compare", "megatron-22b-a100-8", "--over", "layout.dp=1,2", "--samples", "2048"]
     assert main([*words, "--set", "num_nodes=4", "--set", "layout.pp=2"]) == 0
     text = capsys.readouterr().out
-    assert text.index("dp=1") < text.index("dp=2")
+    assert text.index("dp=2") < text.index("dp=1")  # A longer step of twice the tokens.
     assert "The best is also the best by mean." in text
-    assert "The jobs have 16, 32 GPUs: compare tokens/s" in text
-    assert "tokens: compare tokens/s" in text
+    assert "The jobs have 16, 32 GPUs" in text
+    assert "so the jobs are ranked by their time per token, not per step" in text
+
+
+_LAYOUTS = ["layouts", "megatron-22b-a100-8", "--gpus", "16"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["layouts", "megatron-22b-a100-8", "--gpus", "13"], "divides 13 GPUs"),
+        ([*_LAYOUTS, "--choose", "tp=3"], "use `tp` of 1, 2, 4, 8, 16, or another"),
+        ([*_LAYOUTS, "--budget", "5x"], "must be a time such as 60s, 2m or 90"),
+        ([*_LAYOUTS, "--memory-margin", "100%"], "must be a share such as 10% or 0.1"),
+        ([*_LAYOUTS, "--memory-margin", "95%"], "with a margin of 95 %"),
+        ([*_LAYOUTS, "--batch", "8k"], "below 2^32, such as 8192"),
         (
             ["layouts", "megatron-22b-a100-8", "--gpus", "16", "--objective", "speed"],
             "must be mean",
@@ -320,3 +331,159 @@ def test_bad_input_is_one_sentence(words, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("model", ["megatron-22b", "deepseek-v2"])
+def test_no_step_is_shorter_than_its_work(model, zero):
+    job = prism.load_job("megatron-22b-a100-8", ["num_nodes=8", f"model={model}"])
+    kinds = ("1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "dual-pipe", "overlapped-1f1b", "zbv")
+    space = prism.LayoutSpace(
+        tp=(1, 4), pp=(1, 2, 4), cp=(1, 2), microbatch_size=(2,), zero=(zero,), schedule=kinds
+    )
+    of = _enumerate(32, job=job, space=space, batch_size=64, any_memory=True)
+    known, above = {}, []
+    for one in of[:: max(len(of) // 60, 1)]:
+        least, closer = (least_seconds(one, known, sharded=sharded) for sharded in (False, True))
+        try:
+            mean = prism.predict(one).mean
+        except ValueError:
+            continue
+        assert 0 < least <= mean * (1 + 1e-9), one.name
+        assert closer <= mean * (1 + 1e-9), one.name
+        above.append(mean / max(least, closer))
+    assert min(above) < 1.3  # Not far below.
+
+
+def test_layouts_come_by_prediction_and_few_are_predicted(jobs):
+    by_mean = sorted((prism.predict(job).mean, job.name) for job in jobs)
+    every = prism.rank_layouts(jobs, num_samples=None, top=len(jobs), memory_margin=0.0)
+    assert [one.job.name for one in every.layouts] == [name for _, name in by_mean]
+    assert not every.notes
+    few = prism.rank_layouts(
+        _enumerate(any_memory=True), num_samples=None, top=2, memory_margin=0.3
+    )
+    tight = [one for one in jobs if prism.memory(one).fullest.bytes < 0.7 * 80e9]
+    tight = sorted((prism.predict(one).mean, one.name) for one in tight)
+    assert [one.job.name for one in few.layouts] == [name for _, name in tight[:2]]
+    assert few.num_samples == 0
+    assert few.best.behind.value == 0
+
+
+def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):
+    """With a clock that ticks whenever it is read."""
+    every = [one.job.name for one in _by_mean(jobs, None).layouts]
+    monkeypatch.setattr("prism_jax.layouts._watch.time.monotonic", it.count().__next__)
+    lengths = []
+    for budget in (20, 40, 60, 1000):
+        found = _by_mean(jobs, budget)
+        assert found.ended == ("budget" if budget < 1000 else "")
+        assert {one.job.name for one in found.layouts} <= {*every}
+        lengths.append(len(found.layouts))
+        assert bool(found.notes) == (budget < 1000)
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == len(every)
+    with pytest.raises(ValueError, match="budget ended before any layout"):
+        _by_mean(jobs, 1)
+
+
+def _by_mean(jobs, budget):
+    return prism.rank_layouts(jobs, num_samples=None, top=len(jobs), budget=budget)
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monkeypatch):
+    jobs = [one for one in jobs if schedule_of(one) == schedule_of(jobs[0])]  # Compiled once.
+    options: dict = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
+    alone = prism.rank_layouts(jobs, out=tmp_path / "alone", **options)
+    simulated = []
+
+    def simulate(chunk):
+        if len(simulated) == 1:
+            raise _Killed
+        simulated.extend(chunk.numbers)
+        return simulate_chunk(chunk)
+
+    monkeypatch.setattr(
+        "prism_jax.workers._tasks._packed", lambda function, task: lambda: function(*task)
+    )
+    monkeypatch.setattr("prism_jax.layouts._rank.simulate_chunk", simulate)
+    with pytest.raises(_Killed):
+        prism.rank_layouts(jobs, out=tmp_path / "killed", **options)
+    monkeypatch.undo()
+    assert len([*(tmp_path / "killed").glob("part-*")]) == 1
+    again = prism.rank_layouts(jobs, out=tmp_path / "killed", **options)
+    assert str(again) == str(alone)  # Unknown errors, `nan`, equal nothing.
+    names = [
+        sorted(path.name for path in (tmp_path / one).iterdir()) for one in ("killed", "alone")
+    ]
+    assert names[0] == names[1]
+    for name in names[0]:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    # More layouts go into the same folder, other samples do not.
+    more = prism.rank_layouts(jobs, out=tmp_path / "killed", **(options | {"top": 3}))
+    assert {one.job.name for one in more.layouts} >= {one.job.name for one in alone.layouts}
+    with pytest.raises(ValueError, match="holds another search"):
+        prism.rank_layouts(jobs, out=tmp_path / "killed", **(options | {"num_samples": 2048}))
+
+
+def test_ctrl_c_leaves_what_is_known(jobs, monkeypatch):
+    from prism_jax.layouts import _rank
+
+    add = _rank._add
+
+    def interrupted(search, number, found):
+        add(search, number, found)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(_rank, "_add", interrupted)
+    found = prism.rank_layouts(jobs[:6], num_samples=1024, key=jax.random.key(0), top=6)
+    assert found.ended == "interrupted"
+    assert found.num_simulated == len(found.layouts) == 1
+    assert "ended (interrupted): 5 layouts are left out" in found.notes[0]
+
+
+def test_by_mean_starts_no_jax(tmp_path):
+    words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--by", "mean", "--json"]
+    code = (
+        f"from prism_jax.cli import main; main({words})\n"
+        "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    (found,) = json.loads(ran.stdout)["searches"]
+    assert found["num_simulated"] == 0
+    assert found["layouts"][0]["p95"]["value"] is None
+
+
+def test_times_are_compared_per_token_or_sample():
+    changes = ["num_nodes=4", "layout.tp=4"]
+    two = [prism.load_job("megatron-22b-a100-8", [*changes, f"layout.dp={dp}"]) for dp in (2, 4)]
+    options: dict = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
+    found = prism.rank_layouts(two, prism.Mean(), **options)
+    best, other = found.layouts
+    assert found.unit == "token"
+    assert best.job.layout.dp == 4
+    assert best.value.value > other.value.value
+    for one in (best, other):
+        assert one.per_unit * one.job.tokens_per_step == pytest.approx(one.value.value)
+    behind = (other.per_unit - best.per_unit) * two[0].tokens_per_step
+    assert other.behind.value == pytest.approx(behind)
+    images = prism.load_job("dit-xl-2-a100-8")
+    more = prism.load_job("dit-xl-2-a100-8", ["schedule.num_microbatches=2"])
+    by_sample = prism.rank_layouts([images, more], num_samples=None)
+    assert by_sample.unit == "sample"
+
+
+def test_what_tokens_cost(capsys):
+    words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--by", "mean", "--json"]
+    assert main([*words, "--tokens", "3e9", "--price", "2"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["searches"]
+    for one in found["layouts"]:
+        assert one["gpu_hours"] == pytest.approx(16 * 3e9 / one["tokens_per_s"] / 3600)
+        assert one["cost"] == 2 * one["gpu_hours"]
+    assert main([*words, "--price", "2"]) == 2
+    assert "give `--tokens`, too" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The memory of ranks: published figures, closed forms, and jobs that do not fit."""
 
+import itertools as it
 import json
 import math
 import os
@@ -12,7 +13,8 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import list_jobs, load_job
-from prism_jax.prediction._fits import check_memory, fixes
+from prism_jax.prediction import costly_keys
+from prism_jax.prediction._fits import _toml, check_memory, fixes
 from prism_jax.prediction._memory import _peaks
 from prism_jax.workload import StageMemory
 
@@ -241,7 +243,7 @@ def test_the_named_changes_make_a_job_fit(name, overrides, capsys):
     found = fixes(job)
     assert 1 <= len(found) <= 3
     for change in found:
-        texts = tuple(f"{k}={str(v).lower()}" for k, v in change.items())
+        texts = tuple(f"{k}={_toml(v)}" for k, v in change.items())
         changed = load_job(name, (*overrides, *texts))
         assert prism.memory(changed).fits
         assert all(text in str(raised.value) for text in texts)
@@ -252,6 +254,48 @@ def test_the_named_changes_make_a_job_fit(name, overrides, capsys):
         assert said.out == ""
         assert len(said.err.splitlines()) == 1
         assert "--allow-oom" in said.err
+
+
+def test_cheap_changes_come_first():
+    """Sharding, then recomputing little, before all is recomputed or ranks are split."""
+    plain = ["schedule.virtual_stages=1", "schedule.kind=1f1b", "training.zero=0"]
+    first, second, _ = fixes(load_job("gpt3-175b-h100-768", plain))
+    assert first == {"training.zero": 1}
+    assert second == {"training.zero": 2, "training.accumulate_gradients": True}
+    one = load_job("megatron-22b-a100-8", ["training.recompute=none", "training.microbatch_size=8"])
+    for change in fixes(one):
+        assert {key.partition(".")[0] for key in change} <= {"training", "schedule"}
+
+
+def test_more_microbatches_never_take_less_memory():
+    """So a job that does not fit with few is refused without looking at all of them."""
+    kinds = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zbv", "dual-pipe-v")
+    for kind, zero in it.product(kinds, (1, 2)):
+        virtual = 3 if kind in ("interleaved-1f1b", "looped-bfs") else 2 if kind[-1] == "v" else 1
+        kept = (f"schedule.kind={kind}", f"schedule.virtual_stages={virtual}")
+        kept += (f"training.zero={zero}", "training.overlap_grad_reduce=true")
+        kept += ("training.accumulate_gradients=true",)
+        few, many = (
+            prism.memory(_job(*kept, f"schedule.num_microbatches={n}")).fullest.bytes
+            for n in (32, 128)
+        )
+        assert few <= many, kind
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "instead"),
+    [("true", "training.accumulate_gradients=true"), ("false", "training.zero=1")],
+)
+def test_what_sharded_gradients_cost_beside_a_pipeline_is_told(overlaps, instead):
+    name = "gpt3-175b-h100-768"
+    kept = [f"training.overlap_grad_reduce={overlaps}"]
+    job, other = (load_job(name, [*kept, *more]) for more in (["training.zero=2"], [instead]))
+    if "accumulate" in instead:
+        other = load_job(name, [*kept, instead, "training.zero=2"])
+    (note,) = costly_keys(job)
+    longer = prism.predict(job).mean / prism.predict(other).mean - 1
+    assert f"{100 * longer:.0f} % longer than `{instead.replace('=', ' = ')}` would" in note
+    assert costly_keys(other) == ()
 
 
 def test_a_job_that_does_not_fit_goes_on_where_allowed(capsys):

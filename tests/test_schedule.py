@@ -363,3 +363,11 @@ def test_registry():
 def test_registry_errors(kind, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make_schedule(kind, **({"num_ranks": 2, "num_microbatches": 4} | options))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("1F1B", "1f1b"), ("DualPipe", "dual-pipe"), ("zb_h1", "zb-h1")]
+)
+def test_schedules_are_known_in_any_spelling(text, name):
+    options = {"num_ranks": 2, "num_microbatches": 8}
+    assert make_schedule(text, **options) == make_schedule(name, **options)

@@ -1,3 +1,4 @@
+import itertools as it
 import math
 from collections import Counter
 
@@ -5,8 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from prism_jax.data import Job, Model, load_job
+from prism_jax import predict
+from prism_jax.data import Job, Model, load_job, load_model, notes_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters
+from prism_jax.workload._balance import balanced_layers
 from prism_jax.workload._split import layers_of_stages
 
 from .helpers import kernel_flop, kernels_of, lower_job
@@ -366,3 +369,36 @@ def test_older_attention_takes_as_much_longer_as_its_table_says():
         assert slower == pytest.approx([0.62 / forward, 0.52 / backward], rel=0.01)
     b200 = ("cluster=hgx-b200", "num_nodes=512")
     assert _attention("flash-1", *b200) == _attention("flash", *b200)
+
+
+def test_layers_that_do_not_divide_are_balanced_by_cost():
+    """No other split of consecutive layers has less work on its fullest stage."""
+    for number, stages in ((7, 3), (8, 5), (9, 4)):
+        model = msgspec.structs.replace(load_model("llama-3.1-8b"), num_layers=number)
+        found = balanced_layers(model, stages)
+        assert sum(found) == number
+        assert len(found) == stages
+        head = model.vocab_size / (13 * model.hidden_size + 2 * 1024)  # In layers of this model.
+        fullest = min(
+            max(*split[:-1], split[-1] + head)
+            for split in it.product(range(number + 1), repeat=stages)
+            if sum(split) == number
+        )
+        assert max(*found[:-1], found[-1] + head) == pytest.approx(fullest)
+    # Llama team 2024 (arXiv:2407.21783), section 3.3.2: one layer fewer on the first and the last.
+    assert balanced_layers(load_model("llama-3.1-405b"), 16) == (7, *[8] * 14, 7)
+
+
+def test_flagship_models_are_split_or_say_how():
+    changes = ["schedule.layers_per_stage=auto"]
+    deepseek = load_job("deepseek-v3-h800-2048")
+    auto = load_job("deepseek-v3-h800-2048", changes)
+    none = msgspec.structs.replace(
+        deepseek, schedule=msgspec.structs.replace(deepseek.schedule, layers_per_stage=None)
+    )
+    assert predict(auto) == predict(none)
+    assert any("are distributed by cost" in note for note in notes_of(none))
+    ends = [f"schedule.{end}_counts_as_layer=false" for end in ("embedding", "head")]
+    job = ["llama-3.1-405b-h100-65536", ["schedule.virtual_stages=4", *ends]]
+    with pytest.raises(ValueError, match=r"set `schedule.embedding_counts_as_layer = true` and"):
+        predict(load_job(*job))

@@ -24,6 +24,7 @@ from ._objectives import (
     Quantile as Quantile,
     Std as Std,
 )
+from ._parts import open_parts as open_parts, write_part as write_part
 from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
 from ._score import Score as Score, crps as crps, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity

@@ -1,4 +1,4 @@
-"""A folder with a Parquet file for each row of a sweep, each written whole or not at all."""
+"""A folder with a Parquet file for each row of a sweep or a search, written whole or not at all."""
 
 import io
 import json
@@ -15,12 +15,13 @@ _MOST_ABOUT, _MOST_PART = 2**16, 2**24
 Row = dict[str, Any]
 
 
-def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
+def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[int, Row]:
     """The rows that a folder holds, by their numbers. The folder is created if it does not exist.
 
     **Arguments:**
 
-    - `digest`: the digest of the sweep that the rows belong to.
+    - `digest`: the digest of what the rows belong to.
+    - `what`: what that is, for messages.
 
     **Raises:**
 
@@ -29,14 +30,14 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
     import polars as pl
 
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the sweep.")
+        raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {what}.")
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / _ABOUT
     if not note.exists():
         others = any(not file.name.startswith(".") for file in folder.iterdir())
         if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
             raise ValueError(
-                f"`{shown(folder)}` is not empty and holds no sweep; give another folder."
+                f"`{shown(folder)}` is not empty and holds no {what}; give another folder."
             )
         with written_whole(note, first=True) as partial:
             partial.write_text(json.dumps({"digest": digest}))
@@ -46,8 +47,8 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
         same = False
     if not same:
         raise ValueError(
-            f"`{shown(folder)}` holds another sweep (other values, samples, seed or job); give "
-            "another folder, or continue the same sweep."
+            f"`{shown(folder)}` holds another {what} (other values, samples, seed or job); give "
+            f"another folder, or continue the same {what}."
         )
     for partial in folder.glob(".part-*.partial"):  # Of sweeps that were killed.
         partial.unlink(missing_ok=True)
@@ -58,7 +59,7 @@ def open_parts(folder: pathlib.Path, digest: str) -> dict[int, Row]:
             done |= {row["row"]: row for row in pl.read_parquet(content).to_dicts()}
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError):
             raise ValueError(
-                f"`{shown(path)}` is damaged; remove it, and the same sweep simulates its row "
+                f"`{shown(path)}` is damaged; remove it, and the same {what} simulates its row "
                 "again."
             ) from None
     return done

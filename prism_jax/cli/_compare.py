@@ -1,6 +1,7 @@
 import msgspec
 
 from . import _load
+from ._cost import COST, check_cost
 from ._options import ALLOW_OOM, OBJECTIVE, RANDOM, Given, Output, argument, command, over
 from ._over import changes_of
 from ._ranking import as_json, as_table
@@ -15,12 +16,14 @@ from ._values import count, objective
     *RANDOM,
     over(),
     ALLOW_OOM,
+    *COST,
 )
 def run(given: Given) -> Output:
-    """Rank jobs, or variants of one job, by a figure of the step time."""
+    """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token."""
     from ..data import load_job
 
     of = objective(given.objective)
+    check_cost(given)
     jobs = []
     for name in given.jobs:
         for changes in changes_of(given.over):
@@ -40,6 +43,6 @@ def run(given: Given) -> Output:
     from ..layouts import rank_layouts
 
     _load.use_all_cores()
-    found = rank_layouts(jobs, of, top=len(jobs), margin=None, **_load.options_of(given))
+    found = rank_layouts(jobs, of, top=len(jobs), **_load.options_of(given))
     _load.tell_notes(jobs)
-    return Output(as_json(found, len(jobs)), [as_table(found, len(jobs))])
+    return Output(as_json(found, len(jobs), given), [as_table(found, len(jobs), given)])

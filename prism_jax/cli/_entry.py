@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not interrupt.told:
                 print("prism-jax: interrupted when all was done.", file=sys.stderr)
             code = 130
-        if code == 130:  # XLA may be compiling, and crashes if the interpreter is taken down.
+        # XLA may be compiling, and crashes if the interpreter is taken down.
+        if code == 130 or interrupt.left:
             with contextlib.suppress(OSError, AttributeError):  # Closed, or none.
                 sys.stdout.flush()
             os._exit(code)

@@ -1,13 +1,16 @@
+import os
+import time
 from typing import Any
 
 import msgspec
 
-from .._misc import quoted, unknown_name
+from .._misc import counted, quoted, unknown_name
 from . import _load
+from ._cost import COST, check_cost
 from ._options import OBJECTIVE, RANDOM, Given, Output, argument, command, over, repeated
 from ._over import changes_of, values
 from ._ranking import as_json, as_table
-from ._values import count, objective
+from ._values import check_out_folder, count, duration, objective, percentage
 from ._workers import RAY, ray_executor
 
 
@@ -24,39 +27,92 @@ from ._workers import RAY, ray_executor
         "tp, pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
     ),
     argument("--samples N", "steps for each layout (16384)", count, 16_384),
+    argument(
+        "--by FIGURE",
+        "simulation, or mean: rank by the predicted mean, without simulation (simulation)",
+        default="simulation",
+        choices=("simulation", "mean"),
+    ),
+    argument(
+        "--budget TIME",
+        "end after this time, such as 60s or 5m, with the best so far (2m); the order is fixed, so "
+        "a longer budget only adds layouts",
+        duration,
+        120.0,
+    ),
+    argument(
+        "--memory-margin SHARE",
+        "the share of a GPU's memory that a layout must leave free (5%%)",
+        percentage,
+        0.05,
+    ),
+    argument(
+        "--out DIR",
+        "a folder for the simulated layouts (Parquet), each written as soon as it is known; the "
+        "same search goes on from there",
+    ),
+    *COST,
     *RANDOM,
     over(),
     *RAY,
 )
 def run(given: Given) -> Output:
     """Find the best layouts of a model on a given number of GPUs, by a figure of the step time."""
+    began = time.monotonic()
     of, space = objective(given.objective), _space(given.choose)
+    check_out_folder(given.out)
+    check_cost(given)
     points = changes_of(given.over)
     _check_kept([*given.overrides, *(change for point in points for change in point)])
     jobs = [_asked(given, changes) for changes in points]  # Bad input fails before JAX starts.
 
-    from ..layouts import check_ranks, enumerate_layouts
+    from ..layouts import check_ranks
 
     check_ranks(of)
+    rankings: list[Any] = []
     with ray_executor(given) as executor:  # First, because the cluster may not answer.
-        searches = []
         for job, batch in jobs:
-            parts: dict[str, Any] = {"training": job.training, "kernels": job.kernels}
-            parts |= {"batch_size": batch, "space": space, "progress": _load.wants_progress(given)}
-            searches.append(enumerate_layouts(job.model, job.cluster, given.gpus, **parts))
-
-        from ..layouts import rank_layouts
-
-        if executor is None:
-            _load.use_all_cores()
-        options = {"top": given.top, "executor": executor, **_load.options_of(given)}
-        rankings = [rank_layouts(one, of, **options) for one in searches]
+            left = given.budget - (time.monotonic() - began)
+            budget = left / (len(jobs) - len(rankings))
+            out = given.out and os.path.join(given.out, str(len(rankings)) * (len(jobs) > 1))
+            options = {"budget": budget, "out": out, "executor": executor}
+            rankings.append(_searched(given, job, batch, of, space, options))
+            if rankings[-1].ended == "interrupted":
+                break
     _load.tell_notes([job for job, _ in jobs])
     blocks, results = [], []
-    for changes, (job, batch), one in zip(points, jobs, rankings, strict=True):
-        results.append({"over": changes, "sequences": batch, **as_json(one, given.top)})
-        blocks += [_title(given, job, batch, changes), as_table(one, given.top)]
+    for changes, (job, batch), one in zip(points, jobs, rankings, strict=False):
+        results.append({"over": changes, "sequences": batch, **as_json(one, given.top, given)})
+        blocks += [_title(given, job, batch, changes), as_table(one, given.top, given)]
     return Output({"job": jobs[0][0].name, "gpus": given.gpus, "searches": results}, blocks)
+
+
+def _searched(
+    given: Given, job: Any, batch: int, of: Any, space: Any, options: dict[str, Any]
+) -> Any:
+    """The ranking of the layouts of a job."""
+    from ..layouts import NothingFitsError, enumerate_layouts, rank_layouts
+
+    parts = {"training": job.training, "kernels": job.kernels, "batch_size": batch, "space": space}
+    asked = (job.model, job.cluster, given.gpus)
+    margin = given.memory_margin
+    options = {"top": given.top, "memory_margin": margin, **options, "progress": not given.json}
+    if given.by == "mean":
+        options["num_samples"] = None
+    else:
+        if options["executor"] is None:
+            _load.use_all_cores()
+        options |= _load.options_of(given) | {"progress": not given.json or given.progress}
+    try:
+        found = rank_layouts(enumerate_layouts(*asked, any_memory=True, **parts), of, **options)
+    except NothingFitsError:
+        enumerate_layouts(*asked, memory_margin=margin, **parts)  # Says what would.
+        raise
+    if found.ended == "interrupted":
+        _load.tell_ended(
+            f"{counted(found.num_simulated, 'layout')} simulated; the table has what is known"
+        )
+    return found
 
 
 def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:
@@ -70,11 +126,10 @@ def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
             "`training` to find layouts."
         )
-    batch = job.layout.dp * job.schedule.num_microbatches * job.training.microbatch_size
     nodes = -(-given.gpus // job.cluster.devices_per_node)
     if nodes > job.cluster.num_nodes:
         job = load_job(given.job, [*changes, f"cluster.num_nodes={nodes}"])
-    return job, given.batch or batch
+    return job, given.batch or job.batch_size
 
 
 def _check_kept(changes: list[str]) -> None:

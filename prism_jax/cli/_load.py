@@ -113,9 +113,9 @@ def tell_note(note: str) -> None:
 
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
-    from ..prediction import idle_keys
+    from ..prediction import costly_keys, idle_keys
 
-    return (*notes_of(job), *idle_keys(job))
+    return (*notes_of(job), *idle_keys(job), *costly_keys(job))
 
 
 def tell_unit(path: str, measured: float, predicted: float) -> None:
@@ -131,9 +131,13 @@ def tell_unit(path: str, measured: float, predicted: float) -> None:
 def tell_interrupted(what: str, law: Any, number: int) -> None:
     """Says on stderr of how many steps or runs a law is, if it was interrupted."""
     if law.interrupted:
-        told = f"interrupted after {number:,} of {law.requested:,} {what}"
-        print(f"prism-jax: {told}; the law has only these {what}.", file=sys.stderr)
-        told_interrupt()
+        tell_ended(f"{number:,} of {law.requested:,} {what}; the law has only these {what}")
+
+
+def tell_ended(known: str) -> None:
+    """Says on stderr what was done until Ctrl-C."""
+    print(f"prism-jax: interrupted after {known}.", file=sys.stderr, flush=True)
+    told_interrupt()
 
 
 def say(given: Given, what: str) -> None:

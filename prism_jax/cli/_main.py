@@ -137,4 +137,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             raise ValueError(unknown_name("option", word, options_of(commands[name])))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    _check_once(getattr(parsed, "overrides", ()))
     return parsed
+
+
+def _check_once(overrides: Sequence[str]) -> None:
+    """Raises a `ValueError` for a key that `--set` gives twice."""
+    from .._misc import quoted
+
+    keys = [text.partition("=")[0].replace(" ", "") for text in overrides]
+    for first, key in enumerate(keys):
+        if key in keys[:first]:
+            texts = [quoted(text) for text, one in zip(overrides, keys, strict=True) if one == key]
+            raise ValueError(f"`--set` gives `{quoted(key)}` twice, {', '.join(texts)}; keep one.")

@@ -3,13 +3,15 @@
 from typing import Any
 
 from .._summary import Column, Table, picked, plain
+from ._cost import cost_columns, cost_of
+from ._options import Given
 
 
-def as_json(found: Any, top: int) -> dict[str, Any]:
+def as_json(found: Any, top: int, given: Given) -> dict[str, Any]:
     return {
-        **picked(found, "objective", "num_simulated", "num_samples", "notes"),
+        **picked(found, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
         "num_layouts": found.num_given,
-        "layouts": [_row(one) for one in found.layouts[:top]],
+        "layouts": [_row(one) | cost_of(given, one) for one in found.layouts[:top]],
         "best_by_mean": _row(found.best_by_mean),
         "loss_of_best_by_mean": plain(found.loss),
     }
@@ -22,30 +24,37 @@ def _row(one: Any) -> dict[str, Any]:
         "name": job.name,
         **picked(job, "layout", "schedule"),
         **picked(job.training, "microbatch_size", "zero", "recompute"),
-        **picked(one, *figures, "tokens_per_s"),
+        **picked(one, *figures, "per_unit", "tokens_per_s"),
         "predicted_s": one.prediction.mean,
         "memory_bytes": one.prediction.memory_bytes,
     }
 
 
-def as_table(found: Any, top: int) -> Table:
+def as_table(found: Any, top: int, given: Given) -> Table:
     """The first `top` jobs, and how much longer the objective of the best job by mean is."""
+    simulated = found.num_samples > 0
+    by_unit = Column(f"per {found.unit}", "per_unit", ".4g", "µs", scale=1e6)
     columns = (
         Column("rank"),
-        Column("by mean", "rank_by_mean"),
+        *([Column("by mean", "rank_by_mean")] if simulated else []),
         Column("layout", "job.name"),
         Column("GPUs", "gpus"),
-        _rounded("objective", "value"),
+        _rounded("objective" if simulated else found.objective, "value"),
+        *([by_unit] if found.unit != "step" else []),
         Column("behind", unit="s"),
-        *(_rounded(name, name) for name in ("mean", "p95", "p99")),
+        *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
         Column("GB", "prediction.memory_bytes", ".1f", scale=1e-9),
         Column("MFU", "mfu", ".1f", "%", scale=100),
         Column("tokens/s/GPU", lambda one: one.tokens_per_s / one.gpus, ",.0f"),
+        *cost_columns(given),
     )
-    title = (
-        f"by {found.objective}; {found.num_given:,} layouts, of which {found.num_simulated:,} were "
-        f"simulated and {len(found.layouts):,} to the end: {found.num_samples:,} steps each, with "
-        "common random numbers"
+    per = "" if found.unit == "step" else f" per {found.unit}"
+    title = f"by {found.objective}{per}; {found.num_given:,} layouts"
+    if not simulated:
+        return Table(columns, found.layouts, f"{title}, none simulated", found.notes, top)
+    title += (
+        f", of which {found.num_simulated:,} were simulated: {found.num_samples:,} steps each, "
+        "with common random numbers"
     )
     best = found.best_by_mean
     note = "The best is also the best by mean."

@@ -6,9 +6,10 @@ import numpy as np
 
 from .._summary import Column, Table, picked, plain
 from . import _load
+from ._cost import PRICE, cost, steps_of
 from ._expected import expected_error_json
 from ._options import Given, Output, argument, command, flag, simulated
-from ._values import count, number
+from ._values import count, number, tokens
 
 
 _COSTS = {
@@ -27,7 +28,9 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 @command(
     "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
     *simulated(8_192),  # Enough for the mean to be known to a hundredth of the spread.
-    argument("--steps N", "training steps of a run", count, required=True),
+    argument("--steps N", "training steps of a run", count),
+    argument("--tokens N", "tokens of a run, in place of --steps", tokens),
+    PRICE,
     argument(
         "--deadline DAYS",
         "print the probability that a run ends within this many days",
@@ -65,13 +68,13 @@ def run(given: Given) -> Output:
     from ..calibration import expected_error, level_of_runs, levels_of_law
     from ..runs import training_run
 
-    costs = _costs(given, failures, world_size)
+    steps, costs = steps_of(given, job.job), _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
     level, drift = (0.0, 0.0) if job.job is None else level_of_runs(job.job)
     level = level if given.level is None else given.level
     law = training_run(
         program,
-        num_steps=given.steps,
+        num_steps=steps,
         failures=failures,
         costs=costs,
         num_spares=given.spares,
@@ -89,9 +92,10 @@ def run(given: Given) -> Output:
     result: dict[str, Any] = {
         "job": job.name,
         "world_size": world_size,
-        "steps": given.steps,
+        "steps": steps,
         "days": days,
         "parts_days": law.parts,
+        **cost(given, world_size, 86_400 * law.mean.value),
         "level_std": level,
         "drift": drift,
         **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
@@ -100,7 +104,7 @@ def run(given: Given) -> Output:
         "requested_runs": law.requested,
     }
     _load.tell_interrupted("runs", law, len(law.days))
-    name = f"{job.name}, {given.steps:,} steps on {world_size:,} GPUs"
+    name = f"{job.name}, {steps:,} steps on {world_size:,} GPUs"
     table, blocks = law.summary().named(name), []
     if error is not None:
         result["prediction_interval_90"] = _intervals(days, law.parts["work"], error)
@@ -109,6 +113,8 @@ def run(given: Given) -> Output:
         blocks.append(f"{name}: 90 % of such runs take {low:.4g} .. {high:.4g} days, {error}")
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
     blocks.append(table)
+    priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
+    blocks.append(f"{result['gpu_hours']:,.0f} GPU hours on average{priced}")
     if given.deadline is not None:
         chance = future.probability(given.deadline).value
         result |= {"deadline_days": given.deadline, "probability": chance}

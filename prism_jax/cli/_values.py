@@ -21,14 +21,14 @@ def read(text: str, convert: Callable[[str], T], allowed: Callable[[T], bool], w
         value = convert(text)
         if allowed(value):
             return value
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, AttributeError, KeyError):
         pass
     raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be {what}")
 
 
 def count(text: str, least: int = 1) -> int:
     """A whole number of at least `least`; `1e6` and `1_000_000` are fine too."""
-    what = f"a whole number of at least {least} and below 2^32"
+    what = f"a whole number of at least {least} and below 2^32, such as 8192"
     return read(text, _whole, lambda value: least <= value < _MOST, what)
 
 
@@ -40,9 +40,39 @@ def _whole(text: str) -> int:
         return int(number) if number == int(number) else -1
 
 
+def tokens(text: str) -> int:
+    """A whole number of tokens; `15e12` is fine too."""
+    what = "a whole number, such as 15e12, from 1 to 1e18"
+    return read(text, _whole, lambda value: 1 <= value <= 10**18, what)
+
+
 def seed(text: str) -> int:
     """A whole number that JAX accepts as a seed."""
     return read(text, int, lambda value: 0 <= value < _MOST, "a whole number from 0 to 2^32 - 1")
+
+
+_IN_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """Seconds: `90`, `60s`, `2m` or `1h`."""
+    what = "a time such as 60s, 2m or 90 (seconds), from 1 s to 1e9 s"
+    return read(text, _seconds, lambda seconds: 1 <= seconds <= 1e9, what)
+
+
+def _seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower() or "").groups()  # pyright: ignore
+    return float(number) * _IN_SECONDS[unit]
+
+
+def percentage(text: str) -> float:
+    """A share below 1: `10%` or `0.1`."""
+    what = "a share such as 10% or 0.1, below 100%"
+    return read(text, _share_of_one, lambda share: 0 <= share < 1, what)
+
+
+def _share_of_one(text: str) -> float:
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
 def number(least: float, what: str) -> Callable[[str], float]:
@@ -66,10 +96,15 @@ def _slice(text: str) -> slice:
     return slice(*numbers)
 
 
+def _level(text: str) -> float:
+    percentage = text.lower().removeprefix("p")
+    return float(text) if percentage == text.lower() else float(f"{percentage}e-2")
+
+
 def quantiles(text: str) -> dict[str, float]:
     """Numbers between 0 and 1, separated by commas, with their names: `0.999` is `p99.9`."""
-    what = "a number between 0 and 1, such as 0.999"
-    found = [read(word, float, lambda q: 0 < q < 1, what) for word in text.split(",")]
+    what = "a number between 0 and 1, such as 0.999, or a percentage, such as p99.9"
+    found = [read(word.strip(), _level, lambda q: 0 < q < 1, what) for word in text.split(",")]
     return {f"p{100 * q:.12g}": q for q in found}
 
 

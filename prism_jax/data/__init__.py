@@ -29,6 +29,7 @@ from ._job import (
     Layout as Layout,
     Measured as Measured,
     ScheduleConfig as ScheduleConfig,
+    balances as balances,
     layout_and_order as layout_and_order,
 )
 from ._kernels import (

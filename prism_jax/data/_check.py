@@ -30,9 +30,10 @@ def check_job(job: Job, where: str) -> None:
             "`schedule.num_microbatches`."
         )
     if schedule.layers_per_stage is not None:
-        if len(schedule.layers_per_stage) != stages:
+        given = schedule.layers_per_stage
+        if given != "auto" and len(given) != stages:
             raise ValueError(
-                f"{where}: `schedule.layers_per_stage` has {len(schedule.layers_per_stage)} "
+                f"{where}: `schedule.layers_per_stage` has {len(given)} "
                 f"entries, but there are {stages} stages (pp times virtual_stages); give one for "
                 "each."
             )
@@ -45,8 +46,8 @@ def check_job(job: Job, where: str) -> None:
     missing = [key for key in ("model", "cluster", "training") if key not in given]
     if given and missing:
         raise ValueError(
-            f"{where}: the key `{missing[0]}` is missing; a job with `{given[0]}` needs `model`, "
-            "`cluster` and `training`."
+            f"{where}: the key `{missing[0]}` is missing in the job `{job.name}`; a job with "
+            f"`{given[0]}` needs `model`, `cluster` and `training`."
         )
     if job.model is not None:
         check_model(job.model, f"{where}, `model`")

@@ -1,6 +1,6 @@
 """Jobs: what is trained, in which layout, on which machine, and what was measured."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -67,8 +67,9 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `orders`: for `traced`: the ops of each rank in the order in which it runs them, as tokens of
         [`prism_jax.CustomSchedule`][] separated by blanks.
     - `blocking`: whether sends and receives block compute; by default the schedule decides.
-    - `layers_per_stage`: the number of layers in each global virtual stage; by default the layers
-        are distributed evenly.
+    - `layers_per_stage`: the number of layers in each global virtual stage, or `auto` to balance
+        their cost; by default the layers are distributed evenly, or by cost where no even
+        distribution is possible.
     - `embedding_counts_as_layer`: whether the embedding counts as a layer when layers are
         distributed, as in Megatron-LM.
     - `head_counts_as_layer`: whether the head counts as a layer when layers are distributed, as in
@@ -82,9 +83,18 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit: Count | None = None
     orders: tuple[Text, ...] | None = None
     blocking: bool | None = None
-    layers_per_stage: tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | None = None
+    layers_per_stage: (
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=10**5)], ...] | Literal["auto"] | None
+    ) = None
     embedding_counts_as_layer: bool = False
     head_counts_as_layer: bool = False
+
+
+def balances(layers: int, stages: int) -> bool:
+    """Whether layers are distributed over stages by cost: where there are enough of them, but
+    neither they, nor they with the embedding or the head, divide evenly.
+    """
+    return layers >= stages and -layers % stages > 2
 
 
 def layout_and_order(layout: Layout, schedule: ScheduleConfig) -> str:
@@ -175,6 +185,17 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
         return Table((), rows, f"Job {self.name}")
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences in a step."""
+        size = 1 if self.training is None else self.training.microbatch_size
+        return self.layout.dp * self.schedule.num_microbatches * size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The number of tokens in a step; zero for a job without `training`."""
+        return 0 if self.training is None else self.batch_size * self.training.sequence_length
 
     @property
     def notes(self) -> tuple[str, ...]:

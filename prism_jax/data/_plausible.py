@@ -4,7 +4,7 @@ import itertools as it
 from collections.abc import Iterator
 
 from ._hardware import Cluster
-from ._job import Job
+from ._job import Job, balances
 from ._load_kernels import links_without_table
 from ._model import Model
 
@@ -71,6 +71,13 @@ def _doubts(job: Job) -> Iterator[str]:
         yield from _of_cluster(job.cluster)
     if job.model is not None:
         yield from _of_model(job.model)
+        stages, layers = job.layout.pp * job.schedule.virtual_stages, job.model.num_layers
+        ends = job.schedule.embedding_counts_as_layer or job.schedule.head_counts_as_layer
+        if job.schedule.layers_per_stage is None and not ends and balances(layers, stages):
+            yield (
+                f"{stages} stages do not divide the {layers} layers of `{job.model.name}`, which "
+                "are distributed by cost; `schedule.layers_per_stage` gives other numbers."
+            )
     if job.calibrated is not None:
         low, high = _FACTORS
         for name in ("compute", "network"):

@@ -262,6 +262,7 @@ def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, 
     else:
         what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
     problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
+    problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
     return quoted(path), f"is {what}: {problem}"
 
 

@@ -144,6 +144,8 @@ def _table(path: pathlib.Path, where: str) -> dict[str, Any]:
         table = parse(text)
     except (ValueError, RecursionError) as error:
         problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
+        if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
+            problem = "the JSON ends early, as of a download that was cut"
         raise ValueError(f"{where}: it cannot be read: {problem}; give another file.") from None
     if not isinstance(table, dict):
         raise ValueError(f"{where}: this is not a table of keys; give a model's configuration.")

@@ -1,15 +1,15 @@
 """Enumerates the layouts of a model on a number of GPUs."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from .._misc import unknown_name, whole_number
+from .._misc import whole_number
 from .._progress import progress_bar
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import least_bytes, memory
-from ..schedule import schedules
+from ..schedule import schedule_name
 from ._space import LayoutSpace, Question, layouts_of
 
 
@@ -17,6 +17,8 @@ from ._space import LayoutSpace, Question, layouts_of
 _NEAR = 1024
 # The multiples of GPUs that are tried if a model does not fit.
 _TIMES = (2, 4, 8, 16, 32, 64)
+# How many divisors a message names.
+_MOST_NAMED = 12
 
 
 def enumerate_layouts(
@@ -29,6 +31,7 @@ def enumerate_layouts(
     kernels: Kernels | None = None,
     space: LayoutSpace | None = None,
     any_memory: bool = False,
+    memory_margin: float = 0.0,
     progress: bool = False,
 ) -> tuple[Job, ...]:
     """Enumerates the layouts of a model on a number of GPUs, as jobs.
@@ -49,6 +52,7 @@ def enumerate_layouts(
     - `kernels`: the profile of the kernels; by default that of the cluster.
     - `space`: which layouts to consider.
     - `any_memory`: whether to return also those that do not fit into memory.
+    - `memory_margin`: the share of a GPU's memory that a layout must leave free.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -61,6 +65,9 @@ def enumerate_layouts(
     """
     space = LayoutSpace() if space is None else space
     _check(space, cluster, world_size, batch_size)
+    named = tuple(dict.fromkeys(map(schedule_name, space.schedule)))
+    space = msgspec.structs.replace(space, schedule=named)
+    check_memory_margin(memory_margin)
     kernels = load_kernels(cluster) if kernels is None else kernels
     asked = Question(model, cluster, kernels, training, batch_size, space)
     found = [*layouts_of(asked, world_size)]
@@ -69,11 +76,11 @@ def enumerate_layouts(
     if any_memory:
         return tuple(found)
     floors = [_bytes(job, least_bytes) for job in found]
-    most = cluster.device.memory_bytes
+    most = cluster.device.memory_bytes * (1 - memory_margin)
     small = [i for i, floor in enumerate(floors) if floor <= most]
     if not small:
         least = min(range(len(found)), key=lambda i: floors[i])
-        raise ValueError(_too_large(asked, world_size, found[least], floors[least], False))
+        raise ValueError(_too_large(asked, world_size, found[least], floors[least], most, False))
     needed: dict[int, float] = {}
     # Layouts with one schedule are consecutive, so that its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
@@ -83,7 +90,7 @@ def enumerate_layouts(
     fitting = tuple(found[i] for i in small if needed[i] <= most)
     if not fitting:
         least = min(needed, key=lambda i: needed[i])
-        raise ValueError(_too_large(asked, world_size, found[least], needed[least], True))
+        raise ValueError(_too_large(asked, world_size, found[least], needed[least], most, True))
     return fitting
 
 
@@ -110,9 +117,6 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
         msgspec.convert(msgspec.to_builtins(space), LayoutSpace)
     except msgspec.ValidationError as error:
         raise ValueError(f"The space of layouts cannot be used: {error}.") from None
-    for kind in space.schedule:
-        if kind not in schedules():
-            raise ValueError(unknown_name("schedule", kind, schedules()))
     for name, choices in msgspec.structs.asdict(space).items():
         if choices is not None and not choices:
             raise ValueError(f"The space of layouts has no `{name}` to choose; give at least one.")
@@ -126,6 +130,12 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
         )
 
 
+def check_memory_margin(margin: float) -> None:
+    """Raises a `ValueError` unless a margin is a share of the memory, below 1."""
+    if not 0 <= margin < 1:
+        raise ValueError(f"`memory_margin={margin!r}` must be a share from 0 to less than 1.")
+
+
 def _nothing_divides(asked: Question, world_size: int) -> str:
     """The message if no layout divides evenly: the nearest numbers of GPUs with a layout."""
     near: list[int] = []
@@ -133,7 +143,9 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
         for number in (world_size - away, world_size + away):
             if number > 0 and len(near) < 2 and any(True for _ in layouts_of(asked, number)):
                 near.append(number)
-    nearest = f"use {' or '.join(f'{n:,}' for n in sorted(near))} GPUs" if near else "widen it"
+    fixes = [] if near else [*_dividing_values(asked, world_size)]
+    fixes += [f"{' or '.join(f'{n:,}' for n in sorted(near))} GPUs"] * bool(near)
+    nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
         f"No layout of the space divides {world_size:,} GPUs, the {asked.model.num_layers} layers "
         f"and the model's sizes, and a batch of {asked.batch_size:,} sequences evenly; {nearest}, "
@@ -141,8 +153,19 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
     )
 
 
+def _dividing_values(asked: Question, world_size: int) -> Iterator[str]:
+    """For each field of which no value divides what it shares out, the values that do."""
+    shared = {"tp": world_size, "pp": world_size, "cp": world_size}
+    for name, number in (shared | {"microbatch_size": asked.batch_size}).items():
+        choices = getattr(asked.space, name)
+        if choices is not None and all(number % one for one in choices):
+            divisors = [one for one in range(1, number + 1) if number % one == 0]
+            more = " or another divisor" if len(divisors) > _MOST_NAMED else ""
+            yield f"`{name}` of {', '.join(map(str, divisors[:_MOST_NAMED]))}{more}"
+
+
 def _too_large(
-    asked: Question, world_size: int, least: Job, needed: float, activations: bool
+    asked: Question, world_size: int, least: Job, needed: float, most: float, activations: bool
 ) -> str:
     """What to say where nothing fits: what fits nearest, with or without its activations, and on
     how many GPUs something would.
@@ -151,15 +174,17 @@ def _too_large(
     if needed == math.inf:
         memory(least)  # Raises the error of a schedule that cannot run so many microbatches.
     # Not even all of the GPUs together hold the model if there are fewer.
-    fewest = _bytes(_undivided(least), least_bytes) / device.memory_bytes
+    fewest = _bytes(_undivided(least), least_bytes) / most
     numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
-    more = next((n for n in numbers if _any_fits(layouts_of(asked, n))), None)
+    more = next((n for n in numbers if _any_fits(layouts_of(asked, n), most)), None)
     fix = f"use {more:,} GPUs, or " if more else "use "
+    margin = 1 - most / device.memory_bytes
+    free = f" with a margin of {100 * margin:.3g} %" if margin else ""
     even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (
         f"No layout of {asked.model.name or 'the model'} on {world_size:,} GPUs fits a "
-        f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB: {even}`{least.name}` "
-        f"needs least, {needed / 1e9:.1f} GB; {fix}devices with {much}."
+        f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB{free}: {even}"
+        f"`{least.name}` needs least, {needed / 1e9:.1f} GB; {fix}devices with {much}."
     )
 
 
@@ -174,11 +199,9 @@ def _undivided(job: Job) -> Job:
     )
 
 
-def _any_fits(jobs: Iterable[Job]) -> bool:
+def _any_fits(jobs: Iterable[Job], most: float) -> bool:
     """Whether a layout fits; those whose schedule has the fewest ops, which takes least, first."""
     few_first = sorted(jobs, key=lambda job: job.layout.pp * job.schedule.num_microbatches)
     return any(
-        _bytes(job, _all_bytes) <= job.cluster.device.memory_bytes
-        for job in few_first
-        if job.cluster is not None and _bytes(job, least_bytes) <= job.cluster.device.memory_bytes
+        _bytes(job, _all_bytes) <= most for job in few_first if _bytes(job, least_bytes) <= most
     )

@@ -1,14 +1,16 @@
-"""Ranks layouts by a figure of their laws: by prediction, then simulation by successive halving."""
+"""Ranks layouts by a figure of their laws: the one with the shortest predicted step first."""
 
+import contextlib
+import itertools as it
 import math
-from collections.abc import Sequence
-from concurrent.futures import Executor
-from typing import NamedTuple
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from jaxtyping import PRNGKeyArray
 
+from .._interrupt import interruptible, left_working
 from .._misc import whole_number
-from .._progress import progress_bar
 from ..analysis import (
     AbstractObjective,
     Bootstrapped,
@@ -16,119 +18,185 @@ from ..analysis import (
     check_num_steps,
     check_objective,
     check_steps,
-    combined,
 )
 from ..data import Job
-from ..prediction import Prediction, predict
 from ..random import check_key
 from ..workers import run_tasks
-from ._enumerate import schedule_of
-from ._ranking import RankedLayout, Ranking
-from ._simulate import FIGURES, buckets, chunks, simulate_chunk
+from ._best_first import BestFirst, Candidate
+from ._enumerate import check_memory_margin
+from ._kept import Kept
+from ._ranking import Ranking, Search, made, works_of
+from ._simulate import chunks, simulate_chunk
+from ._watch import EndedError, Watch
 
 
-# Each round has this many times the samples of the round before it.
-_MORE = 4
-_FEWEST = 1024  # In a round,
-_FEWEST_BEYOND = 48  # of which so many reach as far as the objective.
-# A layout stays in while it is so many standard errors, or fewer, behind the last that must.
-_ERRORS = 2
+# How many layouts are simulated at once by workers, after the first.
+_WAVE = 16
 
 
-class _State(NamedTuple):
-    """The state of a search.
-
-    **Attributes:**
-
-    - `jobs`: all jobs.
-    - `bucket`: the shape bucket of each job that is simulated.
-    - `found`: the figures of each simulated job from its last round.
-    - `refused`: why some jobs cannot be simulated.
-    """
-
-    jobs: Sequence[Job]
-    bucket: dict[int, int]
-    found: dict[int, Bootstrapped]
-    refused: dict[int, str]
-
-
-class _How(NamedTuple):
-    """How layouts are simulated; see `rank_layouts`."""
-
-    objective: AbstractObjective
-    key: PRNGKeyArray
-    executor: Executor | None
-    progress: bool
+class NothingFitsError(ValueError):
+    """No job fits into the memory of its devices."""
 
 
 def rank_layouts(
     jobs: Sequence[Job],
     objective: AbstractObjective | None = None,
     *,
-    num_samples: int = 16_384,
-    key: PRNGKeyArray,
+    num_samples: int | None = 16_384,
+    key: PRNGKeyArray | None = None,
     top: int = 20,
-    margin: float | None = 0.05,
+    memory_margin: float | None = None,
+    budget: float | None = None,
+    out: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Ranking:
     """Ranks layouts by a figure of the law of their step time.
 
-    First, the step of every layout is predicted without variability. The layouts whose predicted
-    step is within `margin` of the shortest, and at least `top` layouts, are simulated. Then all
-    other layouts are simulated whose predicted step is shorter than the objective of the `top`-th
-    best so far. A step that varies takes longer on average than one that does not, so none of the
-    remaining layouts can be among the first `top` by mean, or by a figure above the mean.
+    Layouts are simulated in the order of their predicted steps, the shortest first. The search ends
+    when the next prediction is longer than the objective of the `top`-th best so far. A step that
+    varies takes longer on average than one that does not, so none of the remaining layouts can be
+    among the first `top` by mean, or by a figure above the mean. All layouts use common random
+    numbers: the same key and the same step ids.
 
-    The better half of the simulated layouts is simulated again with four times as many samples,
-    until they have `num_samples` (successive halving). All layouts use common random numbers: the
-    same key and the same step ids.
+    If steps have different numbers of tokens, times are compared per token, or per sample where a
+    model has no words.
 
     **Arguments:**
 
     - `jobs`: the layouts, as jobs from [`enumerate_layouts`][] or any other jobs.
     - `objective`: `Mean()`, `Quantile(q)` or `CVaR(q)`; by default the 95 % quantile.
-    - `num_samples`: how many steps to simulate of each layout in the last round.
-    - `key`: a `jax.random` key.
-    - `top`: how many layouts at least are simulated to the end.
-    - `margin`: see above, as a share of the shortest predicted step; `None` simulates all layouts.
+    - `num_samples`: how many steps to simulate of each layout. `None` simulates none, and ranks the
+        first `top` by their predictions.
+    - `key`: a `jax.random` key. Without simulation there need not be one.
+    - `top`: how many layouts to be sure of; as many as there are jobs simulates all.
+    - `memory_margin`: leaves out layouts that do not leave this share of a device's memory free;
+        `None` keeps all.
+    - `budget`: ends the search after so many seconds. As the order is fixed, a longer budget only
+        adds layouts.
+    - `out`: a folder to which each layout is written as soon as it is simulated. Layouts that are
+        already there, of a search for the same jobs, are not simulated again.
     - `executor`: simulates several layouts in parallel, a few in each call. It can be any
         `concurrent.futures.Executor`, such as a [`RayExecutor`][]. The results are the same.
-    - `progress`: whether to show bars on stderr.
+    - `progress`: whether to print the best so far on stderr, at once and every ten seconds.
 
     **Returns:**
 
-    A [`Ranking`][].
+    A [`Ranking`][]. After Ctrl-C it holds what was known until then.
 
     **Raises:**
 
-    `ValueError` if there are no jobs, if the objective is not a time, or if no job can be
-    simulated. `BrokenExecutor` if workers died.
+    `ValueError` if there are no jobs, if the objective is not a time, if no job fits or can be
+    simulated, or if `out` holds something else. `BrokenExecutor` if workers died.
     """
     objective = Quantile(0.95) if objective is None else objective
-    check_key(key)
-    _check(jobs, objective, num_samples, top, margin)
-    predictions, refused = _predicted(jobs, progress)
-    state = _State(jobs, {}, {}, refused)
-    order = sorted(predictions, key=lambda i: predictions[i].mean)
-    if not order:
-        raise ValueError(f"None of the jobs can be simulated: {next(iter(refused.values()))}")
-    shortest = predictions[order[0]].mean
-    within = math.inf if margin is None else (1 + margin) * shortest
-    alive = [i for k, i in enumerate(order) if k < top or predictions[i].mean <= within]
-    how = _How(objective, key, executor, progress)
-    for round_, count in enumerate(_rounds(objective, num_samples, len(alive), top)):
-        _simulate(state, alive, count, how)
-        if not state.found:
-            raise ValueError(f"None of the jobs can be simulated: {next(iter(refused.values()))}")
-        if round_ == 0:
-            last = sorted(_value(state, i) for i in state.found)[:top][-1]
-            missed = [i for i in order if predictions[i].mean < last and i not in {*alive}]
-            _simulate(state, missed, count, how)
-            alive = [i for i in (*alive, *missed) if i in state.found]
-        if count < num_samples:
-            alive = _better_half(state, alive, top)
-    return _ranking(state, predictions, alive, objective, num_samples)
+    _check(jobs, objective, num_samples, key, top, memory_margin)
+    search = Search(jobs, *works_of(jobs), objective, num_samples)
+    with interruptible() as interrupt:
+        watch = Watch(budget, interrupt, (lambda: search.progress()) if progress else None)
+        with contextlib.suppress(EndedError):
+            search.queue = BestFirst(jobs, memory_margin, search.scaled, watch)
+            if num_samples is None:
+                search.order = [c.number for c in it.islice(search.queue, top)]
+            else:
+                assert key is not None
+                kept = None if out is None else Kept(out, jobs, objective, num_samples, key)
+                _simulate_all(search, key, top, kept, executor, watch)
+    search.ended = watch.ended
+    predicted = {} if search.queue is None else search.queue.predicted
+    if not predicted or not (search.found or search.order or search.ended):
+        _nothing(search)
+    if not search.found and search.ended:  # What is known is predicted.
+        first = sorted(predicted, key=lambda i: search.scaled(predicted[i].mean, i))
+        search.order, search.num_samples = first[:top], None
+    elif not search.found and num_samples is not None:
+        _nothing(search)
+    return made(search, top)
+
+
+def _simulate_all(
+    search: Search,
+    key: PRNGKeyArray,
+    top: int,
+    kept: Kept | None,
+    executor: Executor | None,
+    watch: Watch,
+) -> None:
+    """Simulates layout after layout, until no other can be among the first `top`."""
+    assert search.queue is not None
+    queue, size = iter(search.queue), top if executor else 1
+    with _own_thread(executor) as workers:
+        while wave := [*it.islice(queue, size)]:
+            last = _last(search, top)
+            near = [one for one in wave if search.scaled(one.prediction.mean, one.number) < last]
+            _simulate(search, near, key, kept, workers, watch)
+            if len(near) < len(wave):
+                break
+            size = _WAVE if executor else 1
+    if executor:  # What one process would not have simulated.
+        values = dict(search.found)
+        search.found.clear()
+        for number in search.order:
+            mean = search.queue.predicted[number].mean
+            if number in values and search.scaled(mean, number) < _last(search, top):
+                search.found[number] = values[number]
+
+
+def _last(search: Search, top: int) -> float:
+    """The objective of the `top`-th best so far; infinite if there are fewer."""
+    values = sorted(map(search.value, search.found))
+    return values[top - 1] if len(values) >= top else math.inf
+
+
+def _simulate(
+    search: Search,
+    wave: Sequence[Candidate],
+    key: PRNGKeyArray,
+    kept: Kept | None,
+    workers: Executor,
+    watch: Watch,
+) -> None:
+    """Simulates some layouts, or takes their figures from those that are kept."""
+    assert search.queue is not None
+    numbers = [one.number for one in wave]
+    search.order += numbers
+    known = {} if kept is None else kept.known
+    for number in numbers:
+        if number in known:
+            _add(search, number, known[number])
+    assert search.num_samples is not None
+    options = {"num_samples": search.num_samples, "key": key}
+    left = [number for number in numbers if number not in known]
+    work = [*chunks(left, search.jobs, search.objective, **options)]
+    for which, results in run_tasks(simulate_chunk, [(one,) for one in work], workers, watch):
+        for number, found in zip(work[which].numbers, results, strict=True):
+            _add(search, number, found)
+            if kept is not None:
+                kept.write(search.jobs[number], number, search.queue.predicted[number], found)
+
+
+def _add(search: Search, number: int, found: Bootstrapped | str) -> None:
+    assert search.queue is not None
+    if isinstance(found, str):
+        search.queue.refused[number] = found
+    else:
+        search.found[number] = found
+
+
+@contextlib.contextmanager
+def _own_thread(executor: Executor | None) -> Iterator[Executor]:
+    """The executor, or a thread of this process: while XLA compiles in it, the search can end."""
+    if executor is not None:
+        yield executor
+        return
+    thread = ThreadPoolExecutor(1)
+    try:
+        yield thread
+    except EndedError:
+        left_working()
+        raise
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 def check_ranks(objective: AbstractObjective) -> None:
@@ -140,7 +208,7 @@ def check_ranks(objective: AbstractObjective) -> None:
         )
 
 
-def _check(jobs, objective, num_samples, top, margin) -> None:
+def _check(jobs, objective, num_samples, key, top, memory_margin) -> None:
     if not len(jobs):
         raise ValueError("There are no layouts to rank; give at least one job.")
     others = [job for job in jobs if not isinstance(job, Job)]
@@ -150,130 +218,25 @@ def _check(jobs, objective, num_samples, top, margin) -> None:
             "`enumerate_layouts` or `load_job` gives."
         )
     check_ranks(objective)
-    check_num_steps(num_samples)
-    check_steps(objective, num_samples)
+    if num_samples is not None:
+        check_key(key)
+        check_num_steps(num_samples)
+        check_steps(objective, num_samples)
     whole_number(top, "top")
-    if margin is not None and not (math.isfinite(margin) and margin >= 0):
-        raise ValueError(f"`margin={margin!r}` must be finite and not negative.")
+    check_memory_margin(memory_margin or 0.0)
 
 
-def _predicted(jobs: Sequence[Job], progress: bool) -> tuple[dict[int, Prediction], dict[int, str]]:
-    """The predicted step of each job, and why some jobs have none."""
-    found: dict[int, Prediction] = {}
-    refused: dict[int, str] = {}
-    with progress_bar(len(jobs), progress, "predict", "layout") as advance:
-        for number in sorted(range(len(jobs)), key=lambda i: schedule_of(jobs[i])):
-            try:
-                found[number] = predict(jobs[number])
-            except ValueError as error:
-                refused[number] = str(error)
-            advance(1)
-    return found, refused
-
-
-def _rounds(objective: AbstractObjective, num_samples: int, number: int, top: int) -> list[int]:
-    """The number of samples in each round; one round if all jobs are simulated to the end."""
-    rounds = [num_samples]
-    least = max(_FEWEST, _FEWEST_BEYOND / objective.share)
-    while number > top * 2 ** (len(rounds) - 1) and rounds[0] // _MORE >= least:
-        rounds.insert(0, rounds[0] // _MORE)
-    return rounds
-
-
-def _simulate(state: _State, numbers: list[int], count: int, how: _How) -> None:
-    new = [i for i in numbers if i not in state.bucket]
-    first = len({*state.bucket.values()})
-    state.bucket.update(
-        zip(new, (first + b for b in buckets([state.jobs[i] for i in new])), strict=True)
+def _nothing(search: Search) -> None:
+    """Raises what there is to say where no layout was found."""
+    queue = search.queue
+    if search.ended == "interrupted":
+        raise KeyboardInterrupt
+    if search.ended:
+        raise ValueError("The budget ended before any layout was predicted; give more seconds.")
+    assert queue is not None
+    if queue.refused:
+        raise ValueError(f"None of the jobs can be simulated: {next(iter(queue.refused.values()))}")
+    raise NothingFitsError(
+        f"None of the {queue.num_too_large:,} layouts leaves the memory free that it must; use "
+        "more GPUs, or a smaller `memory_margin`."
     )
-    options = {"num_samples": count, "key": how.key}
-    work = [*chunks(numbers, state.jobs, state.bucket, how.objective, **options)]
-    with progress_bar(len(numbers), how.progress, f"{count:,} steps", "layout") as advance:
-        for which, results in run_tasks(simulate_chunk, [(one,) for one in work], how.executor):
-            for number, found in zip(work[which].numbers, results, strict=True):
-                if isinstance(found, str):
-                    state.refused[number] = found
-                    state.found.pop(number, None)
-                else:
-                    state.found[number] = found
-            advance(len(results))
-
-
-def _value(state: _State, number: int, figure: str = "objective") -> float:
-    return float(state.found[number].values[FIGURES.index(figure)])
-
-
-def _better_half(state: _State, alive: list[int], top: int) -> list[int]:
-    """The better half, at least `top`, those that may still be as good, and the best by mean."""
-    ordered = sorted(alive, key=lambda i: _value(state, i))
-    sure = min(max(top, -(-len(ordered) // 2)), len(ordered))
-    last = state.found[ordered[sure - 1]]
-    kept = ordered[:sure]
-    for i in ordered[sure:]:
-        behind = _difference(state.found[i], last)
-        if behind.values[0] <= _ERRORS * behind.scatter[0]:
-            kept.append(i)
-    return [*dict.fromkeys((*kept, min(alive, key=lambda i: _value(state, i, "mean"))))]
-
-
-def _difference(one: Bootstrapped, other: Bootstrapped) -> Bootstrapped:
-    """By how much the objective of one job is above that of another, from the same steps."""
-    return combined(lambda x, y: x[:, :1] - y[:, :1], one, other)
-
-
-def _ranking(
-    state: _State,
-    predictions: dict[int, Prediction],
-    alive: list[int],
-    objective: AbstractObjective,
-    num_samples: int,
-) -> Ranking:
-    ordered = sorted((i for i in alive if i in state.found), key=lambda i: _value(state, i))
-    by_mean = sorted(ordered, key=lambda i: _value(state, i, "mean"))
-    best = state.found[ordered[0]]
-    layouts = []
-    for rank, i in enumerate(ordered, 1):
-        value, mean, p95, p99 = state.found[i].estimates()
-        (behind,) = _difference(state.found[i], best).estimates()
-        by = by_mean.index(i) + 1
-        layouts.append(
-            RankedLayout(state.jobs[i], predictions[i], value, behind, mean, p95, p99, rank, by)
-        )
-    loss = next(one.behind for one in layouts if one.rank_by_mean == 1)
-    return Ranking(
-        objective=str(objective),
-        layouts=tuple(layouts),
-        num_given=len(state.jobs),
-        num_simulated=len(state.found),
-        num_samples=num_samples,
-        loss=loss,
-        notes=_notes(state, predictions, layouts),
-    )
-
-
-def _notes(
-    state: _State, predictions: dict[int, Prediction], layouts: Sequence[RankedLayout]
-) -> tuple[str, ...]:
-    notes = []
-    pruned = [one.mean for i, one in predictions.items() if i not in state.found]
-    if pruned:
-        notes.append(
-            f"{len(pruned):,} layouts were not simulated: the shortest of them takes "
-            f"{min(pruned):.5g} s without variability."
-        )
-    if state.refused:
-        why = next(iter(state.refused.values()))
-        notes.append(f"{len(state.refused):,} layouts cannot be simulated; the first: {why}")
-    gpus = sorted({one.gpus for one in layouts})
-    if len(gpus) > 1:
-        notes.append(
-            f"The jobs have {', '.join(f'{n:,}' for n in gpus)} GPUs: compare tokens/s for each of "
-            "them, not step times."
-        )
-    tokens = [one.prediction.tokens_per_s * one.prediction.mean for one in layouts]
-    if max(tokens) > (1 + 1e-9) * min(tokens):
-        notes.append(
-            f"A step has {min(tokens):,.0f} to {max(tokens):,.0f} tokens: compare tokens/s, not "
-            "step times."
-        )
-    return tuple(notes)

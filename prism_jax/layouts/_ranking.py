@@ -1,11 +1,16 @@
-"""The result of a search for layouts."""
+"""The result of a search for layouts, and what it is made of."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from .._estimate import Estimate
+from ..analysis import AbstractObjective, Bootstrapped, combined
 from ..data import Job
 from ..prediction import Prediction
+from ._best_first import BestFirst
+from ._simulate import FIGURES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +21,14 @@ class RankedLayout:
 
     - `job`: the job with this layout. Its name describes the layout.
     - `prediction`: the prediction of its step without variability.
-    - `value`: the value of the objective.
-    - `behind`: by how much the objective is above that of the best layout. Its standard error is
-        that of the difference, which is small because both use the same random numbers.
+    - `value`: the value of the objective, of a step. Without simulation, it and `mean` are the
+        prediction, and other figures are `nan`.
+    - `behind`: by how much the objective is above that of the best layout, for as many tokens as a
+        step of the first job has. Its standard error is that of the difference, which is small
+        because both use the same random numbers.
     - `mean`, `p95`, `p99`: figures of the step time.
-    - `rank`, `rank_by_mean`: its rank by the objective and by the mean, from 1, among the layouts
-        that were simulated to the end.
+    - `per_unit`: seconds of the objective per unit of the ranking: a step, a token or a sample.
+    - `rank`, `rank_by_mean`: its rank by the objective and by the mean, from 1.
     """
 
     job: Job
@@ -31,6 +38,7 @@ class RankedLayout:
     mean: Estimate
     p95: Estimate
     p99: Estimate
+    per_unit: float
     rank: int
     rank_by_mean: int
 
@@ -56,12 +64,15 @@ class Ranking:
     **Attributes:**
 
     - `objective`: the figure by which layouts are ranked.
-    - `layouts`: the layouts that were simulated to the end, the best first.
-    - `num_given`, `num_simulated`: how many layouts were given, and how many were simulated at all.
-    - `num_samples`: how many steps of each were simulated in the last round.
+    - `layouts`: the layouts that were simulated, the best first.
+    - `num_given`, `num_simulated`: how many layouts were given, and how many were simulated.
+    - `num_samples`: how many steps of each were simulated; 0 for a ranking by predictions.
+    - `unit`: what the ranked times are for: a `step`, or a `token` or a `sample` if steps have
+        different numbers of tokens.
     - `loss`: by how much the objective of the layout with the shortest mean is above that of the
         best layout.
-    - `notes`: warnings about the figures.
+    - `ended`: why the search was ended before its end: `budget` or `interrupted`, or empty.
+    - `notes`: warnings about the figures, and what was left out.
     """
 
     objective: str
@@ -69,7 +80,9 @@ class Ranking:
     num_given: int
     num_simulated: int
     num_samples: int
+    unit: str
     loss: Estimate
+    ended: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -105,3 +118,143 @@ class Ranking:
                 for one in self.layouts
             ]
         )
+
+
+@dataclasses.dataclass
+class Search:
+    """The state of a search.
+
+    **Attributes:**
+
+    - `unit`, `work`: what times are compared for, and how many of these a step of each job has.
+    - `num_samples`: steps of each layout; `None` for a ranking by predictions.
+    - `queue`: the jobs in the order of the search.
+    - `found`: the figures of each simulated job.
+    - `order`: the numbers of jobs in the order in which they were taken from the queue.
+    - `ended`: as in [`Ranking`][].
+    """
+
+    jobs: Sequence[Job]
+    unit: str
+    work: Sequence[int]
+    objective: AbstractObjective
+    num_samples: int | None
+    queue: BestFirst | None = None
+    found: dict[int, Bootstrapped] = dataclasses.field(default_factory=dict)
+    order: list[int] = dataclasses.field(default_factory=list)
+    ended: str = ""
+
+    def scaled(self, seconds: float, number: int) -> float:
+        """A time of a job, for as much work as a step of the first job does."""
+        return seconds * (self.work[0] / self.work[number])
+
+    def value(self, number: int, figure: str = "objective") -> float:
+        return self.scaled(float(self.found[number].values[FIGURES.index(figure)]), number)
+
+    def progress(self) -> str:
+        """The best so far; empty if nothing is known."""
+        predicted = {} if self.queue is None else self.queue.predicted
+        if not predicted:
+            return ""
+        if self.found:
+            best = min(self.found, key=self.value)
+            what = f"{self.objective} {self.found[best].values[0]:.5g} s"
+        else:
+            best = min(predicted, key=lambda i: self.scaled(predicted[i].mean, i))
+            what = f"predicted {predicted[best].mean:.5g} s"
+        return (
+            f"{len(predicted):,} of {len(self.jobs):,} layouts predicted, {len(self.found):,} "
+            f"simulated; best so far: {self.jobs[best].name}, {what}"
+        )
+
+
+def works_of(jobs: Sequence[Job]) -> tuple[str, list[int]]:
+    """What the times of jobs are compared for, and how many of these each job does in a step."""
+    words = all(job.model is None or job.model.vocab_size for job in jobs)
+    work = [max(job.tokens_per_step if words else job.batch_size, 1) for job in jobs]
+    return "step" if len({*work}) == 1 else "token" if words else "sample", work
+
+
+def made(search: Search, top: int) -> Ranking:
+    """The ranking of all that a search has found."""
+    queue = search.queue
+    assert queue is not None
+    simulated = search.num_samples is not None
+    order = sorted(search.found, key=search.value) if simulated else search.order
+    by_mean = sorted(order, key=lambda i: search.value(i, "mean")) if simulated else order
+    layouts = []
+    for rank, i in enumerate(order, 1):
+        job, prediction = search.jobs[i], queue.predicted[i]
+        if simulated:
+            value, mean, p95, p99 = search.found[i].estimates()
+            (behind,) = _difference(search, i, order[0]).estimates()
+        else:
+            none = Estimate(math.nan, math.nan)
+            value, mean, p95, p99 = (Estimate(prediction.mean, math.nan),) * 2 + (none,) * 2
+            first = search.scaled(queue.predicted[order[0]].mean, order[0])
+            behind = Estimate(search.scaled(prediction.mean, i) - first, math.nan)
+        units = 1 if search.unit == "step" else search.work[i]
+        by = by_mean.index(i) + 1
+        figures = (value, behind, mean, p95, p99, value.value / units)
+        layouts.append(RankedLayout(job, prediction, *figures, rank, by))
+    return Ranking(
+        objective=str(search.objective) if simulated else "predicted mean",
+        layouts=tuple(layouts),
+        num_given=len(search.jobs),
+        num_simulated=len(search.found),
+        num_samples=search.num_samples or 0,
+        unit=search.unit,
+        loss=next(one.behind for one in layouts if one.rank_by_mean == 1),
+        ended=search.ended,
+        notes=_notes(search, queue, layouts, top),
+    )
+
+
+def _difference(search: Search, number: int, other: int) -> Bootstrapped:
+    """By how much the objective of one job is above that of another, from the same steps."""
+    a, b = search.scaled(1.0, number), search.scaled(1.0, other)
+    found = search.found
+    return combined(lambda x, y: a * x[:, :1] - b * y[:, :1], found[number], found[other])
+
+
+def _notes(
+    search: Search, queue: BestFirst, layouts: Sequence[RankedLayout], top: int
+) -> tuple[str, ...]:
+    notes = []
+    left = len(search.jobs) - len(layouts) - len(queue.refused) - queue.num_too_large
+    ranked = {one.job.name for one in layouts}
+    predicted = (
+        search.scaled(one.mean, i)
+        for i, one in queue.predicted.items()
+        if search.jobs[i].name not in ranked
+    )
+    least = min([queue.least, *predicted])
+    if left and search.ended:
+        notes.append(
+            f"The search was ended ({search.ended}): {left:,} layouts are left out, and none of "
+            f"them takes less than {least:.5g} s without variability; a longer one only adds "
+            "layouts."
+        )
+    elif left:
+        notes.append(
+            f"{left:,} layouts are left out: without variability, none of them takes less than "
+            f"{least:.5g} s, so none is among the first {top:,}."
+        )
+    if queue.num_too_large:
+        notes.append(f"{queue.num_too_large:,} layouts that were looked at need too much memory.")
+    if queue.refused:
+        why = next(iter(queue.refused.values()))
+        notes.append(f"{len(queue.refused):,} layouts cannot be simulated; the first: {why}")
+    if search.unit != "step":
+        tokens = sorted(one.job.tokens_per_step for one in layouts)
+        notes.append(
+            f"A step has {tokens[0]:,.0f} to {tokens[-1]:,.0f} tokens, so the jobs are ranked by "
+            f"their time per {search.unit}, not per step."
+        )
+    gpus = sorted({one.gpus for one in layouts})
+    if len(gpus) > 1:
+        notes.append(
+            f"The jobs have {', '.join(f'{n:,}' for n in gpus)} GPUs: compare tokens/s for each of "
+            "them, too."
+        )
+    return tuple(notes)

@@ -1,7 +1,7 @@
 """Figures of the steps of many jobs, from common random numbers."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from ..data import Job
 from ..engine import simulated_steps
 from ..program import compile_job
 from ..random import key_data
-from ..replica import structure_of
+from ._enumerate import schedule_of
 
 
 FIGURES = ("objective", "mean", "p95", "p99")
@@ -23,8 +23,8 @@ _CHUNKS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Jobs whose programs are of one shape bucket, so that the first one's compiled code serves all
-    of them, and how to simulate them. It can be pickled.
+    """Jobs, preferably of one schedule, whose programs share compiled code, and how to simulate
+    them. It can be pickled.
 
     **Attributes:**
 
@@ -59,37 +59,19 @@ def _figures(job: Job, chunk: Chunk, key: PRNGKeyArray) -> Bootstrapped | str:
     return bootstrapped(simulated, [chunk.objective, Mean(), Quantile(0.95), Quantile(0.99)])
 
 
-def buckets(jobs: Sequence[Job]) -> list[int]:
-    """For each job the number of the shape bucket of its program: those of one share compiled
-    code.
-    """
-    numbers: dict[tuple, int] = {}
-    return [numbers.setdefault(_shapes(job), len(numbers)) for job in jobs]
-
-
-def _shapes(job: Job) -> tuple:
-    try:
-        structure = structure_of(compile_job(job))
-    except ValueError:  # As `simulate_chunk` tells.
-        return ()
-    leaves, kind = jax.tree.flatten(structure)
-    return (kind, *((leaf.shape, str(leaf.dtype)) for leaf in leaves))
-
-
 def chunks(
     numbers: Sequence[int],
     jobs: Sequence[Job],
-    bucket: Mapping[int, int],
     objective: AbstractObjective,
     *,
     num_samples: int,
     key: PRNGKeyArray,
 ) -> Iterator[Chunk]:
-    """Some of the jobs, bucket after bucket, a few at a time."""
+    """Some of the jobs, schedule after schedule, a few at a time."""
     most = min(max(len(numbers) // _CHUNKS, 1), _MOST)
     how = (objective, num_samples, tuple(int(word) for word in key_data(key)))
-    for one in dict.fromkeys(bucket[i] for i in numbers):
-        mine = [i for i in numbers if bucket[i] == one]
+    for one in dict.fromkeys(schedule_of(jobs[i]) for i in numbers):
+        mine = [i for i in numbers if schedule_of(jobs[i]) == one]
         for start in range(0, len(mine), most):
             few = mine[start : start + most]
             yield Chunk(tuple(few), tuple(jobs[i] for i in few), *how)

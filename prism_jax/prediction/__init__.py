@@ -1,6 +1,8 @@
 from ._constant_step import constant_step as constant_step
+from ._costly import costly_keys as costly_keys
 from ._fits import check_memory as check_memory
 from ._idle import idle_keys as idle_keys
+from ._least import Passes as Passes, least_seconds as least_seconds
 from ._memory import Memory as Memory, least_bytes as least_bytes, memory as memory
 from ._predict import Prediction as Prediction, predict as predict
 from ._throughput import (

@@ -1,18 +1,22 @@
 """Checks whether a job fits into the memory of its devices, and which changes would make it fit."""
 
+import contextlib
 import itertools as it
 from collections.abc import Iterator
 
 import msgspec
 
 from ..data import Job
+from ..workload import has_experts
 from ._memory import memory
 
 
-Change = dict[str, str | int | bool]
+Change = dict[str, str | int | bool | tuple[str, ...]]
 
 # The most changes that a message names.
 _MOST_CHANGES = 3
+# A rank holds no less with all microbatches than with so many for each pipeline rank.
+_FEW = 4
 
 
 def check_memory(job: Job) -> None:
@@ -27,7 +31,13 @@ def check_memory(job: Job) -> None:
         return
     fullest, device = needed.fullest, job.cluster.device
     over = fullest.bytes - needed.device_bytes
-    found = [" ".join(f"--set {k}={_toml(v)}" for k, v in change.items()) for change in fixes(job)]
+    found = [
+        " ".join(
+            f'--set "{k}={_toml(v)}"' if isinstance(v, tuple) else f"--set {k}={_toml(v)}"
+            for k, v in change.items()
+        )
+        for change in fixes(job)
+    ]
     fixed = f"use {' or '.join(f'`{one}`' for one in found)}" if found else "use more GPUs"
     raise ValueError(
         f"Job `{job.name}` needs {fullest.bytes / 1e9:.1f} GB on pipeline rank {fullest.rank}, "
@@ -54,12 +64,20 @@ def _changes(job: Job) -> Iterator[Change]:
     """Possible changes, the cheapest first. All keep the GPUs and the tokens of a step."""
     layout, training, schedule = job.layout, job.training, job.schedule
     assert training is not None
+    assert job.model is not None
     if training.zero == 0 and layout.dp * layout.cp > 1:
         yield {"training.zero": 1}
+    if training.zero <= 1 and layout.dp * layout.cp > 1 and training.overlap_grad_reduce:
+        yield {"training.zero": 2, "training.accumulate_gradients": True}
     if training.attention == "unfused":
         yield {"training.attention": "flash"}
         if training.recompute == "none":
             yield {"training.recompute": "selective"}
+    if training.recompute == "none":
+        # What is cheap to recompute, as with Megatron-LM's `--recompute-modules`.
+        modules = ("core_attn", "layernorm", "moe_act" if has_experts(job.model) else "mlp")
+        for some in (modules[:2], modules):
+            yield {"training.recompute": "selective", "training.recompute_modules": some}
     if not training.sequence_parallel and layout.tp > 1:
         yield {"training.sequence_parallel": True}
     if training.microbatch_size % 2 == 0:
@@ -85,11 +103,19 @@ def _fits(job: Job, change: Change) -> bool:
         table, _, name = key.partition(".")
         part = msgspec.structs.replace(getattr(job, table), **{name: value})
         job = msgspec.structs.replace(job, **{table: part})
+    schedule = job.schedule
+    few = min(schedule.num_microbatches, _FEW * job.layout.pp)
+    fewer = msgspec.structs.replace(schedule, num_microbatches=few)
+    with contextlib.suppress(ValueError):  # At once, where there are very many.
+        if not memory(msgspec.structs.replace(job, schedule=fewer)).fits:
+            return False
     try:
         return memory(job).fits
     except ValueError:  # The layout does not fit the model.
         return False
 
 
-def _toml(value: str | int | bool) -> str:
+def _toml(value: str | int | bool | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(repr, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,7 +18,11 @@ from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB
 from ._order_of import TRACED as TRACED, order_of as order_of
 from ._parts import schedule_parts as schedule_parts
-from ._registry import make_schedule as make_schedule, schedules as schedules
+from ._registry import (
+    make_schedule as make_schedule,
+    schedule_name as schedule_name,
+    schedules as schedules,
+)
 from ._repeated import Repeated as Repeated
 from ._replay import replay as replay
 from ._token import (

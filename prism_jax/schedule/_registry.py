@@ -9,6 +9,24 @@ def schedules() -> dict[str, type[AbstractSchedule]]:
     return {cls.kind: cls for cls in subclasses(AbstractSchedule) if cls.kind is not None}
 
 
+def schedule_name(text: str) -> str:
+    """The name of a schedule, in any spelling: `1F1B`, `DualPipe` and `zb_h1` are fine.
+
+    **Raises:**
+
+    A `ValueError` if there is no such schedule.
+    """
+    known = schedules()
+    found = [text] if text in known else [n for n in known if _letters(n) == _letters(text)]
+    if not found:
+        raise ValueError(unknown_name("schedule", text, known))
+    return found[0]
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def make_schedule(
     kind: str,
     *,
@@ -33,9 +51,8 @@ def make_schedule(
 
     A schedule.
     """
+    kind = schedule_name(kind)
     known = {name: _options(cls) for name, cls in schedules().items()}
-    if kind not in known:
-        raise ValueError(unknown_name("schedule", kind, known))
     given = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,

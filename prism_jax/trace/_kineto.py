@@ -82,7 +82,8 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
     reader = _Reader(path, time_unit)
     beside, size, cut = read_array(path, "traceEvents", _Event, reader.add)
     if not reader.events:
-        raise ValueError(f"{shown(path)}: it has no events; give a trace as it was recorded.")
+        why = "it ends early, before its first event" if cut else "it has no events"
+        raise ValueError(f"{shown(path)}: {why}; give a trace as it was recorded.")
     own = beside.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
     rank, world_size = _whole(own.get("rank")), world_size_of(own.get("world_size"), path)

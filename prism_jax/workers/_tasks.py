@@ -12,8 +12,14 @@ import jax
 from .._cache import keep_compiled
 
 
+_TICK = 0.2  # Seconds.
+
+
 def run_tasks(
-    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], executor: cf.Executor | None
+    function: Callable[..., Any],
+    tasks: Sequence[tuple[Any, ...]],
+    executor: cf.Executor | None,
+    tick: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[int, Any]]:
     """Calls a function with the arguments of each task.
 
@@ -23,6 +29,8 @@ def run_tasks(
     - `tasks`: the arguments of each call.
     - `executor`: any `concurrent.futures.Executor`. Its workers use the precision of this process
         (`jax_enable_x64`). Without an executor, all calls are made in this process, in order.
+    - `tick`: is called some times a second while workers work. If it raises, those that have begun
+        are not waited for.
 
     **Returns:**
 
@@ -46,11 +54,15 @@ def run_tasks(
                 numbers[executor.submit(call)] = number
         except cf.BrokenExecutor as error:
             broken = error
-        for future in cf.as_completed(numbers):
-            try:
-                yield numbers[future], future.result()
-            except cf.BrokenExecutor as error:
-                broken = error
+        left = {*numbers}
+        while left:
+            done, left = cf.wait(left, _TICK, cf.FIRST_COMPLETED)
+            for future in sorted(done, key=numbers.__getitem__):
+                try:
+                    yield numbers[future], future.result()
+                except cf.BrokenExecutor as error:
+                    broken = error
+            tick()
     finally:
         for future in numbers:
             future.cancel()

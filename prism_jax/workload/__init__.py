@@ -24,4 +24,9 @@ from ._parts import (
     split_mean as split_mean,
 )
 from ._passes import pair as pair
-from ._split import Held as Held, check_split as check_split, held_by_stages as held_by_stages
+from ._split import (
+    Held as Held,
+    check_split as check_split,
+    held_by_stages as held_by_stages,
+    layers_of_stages as layers_of_stages,
+)

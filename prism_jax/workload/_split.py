@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..data import Layout, Model, ScheduleConfig, Training
+from ..data import Layout, Model, ScheduleConfig, Training, balances
 from ._architecture import Parts, check_modules, parts_of_stages, total_parameters
+from ._balance import balanced_layers
 from .modules import Parameters
 
 
@@ -52,7 +53,8 @@ def deal(
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
-    """The number of layers of each global virtual stage.
+    """The number of layers of each global virtual stage. Layers that their stages do not divide are
+    balanced by cost, unless counting the embedding or the head as a layer would make them divide.
 
     **Raises:**
 
@@ -60,6 +62,8 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
     """
     stages = layout.pp * schedule.virtual_stages
     product = f"pp*virtual_stages = {layout.pp}*{schedule.virtual_stages} = {stages}"
+    if schedule.layers_per_stage == "auto":
+        return balanced_layers(model, stages)
     if schedule.layers_per_stage is not None:
         given = schedule.layers_per_stage
         if len(given) != stages:
@@ -75,16 +79,28 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
         return given
     first, last = schedule.embedding_counts_as_layer, schedule.head_counts_as_layer
     total = model.num_layers + first + last
+    if not (first or last) and balances(model.num_layers, stages):
+        return balanced_layers(model, stages)
     if total % stages != 0 or (stages > 1 and total // stages < max(first, last)):
         raise ValueError(
             f"{product} stages do not divide `model.num_layers` = {model.num_layers}"
-            f"{f' (with embedding and head counted: {total})' if first or last else ''}; use a "
-            "divisor, or give `schedule.layers_per_stage`."
+            f"{f' (with embedding and head counted: {total})' if first or last else ''}; "
+            f"{_how_to_divide(model.num_layers, stages)}."
         )
     layers = [total // stages] * stages
     layers[0] -= first
     layers[-1] -= last
     return tuple(layers)
+
+
+def _how_to_divide(layers: int, stages: int) -> str:
+    keys = ("embedding_counts_as_layer", "head_counts_as_layer")
+    counted = {2: "both", 1: "one"}.get(-layers % stages)
+    if counted and stages > 1 and layers >= stages - 2:
+        both = " and ".join(f"`schedule.{key} = true`" for key in keys)
+        said = f"set {both}, as in Megatron-LM" if counted == "both" else f"set one of {both}"
+        return f'{said}, or `schedule.layers_per_stage = "auto"`'
+    return 'use a divisor, or `schedule.layers_per_stage = "auto"`'
 
 
 def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training: Training) -> None:

@@ -1,0 +1,102 @@
+"""Layouts in the order of their predicted steps, of which only the first are predicted."""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from ..data import Job
+from ..prediction import Passes, Prediction, least_bytes, least_seconds, memory, predict
+
+
+class Candidate(NamedTuple):
+    """A layout and its prediction, by its number among the jobs."""
+
+    number: int
+    prediction: Prediction
+
+
+class BestFirst:
+    """Yields the jobs that fit, the one with the shortest predicted step first.
+
+    All jobs stand in a queue by a time that their steps take at least. The first of them is looked
+    at more closely, and put back with a longer time, until its prediction is known and still the
+    first: no other step is shorter. So the order does not depend on how many are looked at.
+
+    **Attributes:**
+
+    - `predicted`: the predictions so far.
+    - `refused`: why some jobs cannot be predicted.
+    - `num_too_large`: how many of those looked at need more memory than is allowed.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        margin: float | None,
+        scaled: Callable[[float, int], float],
+        tick: Callable,
+    ):
+        self.predicted: dict[int, Prediction] = {}
+        self.refused: dict[int, str] = {}
+        self.num_too_large = 0
+        self._jobs, self._margin, self._scaled, self._tick = jobs, margin, scaled, tick
+        self._known: dict[tuple, Passes] = {}
+        self._queue: list[tuple[float, int, int]] = []
+        for number, job in enumerate(jobs):
+            tick()
+            heapq.heappush(self._queue, (scaled(self._least(job), number), number, 0))
+
+    @property
+    def least(self) -> float:
+        """A time that the steps of all jobs that are left take at least; infinite if none is."""
+        return self._queue[0][0] if self._queue else math.inf
+
+    def __iter__(self) -> Iterator[Candidate]:
+        while self._queue:
+            self._tick()
+            seconds, number, stage = self._queue[0]
+            if stage == len(_CLOSER):
+                heapq.heappop(self._queue)
+                yield Candidate(number, self.predicted[number])
+                continue
+            closer = _CLOSER[stage](self, number)
+            if closer is None:
+                heapq.heappop(self._queue)
+            else:
+                closer = max(seconds, self._scaled(closer, number))
+                heapq.heapreplace(self._queue, (closer, number, stage + 1))
+
+    def _least(self, job: Job, sharded: bool = False) -> float:
+        return least_seconds(job, self._known, sharded=sharded)
+
+    def _sharded(self, number: int) -> float:
+        training = self._jobs[number].training
+        wants = training is not None and training.zero >= 2
+        return self._least(self._jobs[number], True) if wants else 0.0
+
+    def _fits(self, number: int) -> float | None:
+        job = self._jobs[number]
+        if self._margin is None or job.cluster is None:
+            return 0.0
+        most = job.cluster.device.memory_bytes * (1 - self._margin)
+        try:
+            if least_bytes(job) <= most and memory(job).fullest.bytes <= most:
+                return 0.0
+            self.num_too_large += 1
+        except ValueError as error:
+            self.refused[number] = str(error)
+        return None
+
+    def _predict(self, number: int) -> float | None:
+        try:
+            self.predicted[number] = predict(self._jobs[number])
+        except ValueError as error:
+            self.refused[number] = str(error)
+            return None
+        return self.predicted[number].mean
+
+
+# How a job is looked at more closely; each gives a time that it takes at least, the last the
+# prediction itself, or `None` to drop it.
+_CLOSER = (BestFirst._sharded, BestFirst._fits, BestFirst._predict)

@@ -1,0 +1,80 @@
+"""The simulated layouts of a search in a folder, so that it can go on."""
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from ..analysis import AbstractObjective, Bootstrapped, open_parts, write_part
+from ..data import Job
+from ..prediction import Prediction
+from ..random import key_data
+from ._simulate import FIGURES
+
+
+class Kept:
+    """A folder with a Parquet file for each layout, each written whole or not at all.
+
+    **Attributes:**
+
+    - `known`: the figures of the layouts that it holds, by their numbers among the jobs; of one
+        that cannot be simulated, why.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        jobs: Sequence[Job],
+        objective: AbstractObjective,
+        num_samples: int,
+        key: PRNGKeyArray,
+    ):
+        self._folder = pathlib.Path(folder)
+        words = [int(word) for word in key_data(key)]
+        digest = _digest(jobs, [str(objective), num_samples, *words])
+        self.known = {
+            number: row["refused"] or _figures(row)
+            for number, row in open_parts(self._folder, digest, "search").items()
+        }
+
+    def write(
+        self, job: Job, number: int, prediction: Prediction, found: Bootstrapped | str
+    ) -> None:
+        """Adds a layout."""
+        row: dict[str, Any] = {
+            "row": number,
+            "layout": job.name,
+            "predicted_s": prediction.mean,
+            "memory_bytes": prediction.memory_bytes,
+            "refused": found if isinstance(found, str) else None,
+        }
+        if not isinstance(found, str):
+            row |= {f"{name}_s": x for name, x in zip(FIGURES, found.values.tolist(), strict=True)}
+            row |= {"resampled": found.resampled.tolist(), "support": found.support.tolist()}
+        write_part(self._folder, row)
+
+
+def _figures(row: dict[str, Any]) -> Bootstrapped:
+    values = [row[f"{name}_s"] for name in FIGURES]
+    return Bootstrapped(*map(np.array, (values, row["resampled"], row["support"])))
+
+
+def _digest(jobs: Sequence[Job], how: list[Any]) -> str:
+    """A digest of jobs, of which most share their model, machine and kernels."""
+    found = hashlib.sha256()
+    shared: dict[int, int] = {}
+    for job in jobs:
+        for part in (job.model, job.cluster, job.kernels):
+            if id(part) not in shared:
+                shared[id(part)] = len(shared)
+                found.update(msgspec.json.encode(part))
+        own = (job.layout, job.schedule, job.training, job.name)
+        which = [shared[id(part)] for part in (job.model, job.cluster, job.kernels)]
+        found.update(msgspec.json.encode((own, which)))
+    found.update(msgspec.json.encode(how))
+    return found.hexdigest()

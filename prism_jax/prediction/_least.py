@@ -1,0 +1,89 @@
+"""A time that a step takes at least: the work of its ranks, without building the order of ops."""
+
+import math
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..data import Job, ScheduleConfig
+from ..workload import block_means, layers_of_stages, lower, split_mean
+
+
+# Schedules in which the first stages stand on the ranks in turn and no two ops overlap: the last of
+# these ranks waits for the forwards before it, and the step goes on with their backwards after it.
+_IN_TURN = ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs")
+
+
+class Passes(NamedTuple):
+    """The forward and backward of one microbatch through a whole model, in seconds.
+
+    **Attributes:**
+
+    - `first`, `layers`, `last`: those of the embedding, of all layers, and of the head.
+    - `compute`: the part of their sum that is not communication.
+    """
+
+    first: float
+    layers: float
+    last: float
+    compute: float
+
+
+def least_seconds(job: Job, known: dict[tuple, Passes], *, sharded: bool = False) -> float:
+    """A lower bound on the predicted step of a job, in seconds; zero for a job that has none.
+
+    **Arguments:**
+
+    - `known`: the passes of jobs before this one, which it may share; this adds to them. All of
+        these jobs must be kept, because it knows their models by identity.
+    - `sharded`: whether the communication for sharded gradients and parameters counts. This bound
+        is higher, but fewer jobs share their passes.
+    """
+    layout, schedule, model = job.layout, job.schedule, job.model
+    try:
+        passes = _passes_of(job, known, False)
+        assert model is not None
+        if sharded:  # At the two ends, gathers may be hidden by what the layers compute.
+            passes = passes._replace(layers=_passes_of(job, known, True).layers)
+        layers = np.array(layers_of_stages(model, layout, schedule), float)
+    except (ValueError, AssertionError):
+        return 0.0
+    number = schedule.num_microbatches
+    if schedule.kind not in _IN_TURN:
+        return number * passes.compute / layout.pp
+    if len(model.layers or ()) > 1:
+        return number * sum(passes[:3]) / layout.pp
+    seconds = layers * (passes.layers / model.num_layers)
+    seconds[0] += passes.first
+    seconds[-1] += passes.last
+    of_ranks = seconds.reshape(-1, layout.pp)
+    before = np.cumsum(of_ranks[0]) - of_ranks[0]
+    return float(np.max(before + number * of_ranks.sum(axis=0)))
+
+
+def _passes_of(job: Job, known: dict[tuple, Passes], sharded: bool) -> Passes:
+    layout, training, model = job.layout, job.training, job.model
+    assert training is not None
+    assert model is not None
+    assert job.cluster is not None
+    assert job.kernels is not None
+    dp = layout.dp
+    if not sharded:
+        experts = layout.ep * layout.expert_tp
+        dp = experts // math.gcd(experts, layout.tp * layout.cp)
+        training = msgspec.structs.replace(training, zero=0, optimizer_instances=1)
+    if training.recompute_method == "block":  # Which layers it recomputes depends on the stage.
+        training = msgspec.structs.replace(training, recompute="none")
+    one_rank = msgspec.structs.replace(layout, pp=1, dp=dp)
+    key = (id(model), id(job.cluster), id(job.kernels), one_rank, training)
+    if key not in known:
+        stages = ScheduleConfig(
+            "1f1b", 1, virtual_stages=3, layers_per_stage=(0, model.num_layers, 0)
+        )
+        parts = (model, one_rank, stages, training, job.cluster, job.kernels)
+        work = lower(*parts, (0, 0, 0))
+        both = [*zip(block_means(work.forward), block_means(work.backward), strict=True)]
+        compute = sum(sum(split_mean(one)[0].values()) for one in (*work.forward, *work.backward))
+        known[key] = Passes(sum(both[0]), sum(both[1]), sum(both[2]), compute)
+    return known[key]
