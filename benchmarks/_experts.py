@@ -37,7 +37,7 @@ def expert_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A row for each published step of a model with experts: measured seconds, and those predicted
     with the shipped constants, with constants fitted to all steps, and without the step's family.
     """
-    rows = [one for one in published(folder) if one.job and has_experts(one.job.model)]
+    rows = [one for one in published(folder) if _counts(one.job)]
     families = np.array([_family_of(one) for one in rows])
     weights = np.array([1 / (np.sum(families == one) + _HALF) for one in families])
     measured = np.log([one.seconds for one in rows])
@@ -86,6 +86,10 @@ def expert_table(rows: list[dict[str, Any]]) -> str:
         whole = rows[0]["fitted_constants"][k]
         lines.append(f"| {name} | {whole:.2f} | {min(found):.2f} to {max(found):.2f} |")
     return "\n".join(lines)
+
+
+def _counts(job: Any) -> bool:
+    return job is not None and has_experts(job.model)
 
 
 def _family_of(row: Published) -> str:
