@@ -125,8 +125,8 @@ def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]
             value, row = values[wrong][0], rows[_ROW].to_numpy()[wrong][0]
             shown_value = "no number" if np.isnan(value) else f"{value:g}"
             raise ValueError(
-                f"{where}: `{name}` of row {row} (`{quoted(kind)}`) is {shown_value}, but must be a "
-                f"number from {least:g} to {_MOST:g}; correct or drop that row."
+                f"{where}: `{name}` of row {row} (`{quoted(kind)}`) is {shown_value}, but must be "
+                f"a number from {least:g} to {_MOST:g}; correct or drop that row."
             )
         found[name] = values
     return found
