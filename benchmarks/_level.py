@@ -20,7 +20,7 @@ from prism_jax import data
 
 from ._growth import series_of
 from ._priors import machine_of
-from ._published import published
+from ._published import FAMILIES, published
 
 
 # What the three are without a series: `network` as collectives alone say (`kernels/priors.toml`).
@@ -54,7 +54,7 @@ def all_series(folder: pathlib.Path) -> list[Series]:
     """The series of a folder like `../shared/data` whose steps can be written as jobs."""
     found: dict[str, list[tuple[data.Job, float]]] = {}
     for one in published(folder):
-        if one.median and one.job is not None:
+        if one.table == FAMILIES and one.job is not None:
             found.setdefault(one.family, []).append((one.job, one.seconds))
     medians = [
         (machine_of(f).rstrip(")"), True, steps) for f, steps in found.items() if len(steps) > 1

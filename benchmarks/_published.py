@@ -17,6 +17,9 @@ from ._published_jobs import name_of, of_steps, table_of
 from ._published_others import of_family, of_vtrain
 
 
+FAMILIES = "MLPerf families"
+
+
 class Published(msgspec.Struct, frozen=True):
     """A published step.
 
@@ -52,7 +55,7 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
             seconds = float(row["iteration time (ms)"]) / 1000
             yield _expressed(table, ", ".join(row.values()), seconds, of_vtrain, row)
     for row in read(folder / "mlperf" / "scaling_families.csv"):
-        one = _expressed("MLPerf families", row["system"], float(row["p50"]), of_family, row)
+        one = _expressed(FAMILIES, row["system"], float(row["p50"]), of_family, row)
         yield msgspec.structs.replace(one, median=True)
     for row in systems_with_experts(folder / "mlperf_v6"):
         seconds = float(row["step_time_s"])

@@ -11,6 +11,9 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `traces`: `straggler_traces/`; see `_traces.py`.
 - `means`: `published/`, `steps/`, and the systems of `mlperf/` and `mlperf_v6/`; see `_means.py`.
 - `expected`: the same, by class; see `_expected.py`.
+- `experts`: the rows with experts, with their constants fitted without a family; see
+  `_experts.py`.
+- `times`: how long `predict` takes for the same rows; see `_times.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_layers.py`.
@@ -41,6 +44,8 @@ if __name__ == "__main__":
 _PARTS = {
     "means": ("", "_means", "mean_rows", "mean_table"),
     "expected": ("", "_expected", "expected_rows", "expected_table"),
+    "experts": ("", "_experts", "expert_rows", "expert_table"),
+    "times": ("", "_times", "time_rows", "time_table"),
     "flagships": ("", "_flagships", "flagship_rows", "flagship_table"),
     "growth": ("steps", "_growth", "growth_rows", "growth_table"),
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),

@@ -3,6 +3,7 @@
     python benchmarks/calibration.py            # tables in Markdown; --json for one JSON object
     python benchmarks/calibration.py --priors   # the priors that the families imply
     python benchmarks/calibration.py --level    # that of jobs that are not calibrated
+    python benchmarks/calibration.py --levels   # published steps with other such levels
     python benchmarks/calibration.py --short    # the tail after few steps
     python benchmarks/calibration.py --systems  # the tail of a system that was not measured
 
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--priors", action="store_true", help="the priors that the families imply")
     parser.add_argument("--level", action="store_true", help="that of jobs without calibration")
+    parser.add_argument("--levels", action="store_true", help="means with other such levels")
     parser.add_argument("--short", action="store_true", help="the tail after few steps")
     parser.add_argument("--systems", action="store_true", help="the tail of unmeasured systems")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
@@ -212,6 +214,11 @@ def main() -> None:
         from benchmarks._level import level_text
 
         print(level_text(arguments.data.resolve().parent))
+        return
+    if arguments.levels:
+        from benchmarks._levels import variants_text
+
+        print(variants_text(arguments.data.resolve().parent))
         return
     if arguments.systems:
         from benchmarks._tails import laws_table, system_rows, system_table

@@ -81,12 +81,12 @@ def test_a_calibrated_job_has_the_error_of_its_calibration():
     job = _job()
     rows = np.diag([0.01**2, 0.0, 0.0, 0.0]).tolist()
     covariance = tuple(tuple(row) for row in rows)
-    uncertainty = Uncertainty(covariance, level=0.02)  # pyright: ignore[reportArgumentType]
+    uncertainty = Uncertainty(covariance, level=0.02, num_steps=57)  # pyright: ignore[reportArgumentType]
     known = msgspec.structs.replace(job, calibrated=Calibrated("mine", uncertainty=uncertainty))
     found = prism.expected_error(known)
     # A step is not of compute alone, so less than the one per cent of compute is added.
     assert 0.02 < found.spread < np.hypot(0.02, 0.01)
-    assert found.table == "mine"
+    assert (found.table, found.num_runs) == ("mine", 57)
     np.testing.assert_allclose(levels_of_law(found, 0.5), 1)
     np.testing.assert_allclose(found.std, found.spread)
 

@@ -218,6 +218,7 @@ def _uncertainty(level: Level, scales: Sequence[Scale], priors: Priors) -> Uncer
         prior=level.prior,
         level=float(np.hypot(priors.scale.deviation, between)),
         spread=float(spread),
+        num_steps=int(number),
     )
 
 

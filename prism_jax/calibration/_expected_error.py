@@ -92,7 +92,8 @@ def expected_error(job: Job) -> ExpectedError:
     if job.calibrated is not None and known is not None:
         slope = slope_of_level(constant_step(job), kernels)
         spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
-        return ExpectedError(float(np.log1p(shipped.variability)), spread, 1, job.calibrated.source)
+        bias = float(np.log1p(shipped.variability))
+        return ExpectedError(bias, spread, known.num_steps, job.calibrated.source)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(cluster.device.name))
     laws = {one.key: one for one in shipped.classes}

@@ -40,12 +40,14 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         these parameters give.
     - `spread`: the standard deviation of the logarithm of the spread of a run's steps at another
         scale.
+    - `num_steps`: the number of measured steps, of all scales.
     """
 
     covariance: tuple[_Row, _Row, _Row, _Row]
     prior: tuple[Text, ...] = ()
     level: NonNegative = 0.0
     spread: NonNegative = 0.0
+    num_steps: Count = 1
 
 
 class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):

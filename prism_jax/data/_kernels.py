@@ -2,6 +2,7 @@
 vary.
 """
 
+import functools as ft
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ COMPONENTS = ("rank", "step", "worker_step", "microbatch", "residual", "stall", 
 SHARED = ("rank", "step", "worker_step", "microbatch", "network")
 
 
-class Efficiency(msgspec.Struct, frozen=True):
+class Efficiency(msgspec.Struct, frozen=True, cache_hash=True):
     """The efficiency of a kernel: the share of a peak rate that it reaches, by its size.
 
     **Attributes:**
@@ -140,6 +141,13 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stands_in_for: str = ""
 
 
+# A job has some hundred kernels of few kinds.
+@ft.lru_cache(maxsize=128)
+def _of_kernel(tables: tuple[Efficiency, ...], kernel: str) -> dict[str, Efficiency]:
+    """The tables of a kernel by variant."""
+    return {one.variant: one for one in tables if one.kernel == kernel}
+
+
 # For a dtype without a table: the wider dtype whose efficiency is used in its place.
 STANDS_IN = {"fp4": "mxfp8", "mxfp8": "fp8"}
 
@@ -191,10 +199,10 @@ class Kernels(msgspec.Struct, frozen=True):
 
     def find_efficiency(self, kernel: str, variant: str) -> Efficiency | None:
         """The efficiencies of `kernel` for `variant`, for its substitute, or for any variant."""
-        found = {e.variant: e for e in self.efficiency if e.kernel == kernel}
-        while variant not in found and variant in STANDS_IN:
+        known = _of_kernel(self.efficiency, kernel)
+        while variant not in known and variant in STANDS_IN:
             variant = STANDS_IN[variant]
-        return found.get(variant, found.get(""))
+        return known.get(variant, known.get(""))
 
     def find_shapes(self, kernel: str, dtype: str) -> tuple[ShapeTable, ...]:
         """The tables by shape of `kernel` for a dtype, for its substitute, or for any dtype, in the

@@ -1,7 +1,7 @@
 """A job's step without variability, on the host, for solvers that evaluate it many times."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from ..data import Job, Kernels, check_parts
 from ..program import (
     Frame,
+    Sink,
     blocks_of_kinds,
     frame_of,
     lower_chains,
@@ -17,7 +18,7 @@ from ..program import (
     when_reduced,
 )
 from ..schedule import latest_ends, op_graph, order_of
-from ..workload import Workload, block_mean, block_means
+from ..workload import Block, Workload, block_mean, block_means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,31 +30,45 @@ class ConstantStep:
     - `seconds`: the step time.
     - `latencies`: the latency of each op.
     - `reduced`: the exposed part of the gradient reduction of each pipeline rank.
+    - `blocks`: the block of each kind of op.
+    - `sinks`: the reductions of gradients.
     """
 
     seconds: float
     latencies: Float[np.ndarray, "ops"]
     reduced: Float[np.ndarray, "ranks"]
+    blocks: Sequence[Block]
+    sinks: Sequence[Sink]
 
 
 def run(of: Frame, workload: Workload) -> ConstantStep:
     """A step of a workload."""
-    means = block_means(blocks_of_kinds(workload, of.kinds))
-    return _replayed(of, workload, np.array(means)[of.kind_of])
+    blocks = blocks_of_kinds(workload, of.kinds)
+    latencies = np.array(block_means(blocks))[of.kind_of]
+    return _replayed(of, workload, latencies, blocks, sinks_of(of.graph, workload))
 
 
 def without_send_recv(of: Frame, workload: Workload, step: ConstantStep) -> ConstantStep:
     """The step if sends between pipeline ranks took no time."""
-    return _replayed(of, workload, np.where(of.is_send_recv, 0.0, step.latencies))
+    sends = of.is_send_recv
+    if not sends.any():
+        return step
+    latencies = np.where(sends, 0.0, step.latencies)
+    return _replayed(of, workload, latencies, step.blocks, step.sinks)
 
 
-def _replayed(of: Frame, workload: Workload, latencies: Float[np.ndarray, "ops"]) -> ConstantStep:
-    sinks = sinks_of(of.graph, workload)
+def _replayed(
+    of: Frame,
+    workload: Workload,
+    latencies: Float[np.ndarray, "ops"],
+    blocks: Sequence[Block],
+    sinks: Sequence[Sink],
+) -> ConstantStep:
     ends = latest_ends(of.graph, latencies, [sink.ops for sink in sinks])
     reduced = when_reduced(sinks, ends, workload.contention)
     last = ends[np.flatnonzero(np.diff([sink.rank for sink in sinks], append=-1))]
     seconds = float(np.max(reduced) + block_mean(workload.tail))
-    return ConstantStep(seconds, latencies, reduced - last)
+    return ConstantStep(seconds, latencies, reduced - last, blocks, sinks)
 
 
 def constant_step(job: Job) -> Callable[[Kernels], float]:

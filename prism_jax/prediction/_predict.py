@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from ..data import Job, check_parts
-from ..program import Frame, blocks_of_kinds, frame_of, lower_chains, parts_of, with_costs
+from ..program import Frame, frame_of, lower_chains, parts_of, with_costs
 from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
 from ..workload import Block, Workload, block_flops, block_mean, split_mean
 from ._constant_step import ConstantStep, run, without_send_recv
@@ -120,25 +120,22 @@ def _of_average_rank(
     found: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[str, float] = defaultdict(float)
 
-    split: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+    split: dict[int, tuple[float, list[tuple[str, float]]]] = {}
 
     def add(block: Block, times: float) -> float:
         if id(block) not in split:  # Most stages have the same block.
-            split[id(block)] = split_mean(block)
-        compute, exposed = split[id(block)]
-        for kind, seconds in compute.items():
-            found[kind] += times * seconds
-        for group, seconds in exposed.items():
-            degree = group.removesuffix("-peers")
-            found[f"exposed {_DEGREES.get(degree, degree)}"] += times * seconds
-        return times * (sum(compute.values()) + sum(exposed.values()))
+            split[id(block)] = _named_parts(block)
+        whole, parts = split[id(block)]
+        for name, seconds in parts:
+            found[name] += times * seconds
+        return times * whole
 
-    blocks = blocks_of_kinds(workload, of.kinds)  # Kept, for their `id`s.
     counts = np.bincount(of.kind_of).tolist()
-    for kind, block, count in zip(of.kinds, blocks, counts, strict=True):
+    for kind, block, count in zip(of.kinds, step.blocks, counts, strict=True):
         if kind.phase != SEND_RECV:
             phases[kind.phase] += add(block, count / ranks)
-    for block, exposed in zip(workload.reduce_scatter, step.reduced.tolist(), strict=True):
+    reduced = workload.reduce_scatter  # Kept, for their `id`s.
+    for block, exposed in zip(reduced, step.reduced.tolist(), strict=True):
         whole = block_mean(block)
         if whole:
             add(block, exposed / whole / ranks)
@@ -148,6 +145,16 @@ def _of_average_rank(
     found["bubble"] = waits - min(sends, waits)
     least = _LEAST * step.seconds
     return {name: s for name, s in found.items() if s > least}, dict(phases)
+
+
+def _named_parts(block: Block) -> tuple[float, list[tuple[str, float]]]:
+    """The latency of a block, and its parts as a breakdown names them."""
+    compute, exposed = split_mean(block)
+    parts = [*compute.items()]
+    for group, seconds in exposed.items():
+        degree = group.removesuffix("-peers")
+        parts.append((f"exposed {_DEGREES.get(degree, degree)}", seconds))
+    return sum(compute.values()) + sum(exposed.values()), parts
 
 
 def _of_stages(of: Frame, step: ConstantStep) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from ._frame import Frame as Frame, blocks_of_kinds as blocks_of_kinds, frame_of
 from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
 from ._save import digest as digest, load_program as load_program, save_program as save_program
-from ._sinks import sinks_of as sinks_of, when_reduced as when_reduced
+from ._sinks import Sink as Sink, sinks_of as sinks_of, when_reduced as when_reduced
 from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
 from ._table import relative_cumulants as relative_cumulants
 from ._variability import (

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ..schedule import AbstractSchedule, OpGraph
+from ..schedule import AbstractSchedule, OpGraph, phases_of
 from ..workload import Block, Reduction, Segment, Workload, lower
 
 
@@ -27,9 +27,10 @@ def lower_chains(
     gradients together, over all replicas, and share the optimizer's states.
     """
     ends = (*schedule.chain_starts, schedule.num_stages)
+    runs = phases_of(schedule)
     parts = [
-        (model, layout, config, training, cluster, kernels, schedule.stage_to_rank[start:end])
-        for start, end in it.pairwise(ends)
+        (model, layout, config, training, cluster, kernels, schedule.stage_to_rank[a:b], runs)
+        for a, b in it.pairwise(ends)
     ]
     chains = [lower(*part) for part in parts]
     if len(chains) == 1:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ..schedule import OVERLAPPED, SEND_RECV, OpGraph
+from ..schedule import SEND_RECV, OpGraph
 from ..workload import Block, Segment, Workload, pair
 
 
@@ -55,32 +55,31 @@ def frame_of(graph: OpGraph) -> Frame:
 
 
 def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
-    """The block of each kind of op. Equal pairs of stages share a block."""
+    """The block of each kind of op. Equal pairs of stages share a block, as do sends between the
+    same two ranks.
+    """
     pairs: dict[tuple[int, int], Block] = {}
-
-    def of_kind(kind: OpKind) -> Block:
-        if kind.phase != OVERLAPPED or workload.passes is None:
-            return _block_of_kind(workload, kind)
-        passes = workload.passes
-        alike = id(passes.forward[kind.stage]), id(passes.backward[kind.other])
-        if alike not in pairs:
-            beside = pair(passes, kind.stage, kind.other)
-            pairs[alike] = _block_of_kind(workload, kind) if beside is None else beside
-        return pairs[alike]
-
-    return [of_kind(kind) for kind in kinds]
-
-
-def _block_of_kind(workload: Workload, kind: OpKind) -> Block:
-    """The kernels of a kind of op, in order."""
-    if kind.phase == SEND_RECV:
-        return ((Segment((), workload.send_recv[kind.rank, kind.peer]), 1),)
-    if kind.phase == OVERLAPPED:
-        return workload.forward[kind.stage] + workload.backward[kind.other]
+    sends = {ends: ((Segment((), one), 1),) for ends, one in workload.send_recv.items()}
     phases = {
         "F": workload.forward,
         "B": workload.backward,
         "I": workload.backward_input,
         "W": workload.backward_weight,
     }
-    return phases[kind.phase][kind.stage]
+
+    def of_kind(kind: OpKind) -> Block:
+        if kind.phase == SEND_RECV:
+            return sends[kind.rank, kind.peer]
+        if kind.phase in phases:
+            return phases[kind.phase][kind.stage]
+        apart = workload.forward[kind.stage] + workload.backward[kind.other]
+        passes = workload.passes
+        if passes is None:
+            return apart
+        alike = id(passes.forward[kind.stage]), id(passes.backward[kind.other])
+        if alike not in pairs:
+            beside = pair(passes, kind.stage, kind.other)
+            pairs[alike] = apart if beside is None else beside
+        return pairs[alike]
+
+    return [of_kind(kind) for kind in kinds]

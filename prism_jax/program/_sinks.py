@@ -5,6 +5,7 @@ with the backwards that follow.
 """
 
 import dataclasses
+import functools as ft
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..schedule import OVERLAPPED, OpGraph
-from ..workload import Block, Reduction, Workload, block_mean
+from ..workload import Block, Reduction, Workload, block_mean, block_means
 
 
 class Sink(NamedTuple):
@@ -64,6 +65,8 @@ def _staged(reductions: Sequence[Reduction]) -> bool:
     return any(one.stages for one in reductions)
 
 
+# As many as the graphs that `op_graph` keeps and returns again.
+@ft.lru_cache(maxsize=4)
 def _turns(graph: OpGraph) -> dict[int, list[int]]:
     """For each stage, the last op of each of its rows of backwards, before its rank turns to
     another stage, in order.
@@ -82,6 +85,8 @@ def _turns(graph: OpGraph) -> dict[int, list[int]]:
 
 
 def _together(reductions: Sequence[Reduction]) -> Block:
+    if len(reductions) == 1:
+        return reductions[0].kernels  # Most stages share it.
     return tuple(part for one in reductions for part in one.kernels)
 
 
@@ -148,7 +153,7 @@ def when_reduced(
     `ends` are the ends of the ops of sinks.
     """
     found = np.zeros(1 + max(sink.rank for sink in sinks))
-    each = [block_mean(sink.reduction) for sink in sinks]
+    each = block_means([sink.reduction for sink in sinks])
     # The sinks of one op share its pieces, of which there may be one for each layer.
     shared = {id(sink.pieces): sink.pieces for sink in sinks}
     left = {key: _from_each(pieces) for key, pieces in shared.items()}

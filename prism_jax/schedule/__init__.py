@@ -16,6 +16,7 @@ from ._interleaved import (
 )
 from ._looped_bfs import LoopedBFS as LoopedBFS
 from ._one_f_one_b import OneFOneB as OneFOneB
+from ._ops import phases_of as phases_of
 from ._order_of import TRACED as TRACED, order_of as order_of
 from ._parts import schedule_parts as schedule_parts
 from ._registry import (

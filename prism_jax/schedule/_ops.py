@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from ._base import AbstractSchedule
-from ._token import Action, parse_tokens
+from ._token import OVERLAPPED, PHASES, Action, parse_tokens
 
 
 class Ops(NamedTuple):
@@ -29,6 +29,16 @@ class Ops(NamedTuple):
 def ops_of(schedule: AbstractSchedule) -> Ops:
     """The ops of a schedule. Raises as `parse_orders`."""
     return parse_orders(schedule.orders())
+
+
+def phases_of(schedule: AbstractSchedule) -> frozenset[str]:
+    """The phases of a schedule's ops. For a schedule that is yet to be optimised for costs, all of
+    them, because `with_costs` may need any.
+    """
+    if type(schedule).with_costs is not AbstractSchedule.with_costs:
+        return frozenset((*PHASES, OVERLAPPED))
+    found = ops_of(schedule).phase
+    return frozenset(one for one in (*PHASES, OVERLAPPED) if (found == one).any())
 
 
 def parse_orders(orders: Sequence[Sequence[str]]) -> Ops:

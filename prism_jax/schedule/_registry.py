@@ -51,8 +51,8 @@ def make_schedule(
 
     A schedule.
     """
-    kind = schedule_name(kind)
-    known = {name: _options(cls) for name, cls in schedules().items()}
+    kind, known = schedule_name(kind), schedules()
+    options = _options(known[kind])
     given = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
@@ -62,13 +62,14 @@ def make_schedule(
     }
     defaults = {"virtual_stages": 1, "microbatch_group_size": None, "memory_limit": None}
     for name, default in defaults.items():
-        if given[name] != default and name not in known[kind]:
-            others = ", ".join(f"`{other}`" for other in sorted(known) if name in known[other])
+        if given[name] != default and name not in options:
+            having = (other for other in sorted(known) if name in _options(known[other]))
+            others = ", ".join(f"`{other}`" for other in having)
             raise ValueError(
                 f"The schedule `{kind}` has no `{name}`, but `{name}={given[name]!r}` is given; "
                 f"leave it out, or use one of {others}."
             )
-    return schedules()[kind](**{name: given[name] for name in given if name in known[kind]})
+    return known[kind](**{name: given[name] for name in given if name in options})
 
 
 def _options(cls: type[AbstractSchedule]) -> set[str]:

@@ -36,6 +36,7 @@ _SWITCHES = ("window", "causal", "gated", "exponent")
 _DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
 _KNOWN = ("", "bf16", "fp8", "fp8_block", "mxfp8", "fp4")
 _MOST = 1e15
+_ROW = "row of the table"  # A column with the number of each row; no kernel has one of this name.
 
 
 def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
@@ -89,13 +90,15 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
         table = table.with_columns(dtype=pl.lit(""))
     dtype = pl.col("dtype").fill_null("").replace(_DTYPES)
     table = table.with_columns(dtype=dtype, kernel=pl.col("kernel").fill_null(""))
+    table = table.with_row_index(_ROW, offset=1)
     found = []
     for (name, dtype), rows in sorted(table.group_by("kernel", "dtype"), key=lambda one: one[0]):
         kind, colon, suffix = str(name).partition(":")
+        first = f"{where}, row {rows[_ROW].min()}"
         if kind not in _GIVEN:
-            raise ValueError(f"{where}: {unknown_name('kernel', kind, _GIVEN)}")
+            raise ValueError(f"{first}: {unknown_name('kernel', kind, _GIVEN)}")
         if dtype not in _KNOWN:
-            raise ValueError(f"{where}: {unknown_name('dtype', dtype, (*_KNOWN[1:], *_DTYPES))}")
+            raise ValueError(f"{first}: {unknown_name('dtype', dtype, (*_KNOWN[1:], *_DTYPES))}")
         sizes = _sizes(rows, kind, where)
         seconds = sizes.pop("latency_s")
         for case, chosen, table_name, columns in _cases(kind, sizes):
@@ -119,11 +122,11 @@ def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]
         least = 0.0 if name in _SWITCHES else 1e-12 if name == "latency_s" else 1.0
         wrong = ~((values >= least) & (values <= _MOST))
         if wrong.any():
-            value = values[wrong][0]
+            value, row = values[wrong][0], rows[_ROW].to_numpy()[wrong][0]
             shown_value = "no number" if np.isnan(value) else f"{value:g}"
             raise ValueError(
-                f"{where}: `{name}` of a row of `{quoted(kind)}` is {shown_value}, but must be a "
-                f"number from {least:g} to {_MOST:g}; correct or drop that row."
+                f"{where}: `{name}` of row {row} (`{quoted(kind)}`) is {shown_value}, but must be "
+                f"a number from {least:g} to {_MOST:g}; correct or drop that row."
             )
         found[name] = values
     return found

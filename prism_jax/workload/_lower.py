@@ -3,7 +3,7 @@
 import functools as ft
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -173,6 +173,7 @@ def lower(
     cluster: Cluster,
     kernels: Kernels,
     stage_to_rank: Sequence[int],
+    phases: Collection[str] = ("F", "B", "I", "W", "FB"),
 ) -> Workload:
     """The kernels of one training step, with their mean latencies.
 
@@ -182,6 +183,8 @@ def lower(
     - `cluster`: the machine.
     - `kernels`: the profile of its kernels.
     - `stage_to_rank`: the pipeline rank of each global virtual stage.
+    - `phases`: the phases of the schedule's ops. What only others need is left out: the halves of a
+        backward (`I`, `W`), and overlapped pairs (`FB`).
 
     **Returns:**
 
@@ -202,22 +205,25 @@ def lower(
     stages = deal(model, layout, schedule, stage_to_rank)
     forward = _blocks(costs, stages, lambda one: _forward(costs, one.part))
     forward = with_received(costs, stages, forward, -1)
-    backward, backward_input = (
-        _blocks(costs, stages, lambda one, w=weights: _backward(costs, one, weights=w), back=True)
-        for weights in (True, False)
-    )
+    backward = _blocks(costs, stages, lambda one: _backward(costs, one, weights=True), back=True)
+    backward_input = backward_weight = ()
+    if "I" in phases or "W" in phases:
+        backward_input = _blocks(
+            costs, stages, lambda one: _backward(costs, one, weights=False), back=True
+        )
+        backward_weight = _blocks(costs, stages, lambda one: _weights(costs, one.part), back=True)
     return Workload(
         forward=forward,
         backward=with_received(costs, stages, backward, 1),
         backward_input=with_received(costs, stages, backward_input, 1),
-        backward_weight=_blocks(costs, stages, lambda one: _weights(costs, one.part), back=True),
+        backward_weight=backward_weight,
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reductions=reductions_of_ranks(costs, stages),
         contention=kernels.overlap.contention,
         tail=tail(_limited(costs, stages, schedule, forward, backward), stages, forward),
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),
-        passes=passes_of(costs, stages),
+        passes=passes_of(costs, stages) if "FB" in phases else None,
     )
 
 

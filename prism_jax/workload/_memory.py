@@ -7,7 +7,14 @@ from typing import NamedTuple
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ._architecture import Part, recomputed
 from ._costs import Costs
-from ._sharded import GRADIENT_BYTES, deals_each_microbatch, instance, shards, unit_parameters
+from ._sharded import (
+    GRADIENT_BYTES,
+    beside_layers,
+    deals_each_microbatch,
+    instance,
+    shards,
+    unit_parameters,
+)
 from ._split import Held, Stages, check_split, deal, held_of
 
 
@@ -122,9 +129,13 @@ def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:
     overlap with compute, of the unit that is being reduce-scattered.
     """
     training = costs.training
-    parts = [one for one, count in stages.parts[stage] for _ in range(count)]
-    sizes = sorted((sum(n for n, _ in unit_parameters(costs, one)) for one in parts), reverse=True)
     whole = dealt = 0.0
+    if not beside_layers(training):
+        return whole, dealt
+    sizes: list[float] = []
+    for one, count in stages.parts[stage]:
+        sizes += [sum(n for n, _ in unit_parameters(costs, one))] * count
+    sizes.sort(reverse=True)
     if shards(training)[1] and training.reshard_after_forward:
         whole = 2 * sum(sizes[: 1 + training.prefetch])
     if deals_each_microbatch(training):

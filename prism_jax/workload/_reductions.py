@@ -12,7 +12,7 @@ after it that could overlap with its reduction
 
 import functools as ft
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..cluster import Group
 from ._architecture import Part, reads_words_last, recomputed
@@ -32,7 +32,8 @@ _BUCKET_PER_REPLICA = 1_000_000
 
 def reductions_of_ranks(costs: Costs, stages: Stages) -> tuple[tuple[Reduction, ...], ...]:
     """The gradient reductions of each pipeline rank, each with the backward that it waits for."""
-    return tuple(tuple(_of_rank(costs, stages, rank)) for rank in range(costs.layout.pp))
+    row_of = ft.cache(lambda held: _row(_kernels(costs, held)))  # Most stages are equal.
+    return tuple(tuple(_of_rank(costs, stages, rank, row_of)) for rank in range(costs.layout.pp))
 
 
 def reduced_groups(costs: Costs) -> list[tuple[str, Group]]:
@@ -41,7 +42,9 @@ def reduced_groups(costs: Costs) -> list[tuple[str, Group]]:
     return [(part, group) for part, group in groups if group.size > 1]
 
 
-def _of_rank(costs: Costs, stages: Stages, rank: int) -> Iterator[Reduction]:
+def _of_rank(
+    costs: Costs, stages: Stages, rank: int, row_of: Callable[[Held], Block]
+) -> Iterator[Reduction]:
     last = _of_embedding(costs, stages, rank)
     share_gradients, share_parameters = shards(costs.training)
     # Each backward may have reduced its own gradients.
@@ -50,12 +53,12 @@ def _of_rank(costs: Costs, stages: Stages, rank: int) -> Iterator[Reduction]:
             held = sum_held(parameters_of_rank(costs.layout, stages, rank))
             last = [*_kernels(costs, held), *last]
         else:
+            first = stages.of_rank(0)[0]
             for stage in stages.of_rank(rank):
                 # Where parameters are gathered a backward is more than its pieces.
-                first = stage == stages.of_rank(0)[0] and not share_parameters
-                for held, piece in _buckets(costs, stages, stage, cut=first):
-                    kernels = _row(_kernels(costs, held))
-                    yield Reduction(kernels, (stage,), piece, each_turn=share_gradients)
+                cut = stage == first and not share_parameters
+                for held, piece in _buckets(costs, stages, stage, cut=cut):
+                    yield Reduction(row_of(held), (stage,), piece, each_turn=share_gradients)
     if last:
         yield Reduction(_row(last))
 

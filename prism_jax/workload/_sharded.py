@@ -95,6 +95,8 @@ def copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> list[S
     """
     training = costs.training
     each = gathered * training.gather_copy_bytes + reduced * training.gradient_copy_bytes
+    if not each:
+        return []
     num_bytes = each * sum(number for number, _ in unit_parameters(costs, part))
     return [segment([costs.move("copies", num_bytes)])] if num_bytes else []
 
