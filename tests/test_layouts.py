@@ -258,7 +258,7 @@ def test_an_executor_that_dies_is_one_sentence(jobs, monkeypatch, capsys):
     ],
 )
 def test_bad_rankings_are_refused(jobs, changes, message):
-    options = {"jobs": jobs, "objective": None, "key": jax.random.key(0)} | changes
+    options: Any = {"jobs": jobs, "objective": None, "key": jax.random.key(0)} | changes
     with pytest.raises(ValueError, match=message):
         prism.rank_layouts(options.pop("jobs"), options.pop("objective"), **options)
 
