@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import msgspec
@@ -258,7 +259,7 @@ def test_an_executor_that_dies_is_one_sentence(jobs, monkeypatch, capsys):
     ],
 )
 def test_bad_rankings_are_refused(jobs, changes, message):
-    options: Any = {"jobs": jobs, "objective": None, "key": jax.random.key(0)} | changes
+    options = {"jobs": jobs, "objective": None, "key": jax.random.key(0)} | changes
     with pytest.raises(ValueError, match=message):
         prism.rank_layouts(options.pop("jobs"), options.pop("objective"), **options)
 
@@ -397,7 +398,7 @@ class _Killed(BaseException):
 
 def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monkeypatch):
     jobs = [one for one in jobs if schedule_of(one) == schedule_of(jobs[0])]  # Compiled once.
-    options: dict = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
+    options: Any = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
     alone = prism.rank_layouts(jobs, out=tmp_path / "alone", **options)
     simulated = []
 
@@ -462,7 +463,7 @@ def test_by_mean_starts_no_jax(tmp_path):
 def test_times_are_compared_per_token_or_sample():
     changes = ["num_nodes=4", "layout.tp=4"]
     two = [prism.load_job("megatron-22b-a100-8", [*changes, f"layout.dp={dp}"]) for dp in (2, 4)]
-    options: dict = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
+    options: Any = {"num_samples": 1024, "key": jax.random.key(0), "top": 2}
     found = prism.rank_layouts(two, prism.Mean(), **options)
     best, other = found.layouts
     assert found.unit == "token"
