@@ -1,10 +1,10 @@
-"""Interrupts commands at random moments, and kills sweeps, which then go on.
+"""Interrupts commands at random moments, and kills sweeps and searches, which then go on.
 
 `python benchmarks/interrupts.py [--number 300] [--kills 20] [--seed 0] [--json]`
 
 After Ctrl-C a command exits with 130 and a sentence on stderr, within five seconds beyond a
-compilation that has begun, and without a traceback. A sweep that is killed and started again has
-the same bytes as one that is not.
+compilation that has begun, and without a traceback. A sweep or a search for layouts that is killed
+and started again has the same bytes, and a search prints the same table, as one that is not.
 """
 
 import argparse
@@ -23,15 +23,19 @@ from typing import NamedTuple
 _SIMULATED = ("gpt3-175b-h100-4096", "--samples", "300000")
 _SWEEP = ("sweep", "megatron-22b-a100-8", "--samples", "20000")
 _SWEEP += ("--over", "schedule.num_microbatches=4,8,16,32")
+_LAYOUTS = ("layouts", "megatron-22b-a100-8", "--gpus", "64", "--batch", "64", "--top", "4")
+_LAYOUTS += ("--budget", "10m")
 _FIT = ("fit", "examples/trace.csv", "--job", "examples/trace_job.toml")
 # Each with a folder for what it writes.
 COMMANDS = {
     "simulate": lambda folder: ("simulate", *_SIMULATED),
     "sweep": lambda folder: (*_SWEEP, "--out", f"{folder}/sweep"),
-    "layouts": lambda folder: ("layouts", "gpt3-175b-h100-768", "--gpus", "64", "--top", "4"),
+    "layouts": lambda folder: (*_LAYOUTS, "--out", f"{folder}/layouts"),
     "fit": lambda folder: (*_FIT, "--out", f"{folder}/profile"),
     "report": lambda folder: ("report", *_SIMULATED, "--out", f"{folder}/report.html"),
 }
+# Those that go on where they were killed.
+_GOES_ON = ("sweep", "layouts")
 # Seconds: to the end of a command, to be given up, and from start to Ctrl-C at most.
 _PATIENCE, _FOREVER, _LATEST = 5.0, 300.0, 20.0
 
@@ -52,7 +56,7 @@ def main() -> int:
     """Prints a table in Markdown, or JSON; the status is 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--number", type=int, default=300, help="how many interrupts")
-    parser.add_argument("--kills", type=int, default=20, help="how many kills of a sweep")
+    parser.add_argument("--kills", type=int, default=20, help="how many kills of each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(COMMANDS), action="append", help="these commands")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -66,15 +70,14 @@ def main() -> int:
             trials.append(_interrupted(name, rng.uniform(0.1, _LATEST), folder))
             if trials[-1].fault:
                 print(trials[-1], file=sys.stderr, flush=True)
-        different = _killed(options.kills, rng, folder)
+        different = {name: _killed(name, options.kills, rng, folder) for name in _GOES_ON}
     if options.json:
-        found = {"trials": [one._asdict() for one in trials], "sweeps_that_differ": different}
-        print(json.dumps(found))
+        print(json.dumps({"trials": [one._asdict() for one in trials], "differ": different}))
     else:
-        print(
-            _table(trials), f"\n{options.kills} sweeps were killed; {different} differ.", sep="\n"
-        )
-    return int(bool(different or any(one.fault for one in trials)))
+        print(_table(trials), "", sep="\n")
+        for name, number in different.items():
+            print(f"{name}: {options.kills} were killed and started again; {number} differ.")
+    return int(any(different.values()) or any(one.fault for one in trials))
 
 
 def _table(trials: list[Trial]) -> str:
@@ -125,29 +128,32 @@ def _interrupted(name: str, after: float, folder: str) -> Trial:
     return Trial(name, after, took, command.returncode, fault)
 
 
-def _killed(number: int, rng: random.Random, folder: str) -> int:
-    """How many sweeps that are killed, and go on, have other bytes than one that is not."""
-    words = COMMANDS["sweep"](folder)
-    _start(words).communicate()
-    expected, different = _bytes(folder), 0
+def _killed(name: str, number: int, rng: random.Random, folder: str) -> int:
+    """How many commands that are killed, and go on, print or keep something else than one that is
+    not.
+    """
+    words, different = COMMANDS[name](folder), 0
+    _clean(folder)
+    began = time.monotonic()
+    expected = _start(words).communicate()[0], _bytes(name, folder)
+    seconds = time.monotonic() - began
     for _ in range(number):
         _clean(folder)
-        for last in (False, True):
-            command = _start(words)
-            if not last:
-                time.sleep(rng.uniform(1, 12))
-                command.kill()
-            command.communicate()
-        different += _bytes(folder) != expected
+        command = _start(words)
+        time.sleep(rng.uniform(1, seconds))
+        command.kill()
+        command.communicate()
+        different += (_start(words).communicate()[0], _bytes(name, folder)) != expected
     return different
 
 
-def _bytes(folder: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in pathlib.Path(folder, "sweep").iterdir()}
+def _bytes(name: str, folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in pathlib.Path(folder, name).iterdir()}
 
 
 def _clean(folder: str) -> None:
-    shutil.rmtree(pathlib.Path(folder, "sweep"), ignore_errors=True)
+    for name in _GOES_ON:
+        shutil.rmtree(pathlib.Path(folder, name), ignore_errors=True)
 
 
 if __name__ == "__main__":

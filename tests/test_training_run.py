@@ -448,3 +448,17 @@ def test_counts_of_failures_that_say_too_little_are_refused(rest, message, capsy
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_tokens_give_the_steps_and_a_price_the_cost(capsys):
+    job = prism.load_job("megatron-22b-a100-8")
+    words = ["run", "megatron-22b-a100-8", "--samples", "64", "--runs", "100", "--json"]
+    tokens = 1000 * job.tokens_per_step - 1  # The last step counts whole.
+    assert main([*words, "--tokens", str(tokens), "--price", "2.5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == 1000
+    assert found["gpu_hours"] == pytest.approx(8 * 24 * found["days"]["mean"])
+    assert found["cost"] == 2.5 * found["gpu_hours"]
+    for both in ([], ["--tokens", "1e9", "--steps", "5"]):
+        assert main([*words, *both]) == 2
+        assert "give one of them" in capsys.readouterr().err
