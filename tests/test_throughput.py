@@ -132,7 +132,7 @@ def test_tables_are_csv_too(words, capsys):
     ("words", "match"),
     [
         (["--quantiles", "1.5"], "`1.5` must be a number between 0 and 1"),
-        (["--quantiles", "p99"], "`p99` must be a number between 0 and 1"),
+        (["--quantiles", "x99"], "`x99` must be a number between 0 and 1"),
         (["--out", "law.csv"], "must be a .npz file"),
     ],
 )
