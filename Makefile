@@ -15,10 +15,14 @@ NOTEBOOKS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.pytest_cache/d/notebooks" \
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
+	@echo "Next: source $(BIN)/activate, then prism-jax predict examples/job.toml, or prism-jax init" \
+		"my_job.toml for a job of yours. README.md has four things to do, docs/commands.md all."
 
 # All but what takes longest; `make test-all` leaves out nothing.
 test: .venv/dev lint docs
 	$(TESTS) -m "not slow"
+	@echo "All passed. Next: make demo for a first prediction; make test-all for the slow tests and" \
+		"notebooks, before a change is handed in; CONTRIBUTING.md says where to change what."
 
 test-all: .venv/dev lint docs
 	$(TESTS)

@@ -2,7 +2,7 @@
 
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
-one program. So do the commands in the table of README, and the cells of notebooks. Only numbers of
+one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers of
 samples are made smaller, and searches shorter.
 """
 
@@ -30,7 +30,7 @@ from .documents import NOTEBOOKS, PAGES, ROOT, Code, blocks, cells, command_line
 
 
 _SAMPLES = 1024
-_README = ROOT / "README.md"
+_WITH_ROWS = (ROOT / "README.md", ROOT / "docs/commands.md")
 # Commands that take longest.
 # fmt: off
 _SLOW = (
@@ -58,7 +58,8 @@ def _checkout(tmp_path_factory):
     os.chdir(before)
 
 
-_ROWS = [code for code in row_codes(_README) if code.text.startswith("prism-jax ")]
+_CODES = [code for page in _WITH_ROWS for code in row_codes(page)]
+_ROWS = [code for code in _CODES if code.text.startswith("prism-jax ")]
 _RUNNING = [code for page in PAGES for code in blocks(page) if not code.reason]
 _BASH = [code for code in _RUNNING if code.language == "bash"]
 _COMMANDS = [tuple(words) for code in (*_ROWS, *_BASH) for words in command_lines(code.text)]
@@ -109,7 +110,7 @@ def _marks(slow: bool):
         for words in command_lines(code.text)
     ],
 )
-def test_a_command_in_the_table_of_readme_runs(words):
+def test_a_command_in_a_table_runs(words):
     _run(words)
 
 
@@ -174,7 +175,7 @@ def _with_fewer_samples(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_python_in_the_table_of_readme_runs():
+def test_the_python_in_a_table_runs():
     """With what the text beside it speaks of: a job, a program, a key."""
     job = prism.load_job("examples/job.toml")
     program = prism.compile_job(job)
@@ -182,11 +183,7 @@ def test_the_python_in_the_table_of_readme_runs():
     law = prism.latency.LogNormal(1.0, 0.1)  # pyright: ignore[reportArgumentType]
     prism.save_law(prism.simulate(program, num_samples=_SAMPLES, key=key), "law.npz")
     given = {"prism": prism, "job": job, "program": program, "key": key, "law": law}
-    calls = [
-        code
-        for code in row_codes(_README)
-        if code.text.startswith("prism.") and code.text.endswith(")")
-    ]
+    calls = [c for c in _CODES if c.text.startswith("prism.") and c.text.endswith(")")]
     assert len(calls) > 10
     for code in calls:
         _execute(f"_ = {code.text}", {**given, "paths": ["law.npz"]}, code.name)

@@ -93,6 +93,8 @@ def test_shipped_clusters_and_models_are_plausible():
     for name in list_clusters():
         changed = prism.load_job(_JOB, [f"cluster={name}", "num_nodes=100", "training.dtype=bf16"])
         assert notes_of(changed) == changed.notes, name
+    whole = ("layout.pp=1", "layout.dp=8", "schedule.kind=1f1b", "schedule.virtual_stages=1")
+    job = prism.load_job(_JOB, whole)  # With one stage, which each number of layers fits.
     for name in list_models():
         assert notes_of(msgspec.structs.replace(job, model=prism.load_model(name))) == job.notes
 

@@ -44,36 +44,39 @@ def is_path(name: str | os.PathLike[str]) -> bool:
 
 
 def find_file(
-    kind: str, name: str | os.PathLike[str], beside: pathlib.Path | None = None
+    kind: str, name: str | os.PathLike[str], given_by: pathlib.Path | None = None
 ) -> pathlib.Path:
-    """The file with a name or a path. A relative path is first looked up in the folder of `beside`.
+    """The file with a name or a path. A relative path is first looked up in the folder of the file
+    that gives it.
 
     **Raises:**
 
     A `ValueError` if there is no such file.
     """
     what = _WHAT[kind]
+    by = f"{shown(given_by)}: " if given_by else ""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(
-            f"A value of type {type(name).__name__} was given in place of a {what}; give the name "
+            f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the name "
             "of a shipped one, or the path of a `.toml` file."
         )
     if not is_path(name):
         names = list_names(kind)
         if name not in names:
-            raise ValueError(unknown_name(what, name, names))
+            raise ValueError(by + unknown_name(what, name, names))
         return data_folder(kind) / f"{name}.toml"
     name = os.fspath(name)
     # By the name as given, because `pathlib` drops a `/` at its end.
-    if beside is not None and not os.path.isabs(name) and os.path.exists(beside / name):
-        name = os.path.join(beside, name)
+    if given_by is not None and not os.path.isabs(name):
+        beside = os.path.join(given_by.parent, name)
+        name = beside if os.path.exists(beside) else name
     if os.path.isdir(name):
         raise ValueError(
-            f"{shown(name)}: this is a folder, but a {what} is a `.toml` file; give the file."
+            f"{by}{shown(name)}: this is a folder, but a {what} is a `.toml` file; give the file."
         )
     if not os.path.exists(name):
         raise ValueError(
-            f"{shown(name)}: there is no such file; give a `.toml` file, or one of the shipped "
+            f"{by}{shown(name)}: there is no such file; give a `.toml` file, or one of the shipped "
             f"names: {', '.join(list_names(kind)[:12]) or 'none'}."
         )
     return pathlib.Path(name)

@@ -190,11 +190,11 @@ def _resolve(
     """Replaces names of models, clusters and devices by their tables, in place."""
     training = raw.get("training")
     if isinstance(training, dict) and isinstance(training.get("software"), str):
-        raw["training"] = {**load_software(training["software"], path.parent).training, **training}
+        raw["training"] = {**load_software(training["software"], path).training, **training}
     if isinstance(raw.get("model"), str):
-        raw["model"] = _load("jobs/models", "model", raw["model"], Model, path.parent)[1]
+        raw["model"] = _load("jobs/models", "model", raw["model"], Model, path)[1]
     if isinstance(raw.get("cluster"), str):
-        of_cluster = find_file("hardware/clusters", raw["cluster"], path.parent)
+        of_cluster = find_file("hardware/clusters", raw["cluster"], path)
         raw["cluster"] = _cluster_table(of_cluster)
         _cluster_of({"num_nodes": 1, **raw["cluster"]}, shown(of_cluster))
     cluster = raw.get("cluster")
@@ -208,7 +208,7 @@ def _resolve(
             changes.remove(override)
     if isinstance(cluster.get("device"), str):
         cluster["device"] = _load(
-            "hardware/devices", "device", cluster["device"], Device, path.parent
+            "hardware/devices", "device", cluster["device"], Device, path
         )[1]
 
 
@@ -216,7 +216,7 @@ def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
     """The table of a cluster, with that of its device."""
     raw = read_toml(path, "cluster")
     if isinstance(raw.get("device"), str):
-        raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path.parent)[1]
+        raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path)[1]
     raw.setdefault("name", quoted(path.stem))
     return raw
 
@@ -235,9 +235,9 @@ def _sized(raw: dict[str, Any], where: str, num_nodes: int | None = None) -> dic
 
 
 def _load(
-    kind: str, what: str, name: str | os.PathLike[str], cls: Any, beside: pathlib.Path | None
+    kind: str, what: str, name: str | os.PathLike[str], cls: Any, given_by: pathlib.Path | None
 ) -> tuple[Any, dict[str, Any]]:
-    path = find_file(kind, name, beside)
+    path = find_file(kind, name, given_by)
     raw = read_toml(path, what)
     raw.setdefault("name", quoted(path.stem))
     return convert(raw, cls, lambda key: shown(path)), raw

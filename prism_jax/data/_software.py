@@ -38,14 +38,14 @@ def list_software() -> tuple[str, ...]:
     return list_names("kernels/software")
 
 
-def load_software(name: str | os.PathLike[str], beside: pathlib.Path | None = None) -> Software:
+def load_software(name: str | os.PathLike[str], given_by: pathlib.Path | None = None) -> Software:
     """Loads a software stack by its name, if it is shipped, or by the path of a file.
 
     **Raises:**
 
     A `ValueError` of one sentence that names the file and the key.
     """
-    path = find_file("kernels/software", name, beside)
+    path = find_file("kernels/software", name, given_by)
     raw = read_toml(path, "software")
     raw.setdefault("name", quoted(path.stem))
     found = convert(raw, Software, lambda key: shown(path))

@@ -1,6 +1,7 @@
 """The program: everything that the engine needs of a training step."""
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -172,6 +173,7 @@ class Program(Shown, eqx.Module):
             ("kinds of kernels", ", ".join(self.latencies.kinds)),
             ("shared factors", ", ".join(n for n in shared if getattr(laws, n) is not None)),
             ("stalls", ", ".join(sorted(laws.stalls)) or "none"),
+            *((f"largest: {name}", value) for name, value in _largest(self)),
         ]
         return Table((), rows, "Program of a training step")
 
@@ -186,6 +188,25 @@ class Program(Shown, eqx.Module):
     @property
     def num_microbatches(self) -> int:
         return int(self.ops.microbatch.value.max(initial=0)) + 1
+
+
+def _largest(program: Program, number: int = 6) -> list[tuple[str, float]]:
+    """The largest entry of each array of parameters. Of a gradient, which is a program too, these
+    are the largest derivatives.
+    """
+    found = []
+    kernels = program.latencies
+    for path, leaf in jax.tree_util.tree_leaves_with_path(program):
+        name = jax.tree_util.keystr(path).removeprefix(".")
+        values = np.ravel(leaf)
+        most = int(np.argmax(np.abs(values)))
+        if name.startswith("latencies."):
+            kind = kernels.kinds[kernels.kind.value[most]]
+            name += f"[{most}], {kind} {kernels.sizes[most]}"
+        elif np.ndim(leaf):
+            name += f"[{most}]"
+        found.append((name, float(values[most])))
+    return sorted(found, key=lambda entry: -abs(entry[1]))[:number]
 
 
 def stall_rate(program: Program) -> float:
