@@ -1,6 +1,12 @@
 """The public names, from where they are made."""
 
-from . import latency as latency, plot as plot, report as report, schedules as schedules
+from . import (
+    latency as latency,
+    plot as plot,
+    report as report,
+    schedules as schedules,
+    workers as workers,
+)
 from ._cache import keep_compiled as keep_compiled
 from ._estimate import Estimate as Estimate
 from .analysis import (
@@ -11,6 +17,7 @@ from .analysis import (
     Quantile as Quantile,
     Scenario as Scenario,
     Std as Std,
+    Wasserstein as Wasserstein,
     criticality as criticality,
     estimate as estimate,
     improve as improve,
@@ -28,7 +35,6 @@ from .data import (
     Job as Job,
     Layout as Layout,
     load_cluster as load_cluster,
-    load_device as load_device,
     load_failures as load_failures,
     load_job as load_job,
     load_model as load_model,
@@ -40,6 +46,7 @@ from .law import (
     load_law as load_law,
     merge_laws as merge_laws,
     save_law as save_law,
+    wasserstein as wasserstein,
 )
 from .layouts import (
     LayoutSpace as LayoutSpace,
@@ -79,4 +86,3 @@ from .schedule import (
     save_schedule as save_schedule,
 )
 from .trace import read_step_times as read_step_times, read_trace as read_trace
-from .workers import RayExecutor as RayExecutor, prepare_worker as prepare_worker

@@ -168,9 +168,10 @@ def lognormal(sigma: float) -> LogNormal:
     return LogNormal(jnp.ones(()), jnp.asarray(sigma, jnp.result_type(float)))
 
 
-def made_law() -> Law:
+def made_law(steps: np.ndarray | None = None) -> Law:
     """A law of made steps, which takes no simulation."""
-    steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
+    if steps is None:
+        steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
     found = Accumulator(grid_of(steps))
     found.add(steps)
     levels = (np.full(len(LEVELS), each) for each in (0.01, 0.0, 40.0, 20.0))

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import ndtri
 
 from prism_jax import latency
-from prism_jax.analysis import CRPS, crps
+from prism_jax.analysis import CRPS
 from prism_jax.calibration import agreement, calibrate
 from prism_jax.calibration._calibrated_job import without_calibration
 from prism_jax.calibration._collective_noise import Split, most_likely_noise
@@ -20,6 +20,7 @@ from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate, simulated_steps
+from prism_jax.law import crps
 from prism_jax.program import compile_job, variability_of
 
 

@@ -2,8 +2,8 @@
 
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
-one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers of
-samples are made smaller, and searches shorter.
+one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers
+of samples are made smaller, and searches shorter.
 """
 
 import ast

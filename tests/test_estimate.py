@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from prism_jax.analysis import CRPS, CVaR, Exceedance, Mean, Quantile, Std, bandwidth, estimate
+from prism_jax.analysis import (
+    CRPS,
+    CVaR,
+    Exceedance,
+    Mean,
+    Quantile,
+    Std,
+    Wasserstein,
+    bandwidth,
+    estimate,
+)
 from prism_jax.analysis._check import check_steps
 from prism_jax.engine import simulate
 
@@ -26,7 +36,7 @@ _PARAMETERS = {
     "stall size": (lambda p: p.variability.stalls["gemm"].size.median, 0.1),
 }
 _OBJECTIVES = [Mean(), Std(), Quantile(0.9), CVaR(0.8), Exceedance(20.5)]
-_OBJECTIVES.append(CRPS(np.linspace(18.0, 24.0, 40)))
+_OBJECTIVES += [against(np.linspace(18.0, 24.0, 40)) for against in (CRPS, Wasserstein)]
 
 
 @pytest.mark.slow

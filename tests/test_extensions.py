@@ -411,6 +411,7 @@ _OBJECTIVES = [
     prism.CVaR(0.8),
     prism.Exceedance(1.0),
     prism.CRPS(np.array([0.7, 0.9])),
+    prism.Wasserstein(np.array([0.7, 0.9])),
     EntropicRisk(2.0),
 ]
 

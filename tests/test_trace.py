@@ -7,11 +7,11 @@ import polars as pl
 import pytest
 from scipy.stats import norm
 
-from prism_jax.analysis import crps, score
-from prism_jax.analysis._score import ks_distance
+from prism_jax.analysis import score
 from prism_jax.cli import main
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig, load_job
 from prism_jax.engine import simulate
+from prism_jax.law import crps, ks_distance
 from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
 from prism_jax.profile._match_steps import match_steps
 from prism_jax.program import op_latencies, replay, step_graph

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 import pytest
 
-from prism_jax import Variability, load_job, prepare_worker, rank_layouts, sweep
+from prism_jax import Variability, load_job, rank_layouts, sweep
 from prism_jax.analysis import Points, grid, sweep_points
 from prism_jax.cli import main
 from prism_jax.schedule import OneFOneB
-from prism_jax.workers import RayExecutor, run_tasks
+from prism_jax.workers import RayExecutor, prepare_worker, run_tasks
 
 from .helpers import lognormal, pipeline_program
 

@@ -16,7 +16,6 @@ from ._estimate import estimate as estimate
 from ._exposed import exposed_data_parallel as exposed_data_parallel
 from ._improve import Improvement as Improvement, improve as improve
 from ._objectives import (
-    CRPS as CRPS,
     AbstractObjective as AbstractObjective,
     CVaR as CVaR,
     Exceedance as Exceedance,
@@ -24,9 +23,10 @@ from ._objectives import (
     Quantile as Quantile,
     Std as Std,
 )
+from ._objectives_of_measured import CRPS as CRPS, Wasserstein as Wasserstein
 from ._parts import open_parts as open_parts, write_part as write_part
 from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
-from ._score import Score as Score, crps as crps, score as score
+from ._score import Score as Score, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
 from ._stages import ranks_of_stages as ranks_of_stages
 from ._sweep import Points as Points, grid as grid, sweep as sweep, sweep_points as sweep_points

@@ -4,11 +4,9 @@ import abc
 
 import equinox as eqx
 import numpy as np
-from jax.typing import ArrayLike
 
-from .._misc import FrozenArray, quoted
+from .._misc import quoted
 from ._density import Steps, density_at, regression_at
-from ._score import crps
 
 
 class AbstractObjective(eqx.Module):
@@ -230,48 +228,6 @@ class Exceedance(AbstractObjective):
     def influence(self, steps: Steps, width: float) -> Steps:
         above = steps > self.threshold
         return above - np.mean(above)
-
-
-class CRPS(AbstractObjective):
-    """The mean continuous ranked probability score of the law at measured step times, in seconds:
-    `E|X - y| - E|X - X'| / 2`. Smaller is better. Use it to fit a law to measured step times.
-
-    Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
-    """
-
-    measured: FrozenArray = eqx.field(static=True)
-
-    def __init__(self, measured: ArrayLike):
-        self.measured = FrozenArray(np.sort(np.asarray(measured, float)))
-
-    def __check_init__(self) -> None:
-        values = self.measured.value
-        if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
-            raise ValueError("Measured steps must be a list of positive step times, in seconds.")
-
-    def value(self, steps: Steps) -> float:
-        return crps(np.sort(steps), self.measured.value)
-
-    def slope(self, steps: Steps, width: float) -> Steps:
-        # The distribution function of the measured steps, minus that of the steps; ties count half.
-        return 2 * (_ranks(self.measured.value, steps) - _ranks(np.sort(steps), steps)) / len(steps)
-
-    def influence(self, steps: Steps, width: float) -> Steps:
-        away = _mean_distance(self.measured.value, steps) - _mean_distance(np.sort(steps), steps)
-        return away - np.mean(away)
-
-
-def _ranks(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The share of `ordered` below each of `at`."""
-    sides = [np.searchsorted(ordered, at, side) for side in ("left", "right")]
-    return (sides[0] + sides[1]) / (2 * len(ordered))
-
-
-def _mean_distance(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The mean distance of each of `at` from all of `ordered`."""
-    total = np.concatenate([[0.0], np.cumsum(ordered)])
-    below = np.searchsorted(ordered, at)
-    return (at * (2 * below - len(ordered)) + total[-1] - 2 * total[below]) / len(ordered)
 
 
 def _check_probability(q: float) -> None:

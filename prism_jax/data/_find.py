@@ -57,8 +57,8 @@ def find_file(
     by = f"{shown(given_by)}: " if given_by else ""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(
-            f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the name "
-            "of a shipped one, or the path of a `.toml` file."
+            f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the "
+            "name of a shipped one, or the path of a `.toml` file."
         )
     if not is_path(name):
         names = list_names(kind)

@@ -207,9 +207,7 @@ def _resolve(
             cluster["device"] = override.value
             changes.remove(override)
     if isinstance(cluster.get("device"), str):
-        cluster["device"] = _load(
-            "hardware/devices", "device", cluster["device"], Device, path
-        )[1]
+        cluster["device"] = _load("hardware/devices", "device", cluster["device"], Device, path)[1]
 
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:

@@ -1,5 +1,12 @@
 from ._accumulator import Accumulator as Accumulator, grid_of as grid_of
 from ._allocations import Allocations as Allocations
+from ._distance import (
+    crps as crps,
+    ks_distance as ks_distance,
+    matched as matched,
+    quantiles as quantiles,
+    wasserstein as wasserstein,
+)
 from ._errors import (
     FEWEST as FEWEST,
     LEVELS as LEVELS,

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.special import ndtri
 
-from ..analysis import crps
 from ..host import on_host
 from ..latency import AbstractLatency, families, fit_latency, make_latency
+from ..law import crps
 
 
 # Families are tried from the simplest on, then those of other packages; a later family must be

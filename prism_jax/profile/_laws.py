@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..analysis import crps
 from ..data import Variation
+from ..law import crps
 from ._components import Apart
 from ._compute import places
 from ._family import BETTER, LEVELS, best_family, halves_of, held_score, score_of_family
