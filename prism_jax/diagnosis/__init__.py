@@ -1,11 +1,8 @@
 # Is a measured step time normal, and what explains it? `_series` reduces step times to four
 # figures, `_causes` says how each cause would change a step, `_evidence` what traces of ranks say
 # of it, `_diagnose` weighs all of this, and `_changes` tries what could be set otherwise.
-from ._changes import Change as Change, cheapest_changes as cheapest_changes
 from ._diagnose import (
-    Cause as Cause,
     Diagnosis as Diagnosis,
-    Hypotheses as Hypotheses,
     diagnose as diagnose,
     diagnose_ranks as diagnose_ranks,
     hypotheses as hypotheses,

@@ -11,7 +11,7 @@ from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
 from ..data import Job
 from ..engine import Plain, Run, prepare, steps_of_run
-from ..program import Program, compile_job
+from ..program import Program, compile_job, parts_of
 
 
 # Of the steps with a stall, and the spread of the logarithm of their lengths.
@@ -133,9 +133,7 @@ def _explained(
 def _scenario(name: str, value: float, usual: Simulated) -> Scenario | None:
     """The changed step; `None` if the job has nothing that could be changed so."""
     job, program = usual.job, usual.run.program
-    training, cluster = job.training, job.cluster
-    assert training is not None
-    assert cluster is not None
+    _, cluster, training, _ = parts_of(job)
     if name == "slow-rank":
         return slow_rank(program, program.num_ranks // 2, value)
     if name == "unbalanced-experts":
@@ -146,9 +144,8 @@ def _scenario(name: str, value: float, usual: Simulated) -> Scenario | None:
         return Scenario(dataclasses.replace(program, loads=loads))
     if name == "congested-link":
         *inner, link = cluster.links
-        link = msgspec.structs.replace(
-            link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / value
-        )
+        slower = link.bandwidth_bytes_per_s / value
+        link = msgspec.structs.replace(link, bandwidth_bytes_per_s=slower)
         cluster = msgspec.structs.replace(cluster, links=(*inner, link))
     elif name == "no-overlap":
         training = msgspec.structs.replace(training, **dict.fromkeys(_OVERLAPS, False))

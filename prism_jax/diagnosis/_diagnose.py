@@ -7,15 +7,16 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 from scipy.special import stdtr
 
+from .._misc import counted
 from .._summary import Column, Shown, Table
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
 from ..program import parts_of
-from ..trace import RankTimes
+from ..trace import RankTimes, step_times
 from ..workload import has_experts
 from ._causes import EFFECTS, TELLS, Explained, explained, simulated
 from ._changes import Change, cheapest_changes
-from ._evidence import OfRanks, odds_of_ranks, odds_of_series, of_ranks
+from ._evidence import OfRanks, odds, of_ranks, shares_of_ranks, shares_of_series
 from ._series import FEWEST, Series, series_of, shape_of, student
 
 
@@ -23,8 +24,9 @@ from ._series import FEWEST, Series, series_of, shape_of, student
 _SMALL = 0.2
 # Likelihoods within this factor are not told apart.
 _ALIKE = 3.0
-# Widths of the kernels of a density of the spread and of slow steps, in logarithms; draws of it.
-_WIDTHS = np.array([0.25, 0.6])
+# Widths of the kernels of a density of the spread and of slow steps, in logarithms: what a cause
+# does to slow steps is known within a factor of three.
+_WIDTHS = np.array([0.4, 1.2])
 _MOST_STEPS = 400
 _EVERY = 6  # Of so many effects, this density is found of one.
 _TAIL = 3.0  # Degrees of freedom: no law of steps is known further than this.
@@ -36,22 +38,24 @@ class Cause:
 
     - `name`: such as `slow-rank`.
     - `odds`: how much likelier what was measured is with it than without any cause.
-    - `explains`: how many seconds it adds to the mean of a step, if it is the cause; `None` if no
-        steps are predicted.
+    - `explains`: how many seconds it adds to the mean of a step, if it is the cause.
     - `parameter`, `value`: what it was fitted by, and the fitted value.
     - `probability`: that it is the cause, among all and none.
     - `indistinguishable`: whether its odds are within a factor of three of the best.
-    - `tell`: the measurement that would tell whether it is.
     """
 
     name: str
     odds: float
-    explains: float | None = None
-    parameter: str = "share of a step in the trace"
-    value: float | None = None
+    explains: float
+    parameter: str
+    value: float | None
     probability: float = 0.0
     indistinguishable: bool = False
-    tell: str = ""
+
+    @property
+    def tell(self) -> str:
+        """The measurement that would tell whether it is."""
+        return TELLS[self.name]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -86,50 +90,40 @@ class Diagnosis(Shown):
 
     def lines(self) -> list[str]:
         """What was found, in sentences."""
-        is_normal = "normal" if self.normal else "not normal"
-        lines = [f"measured: p50 {self.measured:.4g} s of {self.num_steps:,} steps: {is_normal}"]
+        normal, steps = "normal" if self.normal else "not normal", counted(self.num_steps, "step")
+        lines = [f"measured: p50 {self.measured:.4g} s of {steps}: {normal}"]
         if self.interval_90 is not None:
             low, high = self.interval_90
-            lines.append(
-                f"predicted: p50 {self.predicted:.4g} s, 90 % of such runs {low:.4g} .. {high:.4g} "
-                f"s; {self.percentile:.0f} of 100 such runs are faster"
-            )
+            text = f"predicted: p50 {self.predicted:.4g} s, 90 % of such runs"
+            faster = f"{self.percentile:.0f} of 100 such runs are faster"
+            lines.append(f"{text} {low:.4g} .. {high:.4g} s; {faster}")
         if (seen := self.ranks) is not None:
-            lines.append(
-                f"traces: rank {seen.rank} has the longest own work, {100 * seen.longer:.1f} % of "
-                f"a step more than others, which differ by {100 * seen.scatter:.1f} %; "
-                f"{100 * seen.hidden:.0f} % of collectives run under compute"
-            )
+            text = f"traces: rank {seen.rank} has most own work, by {seen.longer:.1%} of a step"
+            hidden = f"; {seen.hidden:.0%} of collectives run under compute" * (seen.exposed > 0)
+            lines.append(f"{text}; others differ by {seen.scatter:.1%}{hidden}")
         return lines
 
     def summary(self) -> Table:
         """The causes."""
-        rows = [dataclasses.asdict(one) for one in self.causes]
-        none = {"name": "nothing", "probability": self.nothing, "explains": 0.0}
-        rows.append({**none, "parameter": "only the error of the prediction", "value": None})
-        alike = [one for one in self.causes if one.indistinguishable]
+        why = "only the error of the prediction"
+        rows = [*self.causes, Cause("nothing", 1.0, 0.0, why, None, self.nothing)]
+        alike = [one for one in self.causes if one.indistinguishable and self.ranks is None]
         notes = [f"{one.name}: {one.tell}." for one in alike]
-        if len(alike) > 1:
-            names = ", ".join(one.name for one in alike)
-            notes.insert(0, f"Not to be told apart: {names}. What would tell:")
-        columns = (
-            Column("cause", "name"),
-            Column("probability", form=".2f"),
-            Column("explains", form="+.3g", unit="s"),
+        notes[:0] = ["Not told apart, and what would tell:"] * (len(alike) > 1)
+        fitted, explains = (
             Column("fitted", "value", ".3g"),
-            "parameter",
+            Column("explains", form="+.3g", unit="s"),
         )
+        share = Column("probability", form=".2f")
+        columns = (Column("cause", "name"), share, explains, fitted, "parameter")
         return Table(columns, rows, "What explains the measured steps", notes)
 
-    def changes_table(self) -> Table:
-        """The cheapest changes."""
-        columns = (
-            Column("set", lambda one: " ".join(one.set)),
-            "cost",
-            Column("p50", form=".3g", unit="s"),
-            Column("p95", form=".3g", unit="s"),
-        )
-        return Table(columns, self.changes, "The cheapest changes, and by how much a step falls")
+    def changes_tables(self) -> list[Table]:
+        """A table of the cheapest changes, if there are any."""
+        falls = (Column(name, form=".3g", unit="s") for name in ("p50", "p95"))
+        columns = (Column("set", lambda one: " ".join(one.set)), "cost", *falls)
+        title = "The cheapest changes, and by how much a step falls"
+        return [Table(columns, self.changes, title)] * bool(self.changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,11 +188,11 @@ def diagnose(
 
     `ValueError` if nothing was measured.
     """
-    series, future, seen = _measured(runs, ranks), of.future, None
-    odds = dict[str, float]()
-    if ranks:
-        seen = of_ranks(ranks, of.job)
-        odds = odds_of_ranks(seen)
+    if not len(runs) and not ranks:
+        raise ValueError("Nothing was measured; give step times, or traces of ranks.")
+    series, future = series_of(runs or [step_times(ranks)]), of.future
+    seen = of_ranks(ranks, of.job) if ranks else None
+    told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
     one = np.ones((1, future.shapes.shape[1]))
     (none,) = _likelihood(Explained("nothing", "", np.zeros(1), one, np.zeros(1)), series, of)
     found = []
@@ -206,52 +200,35 @@ def diagnose(
         each, number = _likelihood(cause, series, of), len(cause.values)
         total = max(float(each.sum()), 1e-300)
         longer, value = (float(each @ x / total) for x in (EFFECTS[:number], cause.values))
-        here = total / len(EFFECTS) / float(none) * odds.get(cause.name, 1.0)
+        here = total / len(EFFECTS) / float(none) * told.get(cause.name, 1.0)
         found.append(Cause(cause.name, here, longer * of.mean_s, cause.parameter, value))
     nothing, causes = _ranked(found)
     middle, error = float(np.median(future.levels)), future.error
     percentile = 100 * float(stdtr(error.degrees, np.log(series.level / middle) / error.spread))
-    return Diagnosis(
-        normal=bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5),
-        measured=series.level,
-        num_steps=len(series.steps),
-        nothing=nothing,
-        causes=causes,
-        ranks=seen,
-        predicted=middle,
-        interval_90=future.intervals({"p50": 0.5})["p50"],
-        percentile=percentile,
-        changes=of.changes,
-    )
+    normal = bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5)
+    about = (middle, future.intervals({"p50": 0.5})["p50"], percentile, of.changes)
+    number = len(series.steps)
+    return Diagnosis(normal, series.level, number, nothing, causes, seen, *about)
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
     """As `diagnose`, from traces alone: of a job without a model no step is predicted."""
-    series, seen = _measured((), ranks), of_ranks(ranks, job)
-    odds = odds_of_ranks(seen) | odds_of_series(series)
-    nothing, causes = _ranked([Cause(name, of) for name, of in odds.items()])
-    return Diagnosis(nothing >= _SMALL, series.level, len(series.steps), nothing, causes, seen)
-
-
-def _measured(runs: Sequence[Float[np.ndarray, "_"]], ranks: Sequence[RankTimes]) -> Series:
-    if not len(runs) and not ranks:
-        raise ValueError("Nothing was measured; give step times, or traces of ranks.")
-    return series_of(runs or [np.max([one.step_s for one in ranks], axis=0)])
+    series, seen = series_of([step_times(ranks)]), of_ranks(ranks, job)
+    shares = shares_of_ranks(seen) | shares_of_series(series)
+    what, level = "share of a step in the traces", series.level
+    causes = [Cause(name, odds(name, *x), x[0] * level, what, x[0]) for name, x in shares.items()]
+    nothing, ranked = _ranked(causes)
+    return Diagnosis(nothing >= _SMALL, series.level, len(series.steps), nothing, ranked, seen)
 
 
 def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     """The probability of no cause, and the causes with theirs, the most probable first."""
     odds = sum(one.odds for one in causes) / len(causes)
     nothing, best = 1 / (1 + odds), max(one.odds for one in causes)
-    ranked = [
-        dataclasses.replace(
-            one,
-            probability=nothing * one.odds / len(causes),
-            indistinguishable=one.odds * _ALIKE >= best,
-            tell=TELLS[one.name],
-        )
-        for one in sorted(causes, key=lambda one: -one.odds)
-    ]
+    ranked = []
+    for one in sorted(causes, key=lambda one: -one.odds):
+        share, alike = nothing * one.odds / len(causes), one.odds * _ALIKE >= best
+        ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
     return nothing, tuple(ranked)
 
 

@@ -48,8 +48,9 @@ def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
     own = {one.rank: float(np.median(one.own_s)) / step for one in times}
     lead: dict[int, tuple[float, float]] = {}
     for rank, mine in own.items():
-        near = [x for r, x in own.items() if r != rank and r // peers == rank // peers]
-        others = near if len(near) > 1 else [x for r, x in own.items() if r != rank] or [mine]
+        all_others = {r: x for r, x in own.items() if r != rank}
+        near = [x for r, x in all_others.items() if r // peers == rank // peers]
+        others = near if len(near) > 1 else [*all_others.values()] or [mine]
         lead[rank] = (mine - float(np.median(others)), float(np.std(others)))
     rank = max(lead, key=lambda r: lead[r][0])
     least = min(times, key=lambda one: float(np.median(one.communication_s)))
@@ -59,29 +60,22 @@ def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
     return OfRanks(rank, *lead[rank], exposed / step, hidden, idle)
 
 
-def odds_of_ranks(found: OfRanks) -> dict[str, float]:
-    """How much likelier these shares are with each cause than without."""
-    odds = {
-        "slow-rank": _odds("slow-rank", found.longer, found.scatter),
-        "no-overlap": _odds("no-overlap", found.exposed * (1 - found.hidden)),
-    }
-    return odds | ({"launch-bound": _odds("launch-bound", found.idle)} if found.idle > 0 else {})
+def shares_of_ranks(found: OfRanks) -> dict[str, tuple[float, float]]:
+    """The share of a step that a cause would take by these traces, and its error."""
+    late = found.exposed * (1 - found.hidden)
+    idle = {"launch-bound": (found.idle, 0.0)} if found.idle > 0 else {}
+    return {"slow-rank": (found.longer, found.scatter), "no-overlap": (late, 0.0), **idle}
 
 
-def odds_of_series(series: Series) -> dict[str, float]:
-    """How much likelier slow steps and a trend are with each cause than without, where no steps
-    are predicted.
-    """
+def shares_of_series(series: Series) -> dict[str, tuple[float, float]]:
+    """The share of a step that slow steps and a trend take, and its error."""
     above = series.steps / series.level - 1
-    lost = float(np.mean(above * (~in_core(above) & (above > 0))))
-    error = 2 * series.trend_error
-    return {
-        "stalls": _odds("stalls", lost / (1 + lost)),
-        "drift": _odds("drift", series.trend, error),
-    }
+    slow = np.sort(above[~in_core(above) & (above > 0)])
+    lost = float(np.sum(slow[:-1])) / len(above)  # One slow step can have any reason.
+    return {"stalls": (lost / (1 + lost), 0.0), "drift": (series.trend, 2 * series.trend_error)}
 
 
-def _odds(cause: str, share: float, error: float = 0.0) -> float:
+def odds(cause: str, share: float, error: float) -> float:
     """The density of a share of the step with the cause, any share from 0 to 1 being as likely,
     over that without, where it has a heavy tail.
     """

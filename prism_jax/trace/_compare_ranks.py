@@ -1,12 +1,12 @@
 """Compares the ranks of a traced job: whose own work is long, what is hidden, and what is idle."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ._ranges import Reader
+from ._ranges import RangeNames, Reader
 from ._rank_ops import rank_ops
 from ._spans import HOST_OP, KERNEL, MESSAGE, WAITING, RankTrace, Spans
 from ._trace import COMPUTE
@@ -40,33 +40,40 @@ class RankTimes:
     exposed_s: Float[np.ndarray, " steps"]
     idle_s: Float[np.ndarray, " steps"]
 
-    def at(self, steps: Int[np.ndarray, " chosen"]) -> "RankTimes":
-        """Only some of the steps, sorted."""
-        chosen = np.searchsorted(self.steps, steps)
-        fields = [f.name for f in dataclasses.fields(self)][1:]
-        return RankTimes(self.rank, **{name: getattr(self, name)[chosen] for name in fields})
 
-
-def rank_times(ranks: Iterable[RankTrace]) -> list[RankTimes]:
+def rank_times(ranks: Iterable[RankTrace], names: RangeNames | None = None) -> list[RankTimes]:
     """How each rank spends the steps that all of them have. Kernels of a device count, or else
     operators of the host.
 
     **Arguments:**
 
     - `ranks`: from `read_ranks`.
+    - `names`: the meaning of the names of ranges, as of `read_profile_traces`.
 
     **Raises:**
 
     `ValueError` if a rank has no ranges of steps, or there are fewer than four common steps.
     """
-    found = [_of_rank(trace, Reader(None)) for trace in ranks]
+    found = [_of_rank(trace, Reader(names)) for trace in ranks]
     common = sorted(set[int].intersection(*({*one.steps.tolist()} for one in found)))
     if len(common) < 4:
         raise ValueError(
             f"The traced ranks have {len(common)} steps in common, and a comparison needs 4; "
             "record the same steps on all ranks, each in a range such as `ProfilerStep#7`."
         )
-    return [one.at(np.array(common)) for one in found]
+    return [_at(one, common) for one in found]
+
+
+def _at(times: RankTimes, steps: list[int]) -> RankTimes:
+    """Only some of the steps, which are sorted."""
+    chosen = np.searchsorted(times.steps, steps)
+    columns = [f.name for f in dataclasses.fields(times)][1:]
+    return RankTimes(times.rank, **{name: getattr(times, name)[chosen] for name in columns})
+
+
+def step_times(times: Sequence[RankTimes]) -> Float[np.ndarray, " steps"]:
+    """How long each step takes on the rank on which it takes longest, in seconds."""
+    return np.max([one.step_s for one in times], axis=0)
 
 
 def _of_rank(trace: RankTrace, reader: Reader) -> RankTimes:
