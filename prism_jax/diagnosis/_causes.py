@@ -45,7 +45,7 @@ class Explained:
 _PARAMETERS = {
     "slow-rank": ("factor on the compute of one rank", 1.0, 1.3, 3.0),
     "congested-link": ("factor on the time of the outermost link", 1.0, 3.0, 20.0),
-    "no-overlap": ("share of the overlap that is missing", 0.0, 1.0),
+    "no-overlap": ("missing overlap over all that is predicted", 0.0, 1.0),
     "launch-bound": ("shortest time of a kernel, in s", 0.0, 1e-4, 5e-4),
     "unbalanced-experts": ("factor on the spread of loads", 1.0, 3.0, 10.0),
 }
@@ -108,8 +108,8 @@ def explained(usual: Simulated) -> Iterator[Explained]:
         if steps:
             found = np.stack([before, *(np.quantile(x, STEP_LEVELS) for x in steps)]) / before
             yield _explained(name, parameter, np.array([nothing, *grid]), found)
-    laws = [StepLaw(0.0, _STALLED, share / _STALLED, _STALL_SIGMA) for share in EFFECTS]
-    drawn = [np.sort(one.factors(len(before))) for one in laws]
+    laws = (StepLaw(0.0, _STALLED, share / _STALLED, _STALL_SIGMA) for share in EFFECTS)
+    drawn = (np.sort(one.factors(len(before))) for one in laws)
     paused = np.stack([row / np.median(row) for row in drawn])
     yield Explained("stalls", "time that is lost over the rest", EFFECTS, paused, 0 * EFFECTS)
     slower = (1 + EFFECTS)[:, None] * np.ones(len(before))
@@ -124,6 +124,8 @@ def _explained(
     factors: Float[np.ndarray, "grid levels"],
 ) -> Explained:
     """The values with the `EFFECTS`, between those at which steps were simulated."""
+    # The last value may do half more than is predicted: a level of kernels is not known better.
+    grid, factors = (np.concatenate([x, [1.5 * x[-1] - 0.5 * x[-2]]]) for x in (grid, factors))
     effects = np.maximum.accumulate(factors.mean(axis=1) - 1)
     values = np.interp(EFFECTS[effects[-1] >= EFFECTS], effects, grid)
     between = [np.interp(values, grid, column) for column in factors.T]

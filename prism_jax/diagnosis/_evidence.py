@@ -48,9 +48,8 @@ def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
     own = {one.rank: float(np.median(one.own_s)) / step for one in times}
     lead: dict[int, tuple[float, float]] = {}
     for rank, mine in own.items():
-        all_others = {r: x for r, x in own.items() if r != rank}
-        near = [x for r, x in all_others.items() if r // peers == rank // peers]
-        others = near if len(near) > 1 else [*all_others.values()] or [mine]
+        near = [x for r, x in own.items() if r != rank and r // peers == rank // peers]
+        others = near if len(near) > 1 else [x for r, x in own.items() if r != rank] or [mine]
         lead[rank] = (mine - float(np.median(others)), float(np.std(others)))
     rank = max(lead, key=lambda r: lead[r][0])
     least = min(times, key=lambda one: float(np.median(one.communication_s)))
