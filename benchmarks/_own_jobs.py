@@ -30,6 +30,8 @@ class OwnJob:
     - `slow`: whether one rank sleeps in each forward.
     - `uneven`: whether documents are shorter than sequences.
     - `steps`: that are recorded.
+    - `late`: whether `ddp` reduces gradients after the backward; else in buckets of `bucket_mb`.
+    - `stalls`: in how many steps a rank sleeps for `stall_s`, which are drawn with `seed`.
     """
 
     kind: str
@@ -42,6 +44,11 @@ class OwnJob:
     width: int = 64
     layers: int = 1  # Of each stage of a pipeline, or of the model.
     sleep_s: float = 0.01
+    late: bool = False
+    bucket_mb: float = 25.0
+    stalls: int = 0
+    stall_s: float = 0.5
+    seed: int = 0
 
 
 def documents(job: OwnJob, step: int, rank: int, microbatch: int) -> list[int]:
@@ -85,6 +92,12 @@ class _Model(nn.Module):
         return x
 
 
+def run_rank_of_jobs(rank: int, jobs: list[tuple[OwnJob, str]]) -> None:
+    """Runs a rank of some jobs of equally many ranks, one after the other."""
+    for job, folder in jobs:
+        run_rank(rank, job, folder)
+
+
 def run_rank(rank: int, job: OwnJob, folder: str) -> None:
     """Trains, and writes the rank's trace and when its steps started and ended."""
     torch.set_num_threads(1)
@@ -94,7 +107,9 @@ def run_rank(rank: int, job: OwnJob, folder: str) -> None:
     model = _Model(job, job.sleep_s if job.slow and rank == 1 else 0.0)
     step = {"ddp": _ddp, "fsdp": _fsdp, "pp": _pipeline}[job.kind](job, rank, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    times = []
+    times, drawn = [], np.random.default_rng(job.seed)
+    stalled = WARM_UP + drawn.choice(job.steps, job.stalls, replace=False)
+    sleeping = stalled[drawn.integers(job.ranks, size=job.stalls) == rank]
     activities = [torch.profiler.ProfilerActivity.CPU]
     schedule = torch.profiler.schedule(wait=0, warmup=WARM_UP, active=job.steps, repeat=1)
     with torch.profiler.profile(activities=activities, schedule=schedule) as profiler:
@@ -102,6 +117,7 @@ def run_rank(rank: int, job: OwnJob, folder: str) -> None:
             dist.barrier()  # Steps are measured one by one.
             start = time.perf_counter()
             with torch.profiler.record_function(f"step {number}"):
+                time.sleep(job.stall_s * (number in sleeping))
                 step(number)
                 optimizer.step()
             times.append((start, time.perf_counter()))
@@ -114,15 +130,17 @@ def run_rank(rank: int, job: OwnJob, folder: str) -> None:
 
 
 def _ddp(job: OwnJob, rank: int, model: _Model):
-    replica = nn.parallel.DistributedDataParallel(model)
+    replica = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=job.bucket_mb)
 
     def step(number: int) -> None:
         for m in range(job.microbatches):
             model.lengths = documents(job, number, rank, m)
-            last = m == job.microbatches - 1
+            last = m == job.microbatches - 1 and not job.late
             with contextlib.nullcontext() if last else replica.no_sync():
                 loss = replica(torch.ones(1, job.tokens, job.width)).square().mean()
                 loss.backward()
+        for parameter in model.parameters() if job.late else ():
+            dist.all_reduce(parameter.grad)
 
     return step
 

@@ -61,24 +61,39 @@ def record(
     folder: pathlib.Path, kind: str, slow: bool, uneven: bool, steps: int, ranks: int = 4
 ) -> None:
     """Trains a job and writes its traces, step times and job file."""
+    from benchmarks._own_jobs import OwnJob
+
+    microbatches = {"ddp": 2, "pp": 4, "fsdp": 1}[kind]
+    record_jobs({folder: OwnJob(kind, ranks, slow, uneven, steps, microbatches)})
+
+
+def record_jobs(jobs: dict[pathlib.Path, Any]) -> None:
+    """Trains jobs (`OwnJob`) one after the other, by the same processes, each to its folder."""
     import torch.multiprocessing as mp
 
-    from benchmarks._own_jobs import OwnJob, run_rank
+    from benchmarks._own_jobs import run_rank_of_jobs
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "store").unlink(missing_ok=True)
-    microbatches = {"ddp": 2, "pp": 4, "fsdp": 1}[kind]
-    job = OwnJob(kind, ranks, slow, uneven, steps, microbatches)
-    mp.start_processes(run_rank, (job, str(folder)), nprocs=ranks, start_method="spawn")
-    times = np.array([np.load(folder / f"times{rank}.npy") for rank in range(ranks)])
+    for folder in jobs:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "store").unlink(missing_ok=True)
+    ranks = max(job.ranks for job in jobs.values())
+    todo = [(job, str(folder)) for folder, job in jobs.items()]
+    mp.start_processes(run_rank_of_jobs, (todo,), nprocs=ranks, start_method="spawn")
+    for folder, job in jobs.items():
+        _describe(folder, job)
+
+
+def _describe(folder: pathlib.Path, job: Any) -> None:
+    """Writes the step times and the job file of a recorded job."""
+    times = np.array([np.load(folder / f"times{rank}.npy") for rank in range(job.ranks)])
     seconds = times[..., 1].max(axis=0) - times[..., 0].min(axis=0)
     rows = "\n".join(f"{step},{x:.9f}" for step, x in enumerate(seconds))
     (folder / "step_times.csv").write_text(f"step,step_time_s\n{rows}\n")
     (folder / "names.toml").write_text('kind = "ranges"\nstep = "step (?P<step>[0-9]+)"\n')
-    degree = "pp" if kind == "pp" else "dp"
+    degree = "pp" if job.kind == "pp" else "dp"
     (folder / "job.toml").write_text(
-        f'kind = "job"\nname = "{folder.name}"\n\n[layout]\n{degree} = {ranks}\n\n[schedule]\n'
-        f'kind = "1f1b"\nnum_microbatches = {microbatches}\nblocking = false\n'
+        f'kind = "job"\nname = "{folder.name}"\n\n[layout]\n{degree} = {job.ranks}\n\n[schedule]\n'
+        f'kind = "1f1b"\nnum_microbatches = {job.microbatches}\nblocking = false\n'
     )
 
 

@@ -1,9 +1,11 @@
 from ._calibrate import calibrate as calibrate
 from ._calibrated_job import agreement as agreement, calibrated_as as calibrated_as
 from ._epistemic import (
+    STEP_LEVELS as STEP_LEVELS,
     Epistemic as Epistemic,
     epistemic as epistemic,
     level_of_runs as level_of_runs,
+    possible_runs as possible_runs,
 )
 from ._expected_error import (
     ExpectedError as ExpectedError,
@@ -11,3 +13,4 @@ from ._expected_error import (
     levels_of_law as levels_of_law,
 )
 from ._observe import check_runs as check_runs
+from ._step_law import StepLaw as StepLaw

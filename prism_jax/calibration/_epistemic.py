@@ -18,7 +18,7 @@ from ._step_law import StepLaw
 
 
 # Equally likely points: of the steps of a run, of its level, of its spread.
-_STEPS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
+STEP_LEVELS, _LEVELS, _SPREADS = ((np.arange(n) + 0.5) / n for n in (500, 51, 15))
 # The number of systems that are drawn for a job without calibration.
 _SYSTEMS = 128
 # The largest share of outliers, which is above that of any measured system.
@@ -118,18 +118,23 @@ def epistemic(job: Job, law: Law) -> Epistemic:
 
     `ValueError` for a job without a model.
     """
+    return possible_runs(job, np.asarray(law.quantile(STEP_LEVELS)), float(law.quantile(0.5)))
+
+
+def possible_runs(job: Job, steps: Float[np.ndarray, " steps"], median: float) -> Epistemic:
+    """As `epistemic`, from the quantiles of a step at `STEP_LEVELS`, and its median."""
     error, priors = expected_error(job), load_priors()
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if known is None:
         spread = priors.system_spread.deviation
-        laws = laws_of_systems(priors, upper_spread(np.asarray(law.quantile(_STEPS))), _SYSTEMS)
-        factors = np.stack([one.factors(len(_STEPS)) for one in laws])
+        laws = laws_of_systems(priors, upper_spread(steps), _SYSTEMS)
+        factors = np.stack([one.factors(len(steps)) for one in laws])
         shapes = factors / np.median(factors, axis=1, keepdims=True)
     else:
         spread = known.spread
-        relative = np.asarray(law.quantile(_STEPS)) / float(law.quantile(0.5)) - 1
+        relative = steps / median - 1
         shapes = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
-    levels = float(law.quantile(0.5)) * levels_of_law(error, _LEVELS)
+    levels = median * levels_of_law(error, _LEVELS)
     return Epistemic(error, spread, levels, shapes)
 
 

@@ -14,10 +14,10 @@ from ._options import Command, Output
 # Each has a file of its own, and stands in this order in `--help`.
 # fmt: off
 COMMANDS = (
-    "simulate", "sensitivity", "criticality", "timeline", "report", "whatif", "place", "improve",
-    "target", "sweep", "layouts", "compare", "run", "predict", "memory", "import", "trace", "fit",
-    "fit-kernels", "calibrate", "score", "init", "show", "jobs", "models", "hardware", "kernels",
-    "doctor", "completion",
+    "simulate", "diagnose", "sensitivity", "criticality", "timeline", "report", "whatif", "place",
+    "improve", "target", "sweep", "layouts", "compare", "run", "predict", "memory", "import",
+    "trace", "fit", "fit-kernels", "calibrate", "score", "init", "show", "jobs", "models",
+    "hardware", "kernels", "doctor", "completion",
 )
 # fmt: on
 # Longer than any sentence.

@@ -17,6 +17,7 @@ from ._values import check_out, objective, quantile
         quantile,
         0.5,
     ),
+    argument("--measured STEP_TIMES", "diagnose these step times, as of `prism-jax diagnose`"),
     argument("--out PAGE.html", "the file to write", required=True),
 )
 def run(given: Given) -> Output:
@@ -24,11 +25,17 @@ def run(given: Given) -> Output:
     check_out(given.out, ".html")  # Bad input fails before JAX starts.
     job = _load.load(given)
     wanted = objective(given.objective)
+    if given.measured is not None and job.modelled is None:
+        raise ValueError(
+            f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
+        )
 
     from ..law import QUANTILES
     from ..report import MOST_STEPS, check_matplotlib, gather, save_html
+    from ..trace import read_runs
 
     check_matplotlib()
+    measured = [] if given.measured is None else read_runs(given.measured)
     program, options = _load.compiled(given, job)
     found = gather(
         job.of,
@@ -39,6 +46,7 @@ def run(given: Given) -> Output:
         levels={**QUANTILES, **given.quantiles},
         objective=wanted,
         quantile=given.quantile,
+        measured=measured,
         commands=_commands(given, MOST_STEPS),
         seed=str(given.seed),
     )

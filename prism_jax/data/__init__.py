@@ -63,6 +63,10 @@ from ._load_kernels import (
 )
 from ._model import Layer as Layer, Model as Model
 from ._outline import Call as Call, Outline as Outline
+from ._override import (
+    apply_kernel_override as apply_kernel_override,
+    parse_override as parse_override,
+)
 from ._plausible import notes_of as notes_of
 from ._priors import (
     Priors as Priors,

@@ -4,16 +4,18 @@ import datetime
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import jax
-from jaxtyping import PRNGKeyArray
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import interruptible
 from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
 from ..calibration import epistemic
 from ..data import Job
+from ..diagnosis import diagnose, hypotheses
 from ..engine import simulate
 from ..law import QUANTILES
 from ..prediction import memory, throughput
@@ -38,6 +40,7 @@ def gather(
     levels: Mapping[str, float] = QUANTILES,
     objective: AbstractObjective | None = None,
     quantile: float = 0.5,
+    measured: Sequence[Float[np.ndarray, "_"]] = (),
     commands: Mapping[str, str] | None = None,
     seed: str | None = None,
     progress: bool = False,
@@ -55,6 +58,7 @@ def gather(
     - `levels`: quantiles by name.
     - `objective`: the objective of the sensitivities; p95 by default.
     - `quantile`: the quantile, in [0, 1], of the step that is shown op by op.
+    - `measured`: measured step times of a job with a model, as of `diagnose`.
     - `commands`, `seed`: the command behind each figure (`simulate`, `sensitivity`, ...) and the
         seed that the page states; by default it names functions.
     - `progress`: whether to show bars on stderr.
@@ -101,6 +105,7 @@ def gather(
         step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
         missing=missing,
         origin=_origin(num_samples, steps, key, commands or {}, seed),
+        diagnosis=diagnose(hypotheses(job, key=key), measured) if job and len(measured) else None,
     )
 
 

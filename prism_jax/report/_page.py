@@ -67,6 +67,7 @@ def html_page(report: Report) -> str:
     check_matplotlib()
     sections = {
         "Step time": _sections.law(report),
+        **({"Diagnosis": _sections.diagnosis(of)} if (of := report.diagnosis) else {}),
         "Throughput": _sections.throughput(report),
         "Breakdown of the mean": _sections.breakdown(report),
         "Sensitivities": _sections.sensitivities(report),

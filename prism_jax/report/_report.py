@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ..analysis import Criticality, SampledStep, Sensitivity
 from ..calibration import Epistemic
 from ..data import Job
+from ..diagnosis import Diagnosis
 from ..law import Law
 from ..prediction import Memory, Throughput
 from ..profile import Profile
@@ -50,6 +51,7 @@ class Report:
     - `epistemic`: the laws of possible runs; `None` without a model.
     - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
     - `sensitivity`, `criticality`, `step`: those of the simulated step time.
+    - `diagnosis`: of measured step times, if there are any.
     - `missing`: why a figure is missing, by its name.
     - `origin`: how the figures were obtained.
     """
@@ -66,6 +68,7 @@ class Report:
     step: SampledStep | None
     missing: dict[str, str]
     origin: Origin
+    diagnosis: Diagnosis | None = None
 
     @property
     def job(self) -> Job | None:

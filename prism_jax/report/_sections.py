@@ -2,6 +2,7 @@
 
 from .._misc import counted
 from .._summary import Table
+from ..diagnosis import Diagnosis
 from ..law import about_noise, law_table
 from ..prediction import parts_table
 from . import _figures
@@ -26,6 +27,12 @@ def law(report: Report) -> Markup:
         about.insert(0, f"90 % of such runs: {future.error}")
         about.append(about_noise(report.law, expected))
     return join([*parts, *(tag("p", f"{line[0].upper()}{line[1:]}.") for line in about)])
+
+
+def diagnosis(found: Diagnosis) -> Markup:
+    """Whether measured step times are normal, what explains them, and what to change."""
+    tables = map(table, (found.summary(), *found.changes_tables()))
+    return join([*(tag("p", f"{x[0].upper()}{x[1:]}.") for x in found.lines()), *tables])
 
 
 def throughput(report: Report) -> Markup:

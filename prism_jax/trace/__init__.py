@@ -2,6 +2,11 @@
 # (`_spans`), `_ranges` says which of them are ops, `_rank_ops` gives the ops of the rank,
 # `_join_ranks` makes a table of the ops of all ranks, and `_read_trace` checks such a table, which
 # a file may hold too, for the `_trace`. `_read_ranks` calls them in this order.
+from ._compare_ranks import (
+    RankTimes as RankTimes,
+    rank_times as rank_times,
+    step_times as step_times,
+)
 from ._contents import contents as contents
 from ._orders import stages_of_ranks as stages_of_ranks
 from ._outline import groups as groups, outline as outline

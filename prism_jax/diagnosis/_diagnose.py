@@ -1,0 +1,258 @@
+"""Whether a measured step time is normal, and what explains it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+from scipy.special import stdtr
+
+from .._misc import counted
+from .._summary import Column, Shown, Table
+from ..calibration import STEP_LEVELS, Epistemic, possible_runs
+from ..data import Job, load_priors
+from ..program import parts_of
+from ..trace import RankTimes, step_times
+from ..workload import has_experts
+from ._causes import EFFECTS, TELLS, Explained, explained, simulated
+from ._changes import Change, cheapest_changes
+from ._evidence import OfRanks, odds, of_ranks, shares_of_ranks, shares_of_series
+from ._series import FEWEST, Series, series_of, shape_of, student
+
+
+# A probability that is called small. A priori, "nothing" is as likely as all causes together.
+_SMALL = 0.2
+# Likelihoods within this factor are not told apart.
+_ALIKE = 3.0
+# Widths of the kernels of a density of the spread and of slow steps, in logarithms: what a cause
+# does to slow steps is known within a factor of three.
+_WIDTHS = np.array([0.4, 1.2])
+_MOST_STEPS = 400
+_EVERY = 6  # Of so many effects, this density is found of one.
+_TAIL = 3.0  # Degrees of freedom: no law of steps is known further than this.
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """**Attributes:**
+
+    - `name`: such as `slow-rank`.
+    - `odds`: how much likelier what was measured is with it than without any cause.
+    - `explains`: how many seconds it adds to the mean of a step, if it is the cause.
+    - `parameter`, `value`: what it was fitted by, and the fitted value.
+    - `probability`: that it is the cause, among all and none.
+    - `indistinguishable`: whether its odds are within a factor of three of the best.
+    """
+
+    name: str
+    odds: float
+    explains: float
+    parameter: str
+    value: float | None
+    probability: float = 0.0
+    indistinguishable: bool = False
+
+    @property
+    def tell(self) -> str:
+        """The measurement that would tell whether it is."""
+        return TELLS[self.name]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Diagnosis(Shown):
+    """The result of `diagnose`.
+
+    **Attributes:**
+
+    - `normal`: whether the median lies between the 2.5 % and the 97.5 % quantile of such runs, and
+        all causes together have a probability of at most 0.8.
+    - `measured`, `num_steps`: the median of the measured steps, in seconds, and their number.
+    - `nothing`: the probability that nothing is wrong except the prediction.
+    - `causes`: the most probable first.
+    - `ranks`: what the traces of ranks show.
+    - `predicted`, `interval_90`: the median of such runs, in seconds, and where nine of ten lie.
+    - `percentile`: how many of a hundred such runs are faster.
+    - `changes`: what could be set otherwise, the cheapest first.
+
+    Without a model there is no prediction: `predicted`, `interval_90` and `percentile` are `None`.
+    """
+
+    normal: bool
+    measured: float
+    num_steps: int
+    nothing: float
+    causes: tuple[Cause, ...]
+    ranks: OfRanks | None
+    predicted: float | None = None
+    interval_90: tuple[float, float] | None = None
+    percentile: float | None = None
+    changes: tuple[Change, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        normal, steps = "normal" if self.normal else "not normal", counted(self.num_steps, "step")
+        lines = [f"measured: p50 {self.measured:.4g} s of {steps}: {normal}"]
+        if self.interval_90 is not None:
+            low, high = self.interval_90
+            text = f"predicted: p50 {self.predicted:.4g} s, 90 % of such runs"
+            faster = f"{self.percentile:.0f} of 100 such runs are faster"
+            lines.append(f"{text} {low:.4g} .. {high:.4g} s; {faster}")
+        if (seen := self.ranks) is not None:
+            text = f"traces: rank {seen.rank} has most own work, by {seen.longer:.1%} of a step"
+            hidden = f"; {seen.hidden:.0%} of collectives run under compute" * (seen.exposed > 0)
+            lines.append(f"{text}; others differ by {seen.scatter:.1%}{hidden}")
+        return lines
+
+    def summary(self) -> Table:
+        """The causes."""
+        why = "only the error of the prediction"
+        rows = [*self.causes, Cause("nothing", 1.0, 0.0, why, None, self.nothing)]
+        alike = [one for one in self.causes if one.indistinguishable and self.ranks is None]
+        notes = [f"{one.name}: {one.tell}." for one in alike]
+        notes[:0] = ["Not told apart, and what would tell:"] * (len(alike) > 1)
+        fitted, explains = (
+            Column("fitted", "value", ".3g"),
+            Column("explains", form="+.3g", unit="s"),
+        )
+        share = Column("probability", form=".2f")
+        columns = (Column("cause", "name"), share, explains, fitted, "parameter")
+        return Table(columns, rows, "What explains the measured steps", notes)
+
+    def changes_tables(self) -> list[Table]:
+        """A table of the cheapest changes, if there are any."""
+        falls = (Column(name, form=".3g", unit="s") for name in ("p50", "p95"))
+        columns = (Column("set", lambda one: " ".join(one.set)), "cost", *falls)
+        title = "The cheapest changes, and by how much a step falls"
+        return [Table(columns, self.changes, title)] * bool(self.changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypotheses:
+    """What step times of a job are weighed against.
+
+    **Attributes:**
+
+    - `job`: the job.
+    - `mean_s`: its mean step, in seconds.
+    - `future`: the steps of possible runs of it.
+    - `causes`: what each cause would do to them.
+    - `changes`: see [`Diagnosis`][prism_jax.diagnosis.Diagnosis].
+    """
+
+    job: Job
+    mean_s: float
+    future: Epistemic
+    causes: tuple[Explained, ...]
+    changes: tuple[Change, ...]
+
+
+def hypotheses(job: Job, *, num_samples: int = 1024, key: PRNGKeyArray) -> Hypotheses:
+    """Simulates the steps of a job as they should be, with each cause, and with each change, with
+    common random numbers.
+
+    **Arguments:**
+
+    - `job`: from `load_job`, with a model and a cluster.
+    - `num_samples`: how many steps of each to simulate.
+    - `key`: a `jax.random` key.
+
+    **Raises:**
+
+    `ValueError` for a job without a model.
+    """
+    usual = simulated(job, num_samples, key)
+    steps = np.quantile(usual.steps, STEP_LEVELS)
+    future = possible_runs(job, steps, float(np.median(steps)))
+    causes, changes = tuple(explained(usual)), cheapest_changes(usual)
+    return Hypotheses(job, float(steps.mean()), future, causes, changes)
+
+
+def diagnose(
+    of: Hypotheses, runs: Sequence[Float[np.ndarray, "_"]] = (), ranks: Sequence[RankTimes] = ()
+) -> Diagnosis:
+    """Says whether measured steps are normal, which causes explain them, and what to change.
+
+    The likelihood of a cause is that of the level, the spread, the slow steps and the trend of the
+    measured steps, if the cause changes the predicted steps by any value of its one parameter, and
+    the prediction has the errors of its class. "Nothing" is a hypothesis too. Traces of ranks add
+    whose work is long, and what runs under compute.
+
+    **Arguments:**
+
+    - `of`: from `hypotheses`.
+    - `runs`: measured step times in seconds, in the order of steps; of fewer than twelve steps only
+        the median is used. By default those of the traces.
+    - `ranks`: from `rank_times`.
+
+    **Raises:**
+
+    `ValueError` if nothing was measured.
+    """
+    if not len(runs) and not ranks:
+        raise ValueError("Nothing was measured; give step times, or traces of ranks.")
+    series, future = series_of(runs or [step_times(ranks)]), of.future
+    seen = of_ranks(ranks, of.job) if ranks else None
+    told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
+    one = np.ones((1, future.shapes.shape[1]))
+    (none,) = _likelihood(Explained("nothing", "", np.zeros(1), one, np.zeros(1)), series, of)
+    found = []
+    for cause in of.causes:
+        each, number = _likelihood(cause, series, of), len(cause.values)
+        total = max(float(each.sum()), 1e-300)
+        longer, value = (float(each @ x / total) for x in (EFFECTS[:number], cause.values))
+        here = total / len(EFFECTS) / float(none) * told.get(cause.name, 1.0)
+        found.append(Cause(cause.name, here, longer * of.mean_s, cause.parameter, value))
+    nothing, causes = _ranked(found)
+    middle, error = float(np.median(future.levels)), future.error
+    percentile = 100 * float(stdtr(error.degrees, np.log(series.level / middle) / error.spread))
+    normal = bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5)
+    about = (middle, future.intervals({"p50": 0.5})["p50"], percentile, of.changes)
+    number = len(series.steps)
+    return Diagnosis(normal, series.level, number, nothing, causes, seen, *about)
+
+
+def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
+    """As `diagnose`, from traces alone: of a job without a model no step is predicted."""
+    series, seen = series_of([step_times(ranks)]), of_ranks(ranks, job)
+    shares = shares_of_ranks(seen) | shares_of_series(series)
+    what, level = "share of a step in the traces", series.level
+    causes = [Cause(name, odds(name, *x), x[0] * level, what, x[0]) for name, x in shares.items()]
+    nothing, ranked = _ranked(causes)
+    return Diagnosis(nothing >= _SMALL, series.level, len(series.steps), nothing, ranked, seen)
+
+
+def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
+    """The probability of no cause, and the causes with theirs, the most probable first."""
+    odds = sum(one.odds for one in causes) / len(causes)
+    nothing, best = 1 / (1 + odds), max(one.odds for one in causes)
+    ranked = []
+    for one in sorted(causes, key=lambda one: -one.odds):
+        share, alike = nothing * one.odds / len(causes), one.odds * _ALIKE >= best
+        ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
+    return nothing, tuple(ranked)
+
+
+def _likelihood(cause: Explained, series: Series, of: Hypotheses) -> Float[np.ndarray, " values"]:
+    """The likelihood of what was measured, for each value of the parameter of a cause."""
+    future, error = of.future, of.future.error
+    few = len(series.steps) < FEWEST  # A single figure is a mean.
+    factor = (np.mean if few else np.median)(cause.factors, axis=1)
+    off = np.log(series.level / np.median(future.levels) / factor)
+    level = student(off / error.spread, error.degrees)
+    if few:
+        return level
+    priors = load_priors()
+    drift = priors.drift_experts if has_experts(parts_of(of.job)[0]) else priors.drift
+    scale = np.hypot(2 * series.trend_error, drift.deviation)
+    trend = student((series.trend + drift.mean - cause.trend) / scale, 1.0)
+    number = min(len(series.steps), _MOST_STEPS)
+    rng = np.random.default_rng(0)  # The same steps for all causes.
+    places = rng.integers(0, len(STEP_LEVELS), (len(future.shapes), number))
+    seen = shape_of(series.steps[None])
+    near, some = [], np.arange(0, len(cause.factors), _EVERY)
+    for factor in cause.factors[some]:
+        steps = np.take_along_axis(future.shapes * factor, places, axis=1)
+        apart = (shape_of(steps) - seen) / _WIDTHS
+        near.append(np.mean(np.prod(student(apart, _TAIL), axis=1)))
+    shape = np.interp(np.arange(len(cause.factors)), some, near) if near else 1.0
+    return level * trend * shape

@@ -1,0 +1,248 @@
+"""Diagnoses of step times and traces whose cause is known."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.calibration import STEP_LEVELS, possible_runs
+from prism_jax.cli import main
+from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
+from prism_jax.diagnosis._causes import EFFECTS, Explained
+from prism_jax.diagnosis._diagnose import Hypotheses
+from prism_jax.diagnosis._series import series_of, shape_of, student
+from prism_jax.trace import rank_times
+from prism_jax.trace._spans import HOST_OP, MESSAGE, RANGE, Message, RankTrace, SpanList
+
+
+JOB = prism.load_job("gpt3-175b-h100-768")
+SMALL = (
+    *("layout.pp=2", "layout.dp=2", "cluster.num_nodes=2", "world_size=16"),
+    *("schedule.kind=1f1b", "schedule.virtual_stages=1", "schedule.num_microbatches=2"),
+    *("model.num_layers=2",),
+)
+
+
+@pytest.fixture(scope="module")
+def of():
+    """Causes with known effects on steps of one second, whose prediction has its usual errors."""
+    steps = 1 + 0.003 * np.linspace(-2, 2, len(STEP_LEVELS))
+    ones, zeros = np.ones((len(EFFECTS), len(steps))), np.zeros(len(EFFECTS))
+    longer = ones * (1 + EFFECTS[:, None])
+    stalls = ones + EFFECTS[:, None] / 0.05 * (STEP_LEVELS > 0.95)
+    causes = (
+        Explained("slow-rank", "factor", 1 + EFFECTS, longer, zeros),
+        Explained("congested-link", "factor", 1 + EFFECTS, longer, zeros),
+        Explained("stalls", "time lost", EFFECTS, stalls, zeros),
+        Explained("drift", "growth", EFFECTS, longer, 2 * np.log1p(EFFECTS)),
+    )
+    return Hypotheses(JOB, 1.0, possible_runs(JOB, steps, 1.0), causes, ())
+
+
+def _steps(seed: int, number: int = 150) -> np.ndarray:
+    return 1 + 0.003 * np.random.default_rng(seed).standard_normal(number)
+
+
+def test_probabilities_are_of_all_causes_and_none(of):
+    found = diagnose(of, [_steps(0)])
+    total = found.nothing + sum(one.probability for one in found.causes)
+    assert total == pytest.approx(1)
+    assert [one.probability for one in found.causes] == sorted(
+        (one.probability for one in found.causes), reverse=True
+    )
+
+
+def test_steps_of_the_prediction_are_normal(of):
+    for seed in range(3):
+        found = diagnose(of, [_steps(seed)])
+        assert found.normal
+        assert found.nothing > 0.5
+
+
+def test_a_level_does_not_tell_causes_apart(of):
+    found = diagnose(of, [1.4 * _steps(0)])
+    assert not found.normal
+    assert found.percentile is not None
+    assert found.percentile > 99
+    by_name = {one.name: one for one in found.causes}
+    slow, link = by_name["slow-rank"], by_name["congested-link"]
+    assert slow.probability == pytest.approx(link.probability)
+    assert slow.indistinguishable
+    assert slow.explains == pytest.approx(0.4, rel=0.2)
+    assert not by_name["drift"].indistinguishable
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_stalls_and_drift_are_told_by_the_order_and_the_tail(of, seed):
+    rng = np.random.default_rng(seed)
+    paused = _steps(seed) + (rng.uniform(size=150) < 0.05) * rng.uniform(0.5, 2, 150)
+    assert diagnose(of, [paused]).causes[0].name == "stalls"
+    growing = _steps(seed) * np.linspace(1, 1.4, 150)
+    assert diagnose(of, [growing]).causes[0].name == "drift"
+    assert diagnose(of, [rng.permutation(growing)]).causes[0].name != "drift"
+
+
+def test_one_step_time_has_a_level_only(of):
+    level, slow = (diagnose(of, [np.array([x])]) for x in (1.0, 1.5))
+    assert level.percentile is not None
+    assert 20 < level.percentile < 80
+    assert level.normal
+    assert len({round(one.probability, 2) for one in slow.causes}) == 1
+
+
+def test_the_trend_is_that_of_the_series_and_of_each_run():
+    slope = series_of([_steps(0, 300) * np.exp(np.linspace(0, 0.2, 300))])
+    assert slope.trend == pytest.approx(0.2, abs=3 * slope.trend_error)
+    twice = series_of(
+        [x * np.exp(np.linspace(0, 0.2, 300)) for x in (_steps(1, 300), _steps(2, 300))]
+    )
+    assert twice.trend == pytest.approx(0.2, abs=4 * twice.trend_error)
+    assert twice.trend_error < slope.trend_error
+
+
+def test_the_shape_has_no_unit():
+    steps = np.stack([_steps(3), _steps(4)])
+    np.testing.assert_allclose(shape_of(7 * steps), shape_of(steps), rtol=1e-9)
+    assert np.exp(shape_of(steps)[0, 0]) == pytest.approx(0.003, rel=0.2)
+
+
+@pytest.mark.parametrize("degrees", [1.0, 3.0, np.inf])
+def test_a_density_has_mass_one(degrees):
+    z = np.tan(np.linspace(-np.pi / 2, np.pi / 2, 20_001)[1:-1])
+    assert np.trapezoid(student(z, degrees), z) == pytest.approx(1, abs=1e-3)
+
+
+def _traces(slow: int | None, num_ranks: int = 4, late: bool = False) -> list[RankTrace]:
+    """Ranks that compute for 100 ms, or 160, and then all-reduce, or both at once. All leave the
+    collective together.
+    """
+    found = []
+    for rank in range(num_ranks):
+        spans = SpanList()
+        for step in range(6):
+            start = int(step * 1e9)
+            compute = 160 if rank == slow else 100
+            begins = start + (compute if late else compute - 30) * 10**6
+            end = start + (200 if late else 170) * 10**6
+            spans.add(RANGE, start, end, f"ProfilerStep#{step}", "host")
+            spans.add(HOST_OP, start, start + compute * 10**6, "aten::mm", "host")
+            message = Message("all_reduce")
+            spans.add(MESSAGE, begins, end, "gloo:all_reduce", "gloo", message=message)
+        found.append(RankTrace(spans.spans(), {}, 0, rank))
+    return found
+
+
+def test_a_rank_is_slow_although_all_steps_are_equally_long():
+    times = rank_times(_traces(slow=2))
+    for one in times:
+        compute = 0.16 if one.rank == 2 else 0.1
+        np.testing.assert_allclose(one.step_s, 0.17)
+        np.testing.assert_allclose(one.own_s, compute)
+        np.testing.assert_allclose(one.communication_s, 0.2 - compute)
+        np.testing.assert_allclose(one.exposed_s, 0.17 - compute)
+    found = diagnose_ranks(JOB, times)
+    assert found.ranks is not None
+    assert found.ranks.rank == 2
+    assert found.causes[0].name == "slow-rank"
+    assert found.percentile is None
+
+
+def test_communication_after_compute_is_missing_overlap():
+    late, sound = (diagnose_ranks(JOB, rank_times(_traces(None, late=x))) for x in (True, False))
+    assert late.ranks is not None
+    assert sound.ranks is not None
+    assert late.ranks.hidden == pytest.approx(0)
+    assert late.causes[0].name == "no-overlap"
+    assert sound.ranks.hidden == pytest.approx(0.3)
+    assert sound.nothing > late.nothing
+
+
+def test_a_trace_tells_apart_what_step_times_do_not(of):
+    times = [dataclasses.replace(x, step_s=8 * x.step_s) for x in rank_times(_traces(slow=1))]
+    jitter = 1 + 0.001 * np.arange(6)
+    times = [dataclasses.replace(x, step_s=x.step_s * jitter, own_s=8 * x.own_s) for x in times]
+    assert diagnose(of, [1.36 * _steps(0)], times).causes[0].name == "slow-rank"
+    alike = [x.name for x in diagnose(of, [1.36 * _steps(0)], times).causes if x.indistinguishable]
+    assert alike == ["slow-rank"]
+
+
+def test_too_few_common_steps_are_refused():
+    one, other = _traces(None, 2)
+    other = dataclasses.replace(other, spans=other.spans[np.arange(9)])
+    with pytest.raises(ValueError, match="3 steps in common"):
+        rank_times([one, other])
+
+
+@pytest.mark.slow
+def test_each_cause_makes_steps_longer_by_its_effects():
+    found = hypotheses(
+        prism.load_job("gpt3-175b-h100-768", SMALL), num_samples=256, key=jax.random.key(0)
+    )
+    names = [cause.name for cause in found.causes]
+    assert names[0] == "slow-rank"
+    assert {"congested-link", "launch-bound", "stalls", "drift"} <= {*names}
+    assert "unbalanced-experts" not in names
+    for cause in found.causes:
+        means = cause.factors.mean(axis=1) - 1
+        if cause.name not in ("stalls", "drift"):
+            np.testing.assert_allclose(means, EFFECTS[: len(means)], rtol=0.1, atol=2e-3)
+        assert np.all(np.diff(cause.values) > 0)
+    assert all(change.p50 > 0 or change.p95 > 0 for change in found.changes)
+    assert len(found.changes) <= 5
+    for change in found.changes:
+        prism.load_job("gpt3-175b-h100-768", [*SMALL, *change.set])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gpt3-175b-h100-768"], "Give one of --measured, --step-time and --trace."),
+        (["gpt3-175b-h100-768", "--step-time", "-1"], "a number of seconds"),
+        (["gpt3-175b-h100-768", "--measured", "none.csv"], "no such file"),
+        (["gpt3-175b-h100-768", "--trace", "none"], "no such file"),
+        (["gpt3-175b-h100-768", "--step-time", "1", "--trace", "x"], "Give one of"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, says, capsys):
+    assert main(["diagnose", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_command_prints_what_it_found(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'kind = "job"\n[layout]\ndp = 4\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
+    )
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for trace in _traces(slow=3):
+        (folder / f"rank{trace.rank}.json").write_text(_kineto(trace))
+    assert main(["diagnose", str(path), "--trace", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ranks"]["rank"] == 3
+    assert {"name", "probability", "explains"} <= found["causes"][0].keys()
+    assert {"normal", "percentile", "changes"} <= found.keys()
+    assert main(["diagnose", str(path), "--trace", str(folder)]) == 0
+    assert "rank 3 has most own work" in capsys.readouterr().out
+
+
+def _kineto(trace: RankTrace) -> str:
+    spans, category = trace.spans, {RANGE: "user_annotation", HOST_OP: "cpu_op"}
+    events = [
+        {
+            "ph": "X",
+            "cat": category.get(int(kind), "user_annotation"),
+            "name": spans.names[name],
+            "ts": start / 1e3,
+            "dur": (end - start) / 1e3,
+            "pid": 1,
+            "tid": int(lane),
+        }
+        for kind, name, start, end, lane in zip(
+            spans.kind, spans.name, spans.start, spans.end, spans.lane, strict=True
+        )
+    ]
+    return json.dumps({"traceEvents": events, "distributedInfo": {"rank": trace.rank}})
