@@ -11,12 +11,12 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible
-from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
+from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity, sliders
 from ..calibration import epistemic
 from ..data import Job
 from ..engine import simulate
 from ..law import QUANTILES
-from ..prediction import memory, throughput
+from ..prediction import memory, quickest_change, throughput
 from ..profile import Profile, compile_profile
 from ..program import Program, compile_job
 from ._report import Origin, Report
@@ -96,9 +96,11 @@ def gather(
         epistemic=None if job is None or job.model is None else epistemic(job, law),
         throughput=throughput(job, law.mean),
         memory=None if job is None or job.model is None else memory(job),
+        quickest=None if job is None or job.model is None else quickest_change(job),
         sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=_found(missing, "criticality", lambda: criticality(program, **same)),
         step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
+        sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=steps, key=key)),
         missing=missing,
         origin=_origin(num_samples, steps, key, commands or {}, seed),
     )
