@@ -32,6 +32,7 @@ from ._sliders import (
     LEVELS as LEVELS,
     P50 as P50,
     P95 as P95,
+    SHARED as SHARED,
     AbstractSlider as AbstractSlider,
     Check as Check,
     Rare as Rare,

@@ -28,7 +28,7 @@ _MOST, _POSITIONS = 6, 25
 # From a parameter's own value to the one beside it, for the derivative.
 _NEAR = 0.1
 _RARE = _SLOW_GPUS, _STALLS = "slow GPUs", "stall rate"
-_SHARED = {
+SHARED = {
     "rank": "spread of GPUs",
     "step": "spread of steps",
     "worker_step": "spread of workers",
@@ -239,7 +239,7 @@ def _knobs(program: Program) -> dict[str, tuple[str, Sequence[str]]]:
     found = {
         "spread of compute kernels": ("kernel_spread", set(of_kernels) - {*COLLECTIVES}),
         "spread of collectives": ("kernel_spread", set(of_kernels) & {*COLLECTIVES}),
-        **{_SHARED[name]: ("factor_spread", [name]) for name in ones.factor_spread},
+        **{SHARED[name]: ("factor_spread", [name]) for name in ones.factor_spread},
         _STALLS: ("stall_rate", [*laws.stalls]),
     }
     collectives = [kind for kind in COLLECTIVES if kind in program.latencies.kinds]

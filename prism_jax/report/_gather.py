@@ -11,7 +11,15 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible
-from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity, sliders
+from ..analysis import (
+    AbstractObjective,
+    Quantile,
+    criticality,
+    moved,
+    sample_step,
+    sensitivity,
+    sliders,
+)
 from ..calibration import epistemic
 from ..data import Job
 from ..engine import simulate
@@ -73,6 +81,8 @@ def gather(
     job = of if isinstance(of, Job) else None
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
+    # With factors of one, so that all figures share the code that sensitivities need.
+    program = moved(program, {})
     with interruptible() as interrupt:
         law = simulate(
             program,
@@ -86,6 +96,7 @@ def gather(
     if law.interrupted or interrupt.late:
         missing["law"] = "interrupted; the law has the steps until then"
     steps = min(num_samples, MOST_STEPS)
+    few = min(num_samples, MOST_STEPS // 2)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     return Report(
@@ -100,7 +111,7 @@ def gather(
         sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=_found(missing, "criticality", lambda: criticality(program, **same)),
         step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
-        sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=steps, key=key)),
+        sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=few, key=key)),
         missing=missing,
         origin=_origin(num_samples, steps, key, commands or {}, seed),
     )

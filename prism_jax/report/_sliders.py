@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from ..analysis import LEVELS, AbstractSlider, Rare, Sliders
+from ..analysis import LEVELS, SHARED, AbstractSlider, Rare, Sliders
 from ._html import Markup, join, tag
 from ._report import Report
 
@@ -41,7 +41,8 @@ def _slow(report: Report) -> str:
         return f"{slow or 'What makes steps slow is not known'}."
     gain, name = max(gains)
     unit = "s" if found.unit == "s" else ""
-    wide = f"without the spread of `{name}`, {found.objective} would fall by {gain:.2g} {unit}"
+    what = SHARED.get(name, f"spread of {name}")
+    wide = f"without the {what}, {found.objective} would fall by {gain:.2g} {unit}"
     return f"{slow}; {wide.strip()}." if slow else f"{wide[0].upper()}{wide[1:].strip()}."
 
 
@@ -56,11 +57,11 @@ def _first(report: Report) -> str:
             "variability does)."
         )
     best = _best_slower(report.sliders)
-    tried = "No setting that costs nothing makes steps 0.5 % shorter" * (report.job is not None)
+    tried = "No setting that costs nothing makes steps 0.5 % shorter" * (report.memory is not None)
     if best is None:
         return f"{tried or 'What to change first is not known'}."
     name, gain = best
-    least = f"lower the {name} by a tenth, which is worth {gain:.2g} s at p95"
+    least = f"lower the {name} by a tenth first, which is worth {gain:.2g} s at p95"
     return f"{tried}; {least}." if tried else f"Change first: {least}."
 
 
@@ -100,7 +101,10 @@ def sliders(report: Report) -> Markup:
         tag("path", d="M60 5V210H800", style="stroke: var(--ink); stroke-width: 1"),
         *(tag("path", d="", class_=name) for name in ("own", "moved")),
         *(tag("text", "", text_anchor=a, x=x, **text) for a, x in _TICKS),
-        *(tag("text", f"{100 * y} %", class_="tick", x=0, y=214 - 200 * y) for y in (0, 0.5, 1)),
+        *(
+            tag("text", f"{100 * y:.0f} %", class_="tick", x=0, y=214 - 200 * y)
+            for y in (0, 0.5, 1)
+        ),
         viewBox="0 0 810 250",
         role="img",
         aria_label=caption,
