@@ -13,10 +13,12 @@ import signal
 
 import jax
 import msgspec
+import numpy as np
 import pytest
 
 import prism_jax as prism
 from prism_jax import report as reports
+from prism_jax.analysis import LEVELS, P50, P95
 from prism_jax.cli import main
 from prism_jax.cli._main import make_parser
 from prism_jax.law import law_table
@@ -49,7 +51,7 @@ def page(report):
 class _Reader(html.parser.HTMLParser):
     """Checks that elements are closed in order, and keeps ids, references and texts."""
 
-    _EMPTY = frozenset({"meta", "link"})
+    _EMPTY = frozenset({"meta", "link", "input"})
 
     def __init__(self):
         super().__init__()
@@ -90,7 +92,7 @@ def _read(page):
 def test_a_page_is_whole_and_loads_nothing(page):
     read = _read(page)
     assert len(read.ids) == len(set(read.ids))
-    assert read.tags.count("svg") == 6  # One in each section that has a figure.
+    assert read.tags.count("svg") == 7  # One in each section that has a figure.
     for reference in read.references:
         assert reference.startswith(("#", "data:"))
         assert not reference.startswith("#") or reference[1:] in read.ids
@@ -126,6 +128,11 @@ def test_a_page_says_what_was_found_and_how(report, page):
     assert "--samples 320 --seed 5" in text
     assert importlib.metadata.version("prism-jax") in text
     assert re.search(r"20\d\d-\d\d-\d\d\.", text)
+    for start in ("Expect a step of", "Besides compute, ", "Change first: "):
+        assert start in text
+    assert f"{report.sliders.check.simulated:.5g} s, and" in text
+    for slider in report.sliders.sliders:
+        assert slider.name in text
     for heading in ("Throughput", "Criticality", "Memory", "One step", "Expected error"):
         assert heading in text
 
@@ -148,13 +155,12 @@ def test_expected_errors_are_those_of_the_docs():
 
 def test_what_is_missing_is_told(report):
     why = "interrupted"
-    left = {"sensitivities": why, "criticality": "not begun", "timeline": "not begun"}
-    some = dataclasses.replace(
-        report, sensitivity=None, criticality=None, step=None, epistemic=None, missing=left
-    )
+    left = dict.fromkeys(("sliders", "sensitivities", "criticality", "timeline"), why)
+    none = dict.fromkeys(("sliders", "sensitivity", "criticality", "step", "epistemic"))
+    some = dataclasses.replace(report, **none, missing=left)
     page = reports.html_page(some)
     assert _read(page).tags.count("svg") == 3
-    assert page.count("Missing: ") == 3
+    assert page.count("Missing: ") == 4
 
 
 def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):
@@ -165,7 +171,7 @@ def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):
     job = prism.load_job(*_JOB)
     found = reports.gather(job, num_samples=320, key=jax.random.key(5))
     assert found.law.num_samples == 320
-    assert found.missing.keys() == {"sensitivities", "criticality", "timeline"}
+    assert found.missing.keys() == {"sliders", "sensitivities", "criticality", "timeline"}
 
 
 def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
@@ -185,7 +191,7 @@ def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert found.law.num_samples == 320
-    assert found.missing.keys() == {"law", "sensitivities", "criticality", "timeline"}
+    assert found.missing.keys() == {"law", "sliders", "sensitivities", "criticality", "timeline"}
 
 
 def test_a_page_of_a_profile_says_what_only_jobs_have(report):
@@ -295,7 +301,7 @@ def test_a_browser_draws_all_of_a_page(opened):
 
     assert "script" in opened.title  # As a text.
     figures = opened.find_elements(By.CSS_SELECTOR, "figure svg")
-    assert len(figures) == 6
+    assert len(figures) == 7
     for figure in figures:
         assert figure.size["width"] > 500
         assert figure.size["height"] > 60
@@ -303,7 +309,7 @@ def test_a_browser_draws_all_of_a_page(opened):
     width = opened.execute_script("return [document.body.scrollWidth, innerWidth]")
     assert width[0] <= width[1]  # What is wide scrolls within its frame.
     # Labels of a figure do not lie on each other: matplotlib lays them out, the browser scales.
-    assert opened.execute_script("return document.querySelectorAll('section h2').length") == 10
+    assert opened.execute_script("return document.querySelectorAll('section h2').length") == 11
 
 
 def test_tables_are_sorted_by_their_buttons(opened):
@@ -339,6 +345,8 @@ def test_a_keyboard_is_enough(opened):
 
     body = opened.find_element(By.TAG_NAME, "body")
     body.send_keys(Keys.TAB)
+    assert focused().get_attribute("href").endswith("#sliders")
+    focused().send_keys(Keys.TAB)
     assert focused().get_attribute("href").endswith("#step-time")
     focused().send_keys(Keys.ENTER)
     for _ in range(3):  # The frame of the first table, and two of its buttons.
@@ -353,6 +361,39 @@ def test_a_keyboard_is_enough(opened):
     assert [float(x) for x in _column(opened, 0, 1)] == rising[::-1]
 
 
+def test_the_law_follows_the_sliders(opened, report):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    def shown():
+        return [
+            float(x.text.split()[0]) for x in opened.find_elements(By.CSS_SELECTOR, "dd output")
+        ]
+
+    def expected(values):
+        law = report.law.quantile(LEVELS) + report.sliders.at(values) - report.sliders.at({})
+        return [float(f"{x:.5g}") for x in np.maximum.accumulate(law)[[P50, P95]]]
+
+    first, second, *_ = report.sliders.sliders
+    inputs = opened.find_elements(By.CSS_SELECTOR, ".sliders input")
+    assert len(inputs) == len(report.sliders.sliders) == 6
+    assert shown() == pytest.approx(expected({}), rel=2e-5)
+    grey, dark = (f"return document.querySelector('path.{x}').getAttribute('d')" for x in _LAWS)
+    assert opened.execute_script(grey) == opened.execute_script(dark)
+    values = {}
+    for slider, entry, keys in ((first, inputs[0], 3), (second, inputs[1], 5)):
+        for _ in range(keys):
+            entry.send_keys(Keys.ARROW_RIGHT)
+        places = slider.positions()
+        values[slider.name] = places[places.index(slider.own) + keys]
+        assert f"{values[slider.name]:.3g}" in entry.get_attribute("aria-valuetext")
+        assert shown() == pytest.approx(expected(values), rel=2e-5)
+    assert opened.execute_script(grey) != opened.execute_script(dark)
+    opened.find_element(By.CSS_SELECTOR, ".sliders button").click()
+    assert shown() == pytest.approx(expected({}), rel=2e-5)
+
+
+_LAWS = ("own", "moved")
 _COLOURS = """
 const ink = getComputedStyle(document.body), text = document.querySelector("#law-text_1 use") ||
   document.querySelector("#law-text_1 path");

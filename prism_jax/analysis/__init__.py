@@ -28,6 +28,19 @@ from ._parts import open_parts as open_parts, write_part as write_part
 from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
 from ._score import Score as Score, score as score
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
+from ._sliders import (
+    LEVELS as LEVELS,
+    P50 as P50,
+    P95 as P95,
+    SHARED as SHARED,
+    AbstractSlider as AbstractSlider,
+    Check as Check,
+    Rare as Rare,
+    Sliders as Sliders,
+    Smooth as Smooth,
+    moved as moved,
+    sliders as sliders,
+)
 from ._stages import ranks_of_stages as ranks_of_stages
 from ._sweep import Points as Points, grid as grid, sweep as sweep, sweep_points as sweep_points
 from ._target import Target as Target, target as target

@@ -41,13 +41,17 @@ def histogram(report: Report) -> Markup:
     name = "Histogram of the step time"
     about = (
         f"{name}, with its quantiles, of {counted(report.law.num_samples, 'simulated step')}. "
-        "Each bar is the share of steps in its bin."
+        "Each bar is the share of steps in its bin; the further p95 is from p50, the more they "
+        "vary."
     )
     return _figure("law", about, 3.4, lambda ax: plot.histogram(report.law, ax=ax))
 
 
 def breakdown(parts: Mapping[str, float]) -> Markup:
-    about = "What the mean step time is made of, and the share of each part."
+    about = (
+        "What the mean step time is made of, and the share of each part: all but compute is time "
+        "that another layout or schedule may save."
+    )
     height = 0.9 + 0.3 * len(parts)
     return _figure("breakdown", about, height, lambda ax: plot.breakdown(parts, ax=ax))
 
@@ -55,7 +59,8 @@ def breakdown(parts: Mapping[str, float]) -> Markup:
 def tornado(found: Any) -> Markup:
     about = (
         f"By how much {found.objective} would fall without the variability of each part: simulated "
-        "(bars, with 95 % intervals) and to first order (diamonds). Up to ten parts."
+        "(bars, with 95 % intervals) and to first order (diamonds). The longest of up to ten bars "
+        "is the part to make steadier first."
     )
     height = 1.0 + 0.32 * min(len(found.parts), 10)
     return _figure("sensitivities", about, height, lambda ax: plot.tornado(found, ax=ax))
@@ -64,13 +69,16 @@ def tornado(found: Any) -> Markup:
 def heat_map(found: Any) -> Markup:
     about = (
         "How likely the compute of each stage and microbatch is on the critical path: light is "
-        "unlikely, dark is likely."
+        "unlikely, dark is likely. Only what is dark shortens a step when it becomes faster."
     )
     return _figure("criticality", about, 3.4, lambda ax: plot.heat_map(found, ax=ax))
 
 
 def memory(found: Any) -> Markup:
-    about = "The peak memory of each pipeline rank, by part, and the memory of a device."
+    about = (
+        "The peak memory of each pipeline rank, by part; what is left to the dashed line, the "
+        "memory of a device, is free."
+    )
     height = 1.6 + 0.24 * min(len(found.ranks), 32)
     return _figure("memory", about, height, lambda ax: plot.memory(found, ax=ax))
 
@@ -78,7 +86,7 @@ def memory(found: Any) -> Markup:
 def gantt(step: Any) -> Markup:
     about = (
         f"One simulated step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of the step "
-        "time: the ops of each pipeline rank over time, and the critical path."
+        "time: the ops of each pipeline rank over time, and the critical path. Gaps are waits."
     )
     many = len(step.receivers) > _MOST_SHAPES
 

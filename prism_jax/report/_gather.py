@@ -12,13 +12,21 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import interruptible
-from ..analysis import AbstractObjective, Quantile, criticality, sample_step, sensitivity
+from ..analysis import (
+    AbstractObjective,
+    Quantile,
+    criticality,
+    moved,
+    sample_step,
+    sensitivity,
+    sliders,
+)
 from ..calibration import epistemic
 from ..data import Job
 from ..diagnosis import diagnose, hypotheses
 from ..engine import simulate
 from ..law import QUANTILES
-from ..prediction import memory, throughput
+from ..prediction import memory, quickest_change, throughput
 from ..profile import Profile, compile_profile
 from ..program import Program, compile_job
 from ._report import Origin, Report
@@ -77,6 +85,8 @@ def gather(
     job = of if isinstance(of, Job) else None
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
+    # With factors of one, so that all figures share the code that sensitivities need.
+    program = moved(program, {})
     with interruptible() as interrupt:
         law = simulate(
             program,
@@ -90,6 +100,7 @@ def gather(
     if law.interrupted or interrupt.late:
         missing["law"] = "interrupted; the law has the steps until then"
     steps = min(num_samples, MOST_STEPS)
+    few = min(num_samples, MOST_STEPS // 2)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     return Report(
@@ -100,9 +111,11 @@ def gather(
         epistemic=None if job is None or job.model is None else epistemic(job, law),
         throughput=throughput(job, law.mean),
         memory=None if job is None or job.model is None else memory(job),
+        quickest=None if job is None or job.model is None else quickest_change(job),
         sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=_found(missing, "criticality", lambda: criticality(program, **same)),
         step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
+        sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=few, key=key)),
         missing=missing,
         origin=_origin(num_samples, steps, key, commands or {}, seed),
         diagnosis=diagnose(hypotheses(job, key=key), measured) if job and len(measured) else None,

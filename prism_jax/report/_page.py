@@ -17,7 +17,7 @@ from ..data import (
     toml_value,
 )
 from ..profile import Profile
-from . import _sections
+from . import _sections, _sliders
 from ._accuracy import expected_error
 from ._figures import check_matplotlib
 from ._html import Markup, join, table, tag
@@ -66,6 +66,7 @@ def html_page(report: Report) -> str:
     """
     check_matplotlib()
     sections = {
+        "Sliders": _sliders.sliders(report),
         "Step time": _sections.law(report),
         **({"Diagnosis": _sections.diagnosis(of)} if (of := report.diagnosis) else {}),
         "Throughput": _sections.throughput(report),
@@ -88,12 +89,13 @@ def html_page(report: Report) -> str:
     body = tag(
         "body",
         tag("header", tag("h1", report.of.name), tag("p", about, class_="faint")),
+        _sliders.headline(report),
         _tiles(report),
         *(tag("p", note, class_="note") for note in notes(report.of)),
         *_interrupted(report),
         tag("nav", tag("ul", *links), aria_label="Sections"),
         tag("main", *main),
-        tag("script", Markup(_resource("_page.js"))),
+        tag("script", Markup(_resource("_page.js") + _resource("_sliders.js"))),
     )
     head = tag(
         "head",
@@ -152,6 +154,7 @@ def _origin(report: Report) -> Markup:
     rows = [
         ("step time", "simulate", f"{counted(every, 'step')}; {how}"),
         ("throughput, breakdown", "simulate", "at the mean step time"),
+        ("sliders", "analysis.sliders", f"{counted(some, 'step')} a point"),
         ("sensitivities", "sensitivity", counted(some, "step")),
         ("criticality", "criticality", counted(some, "step")),
         ("memory", "memory", "no steps; on the host"),

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ..analysis import Criticality, SampledStep, Sensitivity
+from ..analysis import Criticality, SampledStep, Sensitivity, Sliders
 from ..calibration import Epistemic
 from ..data import Job
 from ..diagnosis import Diagnosis
@@ -50,7 +50,8 @@ class Report:
     - `levels`: quantiles by name.
     - `epistemic`: the laws of possible runs; `None` without a model.
     - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
-    - `sensitivity`, `criticality`, `step`: those of the simulated step time.
+    - `sliders`, `sensitivity`, `criticality`, `step`: those of the simulated step time.
+    - `quickest`: the cheap setting that shortens a step most, and by which share, if there is any.
     - `diagnosis`: of measured step times, if there are any.
     - `missing`: why a figure is missing, by its name.
     - `origin`: how the figures were obtained.
@@ -63,6 +64,8 @@ class Report:
     epistemic: Epistemic | None
     throughput: Throughput | None
     memory: Memory | None
+    quickest: tuple[dict, float] | None
+    sliders: Sliders | None
     sensitivity: Sensitivity | None
     criticality: Criticality | None
     step: SampledStep | None

@@ -1,0 +1,262 @@
+"""How the law of the step time follows the parameters that matter most."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from .._misc import unknown_name
+from ..cluster import COLLECTIVES
+from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
+from ..latency import Mixture
+from ..program import Program
+from ._bootstrap import MARGIN, check_num_steps
+from ._knobs import apply_knobs, neutral
+
+
+_HALF = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 400)
+# The levels of a law, dense in both tails. They include p5, p50, p95 and p99.
+LEVELS = np.array([*_HALF, 500, *(1000 - x for x in reversed(_HALF))]) / 1000
+P50, P95 = (LEVELS.tolist().index(level) for level in (0.5, 0.95))
+_MOST, _POSITIONS = 6, 25
+# From a parameter's own value to the one beside it, for the derivative.
+_NEAR = 0.1
+_RARE = _SLOW_GPUS, _STALLS = "slow GPUs", "stall rate"
+SHARED = {
+    "rank": "spread of GPUs",
+    "step": "spread of steps",
+    "worker_step": "spread of workers",
+    "microbatch": "spread of microbatches",
+    "network": "congestion of the network",
+    "expert_load": "unevenness of experts",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AbstractSlider(abc.ABC):
+    """A parameter, and how quantiles follow it. All others are as they are.
+
+    **Attributes:**
+
+    - `name`: the parameter.
+    - `own`: the value that it has in the program: one for a factor.
+    - `values`: `(3,)`, the values that were simulated, rising.
+    - `laws`: `(3, levels)`, the quantiles at `LEVELS` at each of these, in seconds.
+    """
+
+    name: str
+    own: float
+    values: Float[np.ndarray, "3"]
+    laws: Float[np.ndarray, "3 levels"]
+
+    @abc.abstractmethod
+    def law(self, value: float) -> Float[np.ndarray, " levels"]:
+        """The quantiles at a value within the range, in seconds."""
+
+    def change(self, value: float) -> Float[np.ndarray, " levels"]:
+        """By how many seconds each quantile changes from the parameter's own value."""
+        if not self.values[0] <= value <= self.values[-1]:
+            low, high = self.values[[0, -1]]
+            raise ValueError(f"`{self.name}` got {value!r}; give a value in [{low:g}, {high:g}].")
+        return self.law(value) - self.law(self.own)
+
+    def positions(self) -> list[float]:
+        """Evenly spaced values with, in the place of the nearest, the parameter's own."""
+        found = np.linspace(self.values[0], self.values[-1], _POSITIONS)
+        found[np.argmin(np.abs(found - self.own))] = self.own
+        return found.tolist()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Smooth(AbstractSlider):
+    """A spread or a mean, whose own value is the second: on either side, each quantile follows the
+    parabola that has the simulated derivative there.
+
+    **Attributes:**
+
+    - `slope`: `(levels,)`, the derivative of the quantiles with respect to the value.
+    """
+
+    slope: Float[np.ndarray, " levels"]
+
+    def law(self, value: float) -> Float[np.ndarray, " levels"]:
+        _, own, _ = self.values
+        end = 2 if value > own else 0
+        width = self.values[end] - own
+        bend = (self.laws[end] - self.laws[1] - width * self.slope) / width**2
+        return self.laws[1] + (value - own) * (self.slope + (value - own) * bend)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rare(AbstractSlider):
+    """A number of rare events: each adds the same chance to be later than a time, so the logarithm
+    of the share of steps that are not is linear in the number, where quantiles jump.
+    """
+
+    def law(self, value: float) -> Float[np.ndarray, " levels"]:
+        k = int(value >= self.values[1])
+        before, after = self.laws[k : k + 2]
+        times = np.union1d(before, after)
+        fewest = np.log(LEVELS[0] / 10)
+        logs = [np.interp(times, law, np.log(LEVELS), fewest, 0.0) for law in (before, after)]
+        added = logs[1] - logs[0]
+        # Before the first step of the later law, of which too few were simulated to tell.
+        added[times < after[0]] = added[times == after[0]]
+        t = (value - self.values[k]) / (self.values[k + 1] - self.values[k])
+        return np.interp(np.log(LEVELS), np.maximum.accumulate(logs[0] + t * added), times)
+
+
+class Check(NamedTuple):
+    """Sliders moved together to values that were not simulated, and p95 there in seconds: by the
+    sliders, and simulated with another key.
+    """
+
+    values: dict[str, float]
+    p95: float
+    simulated: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sliders:
+    """The result of `sliders`.
+
+    **Attributes:**
+
+    - `law`: `(levels,)`, the quantiles of the program's own step time at `LEVELS`, in seconds.
+    - `sliders`: a slider for each parameter, that which moves p95 most first.
+    - `check`: how exact p95 is where the first two are moved together.
+    - `num_samples`: how many steps each point is from.
+    - `notes`: as in [`Sensitivity`][].
+    """
+
+    law: Float[np.ndarray, " levels"]
+    sliders: tuple[AbstractSlider, ...]
+    check: Check
+    num_samples: int
+    notes: tuple[str, ...]
+
+    def at(self, values: Mapping[str, float]) -> Float[np.ndarray, " levels"]:
+        """The quantiles at `LEVELS` in seconds, with some parameters at other values. What several
+        parameters change is added.
+
+        **Raises:**
+
+        `ValueError` for a parameter without a slider, or a value beyond its range.
+        """
+        known = {slider.name: slider for slider in self.sliders}
+        for name in values:
+            if name not in known:
+                raise ValueError(unknown_name("slider", name, tuple(known)))
+        changes = [known[name].change(value) for name, value in values.items()]
+        return np.maximum.accumulate(sum(changes, self.law))
+
+
+def sliders(program: Program, *, num_samples: int = 4096, key: PRNGKeyArray) -> Sliders:
+    """Simulates the six parameters that move p95 of the step time most at three values each, with
+    common random numbers, and beside these for the derivatives.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `num_samples`: how many steps to simulate at each point.
+    - `key`: a `jax.random` key.
+
+    **Returns:**
+
+    A [`Sliders`][]: of factors on spreads (0 to 4) and on mean latencies of collectives (0.5 to 2),
+    and of the rates of stalls and of slow GPUs.
+    """
+    check_program(program, key)
+    options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "margin": MARGIN}
+    base = simulated_steps(moved(program, {}), key=key, **options)
+
+    def law(values: Mapping[str, float], key: PRNGKeyArray = key, like: Any = base) -> np.ndarray:
+        return _law(simulated_steps(moved(program, values), key=key, like=like, **options))
+
+    own = _law(base)
+    ranges = _ranges(program)
+    highest = {name: law({name: values[-1]}) for name, (_, values) in ranges.items()}
+    most = sorted(ranges, key=lambda name: -abs(highest[name][P95] - own[P95]))[:_MOST]
+    found: list[AbstractSlider] = []
+    for name in most:
+        at, values = ranges[name]
+        laws = [own if v == at else law({name: v}) for v in values[:-1]]
+        about = name, at, values, np.stack([*laws, highest[name]])
+        if name in _RARE:
+            found.append(Rare(*about))
+        else:
+            found.append(Smooth(*about, (law({name: at + _NEAR}) - own) / _NEAR))
+    middle = {slider.name: float(slider.values[1:].mean()) for slider in found[:2]}
+    simulated = law(middle, jax.random.fold_in(key, 1))[P95]
+    result = Sliders(
+        own, (*found,), Check(middle, 0.0, 0.0), num_samples, vector_rule_notes(base.run)
+    )
+    check = Check(middle, float(result.at(middle)[P95]), float(simulated))
+    return dataclasses.replace(result, check=check)
+
+
+def moved(program: Program, values: Mapping[str, float]) -> Program:
+    """The program with parameters at other values, named as in `Sliders`. Only values differ, so
+    that all points share their compiled code.
+    """
+    knobs, factors = neutral(program), _knobs(program)
+    for name, value in values.items():
+        if name == _SLOW_GPUS:
+            program, slower = _with_slow_gpus(program, value)
+            # The law is divided by its mean, but the other GPUs are as fast as before.
+            field, keys, value = "kernel_mean", {*knobs.kernel_mean} - {*COLLECTIVES}, slower
+        else:
+            field, keys = factors[name]
+        old = getattr(knobs, field)
+        new = {k: old[k] * jnp.asarray(value, old[k].dtype) for k in keys}
+        knobs = dataclasses.replace(knobs, **{field: {**old, **new}})
+    return apply_knobs(program, knobs)
+
+
+def _with_slow_gpus(program: Program, number: float) -> tuple[Program, float]:
+    """The program with a number of slow GPUs, and by what factor a GPU is slower on average."""
+    law, share = program.variability.rank, number / program.world_size
+    assert isinstance(law, Mixture)
+    other = Mixture(jnp.asarray([1 - share, share], law.weights.dtype), law.components)
+    changed = eqx.tree_at(lambda of: of.variability.rank, program, other)
+    return changed, float(other.mean() / law.mean())
+
+
+def _law(simulated: SimulatedSteps) -> Float[np.ndarray, " levels"]:
+    return np.quantile(simulated.steps, LEVELS)
+
+
+def _knobs(program: Program) -> dict[str, tuple[str, Sequence[str]]]:
+    """For each parameter that is a factor, its field of `Knobs` and its places in the field."""
+    ones, laws = neutral(program), program.variability
+    of_kernels = [*laws.residual]
+    found = {
+        "spread of compute kernels": ("kernel_spread", set(of_kernels) - {*COLLECTIVES}),
+        "spread of collectives": ("kernel_spread", set(of_kernels) & {*COLLECTIVES}),
+        **{SHARED[name]: ("factor_spread", [name]) for name in ones.factor_spread},
+        _STALLS: ("stall_rate", [*laws.stalls]),
+    }
+    collectives = [kind for kind in COLLECTIVES if kind in program.latencies.kinds]
+    found |= {f"mean of {kind}": ("kernel_mean", [kind]) for kind in collectives}
+    return {name: (field, sorted(keys)) for name, (field, keys) in found.items() if keys}
+
+
+def _ranges(program: Program) -> dict[str, tuple[float, Float[np.ndarray, "3"]]]:
+    """For each parameter, its own value and the three to simulate."""
+    found = {
+        name: (1.0, np.array([0.5, 1, 2] if field == "kernel_mean" else [0.0, 1, 4]))
+        for name, (field, _) in _knobs(program).items()
+    }
+    law, gpus = program.variability.rank, program.world_size
+    if isinstance(law, Mixture) and len(law.components) == 2:
+        own = float(law.weights[1] / law.weights.sum()) * gpus
+        some = own or 4.0
+        if 4 * some <= gpus / 4:
+            found[_SLOW_GPUS] = own, np.array([0, some, 4 * some])
+    return found
