@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,12 +14,12 @@ from ..program import compile_job, parts_of
 from ._causes import Simulated
 
 
-_FLAG, _ORDER, _MACHINE = "a flag", "the order of work", "the machine"
+_FLAG, _ORDER, _PRECISION, _MACHINE = "a flag", "the order of work", "the precision", "the machine"
 # What is tried of `training`, where it differs from what the job has.
 _FLAGS = (
     "overlap_grad_reduce=true overlap_param_gather=true overlap_tp_backward=true tp_overlap=true "
     "sequence_parallel=true accumulate_gradients=true overlap_shared_experts=true zero=1 "
-    "fused_experts=true recompute=none recompute=selective gradient_dtype=bf16 attention=flash "
+    "fused_experts=true recompute=none recompute=selective attention=flash "
     "attention=cudnn token_dispatcher=deepep token_dispatcher=hybridep cuda_graphs=modules"
 )
 _LEAST = 0.002  # The share of a step that is worth a line.
@@ -39,13 +40,45 @@ class Change:
     p95: float
 
 
+class _Predicted(NamedTuple):
+    """The share by which a step without variability is shorter, and what to set for it."""
+
+    gain: float
+    cost: str
+    set: tuple[str, ...]
+    job: Job
+
+
 def cheapest_changes(usual: Simulated, most: int = 5) -> tuple[Change, ...]:
     """The changes that shorten a step most, the cheapest first: flags, then the order of work, then
-    the machine. Each fits in memory, and is simulated with common random numbers.
+    the precision, then the machine. Each fits in memory, and is simulated with common random
+    numbers.
     """
-    job = usual.job
+    costs = (_FLAG, _ORDER, _PRECISION, _MACHINE)
+    found = []
+    for _, cost, texts, other in _predicted(usual.job)[:most]:
+        steps = usual.of(Scenario(compile_job(other)))
+        before, after = (np.quantile(x, (0.5, 0.95)) for x in (usual.steps, steps))
+        if max((before - after) / before) > _LEAST:
+            found.append(Change(texts, cost, *(before - after).tolist()))
+    return tuple(sorted(found, key=lambda one: (costs.index(one.cost), -one.p95)))
+
+
+def quickest_change(job: Job) -> tuple[tuple[str, ...], float] | None:
+    """The setting that shortens a step without variability most, of those that cost nothing: they
+    keep the GPUs, the layout, the tokens and the precision, and fit in memory. And by which share
+    of the step; `None` if no setting is worth a line.
+    """
+    for one in _predicted(job):
+        if one.cost in (_FLAG, _ORDER) and one.gain > _LEAST:
+            return one.set, one.gain
+    return None
+
+
+def _predicted(job: Job) -> list[_Predicted]:
+    """Of each key the best value, the largest gain first."""
     now, fit = predict(job).mean, memory(job).fits
-    best: dict[tuple[str, ...], tuple[float, str, tuple[str, ...], Job]] = {}
+    best: dict[tuple[str, ...], _Predicted] = {}
     for cost, texts in _tried(job):
         try:
             other = job
@@ -56,22 +89,15 @@ def cheapest_changes(usual: Simulated, most: int = 5) -> tuple[Change, ...]:
         except ValueError:  # It does not go with this job.
             continue
         keys = tuple(text.split("=")[0] for text in texts)
-        most_yet = max(_LEAST, best.get(keys, (0.0,))[0])
+        most_yet = max(_LEAST, best[keys].gain if keys in best else 0.0)
         if fits and (cost == _MACHINE or gain > most_yet):
-            best[keys] = (gain, cost, texts, other)
-    costs = (_FLAG, _ORDER, _MACHINE)
-    chosen = sorted(best.values(), key=lambda one: -one[0])[:most]
-    found = []
-    for _, cost, texts, other in chosen:
-        steps = usual.of(Scenario(compile_job(other)))
-        before, after = (np.quantile(x, (0.5, 0.95)) for x in (usual.steps, steps))
-        if max((before - after) / before) > _LEAST:
-            found.append(Change(texts, cost, *(before - after).tolist()))
-    return tuple(sorted(found, key=lambda one: (costs.index(one.cost), -one.p95)))
+            best[keys] = _Predicted(gain, cost, texts, other)
+    return sorted(best.values(), key=lambda one: -one.gain)
 
 
 def _tried(job: Job) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from ((_FLAG, (f"training.{text}",)) for text in _FLAGS.split())
+    yield _PRECISION, ("training.gradient_dtype=bf16",)
     virtual, number = job.schedule.virtual_stages, job.schedule.num_microbatches
     size = parts_of(job)[2].microbatch_size
     for other in (virtual * 2, virtual // 2) if virtual > 1 else ():

@@ -5,7 +5,6 @@ from ._idle import idle_keys as idle_keys
 from ._least import Passes as Passes, least_seconds as least_seconds
 from ._memory import Memory as Memory, least_bytes as least_bytes, memory as memory
 from ._predict import Prediction as Prediction, predict as predict
-from ._quickest import quickest_change as quickest_change
 from ._throughput import (
     Throughput as Throughput,
     parts_table as parts_table,

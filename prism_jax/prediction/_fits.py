@@ -98,17 +98,11 @@ def _changes(job: Job) -> Iterator[Change]:
                 }
 
 
-def changed(job: Job, change: Change) -> Job:
-    """The job with other values of some keys."""
+def _fits(job: Job, change: Change) -> bool:
     for key, value in change.items():
         table, _, name = key.partition(".")
         part = msgspec.structs.replace(getattr(job, table), **{name: value})
         job = msgspec.structs.replace(job, **{table: part})
-    return job
-
-
-def _fits(job: Job, change: Change) -> bool:
-    job = changed(job, change)
     schedule = job.schedule
     few = min(schedule.num_microbatches, _FEW * job.layout.pp)
     fewer = msgspec.structs.replace(schedule, num_microbatches=few)

@@ -23,10 +23,10 @@ from ..analysis import (
 )
 from ..calibration import epistemic
 from ..data import Job
-from ..diagnosis import diagnose, hypotheses
+from ..diagnosis import diagnose, hypotheses, quickest_change
 from ..engine import simulate
 from ..law import QUANTILES
-from ..prediction import memory, quickest_change, throughput
+from ..prediction import memory, throughput
 from ..profile import Profile, compile_profile
 from ..program import Program, compile_job
 from ._report import Origin, Report

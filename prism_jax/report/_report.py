@@ -64,7 +64,7 @@ class Report:
     epistemic: Epistemic | None
     throughput: Throughput | None
     memory: Memory | None
-    quickest: tuple[dict, float] | None
+    quickest: tuple[tuple[str, ...], float] | None
     sliders: Sliders | None
     sensitivity: Sensitivity | None
     criticality: Criticality | None

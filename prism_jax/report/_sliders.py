@@ -50,14 +50,14 @@ def _first(report: Report) -> str:
     p95 = report.law.quantile(0.95)
     if report.quickest is not None:
         change, share = report.quickest
-        keys = " ".join(f"--set {k}={json.dumps(v).strip(chr(34))}" for k, v in change.items())
+        keys = " ".join(f"--set {text}" for text in change)
         return (
             f"Change first: {keys}, which costs nothing and makes steps {100 * share:.2g} % "
             f"shorter, about {share * p95:.2g} s at p95 (if p95 falls as a step without "
             "variability does)."
         )
     best = _best_slower(report.sliders)
-    tried = "No setting that costs nothing makes steps 0.5 % shorter" * (report.memory is not None)
+    tried = "No setting that costs nothing makes steps 0.2 % shorter" * (report.memory is not None)
     if best is None:
         return f"{tried or 'What to change first is not known'}."
     name, gain = best
