@@ -43,7 +43,7 @@ def rows_of(name: str, num_samples: int = 16_384) -> list[dict[str, Any]]:
         return {"job": name, "values": dict(values), **shown, **cells}
 
     alone = [{one.name: x} for one in found.sliders for x in _between(one.values)]
-    return [row(values) for values in [*alone, _pair(found)]]
+    return [row(values) for values in [*alone, _pair(found), found.check.values]]
 
 
 def _steps(program, values, num_samples: int, like: SimulatedSteps | None) -> SimulatedSteps:
