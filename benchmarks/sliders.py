@@ -1,5 +1,5 @@
 """How exact the sliders of a report are: p50 and p95 at values that were not simulated, one by one
-and for one pair moved together, against fresh simulations with another key.
+and for two pairs moved together, against fresh simulations with another key.
 
 `python -m benchmarks.sliders [JOB ...] [--json]`
 """
