@@ -1,5 +1,5 @@
 """How exact the sliders of a report are: p50 and p95 at values that were not simulated, one by one
-and for one pair moved together, against fresh simulations with another key.
+and for two pairs moved together, against fresh simulations with another key.
 
 `python -m benchmarks.sliders [JOB ...] [--json]`
 """
@@ -43,7 +43,7 @@ def rows_of(name: str, num_samples: int = 16_384) -> list[dict[str, Any]]:
         return {"job": name, "values": dict(values), **shown, **cells}
 
     alone = [{one.name: x} for one in found.sliders for x in _between(one.values)]
-    return [row(values) for values in [*alone, _pair(found)]]
+    return [row(values) for values in [*alone, _pair(found), found.check.values]]
 
 
 def _steps(program, values, num_samples: int, like: SimulatedSteps | None) -> SimulatedSteps:

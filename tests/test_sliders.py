@@ -91,6 +91,7 @@ def test_p95_is_that_of_fresh_simulations_between_the_points(program, found):
     for slider in found.sliders:
         points |= {(slider.name, x): {slider.name: x} for x in slider.values[:-1] * 0.7 + 0.6}
     points["pair"] = found.check.values
+    points["slow"] = {"slow GPUs": 3.0, "spread of GPUs": 2.0}
     for label, values in points.items():
         simulated = p95(values)
         off = abs(found.at(values)[P95] - found.law[P95] - (simulated - own))

@@ -14,7 +14,7 @@ from jaxtyping import Float, PRNGKeyArray
 from .._misc import unknown_name
 from ..cluster import COLLECTIVES
 from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
-from ..latency import Mixture
+from ..latency import Mixture, scale_spread
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps
 from ._knobs import apply_knobs, neutral
@@ -207,6 +207,11 @@ def moved(program: Program, values: Mapping[str, float]) -> Program:
     """
     knobs, factors = neutral(program), _knobs(program)
     for name, value in values.items():
+        if name == SHARED["rank"] and isinstance(law := program.variability.rank, Mixture):
+            # Of GPUs of one kind: how slow the slow ones are stays as it is.
+            kinds = tuple(scale_spread(one, value) for one in law.components)
+            program = _with_gpus(program, Mixture(law.weights, kinds))
+            continue
         if name == _SLOW_GPUS:
             program, slower = _with_slow_gpus(program, value)
             # The law is divided by its mean, but the other GPUs are as fast as before.
@@ -224,8 +229,11 @@ def _with_slow_gpus(program: Program, number: float) -> tuple[Program, float]:
     law, share = program.variability.rank, number / program.world_size
     assert isinstance(law, Mixture)
     other = Mixture(jnp.asarray([1 - share, share], law.weights.dtype), law.components)
-    changed = eqx.tree_at(lambda of: of.variability.rank, program, other)
-    return changed, float(other.mean() / law.mean())
+    return _with_gpus(program, other), float(other.mean() / law.mean())
+
+
+def _with_gpus(program: Program, law: Mixture) -> Program:
+    return eqx.tree_at(lambda of: of.variability.rank, program, law)
 
 
 def _law(simulated: SimulatedSteps) -> Float[np.ndarray, " levels"]:

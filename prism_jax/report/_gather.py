@@ -86,10 +86,10 @@ def gather(
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
     # With factors of one, so that all figures share the code that sensitivities need.
-    program = moved(program, {})
+    alike = moved(program, {})
     with interruptible() as interrupt:
         law = simulate(
-            program,
+            alike,
             num_samples=num_samples,
             key=key,
             sampling=sampling,
@@ -113,8 +113,8 @@ def gather(
         memory=None if job is None or job.model is None else memory(job),
         quickest=None if job is None or job.model is None else quickest_change(job),
         sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
-        criticality=_found(missing, "criticality", lambda: criticality(program, **same)),
-        step=_found(missing, "timeline", lambda: sample_step(program, quantile=quantile, **same)),
+        criticality=_found(missing, "criticality", lambda: criticality(alike, **same)),
+        step=_found(missing, "timeline", lambda: sample_step(alike, quantile=quantile, **same)),
         sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=few, key=key)),
         missing=missing,
         origin=_origin(num_samples, steps, key, commands or {}, seed),
