@@ -246,3 +246,34 @@ def _kineto(trace: RankTrace) -> str:
         )
     ]
     return json.dumps({"traceEvents": events, "distributedInfo": {"rank": trace.rank}})
+
+
+def test_short_runs_have_a_level_only(of):
+    """Twelve runs of one step have no trend, and one short run takes none from long ones."""
+    alone = series_of([np.array([x]) for x in _steps(0, 12)])
+    assert (alone.number, len(alone.steps), alone.trend_error) == (12, 0, 0)
+    long = [_steps(seed, 20) for seed in (0, 1)]
+    beside, without = series_of([*long, np.array([long[0][0]])]), series_of(long)
+    assert (beside.number, beside.trend) == (41, without.trend)
+    assert len(beside.steps) == 40
+    found = {one.name for one in diagnose(of, [np.array([x]) for x in _steps(0, 13)]).causes}
+    assert "drift" not in found
+
+
+@pytest.mark.parametrize("factor", [0.3, 100.0])
+def test_what_no_cause_can_do_is_said(of, factor):
+    found = diagnose(of, [factor * _steps(0)])
+    assert (found.normal, found.nothing, found.causes, found.tell) == (False, None, (), {})
+    assert "check the unit, and how the job is described" in found.lines()[-1]
+
+
+@pytest.mark.parametrize("bad", [[np.array([])], [np.array([1.0, np.nan])], [np.zeros(3)]])
+def test_measured_steps_are_positive_numbers(of, bad):
+    with pytest.raises(ValueError, match="a list of positive step times"):
+        diagnose(of, bad)
+
+
+def test_one_rank_alone_is_not_called_slow(of):
+    (first, *_) = rank_times(_traces(0))
+    found = diagnose(of, ranks=[first])
+    assert "rank 0 has most" not in found.lines()[-1]

@@ -59,7 +59,12 @@ def test_of_laws_it_is_that_of_their_steps():
     assert prism.wasserstein(laws[0], two) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("bad", [[], [[1.0]], [np.nan], 1.0])
+def test_whole_numbers_of_jax_are_not_rounded():
+    assert float(prism.wasserstein(jnp.array([1, 2]), jnp.array([3, 5]))) == pytest.approx(2.5)
+    assert float(prism.wasserstein(jnp.array([1]), np.array([3.7]))) == pytest.approx(2.7)
+
+
+@pytest.mark.parametrize("bad", [[], [[1.0]], [np.nan], 1.0, [1j], ["a"]])
 def test_what_is_no_sample_is_refused(bad):
     with pytest.raises(ValueError, match="must be a list of finite step times"):
         prism.wasserstein(np.asarray(bad), np.ones(1))

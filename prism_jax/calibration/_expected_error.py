@@ -39,6 +39,8 @@ class ExpectedError(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Whose errors they are, after "90 % of such runs"."""
+        if self.table.startswith("calibrated to"):
+            return f"by the {counted(self.num_runs, 'step')} that the job is {self.table}"
         if self.num_runs:
             return f"by the errors of {counted(self.num_runs, 'published run')} ({self.table})"
         return "no published run is of this class, so this is wider than for any known one"

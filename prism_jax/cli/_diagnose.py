@@ -8,6 +8,11 @@ from ._trace import read_names
 from ._values import count, number
 
 
+def enough(text: str) -> int:
+    """Of fewer steps no spread is known."""
+    return count(text, 32)
+
+
 @command(
     "gpt3-175b-h100-4096 --step-time 1.9",
     NO_PROFILE,
@@ -19,7 +24,7 @@ from ._values import count, number
     argument("--step-time S", "one measured step time, in seconds", number(1e-6, "seconds")),
     argument("--trace DIR", "a folder with a Kineto trace of each rank, of the same steps"),
     argument("--names NAMES", "a .toml file with the meaning of ranges in traces"),
-    argument("--samples N", "steps to simulate of each change (1024)", count, 1024),
+    argument("--samples N", "steps to simulate of each change (1024), at least 32", enough, 1024),
     *RANDOM,
     ALLOW_OOM,
 )
@@ -27,12 +32,14 @@ def run(given: Given) -> Output:
     """Say whether a measured step time is normal, what explains it, and what to change."""
     if sum(one is not None for one in (given.measured, given.step_time, given.trace)) != 1:
         raise ValueError("Give one of --measured, --step-time and --trace.")
+    if given.names and not given.trace:
+        raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
     job = _load.load(given)
     if job.job is None or (job.modelled is None and given.trace is None):
         what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
         raise ValueError(f"{shown(given.job)}: {what}.")
     from ..prediction import check_memory, predict
-    from ..trace import rank_times, read_ranks, read_runs
+    from ..trace import rank_times, read_ranks, read_runs, step_times
 
     runs: list[Any] = [] if given.measured is None else read_runs(given.measured)
     ranks = rank_times(read_ranks(given.trace), read_names(given)) if given.trace else []
@@ -46,16 +53,17 @@ def run(given: Given) -> Output:
     if job.modelled is None:
         found = diagnose_ranks(job.job, ranks)
     else:
-        runs += [np.array([given.step_time])] * (given.step_time is not None)
-        if runs:
-            typical = float(np.median(np.concatenate(runs)))
-            _load.tell_unit(given.measured or "--step-time", typical, predict(job.job).mean)
+        if given.step_time is not None:
+            runs = [np.array([given.step_time])]
+        typical = float(np.median(np.concatenate(runs or [step_times(ranks)])))
+        where = given.measured or given.trace or "--step-time"
+        _load.tell_unit(where, typical, predict(job.job).mean)
         _load.tell_notes([job.job])
         _load.use_all_cores()
         _load.say(given, f"simulating causes and changes of {job.name}")
         key = _load.options_of(given)["key"]
         found = diagnose(hypotheses(job.job, num_samples=given.samples, key=key), runs, ranks)
     lines = "\n".join([f"{job.name}:", *found.lines()])
-    tell = {one.name: one.tell for one in found.causes if one.indistinguishable}
-    result = {"job": job.name, **plain(found), "tell": tell}
-    return Output(result, [lines, found.summary(), *found.changes_tables()])
+    result = {"job": job.name, **plain(found), "tell": found.tell}
+    causes = [found.summary()] if found.causes else []
+    return Output(result, [lines, *causes, *found.changes_tables()])

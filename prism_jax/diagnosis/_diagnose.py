@@ -17,13 +17,13 @@ from ..workload import has_experts
 from ._causes import EFFECTS, TELLS, Explained, explained, simulated
 from ._changes import Change, cheapest_changes
 from ._evidence import OfRanks, odds, of_ranks, shares_of_ranks, shares_of_series
-from ._series import FEWEST, Series, series_of, shape_of, student
+from ._series import Series, series_of, shape_of, student
 
 
 # A probability that is called small. A priori, "nothing" is as likely as all causes together.
 _SMALL = 0.2
-# Likelihoods within this factor are not told apart.
-_ALIKE = 3.0
+# Likelihoods within this factor are not told apart, if the probabilities are worth a line.
+_ALIKE, _LEAST = 3.0, 0.05
 # Widths of the kernels of a density of the spread and of slow steps, in logarithms: what a cause
 # does to slow steps is known within a factor of three.
 _WIDTHS = np.array([0.4, 1.2])
@@ -41,7 +41,8 @@ class Cause:
     - `explains`: how many seconds it adds to the mean of a step, if it is the cause.
     - `parameter`, `value`: what it was fitted by, and the fitted value.
     - `probability`: that it is the cause, among all and none.
-    - `indistinguishable`: whether its odds are within a factor of three of the best.
+    - `indistinguishable`: whether its odds are within a factor of three of the best, and its
+        probability is at least 0.05.
     """
 
     name: str
@@ -51,11 +52,6 @@ class Cause:
     value: float | None
     probability: float = 0.0
     indistinguishable: bool = False
-
-    @property
-    def tell(self) -> str:
-        """The measurement that would tell whether it is."""
-        return TELLS[self.name]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -68,7 +64,8 @@ class Diagnosis(Shown):
         all causes together have a probability of at most 0.8.
     - `measured`, `num_steps`: the median of the measured steps, in seconds, and their number.
     - `nothing`: the probability that nothing is wrong except the prediction.
-    - `causes`: the most probable first.
+    - `causes`: the most probable first; none if steps are faster than nearly all such runs, or
+        slower than any cause makes them. Then `nothing` is `None`.
     - `ranks`: what the traces of ranks show.
     - `predicted`, `interval_90`: the median of such runs, in seconds, and where nine of ten lie.
     - `percentile`: how many of a hundred such runs are faster.
@@ -80,7 +77,7 @@ class Diagnosis(Shown):
     normal: bool
     measured: float
     num_steps: int
-    nothing: float
+    nothing: float | None
     causes: tuple[Cause, ...]
     ranks: OfRanks | None
     predicted: float | None = None
@@ -94,22 +91,33 @@ class Diagnosis(Shown):
         lines = [f"measured: p50 {self.measured:.4g} s of {steps}: {normal}"]
         if self.interval_90 is not None:
             low, high = self.interval_90
-            text = f"predicted: p50 {self.predicted:.4g} s, 90 % of such runs"
-            faster = f"{self.percentile:.0f} of 100 such runs are faster"
-            lines.append(f"{text} {low:.4g} .. {high:.4g} s; {faster}")
+            text = f"such runs: p50 {self.predicted:.4g} s, 90 % within {low:.4g} .. {high:.4g} s"
+            lines.append(f"{text}; {self.percentile:.0f} of 100 are faster")
         if (seen := self.ranks) is not None:
-            text = f"traces: rank {seen.rank} has most own work, by {seen.longer:.1%} of a step"
-            hidden = f"; {seen.hidden:.0%} of collectives run under compute" * (seen.exposed > 0)
-            lines.append(f"{text}; others differ by {seen.scatter:.1%}{hidden}")
+            longer = f"rank {seen.rank} has most own work, by {seen.longer:.1%} of a step"
+            parts = [f"{longer}; others differ by {seen.scatter:.1%}"] * (seen.number > 1)
+            parts += [f"{seen.hidden:.0%} of collectives run under compute"] * (seen.exposed > 0)
+            lines.append(f"traces: {'; '.join(parts) or 'nothing to compare'}")
+        if self.nothing is None:
+            slower = self.percentile is not None and self.percentile > 50
+            why = "longer than any cause here makes a step" if slower else "faster than such runs"
+            lines.append(f"{why}: check the unit, and how the job is described")
         return lines
+
+    @property
+    def tell(self) -> dict[str, str]:
+        """Of steps that are not normal, the measurements that would tell which cause it is."""
+        asked = () if self.normal or self.ranks is not None else self.causes
+        return {one.name: TELLS[one.name] for one in asked if one.indistinguishable}
 
     def summary(self) -> Table:
         """The causes."""
         why = "only the error of the prediction"
-        rows = [*self.causes, Cause("nothing", 1.0, 0.0, why, None, self.nothing)]
-        alike = [one for one in self.causes if one.indistinguishable and self.ranks is None]
-        notes = [f"{one.name}: {one.tell}." for one in alike]
-        notes[:0] = ["Not told apart, and what would tell:"] * (len(alike) > 1)
+        rows = [*self.causes, Cause("nothing", 1.0, 0.0, why, None, self.nothing or 0.0)]
+        notes = [f"{name}: {tell}." for name, tell in self.tell.items()]
+        if notes:
+            head = "Not told apart, and what would tell:" if len(notes) > 1 else "What would tell:"
+            notes = [head, *notes]
         fitted, explains = (
             Column("fitted", "value", ".3g"),
             Column("explains", form="+.3g", unit="s"),
@@ -186,29 +194,40 @@ def diagnose(
 
     **Raises:**
 
-    `ValueError` if nothing was measured.
+    `ValueError` if nothing was measured, or a step is not a positive number.
     """
     if not len(runs) and not ranks:
         raise ValueError("Nothing was measured; give step times, or traces of ranks.")
-    series, future = series_of(runs or [step_times(ranks)]), of.future
+    measured = [np.asarray(run, float) for run in runs] or [step_times(ranks)]
+    for run in measured:
+        if run.ndim != 1 or not len(run) or not np.all((run > 0) & (run < np.inf)):
+            raise ValueError("Each measured run must be a list of positive step times, in seconds.")
+    series, future = series_of(measured), of.future
     seen = of_ranks(ranks, of.job) if ranks else None
     told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
     one = np.ones((1, future.shapes.shape[1]))
     (none,) = _likelihood(Explained("nothing", "", np.zeros(1), one, np.zeros(1)), series, of)
     found = []
+    of_series = shares_of_series(series)
     for cause in of.causes:
+        if not len(cause.values) or (cause.name == "drift" and not len(series.steps)):
+            continue
         each, number = _likelihood(cause, series, of), len(cause.values)
         total = max(float(each.sum()), 1e-300)
         longer, value = (float(each @ x / total) for x in (EFFECTS[:number], cause.values))
+        if cause.name == "stalls" and of_series:  # What slow steps take is seen.
+            longer = of_series["stalls"][0] * series.level / of.mean_s
         here = total / len(EFFECTS) / float(none) * told.get(cause.name, 1.0)
         found.append(Cause(cause.name, here, longer * of.mean_s, cause.parameter, value))
     nothing, causes = _ranked(found)
     middle, error = float(np.median(future.levels)), future.error
     percentile = 100 * float(stdtr(error.degrees, np.log(series.level / middle) / error.spread))
+    interval = future.intervals({"p50": 0.5})["p50"]
     normal = bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5)
-    about = (middle, future.intervals({"p50": 0.5})["p50"], percentile, of.changes)
-    number = len(series.steps)
-    return Diagnosis(normal, series.level, number, nothing, causes, seen, *about)
+    if percentile < 2.5 or series.level > (1 + EFFECTS[-1]) * interval[1]:
+        nothing, causes = None, ()
+    found = (normal, series.level, series.number, nothing, causes, seen)
+    return Diagnosis(*found, middle, interval, percentile, of.changes)
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
@@ -218,7 +237,7 @@ def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
     what, level = "share of a step in the traces", series.level
     causes = [Cause(name, odds(name, *x), x[0] * level, what, x[0]) for name, x in shares.items()]
     nothing, ranked = _ranked(causes)
-    return Diagnosis(nothing >= _SMALL, series.level, len(series.steps), nothing, ranked, seen)
+    return Diagnosis(nothing >= _SMALL, series.level, series.number, nothing, ranked, seen)
 
 
 def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
@@ -227,7 +246,8 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     nothing, best = 1 / (1 + odds), max(one.odds for one in causes)
     ranked = []
     for one in sorted(causes, key=lambda one: -one.odds):
-        share, alike = nothing * one.odds / len(causes), one.odds * _ALIKE >= best
+        share = nothing * one.odds / len(causes)
+        alike = share >= _LEAST and one.odds * _ALIKE >= best
         ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
     return nothing, tuple(ranked)
 
@@ -235,7 +255,7 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
 def _likelihood(cause: Explained, series: Series, of: Hypotheses) -> Float[np.ndarray, " values"]:
     """The likelihood of what was measured, for each value of the parameter of a cause."""
     future, error = of.future, of.future.error
-    few = len(series.steps) < FEWEST  # A single figure is a mean.
+    few = not len(series.steps)  # A single figure is a mean.
     factor = (np.mean if few else np.median)(cause.factors, axis=1)
     off = np.log(series.level / np.median(future.levels) / factor)
     level = student(off / error.spread, error.degrees)
@@ -244,6 +264,7 @@ def _likelihood(cause: Explained, series: Series, of: Hypotheses) -> Float[np.nd
     priors = load_priors()
     drift = priors.drift_experts if has_experts(parts_of(of.job)[0]) else priors.drift
     scale = np.hypot(2 * series.trend_error, drift.deviation)
+    # Steps usually get faster in their first hour: the prior is of the first over the last.
     trend = student((series.trend + drift.mean - cause.trend) / scale, 1.0)
     number = min(len(series.steps), _MOST_STEPS)
     rng = np.random.default_rng(0)  # The same steps for all causes.

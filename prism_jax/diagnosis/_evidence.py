@@ -24,6 +24,7 @@ class OfRanks:
 
     **Attributes:**
 
+    - `number`: the number of traced ranks. One rank alone cannot be called slow.
     - `rank`: the rank whose own work is longest, and `longer`, by how much.
     - `scatter`: how much the others differ.
     - `exposed`: collectives that could be hidden, of the rank that waits least in them.
@@ -31,6 +32,7 @@ class OfRanks:
     - `idle`: the part of the step in which its device does nothing.
     """
 
+    number: int
     rank: int
     longer: float
     scatter: float
@@ -56,18 +58,23 @@ def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
     talks, exposed = (float(np.median(x)) for x in (least.communication_s, least.exposed_s))
     hidden = 1 - exposed / talks if talks > 0 else 1.0
     idle = float(np.median(least.idle_s)) / step
-    return OfRanks(rank, *lead[rank], exposed / step, hidden, idle)
+    return OfRanks(len(times), rank, *lead[rank], exposed / step, hidden, idle)
 
 
 def shares_of_ranks(found: OfRanks) -> dict[str, tuple[float, float]]:
     """The share of a step that a cause would take by these traces, and its error."""
-    late = found.exposed * (1 - found.hidden)
-    idle = {"launch-bound": (found.idle, 0.0)} if found.idle > 0 else {}
-    return {"slow-rank": (found.longer, found.scatter), "no-overlap": (late, 0.0), **idle}
+    shares = {"no-overlap": (found.exposed * (1 - found.hidden), 0.0)}
+    if found.number > 1:
+        shares["slow-rank"] = found.longer, found.scatter
+    if found.idle > 0:
+        shares["launch-bound"] = found.idle, 0.0
+    return shares
 
 
 def shares_of_series(series: Series) -> dict[str, tuple[float, float]]:
-    """The share of a step that slow steps and a trend take, and its error."""
+    """The share of a step that slow steps and a trend take, and its error; of short runs none."""
+    if not len(series.steps):
+        return {}
     above = series.steps / series.level - 1
     slow = np.sort(above[~in_core(above) & (above > 0)])
     lost = float(np.sum(slow[:-1])) / len(above)  # One slow step can have any reason.

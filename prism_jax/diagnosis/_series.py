@@ -17,14 +17,16 @@ FEWEST = 12  # Steps whose spread and trend are looked at.
 class Series:
     """**Attributes:**
 
-    - `steps`: all steps without the trend, in seconds; fewer than `FEWEST` have only a level.
-    - `level`: their median, in seconds.
-    - `trend`, `trend_error`: the logarithm of the last steps over the first, and its standard
-        error, in which steps that resemble the next count less.
+    - `number`, `level`: the number of all steps, and their median in seconds.
+    - `steps`: the steps of runs of `FEWEST` or more, without the trend, in seconds. Of shorter runs
+        only the median is used.
+    - `trend`, `trend_error`: the logarithm of the last of these steps over the first, and its
+        standard error, in which steps that resemble the next count less.
     """
 
-    steps: Float[np.ndarray, " steps"]
+    number: int
     level: float
+    steps: Float[np.ndarray, " steps"]
     trend: float = 0.0
     trend_error: float = 0.0
 
@@ -32,10 +34,11 @@ class Series:
 def series_of(runs: Sequence[Float[np.ndarray, "_"]]) -> Series:
     """The figures of the steps of some runs, each in the order of its steps."""
     level = float(np.median([np.median(run) for run in runs]))
-    if min(map(len, runs)) < FEWEST:
-        return Series(np.concatenate([level * run / np.median(run) for run in runs]), level)
+    number, long = sum(map(len, runs)), [run for run in runs if len(run) >= FEWEST]
+    if not long:
+        return Series(number, level, np.zeros(0))
     slopes, errors, flat = [], [], []
-    for run in runs:
+    for run in long:
         logs = np.log(run / np.median(run))
         place = np.linspace(-0.5, 0.5, len(run))
         first, last = logs[place < -1 / 6], logs[place > 1 / 6]
@@ -47,8 +50,8 @@ def series_of(runs: Sequence[Float[np.ndarray, "_"]]) -> Series:
         slopes.append(slope)
         errors.append(1.5 * spread * float(typical(rest, (0,))[1][0]))
         flat.append(level * np.exp(rest))
-    error = float(np.hypot.reduce(errors)) / len(runs)
-    return Series(np.concatenate(flat), level, float(np.mean(slopes)), error)
+    error = float(np.hypot.reduce(errors)) / len(long)
+    return Series(number, level, np.concatenate(flat), float(np.mean(slopes)), error)
 
 
 def shape_of(steps: Float[np.ndarray, "draws steps"]) -> Float[np.ndarray, "draws 2"]:

@@ -41,7 +41,9 @@ def wasserstein(law: Law | ArrayLike, other: Law | ArrayLike) -> float | Float[A
     one, two = _sorted(law), _sorted(other)
     first, second, weights = matched(len(one), len(two))
     if isinstance(one, jax.Array) or isinstance(two, jax.Array):
-        dtype = (one if isinstance(one, jax.Array) else two).dtype
+        floats = [x.dtype for x in (one, two) if isinstance(x, jax.Array)]
+        floats = [x for x in floats if jnp.issubdtype(x, jnp.floating)]
+        dtype = floats[0] if floats else jnp.zeros(()).dtype
         one, two, weights = (jnp.asarray(x, dtype) for x in (one, two, weights))
     return (weights * abs(one[first] - two[second])).sum()[()]
 
@@ -57,12 +59,17 @@ def matched(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _sorted(given: Law | ArrayLike) -> Any:
     if isinstance(given, Law):
         return quantiles(given)
-    array = given if isinstance(given, jax.Array) else np.asarray(given, float)
+    try:
+        array = given if isinstance(given, jax.Array) else np.asarray(given)
+    except ValueError:  # Lists of different lengths.
+        array = np.zeros(0)
+    kinds = (np.floating, np.integer)
+    numbers = any(np.issubdtype(array.dtype, kind) for kind in kinds)
     # The values of traced arrays are not known.
-    finite = isinstance(array, Tracer) or bool(np.all(np.isfinite(array)))
-    if array.ndim != 1 or not array.size or not finite:
+    finite = isinstance(array, Tracer) or (numbers and bool(np.all(np.isfinite(array))))
+    if not numbers or array.ndim != 1 or not array.size or not finite:
         raise ValueError("Samples of a law must be a list of finite step times, in seconds.")
-    return (jnp if isinstance(array, jax.Array) else np).sort(array)
+    return jnp.sort(array) if isinstance(array, jax.Array) else np.sort(array.astype(float))
 
 
 def quantiles(law: Law) -> Float[np.ndarray, " quantiles"]:

@@ -118,7 +118,9 @@ def gather(
         sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=few, key=key)),
         missing=missing,
         origin=_origin(num_samples, steps, key, commands or {}, seed),
-        diagnosis=diagnose(hypotheses(job, key=key), measured) if job and len(measured) else None,
+        diagnosis=None
+        if job is None or not len(measured)
+        else _found(missing, "diagnosis", lambda: diagnose(hypotheses(job, key=key), measured)),
     )
 
 

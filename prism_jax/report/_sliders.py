@@ -41,7 +41,7 @@ def _slow(report: Report) -> str:
         return f"{slow or 'What makes steps slow is not known'}."
     gain, name = max(gains)
     unit = "s" if found.unit == "s" else ""
-    what = SHARED.get(name, f"spread of {name}")
+    what = SHARED.get(name, f"variability of {name}")
     wide = f"without the {what}, {found.objective} would fall by {gain:.2g} {unit}"
     return f"{slow}; {wide.strip()}." if slow else f"{wide[0].upper()}{wide[1:].strip()}."
 
@@ -52,12 +52,12 @@ def _first(report: Report) -> str:
         change, share = report.quickest
         keys = " ".join(f"--set {text}" for text in change)
         return (
-            f"Change first: {keys}, which costs nothing and makes steps {100 * share:.2g} % "
-            f"shorter, about {share * p95:.2g} s at p95 (if p95 falls as a step without "
-            "variability does)."
+            f"Change first: {keys}, which needs no other hardware and makes steps "
+            f"{100 * share:.2g} % shorter, about {share * p95:.2g} s at p95 (if p95 falls as a "
+            "step without variability does)."
         )
     best = _best_slower(report.sliders)
-    tried = "No setting that costs nothing makes steps 0.2 % shorter" * (report.memory is not None)
+    tried = "No setting by itself makes steps 0.2 % shorter" * (report.memory is not None)
     if best is None:
         return f"{tried or 'What to change first is not known'}."
     name, gain = best
