@@ -1,7 +1,7 @@
 """A time that a step takes at least: the work of its ranks, without building the order of ops."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +30,9 @@ class Passes(NamedTuple):
     compute: float
 
 
-def least_seconds(job: Job, known: dict[tuple, Passes], *, sharded: bool = False) -> float:
+def least_seconds(
+    job: Job, known: dict[tuple[Any, ...], Passes], *, sharded: bool = False
+) -> float:
     """A lower bound on the predicted step of a job, in seconds; zero for a job that has none.
 
     **Arguments:**
@@ -62,7 +64,7 @@ def least_seconds(job: Job, known: dict[tuple, Passes], *, sharded: bool = False
     return float(np.max(before + number * of_ranks.sum(axis=0)))
 
 
-def _passes_of(job: Job, known: dict[tuple, Passes], sharded: bool) -> Passes:
+def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) -> Passes:
     layout, training, model = job.layout, job.training, job.model
     assert training is not None
     assert model is not None
