@@ -114,12 +114,13 @@ def by_traces(seeds: range) -> Iterator[dict[str, Any]]:
 
 
 def _row(cause: str, found: Any) -> dict[str, Any]:
+    of = {one.name: round(one.probability, 3) for one in found.causes}
     alike = [one.name for one in found.causes if one.indistinguishable]
     wrong = [one.probability for one in found.causes if one.name != cause]
     rank = None if found.ranks is None else found.ranks.rank
-    row = {"cause": cause, "normal": found.normal, "rank": rank, "wrong": max(wrong)}
-    row |= {"found": cause in alike, "first": found.causes[0].name, "nothing": found.nothing}
-    row["of"] = {one.name: round(one.probability, 3) for one in found.causes}
+    row = {"cause": cause, "normal": found.normal, "rank": rank, "wrong": max(wrong, default=0.0)}
+    row |= {"found": cause in alike, "first": next(iter(of), ""), "nothing": found.nothing}
+    row["of"] = of
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
 

@@ -265,6 +265,8 @@ def test_what_no_cause_can_do_is_said(of, factor):
     found = diagnose(of, [factor * _steps(0)])
     assert (found.normal, found.nothing, found.causes, found.tell) == (False, None, (), {})
     assert "check the unit, and how the job is described" in found.lines()[-1]
+    assert "nothing" not in str(found)
+    assert str(found).startswith("No cause here explains a step of")
 
 
 @pytest.mark.parametrize("bad", [[np.array([])], [np.array([1.0, np.nan])], [np.zeros(3)]])

@@ -65,5 +65,5 @@ def run(given: Given) -> Output:
         found = diagnose(hypotheses(job.job, num_samples=given.samples, key=key), runs, ranks)
     lines = "\n".join([f"{job.name}:", *found.lines()])
     result = {"job": job.name, **plain(found), "tell": found.tell}
-    causes = [found.summary()] if found.causes else []
-    return Output(result, [lines, *causes, *found.changes_tables()])
+    tables = [found.summary()] if found.causes else []  # The lines say why there is none.
+    return Output(result, [lines, *tables, *found.changes_tables()])

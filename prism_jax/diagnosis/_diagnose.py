@@ -111,9 +111,13 @@ class Diagnosis(Shown):
         return {one.name: TELLS[one.name] for one in asked if one.indistinguishable}
 
     def summary(self) -> Table:
-        """The causes."""
-        why = "only the error of the prediction"
-        rows = [*self.causes, Cause("nothing", 1.0, 0.0, why, None, self.nothing or 0.0)]
+        """The causes; if none can be, an empty table that says so."""
+        rows, title = [*self.causes], "What explains the measured steps"
+        if self.nothing is None:
+            title = f"No cause here explains a step of {self.measured:.4g} s"
+        else:
+            why = "only the error of the prediction"
+            rows.append(Cause("nothing", 1.0, 0.0, why, None, self.nothing))
         notes = [f"{name}: {tell}." for name, tell in self.tell.items()]
         if notes:
             head = "Not told apart, and what would tell:" if len(notes) > 1 else "What would tell:"
@@ -124,7 +128,7 @@ class Diagnosis(Shown):
         )
         share = Column("probability", form=".2f")
         columns = (Column("cause", "name"), share, explains, fitted, "parameter")
-        return Table(columns, rows, "What explains the measured steps", notes)
+        return Table(columns, rows, title, notes)
 
     def changes_tables(self) -> list[Table]:
         """A table of the cheapest changes, if there are any."""
@@ -215,10 +219,11 @@ def diagnose(
         each, number = _likelihood(cause, series, of), len(cause.values)
         total = max(float(each.sum()), 1e-300)
         longer, value = (float(each @ x / total) for x in (EFFECTS[:number], cause.values))
+        explains = longer * of.mean_s
         if cause.name == "stalls" and of_series:  # What slow steps take is seen.
-            longer = of_series["stalls"][0] * series.level / of.mean_s
+            explains = of_series["stalls"][0] * series.level
         here = total / len(EFFECTS) / float(none) * told.get(cause.name, 1.0)
-        found.append(Cause(cause.name, here, longer * of.mean_s, cause.parameter, value))
+        found.append(Cause(cause.name, here, explains, cause.parameter, value))
     nothing, causes = _ranked(found)
     middle, error = float(np.median(future.levels)), future.error
     percentile = 100 * float(stdtr(error.degrees, np.log(series.level / middle) / error.spread))
@@ -226,8 +231,18 @@ def diagnose(
     normal = bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5)
     if percentile < 2.5 or series.level > (1 + EFFECTS[-1]) * interval[1]:
         nothing, causes = None, ()
-    found = (normal, series.level, series.number, nothing, causes, seen)
-    return Diagnosis(*found, middle, interval, percentile, of.changes)
+    return Diagnosis(
+        normal=normal,
+        measured=series.level,
+        num_steps=series.number,
+        nothing=nothing,
+        causes=causes,
+        ranks=seen,
+        predicted=middle,
+        interval_90=interval,
+        percentile=percentile,
+        changes=of.changes,
+    )
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:

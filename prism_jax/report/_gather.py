@@ -111,7 +111,9 @@ def gather(
         epistemic=None if job is None or job.model is None else epistemic(job, law),
         throughput=throughput(job, law.mean),
         memory=None if job is None or job.model is None else memory(job),
-        quickest=None if job is None or job.model is None else quickest_change(job),
+        quickest=None
+        if job is None or job.model is None
+        else _found(missing, "first change", lambda: quickest_change(job)),
         sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=_found(missing, "criticality", lambda: criticality(alike, **same)),
         step=_found(missing, "timeline", lambda: sample_step(alike, quantile=quantile, **same)),

@@ -68,7 +68,7 @@ def html_page(report: Report) -> str:
     sections = {
         "Sliders": _sliders.sliders(report),
         "Step time": _sections.law(report),
-        **({"Diagnosis": _sections.diagnosis(of)} if (of := report.diagnosis) else {}),
+        **({"Diagnosis": found} if (found := _sections.diagnosis(report)) else {}),
         "Throughput": _sections.throughput(report),
         "Breakdown of the mean": _sections.breakdown(report),
         "Sensitivities": _sections.sensitivities(report),

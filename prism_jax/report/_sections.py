@@ -2,7 +2,6 @@
 
 from .._misc import counted
 from .._summary import Table
-from ..diagnosis import Diagnosis
 from ..law import about_noise, law_table
 from ..prediction import parts_table
 from . import _figures
@@ -29,8 +28,14 @@ def law(report: Report) -> Markup:
     return join([*parts, *(tag("p", f"{line[0].upper()}{line[1:]}.") for line in about)])
 
 
-def diagnosis(found: Diagnosis) -> Markup:
-    """Whether measured step times are normal, what explains them, and what to change."""
+def diagnosis(report: Report) -> Markup | None:
+    """Whether measured step times are normal, what explains them, and what to change; `None` if
+    none were given.
+    """
+    found = report.diagnosis
+    if found is None:
+        why = report.missing.get("diagnosis")
+        return None if why is None else _absent(why)
     tables = map(table, (found.summary(), *found.changes_tables()))
     return join([*(tag("p", f"{x[0].upper()}{x[1:]}.") for x in found.lines()), *tables])
 

@@ -57,7 +57,9 @@ def _first(report: Report) -> str:
             "step without variability does)."
         )
     best = _best_slower(report.sliders)
-    tried = "No setting by itself makes steps 0.2 % shorter" * (report.memory is not None)
+    tried = ""
+    if report.memory is not None and "first change" not in report.missing:
+        tried = "No setting by itself makes steps 0.2 % shorter"
     if best is None:
         return f"{tried or 'What to change first is not known'}."
     name, gain = best
