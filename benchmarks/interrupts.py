@@ -62,6 +62,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     rng = random.Random(options.seed)
+    # A shell has its background ignore Ctrl-C, and the commands would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     names = options.only or list(COMMANDS)
     with tempfile.TemporaryDirectory() as folder:
         trials = []
