@@ -56,8 +56,8 @@ def stand(job: prism.Job, num_samples: int = 0) -> dict[str, Any]:
     assert job.cluster is not None
     assert job.training is not None
     assert job.kernels is not None
-    own, device = prism.predict(job), job.cluster.device.memory_bytes
-    fits = own.memory_bytes <= device
+    own, memory = prism.predict(job), prism.memory(job)
+    fits = memory.fits
     rivals = prism.enumerate_layouts(
         job.model,
         job.cluster,
@@ -78,8 +78,8 @@ def stand(job: prism.Job, num_samples: int = 0) -> dict[str, Any]:
         "share": rank / len(rivals),
         "predicted_s": own.mean,
         "best_s": min(seconds),
-        "memory_gb": own.memory_bytes / 1e9,
-        "device_gb": device / 1e9,
+        "memory_gb": memory.fullest.bytes / 1e9,
+        "device_gb": memory.device_bytes / 1e9,
         "fits": fits,
         **simulated,
     }

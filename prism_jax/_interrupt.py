@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # A command ends so many seconds after Ctrl-C at the latest; if it has begun to write what it has
 # done until then, it gets longer.
-_PATIENCE, _PATIENCE_TO_END = 4.0, 15.0
+_PATIENCE, _PATIENCE_TO_END = 3.0, 15.0
 
 
 class Interrupt:

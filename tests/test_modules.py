@@ -165,6 +165,18 @@ def test_tokens_that_are_sent_once_are_permuted_once():
         assert short < long
 
 
+@pytest.mark.parametrize(
+    ("dispatcher", "graphs", "waits"),
+    [("deepep", "none", 1), ("deepep", "iteration", 0), ("hybridep", "none", 0)],
+)
+def test_each_forward_of_deepep_waits_for_the_number_of_tokens(dispatcher, graphs, waits):
+    names = (f"training.token_dispatcher={dispatcher}", f"training.cuda_graphs={graphs}")
+    _, work = _lowered(_SMALL, (*_LAYOUTS[3], *names))
+    for block, number in ((work.forward[0], 3 * waits), (work.backward[0], 0)):
+        found = kernels_of(block)
+        assert sum(n for k, n in found.items() if k.size == "counts of tokens") == number
+
+
 def test_grouped_products_are_as_efficient_as_one_of_them():
     job = load_job("megatron-22b-a100-8")
     parts = (job.model, job.layout, job.training, job.cluster, job.kernels)

@@ -21,6 +21,7 @@ def run(given: Given) -> Output:
     result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}
     result["step_time_s"] = {"mean": result.pop("mean")}
     result["throughput"] = plain(per_gpu)
+    result["memory_bytes"] = per_gpu.memory_bytes
     error = expected_error(job)
     low, high = (found.mean * factor for factor in error.interval())
     result["prediction_interval_90"] = {"mean": [low, high]}

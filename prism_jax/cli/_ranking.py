@@ -26,7 +26,7 @@ def _row(one: Any) -> dict[str, Any]:
         **picked(job.training, "microbatch_size", "zero", "recompute"),
         **picked(one, *figures, "per_unit", "tokens_per_s"),
         "predicted_s": one.prediction.mean,
-        "memory_bytes": one.prediction.memory_bytes,
+        "memory_bytes": one.memory_bytes,
     }
 
 
@@ -43,7 +43,7 @@ def as_table(found: Any, top: int, given: Given) -> Table:
         *([by_unit] if found.unit != "step" else []),
         Column("behind", unit="s"),
         *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
-        Column("GB", "prediction.memory_bytes", ".1f", scale=1e-9),
+        Column("GB", "memory_bytes", ".1f", scale=1e-9),
         Column("MFU", "mfu", ".1f", "%", scale=100),
         Column("tokens/s/GPU", lambda one: one.tokens_per_s / one.gpus, ",.0f"),
         *cost_columns(given),

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from ..analysis import AbstractObjective, Bootstrapped, open_parts, write_part
 from ..data import Job
-from ..prediction import Prediction
+from ..prediction import Prediction, memory
 from ..random import key_data
 from ._simulate import FIGURES
 
@@ -50,7 +50,7 @@ class Kept:
             "row": number,
             "layout": job.name,
             "predicted_s": prediction.mean,
-            "memory_bytes": prediction.memory_bytes,
+            "memory_bytes": memory(job).fullest.bytes,
             "refused": found if isinstance(found, str) else None,
         }
         if not isinstance(found, str):

@@ -1,6 +1,7 @@
 """The result of a search for layouts, and what it is made of."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from .._estimate import Estimate
 from ..analysis import AbstractObjective, Bootstrapped, combined
 from ..data import Job
-from ..prediction import Prediction
+from ..prediction import Prediction, memory
 from ._best_first import BestFirst
 from ._simulate import FIGURES
 
@@ -45,6 +46,11 @@ class RankedLayout:
     @property
     def gpus(self) -> int:
         return self.job.layout.world_size
+
+    @functools.cached_property
+    def memory_bytes(self) -> float:
+        """The memory of the fullest GPU."""
+        return memory(self.job).fullest.bytes
 
     @property
     def mfu(self) -> float:
@@ -109,7 +115,7 @@ class Ranking:
                     "mean [s]": one.mean.value,
                     "p95 [s]": one.p95.value,
                     "p99 [s]": one.p99.value,
-                    "memory [GB]": one.prediction.memory_bytes / 1e9,
+                    "memory [GB]": one.memory_bytes / 1e9,
                     "MFU [%]": 100 * one.mfu,
                     "tokens/s": one.tokens_per_s,
                     "rank": one.rank,

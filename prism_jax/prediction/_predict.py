@@ -10,7 +10,6 @@ from ..program import Frame, frame_of, lower_chains, parts_of, with_costs
 from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
 from ..workload import Block, Workload, block_flops, block_mean, split_mean
 from ._constant_step import ConstantStep, run, without_send_recv
-from ._memory import memory
 
 
 # Groups of ranks by the degree of parallelism that they communicate for.
@@ -44,7 +43,6 @@ class Prediction(msgspec.Struct, frozen=True):
         masked half.
     - `flop_per_s`: the FLOP/s of these products on each device.
     - `tokens_per_s`: the tokens per second of the whole job.
-    - `memory_bytes`: the memory of the pipeline rank that needs most, in bytes.
     """
 
     mean: float
@@ -55,7 +53,6 @@ class Prediction(msgspec.Struct, frozen=True):
     mfu: float
     flop_per_s: float
     tokens_per_s: float
-    memory_bytes: float
 
 
 def predict(job: Job) -> Prediction:
@@ -108,7 +105,6 @@ def predict(job: Job) -> Prediction:
         mfu=float(per_second / devices / peak),
         flop_per_s=per_second / devices,
         tokens_per_s=sequences * training.sequence_length / step.seconds,
-        memory_bytes=memory(job).fullest.bytes,
     )
 
 

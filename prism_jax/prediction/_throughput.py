@@ -7,6 +7,7 @@ import msgspec
 
 from .._summary import Column, Table
 from ..data import Job
+from ._memory import memory
 from ._predict import Prediction, predict
 
 
@@ -85,7 +86,7 @@ def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
         tokens_per_s_per_gpu=found.tokens_per_s / number / slower,
         flop_per_s_per_gpu=found.flop_per_s / slower,
         mfu=found.mfu / slower if found.mfu == found.mfu else None,
-        memory_bytes=found.memory_bytes,
+        memory_bytes=memory(job).fullest.bytes,
         breakdown=_breakdown(found, mean),
     )
 

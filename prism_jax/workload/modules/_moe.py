@@ -31,6 +31,13 @@ from ._mlp import MLP, Activation, gate_factor
 _DROPLESS, _OF_RANKS, _GROWTH = 90.0, 8, 0.6
 
 
+# DeepEP's host waits in each forward for how many tokens arrive before it launches what takes them
+# (its README, "Normal kernels"); tables of its kernels are of exchanges whose layout is known. So
+# much longer a layer of Mixtral's shapes on 8 H100 takes than with all_to_all, in bf16 and in fp8
+# (Megatron-Core, `../shared/data/steps/moe_layers.csv`).
+_COUNTED_S = 0.31e-3
+
+
 @dataclasses.dataclass(frozen=True)
 class MoE(AbstractModule):
     """A mixture of experts: each token goes to its best few of many MLPs, which are distributed
@@ -144,7 +151,7 @@ class MoE(AbstractModule):
         biases = self._biases(costs, routed)
         experts = [*arriving, up.forward, *between, down.forward, *biases]
         permute = self._permute_to_send(costs)
-        route = [*before, router.forward, self._choose(costs), *permute]
+        route = [*before, router.forward, self._choose(costs), *permute, *self._counted(costs)]
         shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
         return [*self._exchange(costs, route, experts, shared), segment(permute)]
 
@@ -289,6 +296,13 @@ class MoE(AbstractModule):
         """Reads the tokens of a rank once and writes them `top_k` times, or the reverse."""
         num_bytes = 2 * (1 + self.top_k) * costs.norm_tokens * costs.model.hidden_size
         return costs.move("elementwise", num_bytes)
+
+    def _counted(self, costs: Costs) -> list[Kernel]:
+        """The wait for the number of tokens, unless CUDA graphs replay the step."""
+        replayed = costs.training.cuda_graphs == "iteration"
+        if replayed or costs.training.token_dispatcher != "deepep" or costs.ep.size == 1:
+            return []
+        return [Kernel("host", "counts of tokens", _COUNTED_S)]
 
     def _choose(self, costs: Costs) -> Kernel:
         """The softmax and its top values, in float32: three passes."""
