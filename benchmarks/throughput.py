@@ -22,8 +22,8 @@ Keys of the JSON object:
   `of_draw_limit`: the share of this rate that the core reaches. `simulate_of_draw_limit`: the share
   that `simulate` reaches.
 - `gradient_over_forward`: time of the core's value with all derivatives over that of the value.
-- `compile_s`: graph, XLA and eight samples, for interleaved 1F1B of 16 ranks x 8 virtual stages x 256
-  microbatches. `compile_s_by_microbatches`: the same for fewer microbatches.
+- `compile_s`: graph, XLA and eight samples, for interleaved 1F1B of 16 ranks x 8 virtual stages
+  x 256 microbatches. `compile_s_by_microbatches`: the same for fewer microbatches.
 - `compiled_s`, `recompiled_s`: set-up (graph and compilation) of the main job,
   `gpt3-175b-h100-4096`, in a new process, and of a second job in the same bucket of shapes.
   `layouts_per_minute`: 100 random 1F1B and interleaved layouts of the main job's GPUs, 65,536

@@ -9,6 +9,7 @@ from .schedule import (
     CustomSchedule as CustomSchedule,
     DualPipe as DualPipe,
     DualPipeV as DualPipeV,
+    ForwardOnly as ForwardOnly,
     GPipe as GPipe,
     Hanayo as Hanayo,
     InterleavedOneFOneB as InterleavedOneFOneB,

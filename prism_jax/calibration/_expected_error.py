@@ -70,9 +70,10 @@ def expected_error(job: Job) -> ExpectedError:
 
     The errors are those of published steps of the same class: the generation of the machine, a
     model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
-    class with fewer than 20 steps has the law of the class above it. A class without any has one
-    2.5 times as wide as that of its kind of model and sharding on other machines, and `num_runs` 0.
-    A job that is calibrated has the uncertainty of its calibration, linear in its parameters.
+    class with fewer than 20 steps has the law of the class above it. A class without any, as that
+    of steps without a backward, has one 2.5 times as wide as that of its kind of model and sharding
+    on other machines, and `num_runs` 0. A job that is calibrated has the uncertainty of its
+    calibration, linear in its parameters.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 
@@ -99,7 +100,8 @@ def expected_error(job: Job) -> ExpectedError:
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
-    law = laws.get((*machine, training.software or "")) or laws.get((*machine, ""))
+    keys = () if training.forward_only else ((*machine, training.software or ""), (*machine, ""))
+    law = next((laws[key] for key in keys if key in laws), None)
     wider = 1.0
     if law is None:
         law, wider = laws[(*kind, "", "")], shipped.unknown

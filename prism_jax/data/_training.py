@@ -99,6 +99,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         the biases and the casts to fp8 or narrower themselves.
     - `fp8_attention`, `fp8_head`: whether fused attention, and the head, multiply in fp8 or
         narrower, if layers do.
+    - `forward_only`: whether a step has forwards alone, as for an evaluation or the prefill of
+        inference; there are then no gradients and no optimizer.
     - `software`: the software stack that gives the defaults of keys of `training` that the job does
         not set.
     """
@@ -141,6 +143,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fused_experts: bool = False
     fp8_attention: bool = False
     fp8_head: bool = False
+    forward_only: bool = False
     software: Name | None = None
 
     @property

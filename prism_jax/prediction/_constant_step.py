@@ -87,7 +87,7 @@ def constant_step(job: Job) -> Callable[[Kernels], float]:
     """
     model, cluster, training, _ = parts_of(job)
     check_parts(model, job.layout, job.schedule, training, cluster)
-    order = order_of(job.schedule, job.layout)
+    order = order_of(job.schedule, job.layout, training)
     blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
     of = frame_of(op_graph(order, blocking=blocking))
 

@@ -108,7 +108,7 @@ def memory(job: Job) -> Memory:
         )
     parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
     try:
-        order = order_of(job.schedule, job.layout)
+        order = order_of(job.schedule, job.layout, job.training)
         # Each chain of stages is the whole model.
         ends = it.pairwise((*order.chain_starts, order.num_stages))
         chains = [memory_of_stages(*parts, order.stage_to_rank[a:b]) for a, b in ends]
@@ -133,7 +133,7 @@ def least_bytes(job: Job) -> float:
     states, without activations. Unlike [`memory`][], it does not read the ops of the schedule.
     """
     assert job.model is not None
-    order = order_of(job.schedule, job.layout)
+    order = order_of(job.schedule, job.layout, job.training)
     needed = np.full(order.num_ranks, float(_RUNTIME))
     ends = it.pairwise((*order.chain_starts, order.num_stages))
     for chain in (order.stage_to_rank[a:b] for a, b in ends):
@@ -150,6 +150,8 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
     gradient = 4 if training.gradient_dtype == "fp32" else 2
     # Adam reads float32 gradients; if they are reduced in another dtype, it keeps a copy.
     state = 12 if gradient == 4 else 16
+    if training.forward_only:
+        gradient = state = 0
     replicas = expert_replicas = 1
     if training.zero:
         instances, stage_ranks = training.optimizer_instances, layout.tp * layout.cp * layout.dp

@@ -14,9 +14,8 @@ from ._constant_step import ConstantStep, run, without_send_recv
 
 # Groups of ranks by the degree of parallelism that they communicate for.
 _DEGREES = {"etp": "tp", "edp": "dp", "all": "dp", "embedding": "pp"}
-# A forward does one product, and each half of a backward does another.
+# Each half of a backward does as many products as a forward.
 _PRODUCTS = 3
-
 
 # Smaller parts of a step are rounding errors.
 _LEAST = 1e-13
@@ -76,7 +75,7 @@ def predict(job: Job) -> Prediction:
     parts = (model, job.layout, job.schedule, training, cluster, kernels)
     try:
         check_parts(model, job.layout, job.schedule, training, cluster)
-        order = order_of(job.schedule, job.layout)
+        order = order_of(job.schedule, job.layout, training)
         workload = lower_chains(*parts, order)
         order = with_costs(order, workload)
         blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
@@ -89,7 +88,8 @@ def predict(job: Job) -> Prediction:
     runs = schedule_parts(order)
     forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
     each = block_flops(workload.forward)
-    flop = _PRODUCTS * sum(one * n for one, n in zip(each, forwards, strict=True))
+    products = 1 if training.forward_only else _PRODUCTS
+    flop = products * sum(one * n for one, n in zip(each, forwards, strict=True))
     members = workload.members * job.layout.dp
     per_second = flop * members / step.seconds
     devices = job.layout.world_size

@@ -19,6 +19,7 @@ from ..data import (
 )
 from ..schedule import (
     AbstractSchedule,
+    ForwardOnly,
     OpGraph,
     latest_ends,
     op_graph,
@@ -113,7 +114,10 @@ def compile_program(
     """
     config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
     check_parts(model, layout, config, training, cluster)
-    order = order_of(schedule, layout) if isinstance(schedule, ScheduleConfig) else schedule
+    if isinstance(schedule, ScheduleConfig):
+        order = order_of(schedule, layout, training)
+    else:
+        order = ForwardOnly(schedule) if training.forward_only else schedule
     workload = lower_chains(model, layout, config, training, cluster, kernels, order)
     order = with_costs(order, workload)
     blocking = order.blocking if config.blocking is None else config.blocking

@@ -5,6 +5,7 @@ from ._csv import load_schedule as load_schedule, save_schedule as save_schedule
 from ._custom import CustomSchedule as CustomSchedule
 from ._dual_pipe import DualPipe as DualPipe, DualPipeV as DualPipeV
 from ._evaluate import Timeline as Timeline, evaluate as evaluate
+from ._forward_only import ForwardOnly as ForwardOnly
 from ._gpipe import GPipe as GPipe
 from ._graph import OpGraph as OpGraph, op_graph as op_graph
 from ._hanayo import Hanayo as Hanayo

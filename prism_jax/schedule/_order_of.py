@@ -1,23 +1,31 @@
 """The schedule that a job file describes."""
 
-from ..data import Layout, ScheduleConfig
+from ..data import Layout, ScheduleConfig, Training
 from ._base import AbstractSchedule
 from ._csv import places
 from ._custom import CustomSchedule
+from ._forward_only import ForwardOnly
 from ._registry import make_schedule
 
 
 TRACED = "traced"  # The kind of schedule whose order is taken from a trace.
 
 
-def order_of(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
-    """The schedule that a job file describes.
+def order_of(
+    config: ScheduleConfig, layout: Layout, training: Training | None = None
+) -> AbstractSchedule:
+    """The schedule that a job file describes; only its forwards if `training` has nothing else.
 
     **Raises:**
 
     `ValueError` if there is no such schedule, or if the orders of a traced schedule are missing or
     fit neither each other nor the layout.
     """
+    order = _of_config(config, layout)
+    return ForwardOnly(order) if training is not None and training.forward_only else order
+
+
+def _of_config(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
     if config.kind == TRACED:
         return _traced(config, layout)
     if config.orders is not None:

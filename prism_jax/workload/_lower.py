@@ -205,6 +205,8 @@ def lower(
     stages = deal(model, layout, schedule, stage_to_rank)
     forward = _blocks(costs, stages, lambda one: _forward(costs, one.part))
     forward = with_received(costs, stages, forward, -1)
+    if training.forward_only:
+        return _forwards(costs, stages, schedule, forward)
     backward = _blocks(costs, stages, lambda one: _backward(costs, one, weights=True), back=True)
     backward_input = backward_weight = ()
     if "I" in phases or "W" in phases:
@@ -224,6 +226,27 @@ def lower(
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),
         passes=passes_of(costs, stages) if "FB" in phases else None,
+    )
+
+
+def _forwards(
+    costs: Costs, stages: Stages, schedule: ScheduleConfig, forward: tuple[Block, ...]
+) -> Workload:
+    """The kernels of a step that has no backward, and so no gradients and no optimizer."""
+    layout, none = costs.layout, tuple(() for _ in forward)
+    host = _limited(costs, stages, schedule, forward, none).host()
+    return Workload(
+        forward=forward,
+        backward=none,
+        backward_input=(),
+        backward_weight=(),
+        send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
+        reductions=tuple(() for _ in range(layout.pp)),
+        contention=costs.kernels.overlap.contention,
+        tail=block([([segment([host])], 1)]) if host.mean else (),
+        members=layout.tp * layout.cp,
+        group_size=_group_size(costs),
+        passes=None,
     )
 
 

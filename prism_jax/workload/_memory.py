@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ._architecture import Part, recomputed
+from ._architecture import Part, Parts, recomputed
 from ._costs import Costs
 from ._sharded import (
     GRADIENT_BYTES,
@@ -102,6 +102,14 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     besides = logits * costs.activation_bytes / 4
     beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
     whole, dealt = _units(costs, stages, stage)
+    if training.forward_only:
+        return StageMemory(
+            dense=held.dense,
+            experts=held.experts,
+            kept={},
+            forward={**_largest(costs, stages.parts[stage]), "gathered": whole},
+            backward={},
+        )
     backward = {"workspace": beyond} if beyond else {"logits": besides}
     return StageMemory(
         dense=held.dense,
@@ -111,6 +119,14 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
         backward={**backward, "gathered": whole + dealt},
         summed=_summed(costs, held),
     )
+
+
+def _largest(costs: Costs, parts: Parts) -> Sizes:
+    """What a forward holds until the next layer where nothing is kept for a backward: what a layer,
+    or an end of the model, would keep, of that which would keep most.
+    """
+    each = (_kept(costs.of_length(one.sequence_length), one) for one, _ in parts)
+    return max(each, key=lambda sizes: sum(sizes.values()), default={})
 
 
 def _summed(costs: Costs, held: Held) -> float:
