@@ -9,7 +9,7 @@ def run(given: Given) -> Output:
     """Print the step time without variability, and its parts, within seconds."""
     from ..calibration import expected_error
     from ..data import load_job
-    from ..prediction import check_memory, parts_table, predict, throughput
+    from ..prediction import check_memory, energy, parts_table, predict, throughput
 
     job = load_job(given.job, given.overrides)
     if not given.allow_oom:
@@ -22,6 +22,9 @@ def run(given: Given) -> Output:
     result["step_time_s"] = {"mean": result.pop("mean")}
     result["throughput"] = plain(per_gpu)
     result["memory_bytes"] = per_gpu.memory_bytes
+    drawn = energy(job, found)
+    if drawn is not None:
+        result["energy"] = plain(drawn)
     error = expected_error(job)
     low, high = (found.mean * factor for factor in error.interval())
     result["prediction_interval_90"] = {"mean": [low, high]}
@@ -32,4 +35,5 @@ def run(given: Given) -> Output:
     )
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
-    return Output(result, ["\n".join([head, such, *per_gpu.lines()]), parts_table(parts)])
+    lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
+    return Output(result, ["\n".join(lines), parts_table(parts)])

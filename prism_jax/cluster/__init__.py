@@ -28,6 +28,11 @@ from ._group import (
     find_send_link as find_send_link,
     tp_group as tp_group,
 )
+from ._power import (
+    clock_factor as clock_factor,
+    clock_factors as clock_factors,
+    drawn as drawn,
+)
 from ._shapes import (
     attention_latency as attention_latency,
     attention_sizes as attention_sizes,

@@ -1,6 +1,7 @@
 """Mean latencies of compute kernels: a roofline with efficiencies that depend on size."""
 
 from ..data import Device, Kernels
+from ._power import clock_factor
 
 
 def compute_latency(
@@ -28,7 +29,7 @@ def compute_latency(
     **Returns:**
 
     The larger of the times to compute and to move bytes, plus the overhead of the call, times
-    `kernels.compute`; at least `kernels.floor_s`.
+    `kernels.compute`; at least `kernels.floor_s`. A power limit slows the computing.
     """
     moving = kernels.find_efficiency("elementwise", "")
     table = kernels.find_efficiency(kind, dtype) or moving
@@ -42,5 +43,7 @@ def compute_latency(
     overhead = 0.0 if table is None else table.latency_s
     if flop > 0:
         efficiency = 1.0 if table is None or table is moving else table.at(flop / parts)
-        seconds = max(seconds, flop / (efficiency * device.peak_flop_per_s[dtype]))
+        computing = flop / (efficiency * device.peak_flop_per_s[dtype])
+        # Moving bytes does not wait for the clock of the compute units.
+        seconds = max(seconds, clock_factor(device.power, kind) * computing)
     return max(kernels.compute * (seconds + overhead), kernels.floor_s)

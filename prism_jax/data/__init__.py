@@ -23,7 +23,12 @@ from ._failures import (
     load_failures as load_failures,
 )
 from ._find import is_profile as is_profile
-from ._hardware import Cluster as Cluster, Device as Device, Link as Link
+from ._hardware import (
+    Cluster as Cluster,
+    Device as Device,
+    Link as Link,
+    Power as Power,
+)
 from ._job import (
     Job as Job,
     Layout as Layout,

@@ -2,7 +2,43 @@
 
 import msgspec
 
-from ._types import Count, Label, Name, NonNegative, Positive
+from ._types import AtLeastOne, Count, Kelvin, Label, Name, NonNegative, Positive
+
+
+class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an accelerator draws, and what lowers its clock. See `clock_factor`.
+
+    **Attributes:**
+
+    - `limit_w`: the power that it may draw.
+    - `rated_w`: the limit at which the efficiencies of its kernels were measured; at this limit
+        nothing changes.
+    - `static_w`: what it draws at any clock: leakage, and what else does not compute.
+    - `gemm_w`, `attention_w`: what it would draw in matrix products and in attention at the highest
+        clock; above the limit, the clock falls.
+    - `moving_w`: what it draws in kernels that only move bytes, which the clock does not slow.
+    - `leakage_sigma`: how much `static_w` differs between devices of one temperature: the standard
+        deviation of its logarithm.
+    - `leakage_per_k`: how much the logarithm of `static_w` grows with each kelvin.
+    - `temperature_k`: the standard deviation of the temperature between devices, in kelvins.
+    - `warmer_k`: how much warmer than usual all of them are, as their inlets are; in kelvins.
+    - `exponent`: the power of the clock that dynamic power grows with: voltage grows with the
+        clock, and power with the clock times the square of the voltage.
+    - `source`: where the numbers are from.
+    """
+
+    limit_w: Positive
+    rated_w: Positive
+    static_w: Positive
+    gemm_w: Positive
+    attention_w: Positive
+    moving_w: Positive
+    leakage_sigma: NonNegative
+    leakage_per_k: NonNegative
+    temperature_k: NonNegative
+    warmer_k: Kelvin = 0.0
+    exponent: AtLeastOne = 3.0
+    source: str = ""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,6 +53,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `kernels`: the folder of `kernels/` with its efficiencies and variability; by default the
         folder with the name of the device.
     - `source`: where the numbers are from.
+    - `power`: what it draws; `None` if that was not measured.
     """
 
     memory_bytes: Positive
@@ -25,6 +62,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Label = ""
     kernels: Name | None = None
     source: str = ""
+    power: Power | None = None
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

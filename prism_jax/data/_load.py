@@ -147,6 +147,7 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
 
     _resolve(raw, path, changes, num_nodes)
     for override in changes:
+        _check_power(raw, override)
         origin[apply_override(raw, override)] = override
     if isinstance(raw.get("cluster"), dict):
         raw["cluster"] = _sized(raw["cluster"], shown(path))
@@ -172,6 +173,19 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             job = msgspec.structs.replace(job, kernels=kernels)
     check_job(job, shown(path))
     return job
+
+
+def _check_power(raw: dict[str, Any], override: Override) -> None:
+    """Raises a `ValueError` if an override is about the power of a device without any."""
+    cluster = raw.get("cluster")
+    device = cluster.get("device") if isinstance(cluster, dict) else None
+    if override.keys[:3] == ("cluster", "device", "power") and isinstance(device, dict):
+        if "power" not in device:
+            known = (name for name in list_devices() if load_device(name).power)
+            raise ValueError(
+                f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
+                f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
+            )
 
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}

@@ -10,6 +10,7 @@ from .._misc import quoted, unknown_name
 from ._job import Job
 from ._kernels import SHARED, Kernels, Variation
 from ._read import parse_toml, struct_type
+from ._variations import replace_variations
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -111,13 +112,19 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
 
 
 def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
-    """Sets one parameter of variability: `kernels.<kind or shared component>.<parameter>`.
+    """Sets one parameter of variability: `kernels.<kind or shared component>.<parameter>`; or, with
+    `kernels.rank=power`, the law of GPUs to that of their device's power.
 
     **Raises:**
 
     A `ValueError` if there is no such kind or parameter, or if the value is not a number.
     """
     keys, text, value = override.keys, str(override), override.value
+    if keys == ("kernels", "rank") and value == "power":
+        law = Variation("", "rank", "power", {}, f"override {text}")
+        return msgspec.structs.replace(
+            kernels, variability=replace_variations(kernels.variability, [law])
+        )
     component = "residual"
     if len(keys) == 4 and keys[2] in ("residual", "stall") and keys[1] not in SHARED:
         component, keys = keys[2], (keys[0], keys[1], keys[3])

@@ -98,6 +98,11 @@ def check_variation(variation: Variation, where: str) -> None:
             f"{where}: the component `{component}` cannot have the family `{quoted(family)}`; "
             "`network` takes `two-regimes` or `constant`, all others any but `two-regimes`."
         )
+    if family == "power" and (component != "rank" or variation.parameters):
+        raise ValueError(
+            f"{where}: `power` is the law of the component `rank` alone and has no parameters; it "
+            "follows from the device's `[power]`."
+        )
     own = () if component == "network" and family == "constant" else _OWN.get(component, ())
     for name, number in variation.parameters.items():
         if component == "network" and name not in own:

@@ -1,5 +1,6 @@
 from ._constant_step import constant_step as constant_step
 from ._costly import costly_keys as costly_keys
+from ._energy import Energy as Energy, energy as energy
 from ._fits import check_memory as check_memory
 from ._idle import idle_keys as idle_keys
 from ._least import Passes as Passes, least_seconds as least_seconds

@@ -30,6 +30,7 @@ from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._frame import blocks_of_kinds, frame_of
 from ._program import Program
+from ._rank_power import rank_of_power
 from ._sinks import cut_at_sinks, sinks_of
 from ._variability import Variability, variability_of
 
@@ -125,7 +126,12 @@ def compile_program(
     blocks, sinks = blocks_of(graph, workload), sinks_of(graph, workload)
     if variability is None:
         step_s = _seconds(graph, blocks, workload) if has_seconds(kernels.variability) else math.inf
-        variability = variability_of(kernels.variability, step_s=step_s, experts=has_experts(model))
+        variability = variability_of(
+            kernels.variability,
+            step_s=step_s,
+            experts=has_experts(model),
+            by_power=lambda: rank_of_power(cluster.device, blocks),
+        )
     graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
     return assemble(
         number_microbatches(graph, order.chain_starts),

@@ -3,7 +3,7 @@ of a rank, a step, a worker in one step, a microbatch, and the network.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import equinox as eqx
 import jax
@@ -139,7 +139,11 @@ class Variability(eqx.Module):
 
 
 def variability_of(
-    variations: Iterable[Variation], *, step_s: float = math.inf, experts: bool = False
+    variations: Iterable[Variation],
+    *,
+    step_s: float = math.inf,
+    experts: bool = False,
+    by_power: Callable[[], AbstractLatency] | None = None,
 ) -> Variability:
     """The laws with the values of a file, or with values that are being fitted.
 
@@ -151,6 +155,7 @@ def variability_of(
     - `step_s`: how long a step takes, in seconds: for the part of the spread of steps that is given
         in seconds (`Variation`).
     - `experts`: whether the model has experts, whose steps vary by more seconds.
+    - `by_power`: makes the law of the rank of the family `power`, which a job's device determines.
 
     **Raises:**
 
@@ -168,6 +173,8 @@ def variability_of(
             shared["network"] = _network(variation)
         elif variation.component == "residual":
             residual[variation.kernel] = _law(variation)
+        elif variation.component == "rank" and variation.family == "power" and by_power:
+            shared["rank"] = by_power()
         else:
             shared[variation.component] = _law(variation)
     return Variability(residual=residual, stalls=stalls, **shared)
