@@ -1,0 +1,214 @@
+"""What a power limit does: the clocks of V100, and kernels on one chip at two limits.
+
+Reads `gemm_variability/` and `operators/power.parquet`, and prints the constants of `[power]` in
+`hardware/devices/` as they follow from them.
+"""
+
+import pathlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+from jaxtyping import Float
+from scipy.special import ndtri
+
+from prism_jax.cluster import clock_factors
+from prism_jax.data import Power, load_device
+
+
+# The highest clock of V100, in MHz, which BERT runs at throughout (`bert_v100.csv`).
+_HIGHEST = 1530.0
+_EXPONENT = 3.0
+_DEVICES = {"h200_sxm": "h200-sxm", "b200_sxm": "b200", "gb200": "gb200"}
+# Shares of the limit from which on a kernel is at it, and up to which it is not.
+_AT, _BELOW = 0.95, 0.8
+_SHAPE = ("m", "n", "k")
+_LEAST_PAIRS = 30
+
+
+def v100_power(gpus: pl.DataFrame, static_w: float) -> Power:
+    """The power of V100 in SGEMM, from the clocks and temperatures of some GPUs at their limit."""
+    limit = float(np.median(gpus["pwr"]))
+    clock, temperature = np.log(gpus["freq"].to_numpy()), gpus["temp"].to_numpy()
+    slope, constant = np.polyfit(temperature, clock, 1)
+    # How far the static power's logarithm moves if the clock's moves by one.
+    leaks = _EXPONENT * (limit - static_w) / static_w
+    left = np.std(clock - slope * temperature - constant)
+    draws = static_w + (limit - static_w) * (_HIGHEST / np.median(gpus["freq"])) ** _EXPONENT
+    return Power(
+        limit_w=limit,
+        rated_w=limit,
+        static_w=static_w,
+        gemm_w=float(draws),
+        attention_w=float(draws),
+        moving_w=limit,
+        leakage_sigma=float(left * leaks),
+        leakage_per_k=float(-slope * leaks),
+        temperature_k=float(np.std(temperature)),
+        exponent=_EXPONENT,
+    )
+
+
+def v100_gpus(folder: pathlib.Path, name: str) -> pl.DataFrame:
+    """The medians of each V100 over its runs."""
+    columns = ("perf", "freq", "temp", "pwr")
+    rows = pl.read_csv(folder / "gemm_variability" / name)
+    return rows.group_by("gpu").agg(pl.col(columns).median()).sort("gpu")
+
+
+def static_of_v100(folder: pathlib.Path) -> float:
+    """The least that a V100 draws at its highest clock, in watts: BERT between kernels."""
+    rows = pl.read_csv(folder / "gemm_variability" / "bert_v100.csv")
+    return float(np.min(rows["pwr"].to_numpy()))
+
+
+def v100_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The p95 and the slowest of GPUs over their median, predicted from the others' clocks."""
+    gpus, static = v100_gpus(folder, "sgemm_v100.csv"), static_of_v100(folder)
+    halves = [gpus.filter(pl.col("gpu") % 2 == odd) for odd in (0, 1)]
+    bert = v100_gpus(folder, "bert_v100.csv")
+    cases = [("SGEMM, odd GPUs", *halves), ("SGEMM, even GPUs", *halves[::-1])]
+    rows = []
+    for name, fitted, other in [*cases, ("BERT, below the limit", gpus, bert)]:
+        power = v100_power(fitted, static)
+        if other is bert:  # A draw of 150 W needs no lower clock.
+            draws = float(np.median(bert["pwr"]))
+            power = msgspec.structs.replace(power, gemm_w=draws)
+        levels = np.array([0.5, 0.95, 0.5 ** (1 / len(other))])
+        predicted = _over_first(clock_factors(power, "gemm", ndtri(levels)))
+        measured, of_fitted = (_spread(half["perf"].to_numpy()) for half in (other, fitted))
+        rows.append(
+            {
+                "table": "v100",
+                "name": name,
+                "gpus": len(other),
+                "measured": measured,
+                "predicted": predicted,
+                "of_fitted": of_fitted,
+            }
+        )
+    return rows
+
+
+def _over_first(values: Float[np.ndarray, " values"]) -> list[float]:
+    return (values[1:] / values[0]).tolist()
+
+
+def _spread(times: Float[np.ndarray, " gpus"]) -> list[float]:
+    """The p95 and the largest over the median."""
+    return _over_first(np.array([np.median(times), np.quantile(times, 0.95), np.max(times)]))
+
+
+def _sustained(folder: pathlib.Path) -> pl.DataFrame:
+    rows = pl.read_parquet(folder / "operators" / "power.parquet")
+    names = [pl.col(name).cast(pl.String) for name in ("device", "framework", "dtype")]
+    return rows.with_columns(*names, share=pl.col("power_w") / pl.col("power_limit_w"))
+
+
+def limit_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Latencies of the same kernels on B200 at 1,000 W over those on GB200, the same chip, at 1,200
+    W: of those that draw their limit, and of those that draw far less.
+    """
+    rows, keys = _sustained(folder), ["op", "framework", "dtype"]
+    power = load_device("gb200").power
+    assert power is not None
+    lower = float(clock_factors(msgspec.structs.replace(power, limit_w=1000.0), "gemm", np.zeros(())))
+    found = []
+    for at, chosen in ((True, pl.col("share") > _AT), (False, pl.col("share") < _BELOW)):
+        some = rows.filter(chosen, pl.col("latency_s") > 3e-5, pl.col("dtype") != "fp8_block")
+        one, other = (some.filter(pl.col("device") == name) for name in ("b200_sxm", "gb200"))
+        pairs = one.join(other, on=[*keys, "shape"], suffix="_other")
+        ratio = (pl.col("latency_s") / pl.col("latency_s_other")).median().alias("ratio")
+        for row in pairs.group_by(keys).agg(pl.len(), ratio).sort(keys).iter_rows(named=True):
+            if row["len"] >= _LEAST_PAIRS:
+                name = f"{row['op']}, {row['framework']}, {row['dtype']}"
+                found.append({"table": "limits", "name": name, "at": at, "pairs": row["len"]})
+                found[-1] |= {"measured": row["ratio"], "predicted": lower if at else 1.0}
+    return found
+
+
+def device_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The constants of devices, as they follow from the data."""
+    rows = _sustained(folder)
+    sizes = [pl.col("shape").str.extract(rf"\b{x}=(\d+)").cast(pl.Int64).alias(x) for x in _SHAPE]
+    short = pl.read_parquet(folder / "operators" / "gemm.parquet").select(
+        *(pl.col(name).cast(pl.String) for name in ("device", "dtype")),
+        *_SHAPE,
+        pl.col("latency_s").alias("short_s"),
+    )
+    gemm = rows.filter(pl.col("op") == "gemm").with_columns(*sizes)
+    gemm = gemm.with_columns(work=2.0 * pl.col("m") * pl.col("n") * pl.col("k"))
+    long = gemm.join(short, on=["device", "dtype", *_SHAPE])
+    long = long.filter(pl.col("dtype") == "bfloat16", pl.col("work").is_between(1e10, 1e12))
+    long = long.with_columns(ratio=pl.col("latency_s") / pl.col("short_s"))
+    found = []
+    for key, name in _DEVICES.items():
+        on = pl.col("device") == key
+        own = long.filter(on)
+        slower = np.mean(
+            [
+                _median(some.filter(pl.col("share") > _AT), "ratio")
+                / _median(some.filter(pl.col("share") < _BELOW), "ratio")
+                for some in own.partition_by("framework")
+            ]
+        )
+        static = _median(gemm.filter(on, pl.col("work") < 1e7), "power_w")
+        limit = _median(own, "power_limit_w")
+        attention = (pl.col("op") == "attention") & (pl.col("latency_s") > 1e-3)
+        casts = (pl.col("op") == "quantize") & (pl.col("latency_s") > 1e-4)
+        found.append(
+            {
+                "table": "devices",
+                "name": name,
+                "limit_w": limit,
+                "static_w": static,
+                "slower": float(slower),
+                "gemm_w": float(static + (limit - static) * slower**_EXPONENT),
+                "attention_w": _median(rows.filter(on, attention), "power_w"),
+                "moving_w": _median(rows.filter(on, casts), "power_w"),
+            }
+        )
+    return found
+
+
+def _median(rows: pl.DataFrame, column: str) -> float:
+    return float(np.median(rows[column].to_numpy()))
+
+
+def law_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The law of a GPU's static power, from all V100."""
+    power = v100_power(v100_gpus(folder, "sgemm_v100.csv"), static_of_v100(folder))
+    names = ("static_w", "leakage_sigma", "leakage_per_k", "temperature_k")
+    return [{"table": "law", **{name: getattr(power, name) for name in names}}]
+
+
+def power_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of all tables."""
+    return [*v100_rows(folder), *limit_rows(folder), *device_rows(folder), *law_rows(folder)]
+
+
+def power_table(rows: list[dict[str, Any]]) -> str:
+    """The tables, in Markdown."""
+    lines = ["| V100 | GPUs | p95/p50 | predicted | fitted half | slowest/p50 | predicted | half |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in (row for row in rows if row["table"] == "v100"):
+        pairs = zip(row["measured"], row["predicted"], row["of_fitted"], strict=True)
+        cells = " | ".join(f"{x:.3f}" for pair in pairs for x in pair)
+        lines.append(f"| {row['name']} | {row['gpus']} | {cells} |")
+    lines += ["", "| B200 over GB200 | power | kernels | measured | predicted |"]
+    lines.append("|---|---|---|---|---|")
+    for row in (row for row in rows if row["table"] == "limits"):
+        where = "at the limit" if row["at"] else "below 80 %"
+        cells = f"{row['pairs']} | {row['measured']:.3f} | {row['predicted']:.3f}"
+        lines.append(f"| {row['name']} | {where} | {cells} |")
+    lines += ["", "| device | limit | static | slower at the limit | GEMM | attention | copies |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in (row for row in rows if row["table"] == "devices"):
+        watts = (row[f"{name}_w"] for name in ("gemm", "attention", "moving"))
+        cells = " | ".join(f"{x:.0f} W" for x in watts)
+        first = f"{row['limit_w']:.0f} W | {row['static_w']:.0f} W | {row['slower']:.3f}"
+        lines.append(f"| {row['name']} | {first} | {cells} |")
+    law = next(row for row in rows if row["table"] == "law")
+    told = ", ".join(f"`{name}` {value:.3g}" for name, value in law.items() if name != "table")
+    return "\n".join([*lines, "", f"All V100: {told}."])
