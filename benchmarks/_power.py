@@ -13,13 +13,15 @@ import polars as pl
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from prism_jax.cluster import clock_factors
+from prism_jax.cluster import clock_factor, clock_factors
 from prism_jax.data import Power, load_device
 
 
 # The highest clock of V100, in MHz, which BERT runs at throughout (`bert_v100.csv`).
 _HIGHEST = 1530.0
 _EXPONENT = 3.0
+# Other levels of its static power, which clocks at one limit do not tell.
+_OTHER_STATIC_W = (50.0, 120.0)
 _DEVICES = {"h200_sxm": "h200-sxm", "b200_sxm": "b200", "gb200": "gb200"}
 # Shares of the limit from which on a kernel is at it, and up to which it is not.
 _AT, _BELOW = 0.95, 0.8
@@ -66,29 +68,25 @@ def static_of_v100(folder: pathlib.Path) -> float:
 def v100_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The p95 and the slowest of GPUs over their median, predicted from the others' clocks."""
     gpus, static = v100_gpus(folder, "sgemm_v100.csv"), static_of_v100(folder)
-    halves = [gpus.filter(pl.col("gpu") % 2 == odd) for odd in (0, 1)]
-    bert = v100_gpus(folder, "bert_v100.csv")
-    cases = [("SGEMM, odd GPUs", *halves), ("SGEMM, even GPUs", *halves[::-1])]
+    even, odd = (gpus.filter(pl.col("gpu") % 2 == one) for one in (0, 1))
     rows = []
-    for name, fitted, other in [*cases, ("BERT, below the limit", gpus, bert)]:
-        power = v100_power(fitted, static)
-        if other is bert:  # A draw of 150 W needs no lower clock.
-            draws = float(np.median(bert["pwr"]))
-            power = msgspec.structs.replace(power, gemm_w=draws)
-        levels = np.array([0.5, 0.95, 0.5 ** (1 / len(other))])
-        predicted = _over_first(clock_factors(power, "gemm", ndtri(levels)))
-        measured, of_fitted = (_spread(half["perf"].to_numpy()) for half in (other, fitted))
-        rows.append(
-            {
-                "table": "v100",
-                "name": name,
-                "gpus": len(other),
-                "measured": measured,
-                "predicted": predicted,
-                "of_fitted": of_fitted,
-            }
-        )
-    return rows
+    for watts in (static, *_OTHER_STATIC_W):
+        rows.append(_v100_row("SGEMM, odd GPUs", v100_power(even, watts), odd, even))
+        rows.append(_v100_row("SGEMM, even GPUs", v100_power(odd, watts), even, odd))
+    bert = v100_gpus(folder, "bert_v100.csv")
+    draws = float(np.median(bert["pwr"].to_numpy()))
+    power = msgspec.structs.replace(v100_power(gpus, static), gemm_w=draws)
+    return [*rows, _v100_row("BERT, below the limit", power, bert, gpus)]
+
+
+def _v100_row(
+    name: str, power: Power, others: pl.DataFrame, fitted: pl.DataFrame
+) -> dict[str, Any]:
+    levels = np.array([0.5, 0.95, 0.5 ** (1 / len(others))])
+    row = {"table": "v100", "name": name, "static_w": power.static_w, "gpus": len(others)}
+    row["predicted"] = _over_first(clock_factors(power, "gemm", ndtri(levels)))
+    row["measured"] = _spread(others["perf"].to_numpy())
+    return row | {"of_fitted": _spread(fitted["perf"].to_numpy())}
 
 
 def _over_first(values: Float[np.ndarray, " values"]) -> list[float]:
@@ -113,7 +111,7 @@ def limit_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     rows, keys = _sustained(folder), ["op", "framework", "dtype"]
     power = load_device("gb200").power
     assert power is not None
-    lower = float(clock_factors(msgspec.structs.replace(power, limit_w=1000.0), "gemm", np.zeros(())))
+    lower = clock_factor(msgspec.structs.replace(power, limit_w=1000.0), "gemm")
     found = []
     for at, chosen in ((True, pl.col("share") > _AT), (False, pl.col("share") < _BELOW)):
         some = rows.filter(chosen, pl.col("latency_s") > 3e-5, pl.col("dtype") != "fp8_block")
@@ -190,12 +188,12 @@ def power_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def power_table(rows: list[dict[str, Any]]) -> str:
     """The tables, in Markdown."""
-    lines = ["| V100 | GPUs | p95/p50 | predicted | fitted half | slowest/p50 | predicted | half |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    half = "p95/p50 | predicted | fitted half | slowest/p50 | predicted | fitted half"
+    lines = [f"| V100 | static | GPUs | {half} |", "|---|---|---|---|---|---|---|---|---|"]
     for row in (row for row in rows if row["table"] == "v100"):
         pairs = zip(row["measured"], row["predicted"], row["of_fitted"], strict=True)
         cells = " | ".join(f"{x:.3f}" for pair in pairs for x in pair)
-        lines.append(f"| {row['name']} | {row['gpus']} | {cells} |")
+        lines.append(f"| {row['name']} | {row['static_w']:.0f} W | {row['gpus']} | {cells} |")
     lines += ["", "| B200 over GB200 | power | kernels | measured | predicted |"]
     lines.append("|---|---|---|---|---|")
     for row in (row for row in rows if row["table"] == "limits"):

@@ -17,8 +17,8 @@ _LEAST_CLOCK = 0.1
 
 
 def _clock(
-    power: Power, kind: str, limit_w: float, static_w: Float[np.ndarray, "*devices"]
-) -> Float[np.ndarray, "*devices"]:
+    power: Power, kind: str, limit_w: float, static_w: Float[np.ndarray, " devices"]
+) -> Float[np.ndarray, " devices"]:
     """The clock that a limit allows, as a share of the highest."""
     # What computes draws the same on each device.
     computing = (power.gemm_w if kind == "gemm" else power.attention_w) - power.static_w
@@ -27,8 +27,8 @@ def _clock(
 
 
 def clock_factors(
-    power: Power, kind: str, z: Float[np.ndarray, "*devices"]
-) -> Float[np.ndarray, "*devices"]:
+    power: Power, kind: str, z: Float[np.ndarray, " devices"]
+) -> Float[np.ndarray, " devices"]:
     """How many times as long devices take that leak more or less than the median one.
 
     **Arguments:**
@@ -45,7 +45,7 @@ def clock_factors(
     # The temperature of a device and its chip are independent, so their spreads add as variances.
     sigma = np.hypot(power.leakage_sigma, power.leakage_per_k * power.temperature_k)
     static = power.static_w * np.exp(power.leakage_per_k * power.warmer_k + sigma * z)
-    rated = _clock(power, kind, power.rated_w, np.asarray(power.static_w))
+    rated = _clock(power, kind, power.rated_w, np.array([power.static_w]))
     return rated / _clock(power, kind, power.limit_w, static)
 
 
@@ -55,7 +55,7 @@ def clock_factor(power: Power | None, kind: str) -> float:
     """
     if power is None or (power.limit_w == power.rated_w and power.warmer_k == 0):
         return 1.0
-    return float(clock_factors(power, kind, np.zeros(())))
+    return float(clock_factors(power, kind, np.zeros(1))[0])
 
 
 def drawn(power: Power, kind: str) -> float:

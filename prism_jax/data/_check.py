@@ -106,7 +106,9 @@ def check_cluster(cluster: Cluster, where: str) -> None:
     if not cluster.device.peak_flop_per_s:
         raise ValueError(f"{where}: `peak_flop_per_s` is empty; give one dtype at least.")
     power = cluster.device.power
-    for name in ("limit_w", "rated_w", "gemm_w", "attention_w", "moving_w") if power else ():
+    if power is None:
+        return
+    for name in ("limit_w", "rated_w", "gemm_w", "attention_w", "moving_w"):
         if getattr(power, name) <= power.static_w:
             raise ValueError(
                 f"{where}: `power.{name}` is {getattr(power, name):g} W, not more than the "

@@ -179,13 +179,13 @@ def _check_power(raw: dict[str, Any], override: Override) -> None:
     """Raises a `ValueError` if an override is about the power of a device without any."""
     cluster = raw.get("cluster")
     device = cluster.get("device") if isinstance(cluster, dict) else None
-    if override.keys[:3] == ("cluster", "device", "power") and isinstance(device, dict):
-        if "power" not in device:
-            known = (name for name in list_devices() if load_device(name).power)
-            raise ValueError(
-                f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
-                f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
-            )
+    is_power = override.keys[:3] == ("cluster", "device", "power")
+    if is_power and isinstance(device, dict) and "power" not in device:
+        known = (name for name in list_devices() if load_device(name).power)
+        raise ValueError(
+            f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
+            f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
+        )
 
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}

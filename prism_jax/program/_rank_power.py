@@ -1,6 +1,6 @@
 """The law of a GPU's factor on compute where a power limit makes GPUs differ."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +37,7 @@ def rank_of_power(device: Device, blocks: Sequence[Block]) -> Empirical:
             f"the law of the rank: what the device `{device.name}` draws is not known; give "
             "another family than `power`, or add `[power]` to the device's file."
         )
-    compute: Counter[str] = Counter()
+    compute: defaultdict[str, float] = defaultdict(float)
     known = {id(block): block for block in blocks}  # Most ops have the same block.
     for key, number in Counter(map(id, blocks)).items():
         for kind, seconds in split_mean(known[key])[0].items():
