@@ -113,7 +113,8 @@ def limit_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     assert power is not None
     lower = clock_factor(msgspec.structs.replace(power, limit_w=1000.0), "gemm")
     found = []
-    for at, chosen in ((True, pl.col("share") > _AT), (False, pl.col("share") < _BELOW)):
+    cases = {"at the limit": pl.col("share") > _AT, "below 80 %": pl.col("share") < _BELOW}
+    for where, chosen in cases.items():
         some = rows.filter(chosen, pl.col("latency_s") > 3e-5, pl.col("dtype") != "fp8_block")
         one, other = (some.filter(pl.col("device") == name) for name in ("b200_sxm", "gb200"))
         pairs = one.join(other, on=[*keys, "shape"], suffix="_other")
@@ -121,8 +122,11 @@ def limit_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
         for row in pairs.group_by(keys).agg(pl.len(), ratio).sort(keys).iter_rows(named=True):
             if row["len"] >= _LEAST_PAIRS:
                 name = f"{row['op']}, {row['framework']}, {row['dtype']}"
-                found.append({"table": "limits", "name": name, "at": at, "pairs": row["len"]})
-                found[-1] |= {"measured": row["ratio"], "predicted": lower if at else 1.0}
+                found.append({"table": "limits", "name": name, "power": where, "pairs": row["len"]})
+                found[-1] |= {
+                    "measured": row["ratio"],
+                    "predicted": 1.0 if where == "below 80 %" else lower,
+                }
     return found
 
 
@@ -178,7 +182,7 @@ def law_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The law of a GPU's static power, from all V100."""
     power = v100_power(v100_gpus(folder, "sgemm_v100.csv"), static_of_v100(folder))
     names = ("static_w", "leakage_sigma", "leakage_per_k", "temperature_k")
-    return [{"table": "law", **{name: getattr(power, name) for name in names}}]
+    return [{"table": "law", "name": "all", **{name: getattr(power, name) for name in names}}]
 
 
 def power_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -189,24 +193,30 @@ def power_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 def power_table(rows: list[dict[str, Any]]) -> str:
     """The tables, in Markdown."""
     half = "p95/p50 | predicted | fitted half | slowest/p50 | predicted | fitted half"
-    lines = [f"| V100 | static | GPUs | {half} |", "|---|---|---|---|---|---|---|---|---|"]
-    for row in (row for row in rows if row["table"] == "v100"):
+    heads = {
+        "v100": f"V100 | static | GPUs | {half}",
+        "limits": "B200 over GB200 | power | kernels | measured | predicted",
+        "devices": "device | limit | static | slower at the limit | GEMM | attention | copies",
+        "law": "V100 | static | sigma | 1/K | K",
+    }
+    lines: list[str] = []
+    for name, head in heads.items():
+        lines += ["", f"| {head} |", "|---" * (head.count("|") + 1) + "|"]
+        lines += [f"| {_cells(row)} |" for row in rows if row["table"] == name]
+    return "\n".join(lines[1:])
+
+
+def _cells(row: dict[str, Any]) -> str:
+    """The values of a row, in the order of its head."""
+    if row["table"] == "v100":
         pairs = zip(row["measured"], row["predicted"], row["of_fitted"], strict=True)
-        cells = " | ".join(f"{x:.3f}" for pair in pairs for x in pair)
-        lines.append(f"| {row['name']} | {row['static_w']:.0f} W | {row['gpus']} | {cells} |")
-    lines += ["", "| B200 over GB200 | power | kernels | measured | predicted |"]
-    lines.append("|---|---|---|---|---|")
-    for row in (row for row in rows if row["table"] == "limits"):
-        where = "at the limit" if row["at"] else "below 80 %"
-        cells = f"{row['pairs']} | {row['measured']:.3f} | {row['predicted']:.3f}"
-        lines.append(f"| {row['name']} | {where} | {cells} |")
-    lines += ["", "| device | limit | static | slower at the limit | GEMM | attention | copies |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in (row for row in rows if row["table"] == "devices"):
-        watts = (row[f"{name}_w"] for name in ("gemm", "attention", "moving"))
-        cells = " | ".join(f"{x:.0f} W" for x in watts)
-        first = f"{row['limit_w']:.0f} W | {row['static_w']:.0f} W | {row['slower']:.3f}"
-        lines.append(f"| {row['name']} | {first} | {cells} |")
-    law = next(row for row in rows if row["table"] == "law")
-    told = ", ".join(f"`{name}` {value:.3g}" for name, value in law.items() if name != "table")
-    return "\n".join([*lines, "", f"All V100: {told}."])
+        values = [row["name"], row["static_w"], row["gpus"], *(x for pair in pairs for x in pair)]
+    else:
+        values = [value for key, value in row.items() if key != "table"]
+    return " | ".join(_text(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f} W" if value > 20 else f"{value:.3g}" if value < 1 else f"{value:.3f}"
+    return str(value)

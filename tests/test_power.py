@@ -16,17 +16,8 @@ from prism_jax.prediction import energy
 
 _LIMIT = "cluster.device.power.limit_w"
 # Of the 1,000 W that products would draw besides, 512 W are left: a clock of 0.8.
-_POWER = Power(
-    limit_w=712.0,
-    rated_w=712.0,
-    static_w=200.0,
-    gemm_w=1200.0,
-    attention_w=600.0,
-    moving_w=500.0,
-    leakage_sigma=0.1,
-    leakage_per_k=0.01,
-    temperature_k=7.5,
-)
+# In order: the limit, the rated one, static; products, attention, copies; and the law of static.
+_POWER = Power(712.0, 712.0, 200.0, 1200.0, 600.0, 500.0, 0.1, 0.01, 7.5)
 
 
 def _with(**changes):
@@ -35,6 +26,11 @@ def _with(**changes):
 
 def _job(*overrides):
     return prism.load_job("examples/job.toml", overrides)
+
+
+def _known(value):
+    assert value is not None
+    return value
 
 
 def test_the_clock_is_the_root_of_the_power_that_is_left():
@@ -71,9 +67,7 @@ def test_products_feel_the_clock_and_copies_do_not():
         device = msgspec.structs.replace(cluster.device, power=_with(limit_w=limit_w))
         return compute_latency(kind, "bf16" if flop else "", flop, num_bytes, device, kernels)
 
-    table = kernels.find_efficiency("gemm", "bf16")
-    assert table is not None
-    overhead = table.latency_s * kernels.compute
+    overhead = _known(kernels.find_efficiency("gemm", "bf16")).latency_s * kernels.compute
     one, capped = (latency("gemm", 1e13, 1e6, limit_w) for limit_w in (712.0, 543.0))
     assert (capped - overhead) / (one - overhead) == pytest.approx(8 / 7)
     for kind, flop in (("norm", 0), ("gemm", 1e6)):  # Even a product, where bytes are slower.
@@ -84,7 +78,6 @@ def test_products_feel_the_clock_and_copies_do_not():
 def test_nothing_changes_at_the_limit_of_the_measurements(name):
     job = _job(f"cluster.device={name}")
     assert job.cluster is not None
-    assert job.cluster.device.power is not None
     bare = msgspec.structs.replace(job.cluster.device, power=None)
     bare = msgspec.structs.replace(job.cluster, device=bare)
     assert prism.predict(job) == prism.predict(msgspec.structs.replace(job, cluster=bare))
@@ -94,10 +87,7 @@ def test_the_derivative_of_a_step_is_that_of_its_products():
     # Without waits, d T / d L is - T / (3 (L - S)) of what the clock bounds.
     alone = ("layout.pp=1", "layout.dp=1", "layout.tp=1", "schedule.virtual_stages=1")
     job = _job(f"{_LIMIT}=650", *alone, "schedule.kind=1f1b")
-    assert job.cluster is not None
-    power, found = job.cluster.device.power, energy(job)
-    assert power is not None
-    assert found is not None
+    power, found = _known(load_device("h100-sxm").power), _known(energy(job))
     products = prism.predict(job).breakdown["gemm"]
     # Overheads of calls feel no clock.
     assert found.seconds_per_w == pytest.approx(-products / (3 * (650 - power.static_w)), rel=0.02)
@@ -105,21 +95,21 @@ def test_the_derivative_of_a_step_is_that_of_its_products():
 
 @pytest.mark.parametrize("limit", [650, 500])
 def test_the_derivative_of_a_step_is_that_of_differences(limit):
-    found = energy(_job(f"{_LIMIT}={limit}"))
+    found = _known(energy(_job(f"{_LIMIT}={limit}")))
     higher, lower = (prism.predict(_job(f"{_LIMIT}={limit + d}")).mean for d in (5, -5))
-    assert found is not None
     assert found.seconds_per_w == pytest.approx((higher - lower) / 10, rel=1e-3)
 
 
 def test_the_energy_is_what_each_part_of_a_step_draws():
     job = _job(f"{_LIMIT}=600")
-    step, found = prism.predict(job), energy(job)
-    assert found is not None
-    power = load_device("h100-sxm").power
-    assert power is not None
+    step, found, power = (
+        prism.predict(job),
+        _known(energy(job)),
+        _known(load_device("h100-sxm").power),
+    )
     # All kernels of an H100 would draw more than 600 W.
-    waits = [s for part, s in step.breakdown.items() if part in ("bubble", "host")]
-    waits += [s for part, s in step.breakdown.items() if part.startswith("exposed ")]
+    idle = ("bubble", "host", "exposed")
+    waits = [s for part, s in step.breakdown.items() if part.partition(" ")[0] in idle]
     total = 600 * (step.mean - sum(waits)) + power.static_w * sum(waits)
     assert found.joules == pytest.approx(32 * total)
     assert found.tokens_per_joule * found.joules == pytest.approx(step.tokens_per_s * step.mean)
@@ -130,8 +120,7 @@ def test_the_energy_is_what_each_part_of_a_step_draws():
 def _spread(limit):
     """The law of steps, and the spread of GPUs in it."""
     program = prism.compile_job(_job("kernels.rank=power", f"{_LIMIT}={limit}"))
-    law = program.variability.rank
-    assert law is not None
+    law = _known(program.variability.rank)
     return program, float(np.sqrt(law.variance()) / law.mean())
 
 
@@ -139,8 +128,7 @@ def test_a_cap_widens_the_law_of_gpus():
     found = {limit: _spread(limit)[1] for limit in (500, 700, 2000)}
     assert found[500] > 2 * found[700]
     # To first order, the spread of clocks is S sigma / (3 (L - S)); of attention it is less.
-    power = load_device("h100-sxm").power
-    assert power is not None
+    power = _known(load_device("h100-sxm").power)
     sigma = np.hypot(power.leakage_sigma, power.leakage_per_k * power.temperature_k)
     of_clocks = power.static_w * sigma / (3 * (700 - power.static_w))
     assert 0.6 * of_clocks < found[700] < 1.1 * of_clocks
@@ -189,10 +177,8 @@ def test_limits_that_mean_nothing_are_refused(job, override, message):
 def test_a_law_by_power_needs_a_device_that_says_what_it_draws():
     with pytest.raises(ValueError, match="the device `a100-80g-sxm` draws is not known; give"):
         prism.compile_job(prism.load_job("megatron-22b-a100-8", ["kernels.rank=power"]))
-    job = _job("kernels.rank=power")
-    assert job.kernels is not None
     law = Variation("", "rank", "power", {}, "override kernels.rank=power")
-    assert job.kernels.find_variation("rank") == law
+    assert _known(_job("kernels.rank=power").kernels).find_variation("rank") == law
 
 
 def test_the_law_of_clocks_is_that_of_v100(shared):
@@ -214,8 +200,7 @@ def test_the_constants_of_devices_are_those_of_the_measurements(shared):
 
     (law,) = law_rows(shared / "data")
     for row in device_rows(shared / "data"):
-        power = load_device(row["name"]).power
-        assert power is not None
+        power = _known(load_device(row["name"]).power)
         for name in ("limit_w", "static_w", "gemm_w", "attention_w", "moving_w"):
             assert getattr(power, name) == pytest.approx(row[name], abs=0.6), name
         for name in ("leakage_sigma", "leakage_per_k", "temperature_k"):

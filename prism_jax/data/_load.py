@@ -147,7 +147,6 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
 
     _resolve(raw, path, changes, num_nodes)
     for override in changes:
-        _check_power(raw, override)
         origin[apply_override(raw, override)] = override
     if isinstance(raw.get("cluster"), dict):
         raw["cluster"] = _sized(raw["cluster"], shown(path))
@@ -173,19 +172,6 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             job = msgspec.structs.replace(job, kernels=kernels)
     check_job(job, shown(path))
     return job
-
-
-def _check_power(raw: dict[str, Any], override: Override) -> None:
-    """Raises a `ValueError` if an override is about the power of a device without any."""
-    cluster = raw.get("cluster")
-    device = cluster.get("device") if isinstance(cluster, dict) else None
-    is_power = override.keys[:3] == ("cluster", "device", "power")
-    if is_power and isinstance(device, dict) and "power" not in device:
-        known = (name for name in list_devices() if load_device(name).power)
-        raise ValueError(
-            f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
-            f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
-        )
 
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
@@ -222,6 +208,19 @@ def _resolve(
             changes.remove(override)
     if isinstance(cluster.get("device"), str):
         cluster["device"] = _load("hardware/devices", "device", cluster["device"], Device, path)[1]
+    for override in changes:
+        if override.keys[:3] == ("cluster", "device", "power"):
+            _check_power(cluster.get("device"), override)
+
+
+def _check_power(device: Any, override: Override) -> None:
+    """Raises a `ValueError` if an override is about the power of a device without any."""
+    if isinstance(device, dict) and "power" not in device:
+        known = (name for name in list_devices() if load_device(name).power)
+        raise ValueError(
+            f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws is "
+            f"not known; take {', '.join(known)}, or add `[power]` to the device's file."
+        )
 
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
