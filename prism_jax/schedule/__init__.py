@@ -3,9 +3,9 @@ from ._chimera import Chimera as Chimera
 from ._contract import latest_ends as latest_ends
 from ._csv import load_schedule as load_schedule, save_schedule as save_schedule
 from ._custom import CustomSchedule as CustomSchedule
+from ._derived import ForwardOnly as ForwardOnly, Repeated as Repeated
 from ._dual_pipe import DualPipe as DualPipe, DualPipeV as DualPipeV
 from ._evaluate import Timeline as Timeline, evaluate as evaluate
-from ._forward_only import ForwardOnly as ForwardOnly
 from ._gpipe import GPipe as GPipe
 from ._graph import OpGraph as OpGraph, op_graph as op_graph
 from ._hanayo import Hanayo as Hanayo
@@ -25,7 +25,6 @@ from ._registry import (
     schedule_name as schedule_name,
     schedules as schedules,
 )
-from ._repeated import Repeated as Repeated
 from ._replay import replay as replay
 from ._token import (
     OVERLAPPED as OVERLAPPED,

@@ -4,7 +4,7 @@ from ..data import Layout, ScheduleConfig, Training
 from ._base import AbstractSchedule
 from ._csv import places
 from ._custom import CustomSchedule
-from ._forward_only import ForwardOnly
+from ._derived import ForwardOnly
 from ._registry import make_schedule
 
 

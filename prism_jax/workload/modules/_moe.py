@@ -19,22 +19,13 @@ from .._parts import segment
 from ._base import AbstractModule, Parameters
 from ._check_experts import check_degrees, check_routing
 from ._gather import cast, cast_gradient, gradients
-from ._load import check_load, draw_popularity, with_load
+from ._load import check_load, draw_popularity, dropless_concentration, with_load
 from ._mlp import MLP, Activation, gate_factor
 
 
-# Of 8 ranks; the fullest then has 1.46 times the mean. Four pairs of steps of Qwen3-235B with a
-# forced balance and without (MoE-ModelZoo, best_practice/qwen3) take 1.09 to 1.24 times as long for
-# sequences of 128K to 16K, which is 1.45 of what experts take; the state of training is not given.
-# Of 32 ranks it has 1.8 times the mean, as loads by a power law of exponent 1.01 have, with which
-# the fullest of 8 has 1.47 (ai-dynamo/aiconfigurator of 2026).
-_DROPLESS, _OF_RANKS, _GROWTH = 90.0, 8, 0.6
-
-
-# DeepEP's host waits in each forward for how many tokens arrive before it launches what takes them
-# (its README, "Normal kernels"); tables of its kernels are of exchanges whose layout is known. So
-# much longer a layer of Mixtral's shapes on 8 H100 takes than with all_to_all, in bf16 and in fp8
-# (Megatron-Core, `../shared/data/steps/moe_layers.csv`).
+# DeepEP's host waits in each forward for how many tokens arrive (its README, "Normal kernels"),
+# which tables of its kernels do not have. By so much a layer of Mixtral's shapes on 8 H100 takes
+# longer than with all_to_all, in bf16 as in fp8 (`../shared/data/steps/moe_layers.csv`).
 _COUNTED_S = 0.31e-3
 
 
@@ -106,7 +97,7 @@ class MoE(AbstractModule):
         """The concentration of the popularity of experts on so many ranks, if it varies."""
         if self.balance == "forced" or self.load_concentration or self.load_popularity:
             return self.load_concentration
-        return _DROPLESS * (ranks / _OF_RANKS) ** _GROWTH
+        return dropless_concentration(ranks)
 
     def of_layer(self, number: int) -> "MoE":
         if self.load_seed is None or self.load_concentration is None:

@@ -1,0 +1,96 @@
+"""Schedules that are made of another one."""
+
+import dataclasses
+
+from ._base import AbstractSchedule, check_positive
+from ._ops import action, ops_of, parse_orders
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfAnother(AbstractSchedule):
+    """A schedule of the ranks and stages of another."""
+
+    schedule: AbstractSchedule
+
+    @property
+    def num_ranks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.num_ranks
+
+    @property
+    def num_microbatches(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.num_microbatches
+
+    @property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        return self.schedule.stage_to_rank
+
+    @property
+    def chain_starts(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.chain_starts
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardOnly(_OfAnother):
+    """The forwards of a schedule in its order, as for an evaluation or a prefill."""
+
+    def orders(self) -> list[list[str]]:
+        ops = ops_of(self.schedule)
+        return [
+            [
+                f"{stage}F{microbatch}"
+                for op in order
+                for phase, stage, microbatch in action(ops, op).parts
+                if phase == "F"
+            ]
+            for order in ops.orders
+        ]
+
+
+ForwardOnly.__init__.__doc__ = """**Arguments:**
+
+- `schedule`: the schedule of a step with backwards.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated(_OfAnother):
+    """Several steps of a schedule without a barrier between them.
+
+    By default, a step ends when all ranks have agreed on the norm of the gradients. With
+    post-validation (Qi et al., 2023), each rank continues at once, and reverts its update if the
+    norm turns out too large; so a rank that ends early starts its next step early. The time of a
+    step is then the time of `num_steps` steps minus that of `num_steps - 1`. There are no
+    optimizers and reductions between the steps: a program has them only once, at its end.
+    """
+
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        check_positive(num_steps=self.num_steps)
+
+    @property
+    def num_microbatches(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.schedule.num_microbatches * self.num_steps
+
+    def orders(self) -> list[list[str]]:
+        ops = parse_orders(self.schedule.orders())
+        each = self.schedule.num_microbatches // len(self.chain_starts)
+        actions = [[action(ops, op) for op in order] for order in ops.orders]
+        return [
+            [
+                one._replace(
+                    microbatch=one.microbatch + each * step,
+                    other_microbatch=one.other_microbatch + each * step,
+                ).token
+                for step in range(self.num_steps)
+                for one in order
+            ]
+            for order in actions
+        ]
+
+
+Repeated.__init__.__doc__ = """**Arguments:**
+
+- `schedule`: the schedule of one step.
+- `num_steps`: the number of steps.
+"""
