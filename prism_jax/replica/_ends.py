@@ -32,14 +32,14 @@ class Axes(eqx.Module):
 
     **Attributes:**
 
-    - `ops`: `(levels, width)`, the rows for ops.
+    - `ops`: the rows for ops, in their lanes or in one line.
     - `ranks`: `(ranks,)`, the rows for the factor of each pipeline rank's slowest GPU.
     - `microbatches`: `(microbatches,)`, the rows for microbatches.
     - `worker_steps`: `(ranks,)`, the rows for the factor of each pipeline rank in its step; `None`
         if there are none.
     """
 
-    ops: Int[Array, "levels width"]
+    ops: Int[Array, "*places"]
     ranks: Int[Array, " ranks"]
     microbatches: Int[Array, " microbatches"]
     worker_steps: Int[Array, " ranks"] | None

@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..host import on_host
-from ..maxplus import cells, critical_ops
+from ..maxplus import bucket, cells, critical_ops
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
 from ._ends import Axes, by_strata, replica_latencies
-from ._plan import Plan
+from ._plan import Plan, without_graph, without_steps
 
 
 _MOST_AXES = 256
@@ -68,7 +68,7 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     row = np.full(len(gradient), _MOST_AXES)
     row[leading] = np.arange(len(leading))
     return Lead(
-        axes=_axes(program, plan, row, _MOST_AXES),
+        axes=_axes(program, plan, row, _MOST_AXES, np.asarray(plan.structure.graph.lanes.ops)),
         order=order,
         direction=_direction(gradient, order, plan),
         shift=jax.device_put(np.asarray(shift, plan.dtype)),
@@ -93,36 +93,54 @@ def _gradient(
 
     - `fewer`: of so many times fewer samples.
     """
-    number = sum(_counts(program))
-    samples = int(np.clip(_PILOT_NUMBERS // number, 16 * fewer, _PILOT_SAMPLES)) // fewer
+    number, num_ops = sum(_counts(program)), program.num_ops
+    room = bucket(number, 64, 4)  # Of axes and of ops, so that many graphs share what JAX traces.
+    samples = int(np.clip(_PILOT_NUMBERS // room, 16 * fewer, _PILOT_SAMPLES)) // fewer
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
-    scores = rng.standard_normal((number, samples)).astype(plan.dtype)
-    axes = _axes(program, plan, np.arange(number), number)
-    cell = cells(program.levels, plan.structure.graph.lanes.width)[:-1]
-    of_ops = plan, axes, cell, words
-    latencies, after = on_host(_latencies, *of_ops, scores)
-    after = np.asarray(after)[: program.sinks.number]
-    critical = critical_ops(program.levels, np.asarray(latencies), after)
-    slopes = on_host(_latencies_vjp, *of_ops, scores, critical.astype(plan.dtype))
-    return np.mean(np.asarray(slopes), axis=1)
+    scores = np.zeros((room, samples), plan.dtype)
+    scores[:number] = rng.standard_normal((number, samples))
+    op = np.where(np.arange(room) < num_ops, np.arange(room), -1)
+    axes = _axes(program, plan, np.arange(number), room, op)
+    of_ops = _in_one_line(program, plan, op), axes, words
+    latencies, regimes = on_host(_latencies, *of_ops, scores)
+    after = np.asarray(on_host(mean_reductions, without_graph(plan)))
+    after = after[: program.sinks.number, np.asarray(regimes)]
+    critical = np.zeros(latencies.shape, plan.dtype)
+    critical[:num_ops] = critical_ops(program.levels, np.asarray(latencies)[:num_ops], after)
+    slopes = on_host(_latencies_vjp, *of_ops, scores, critical)
+    return np.mean(np.asarray(slopes)[:number], axis=1)
 
 
-def _latencies(plan: Plan, axes: Axes, cell, key: KeyData, scores: Float[Array, "axes samples"]):
-    """The latencies of ops in their cells, and what follows the sinks, from scores of all axes."""
+def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> Plan:
+    """The plan of ops in the order of their numbers, in place of lanes, and without stalls and all
+    that follows.
+    """
+    cell = cells(program.levels, plan.structure.graph.lanes.width)[op]
+
+    def parts(plan: Plan):
+        graph = plan.structure.graph
+        kept = [graph.row, graph.microbatch, graph.group]
+        return [*kept, graph.lanes, graph.stalls, plan.structure.sinks, plan.structure.tail]
+
+    def of_ops(lanes):
+        return None if lanes is None else jax.device_put(np.asarray(lanes).reshape(-1)[cell])
+
+    some = [*map(of_ops, parts(plan)[:3]), None, None, None, None]
+    return without_steps(eqx.tree_at(parts, plan, some, is_leaf=lambda x: x is None))
+
+
+def _latencies(plan: Plan, axes: Axes, key: KeyData, scores: Float[Array, "axes samples"]):
+    """The latencies of ops from scores of all axes, and the network's regimes of the samples."""
     sampled = by_strata(plan, jnp.arange(scores.shape[1], dtype=jnp.uint32))
-    none = jnp.zeros_like(sampled.stalls)
-    latencies = replica_latencies(plan, replace(sampled, stalls=none, given=(axes, scores)), key)
-    rows = jax.tree.map(lambda row: row.reshape(-1)[cell], latencies.rows)
-    law = jax.tree.map(lambda table, row: table[row], latencies.tables, rows)
-    op = plan.structure.graph.lanes.ops.reshape(-1)[cell][:, None]
-    found = law.latency(op, jnp.zeros((), plan.dtype), latencies.common)
-    after = mean_reductions(plan)[:, sampled.regimes]
-    return jnp.broadcast_to(found, (len(cell), scores.shape[1])), after
+    latencies = replica_latencies(plan, replace(sampled, given=(axes, scores)), key)
+    law = jax.tree.map(lambda table, row: table[row], latencies.tables, latencies.rows)
+    found = law.latency(axes.ops[:, None], jnp.zeros((), plan.dtype), latencies.common)
+    return jnp.broadcast_to(found, scores.shape), sampled.regimes
 
 
-def _latencies_vjp(plan, axes, cell, key, scores, of_latencies):
-    _, vjp = jax.vjp(lambda scores: _latencies(plan, axes, cell, key, scores)[0], scores)
+def _latencies_vjp(plan, axes, key, scores, of_latencies):
+    _, vjp = jax.vjp(lambda scores: _latencies(plan, axes, key, scores)[0], scores)
     return vjp(of_latencies)[0]
 
 
@@ -144,9 +162,15 @@ def _counts(program: Program) -> tuple[int, int, int, int]:
     return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps
 
 
-def _axes(program: Program, plan: Plan, row: Int[np.ndarray, " axes"], rows: int) -> Axes:
+def _axes(
+    program: Program,
+    plan: Plan,
+    row: Int[np.ndarray, " axes"],
+    rows: int,
+    op: Int[np.ndarray, "..."],
+) -> Axes:
     """Axes from the row of scores that each op, rank, microbatch and rank in its step takes, of so
-    many rows.
+    many rows; and from the op at each place, or -1 for none.
     """
     parts = np.split(row, np.cumsum(_counts(program))[:-1])
 
@@ -156,7 +180,7 @@ def _axes(program: Program, plan: Plan, row: Int[np.ndarray, " axes"], rows: int
 
     ops, graph, ranks = np.append(parts[0], rows), plan.structure.graph, plan.structure.ranks
     return Axes(
-        ops=jax.device_put(ops[np.asarray(graph.lanes.ops)].astype(np.int32)),
+        ops=jax.device_put(ops[op].astype(np.int32)),
         ranks=padded(parts[1], ranks),
         microbatches=padded(parts[2], graph.num_microbatches),
         worker_steps=padded(parts[3], ranks) if len(parts[3]) else None,
