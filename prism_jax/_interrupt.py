@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 # A command ends so many seconds after Ctrl-C at the latest; if it has begun to write what it has
-# done until then, it gets longer.
-_PATIENCE, _PATIENCE_TO_END = 3.0, 15.0
+# done until then, it gets so many more.
+_PATIENCE, _PATIENCE_TO_END = 2.8, 1.6
 
 
 class Interrupt:

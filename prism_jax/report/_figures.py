@@ -29,7 +29,8 @@ _MOST_SHAPES = 6_000
 def check_matplotlib() -> None:
     """Raises a `ValueError` if matplotlib is not installed; called before the simulation."""
     try:
-        import matplotlib as matplotlib
+        # What figures need, so that a page is written at once after Ctrl-C.
+        from matplotlib.figure import Figure as Figure
     except ImportError:
         raise ValueError(
             "A report needs matplotlib, which is not installed; run `pip install "
