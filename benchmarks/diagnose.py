@@ -51,10 +51,10 @@ def by_simulation(seeds: range, name: str) -> Iterator[dict[str, Any]]:
     import msgspec
 
     import prism_jax as prism
-    from prism_jax.calibration import expected_error, levels_of_law
     from prism_jax.data import Variation, replace_variations
     from prism_jax.diagnosis import diagnose, hypotheses
     from prism_jax.diagnosis._causes import simulated
+    from prism_jax.prediction import expected_error, levels_of_law
     from prism_jax.program import parts_of
 
     job = prism.load_job(name)

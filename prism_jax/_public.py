@@ -30,7 +30,7 @@ from .analysis import (
     target as target,
     what_if as what_if,
 )
-from .calibration import calibrate as calibrate, expected_error as expected_error
+from .calibration import calibrate as calibrate
 from .data import (
     Job as Job,
     Layout as Layout,
@@ -55,6 +55,7 @@ from .layouts import (
 )
 from .placement import place as place
 from .prediction import (
+    expected_error as expected_error,
     memory as memory,
     predict as predict,
 )

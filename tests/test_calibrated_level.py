@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax.calibration import epistemic
-from prism_jax.calibration._level import Point, fit_level, slope_of_level, with_level
+from prism_jax.calibration._level import Point, fit_level
 from prism_jax.cli import main
 from prism_jax.cli._calibrate import _agreement
 from prism_jax.data import (
@@ -20,7 +20,7 @@ from prism_jax.data import (
 )
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
-from prism_jax.prediction import constant_step
+from prism_jax.prediction import constant_step, slope_of_level, with_level
 from prism_jax.program import Variability, compile_program
 from prism_jax.program._compile import parts_of
 

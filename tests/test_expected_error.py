@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.calibration import ExpectedError, epistemic, levels_of_law
+from prism_jax.calibration import epistemic
 from prism_jax.data import Calibrated, ErrorClass, Uncertainty, generation_of, load_expected_errors
+from prism_jax.prediction import ExpectedError, levels_of_law
 
 
 def _job(**training) -> prism.Job:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.ndimage import uniform_filter1d
 
 from .._estimate import Estimate
 from .._misc import counted
@@ -120,6 +119,8 @@ def bootstrapped(
 def _value(objective: AbstractObjective, times: np.ndarray, weights: np.ndarray) -> float:
     """A figure of weighted times, in ascending order."""
     if objective.level is not None:
+        from scipy.ndimage import uniform_filter1d
+
         # Weights act on the distances of steps, whose own scatter would count a second time.
         near = int(objective.share * len(times) * _NEAR) + 1
         times = uniform_filter1d(times, near, mode="nearest")

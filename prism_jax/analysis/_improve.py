@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from .._estimate import Estimate
@@ -79,7 +77,7 @@ def improve(
     """Finds how to spend a budget on removing variability, to lower a figure of the step time.
 
     Removing a share `x` of the spread of a part costs `x` times its cost. The shares are found by
-    projected gradient descent (`optax.sgd`) with common random numbers.
+    projected gradient descent with common random numbers.
 
     **Arguments:**
 
@@ -182,12 +180,9 @@ def _descend(
     scale = float(np.abs(gradient).max()) or 1.0
     # Not an optimiser that scales each coordinate by itself: its projection would settle elsewhere.
     rate = 0.5 * min(budget, float(prices.max()))
-    optimiser = optax.sgd(optax.cosine_decay_schedule(rate, num_iterations))
-    state = optimiser.init(spent)
-    for _ in range(num_iterations):
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes.
-            change, state = optimiser.update(jnp.asarray(gradient / scale), state)
-        before, spent = spent, _affordable(spent + np.asarray(change, float), prices, budget)
+    for i in range(num_iterations):
+        decayed = rate * (1 + np.cos(np.pi * i / num_iterations)) / 2
+        before, spent = spent, _affordable(spent - decayed * gradient / scale, prices, budget)
         if np.abs(spent - before).max() < _SETTLED * budget:
             break
         value, gradient = value_and_gradient(spent / prices)

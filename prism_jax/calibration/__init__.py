@@ -7,10 +7,5 @@ from ._epistemic import (
     level_of_runs as level_of_runs,
     possible_runs as possible_runs,
 )
-from ._expected_error import (
-    ExpectedError as ExpectedError,
-    expected_error as expected_error,
-    levels_of_law as levels_of_law,
-)
 from ._observe import check_runs as check_runs
 from ._step_law import StepLaw as StepLaw

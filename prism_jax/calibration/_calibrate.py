@@ -21,9 +21,10 @@ from ..data import (
     load_priors,
     replace_variations,
 )
+from ..prediction import with_level
 from ._calibrated_job import with_calibrated, without_calibration
 from ._collective_noise import noise_of_collectives, with_noise
-from ._level import Level, Point, fit_level, with_level
+from ._level import Level, Point, fit_level
 from ._observe import Observed
 from ._scale import Scale, Simulation, scale_of, with_laws
 from ._step_law import StepLaw, law_of_outliers, solve_spread, spread_of

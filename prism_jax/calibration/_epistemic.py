@@ -10,9 +10,9 @@ from scipy.special import ndtri
 
 from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
+from ..prediction import ExpectedError, expected_error, levels_of_law
 from ..program import parts_of
 from ..workload import has_experts
-from ._expected_error import ExpectedError, expected_error, levels_of_law
 from ._observe import upper_spread
 from ._step_law import StepLaw
 

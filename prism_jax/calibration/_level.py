@@ -2,22 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from ..data import LEVEL, Calibrated, Kernels, Priors
+from ..data import LEVEL, Kernels, Priors
+from ..prediction import LEVEL_STEPS, slopes_of_level, with_level
 
-
-_Levelled = TypeVar("_Levelled", Kernels, Calibrated)
 
 # A larger factor on compute means a mistake in the job or in the unit.
 _FURTHEST = 10.0
 _ITERATIONS = 12
-# Steps of finite differences: of logarithms, of seconds in units of the step, of an exponent.
-_APART = np.array([1e-3, 1e-2, 1e-3, 1e-3])
 # Steps determine a parameter if they reduce its uncertainty below this share of the prior's.
 _TOLD = 0.7
 
@@ -57,19 +52,6 @@ class Point:
     name: str = "the job"
 
 
-def with_level(of: _Levelled, values: Float[np.ndarray, "4"], num_replicas: int) -> _Levelled:
-    """Kernels, or their changes, with these values of the level; see `Level`."""
-    compute, network, constant, growth = (float(x) for x in values)
-    return msgspec.structs.replace(
-        of,
-        compute=float(np.exp(compute)),
-        network=float(np.exp(network)),
-        constant_s=max(constant, 0.0),
-        growth=growth,
-        num_replicas=num_replicas,
-    )
-
-
 def fit_level(
     points: Sequence[Point], kernels: Sequence[Kernels], num_replicas: int, priors: Priors
 ) -> Level:
@@ -84,7 +66,7 @@ def fit_level(
     mean, deviation = _prior(priors, priors.constant_share.value * shortest)
     wanted = np.log([point.median for point in points])
     noise = np.array([point.noise for point in points])
-    apart = _APART * np.array([1, 1, shortest, 1])
+    apart = LEVEL_STEPS * np.array([1, 1, shortest, 1])
 
     def logs(values: Float[np.ndarray, "4"]) -> Float[np.ndarray, " points"]:
         pairs = zip(points, kernels, strict=True)
@@ -94,7 +76,7 @@ def fit_level(
     first = found = logs(values)
     information = precision
     for _ in range(_ITERATIONS):
-        slope = _slope(logs, values, found, apart)
+        slope = slopes_of_level(logs, values, found, apart)
         information = slope.T @ (slope / noise[:, None] ** 2) + precision
         gradient = slope.T @ ((found - wanted) / noise**2) + precision @ (values - mean)
         step = -np.linalg.solve(information, gradient)
@@ -115,23 +97,6 @@ def fit_level(
     known = np.sqrt(np.diag(covariance))[1:] < _TOLD * deviation[1:]
     names = (name for name, told in zip(LEVEL[1:], known, strict=True) if not told)
     return Level(values, covariance, tuple(names))
-
-
-def slope_of_level(seconds: Callable[[Kernels], float], kernels: Kernels) -> Float[np.ndarray, "4"]:
-    """The derivatives of the logarithm of a step with respect to the parameters of its level."""
-    numbers = (np.log(kernels.compute), np.log(kernels.network))
-    values = np.array([*numbers, kernels.constant_s, kernels.growth])
-
-    def logs(values):
-        return np.log([seconds(with_level(kernels, values, kernels.num_replicas))])
-
-    now = logs(values)
-    return _slope(logs, values, now, _APART * np.array([1, 1, np.exp(now[0]), 1]))[0]
-
-
-def _slope(logs, values, now, apart) -> Float[np.ndarray, "points 4"]:
-    moved = [(logs(values + step) - now) / step.sum() for step in np.diag(apart)]
-    return np.stack(moved, axis=1)
 
 
 def _prior(priors: Priors, largest: float) -> tuple[np.ndarray, np.ndarray]:

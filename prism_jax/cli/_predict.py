@@ -7,9 +7,15 @@ from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
 @command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, *SET, ALLOW_OOM, csv=True)
 def run(given: Given) -> Output:
     """Print the step time without variability, and its parts, within seconds."""
-    from ..calibration import expected_error
     from ..data import load_job
-    from ..prediction import check_memory, energy, parts_table, predict, throughput
+    from ..prediction import (
+        check_memory,
+        energy,
+        expected_error,
+        parts_table,
+        predict,
+        throughput,
+    )
 
     job = load_job(given.job, given.overrides)
     if not given.allow_oom:

@@ -65,7 +65,8 @@ def run(given: Given) -> Output:
 
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
 
-    from ..calibration import expected_error, level_of_runs, levels_of_law
+    from ..calibration import level_of_runs
+    from ..prediction import expected_error, levels_of_law
     from ..runs import training_run
 
     steps, costs = steps_of(given, job.job), _costs(given, failures, world_size)
@@ -128,7 +129,7 @@ def run(given: Given) -> Output:
 
 def _intervals(days: dict[str, float], work: float, error: Any) -> dict[str, list[float]]:
     """In which interval each figure lies, in days: steps that count take longer or shorter."""
-    from ..calibration import levels_of_law
+    from ..prediction import levels_of_law
 
     longer = [work * float(levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
     return {name: [value + more for more in longer] for name, value in days.items()}

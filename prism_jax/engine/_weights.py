@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.ndimage import uniform_filter1d
 
 from ..replica import Tables, stall_entries, tiles
 from ..step import STEP_TILES, AbstractDecision, Selection, VectorRule
@@ -86,6 +85,8 @@ def _of_picks(
     picked than `before`: samples around it, for which the step may stand as well, would even that
     out.
     """
+    from scipy.ndimage import uniform_filter1d
+
     order = np.argsort(position, kind="stable")
     position, influence = position[order], influence[order]
     average = uniform_filter1d(influence, _NEIGHBOURS, mode="nearest")

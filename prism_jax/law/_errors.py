@@ -18,6 +18,8 @@ LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 SHARES = np.minimum(LEVELS, 1 - LEVELS)
 # With fewer independent replica samples than this beyond a quantile, its interval is not known.
 FEWEST = 20
+# Of a range of levels, to the precision of a double.
+_HALVINGS = 53
 
 
 def more_steps(support: float, what: str = "steps") -> str:
@@ -77,8 +79,6 @@ class Errors(AbstractCompared):
         """The two levels whose quantiles are the ends of a confidence interval for the quantile at
         `q`: those at which the interval of the distribution function ends at `q`.
         """
-        from scipy.optimize import root_scalar
-
         inverse = float(np.interp(q, LEVELS, SHARES / self.level_degrees)) / min(q, 1 - q)
         degrees = 1 / inverse if inverse > 0 else float("inf")
 
@@ -88,8 +88,11 @@ class Errors(AbstractCompared):
 
         def end(side: int) -> float:
             # An interval of a small confidence level may lie on one side of a skewed estimate.
-            bracket = (0.0, q) if reached(q, side) >= 0 else (q, 1.0)
-            return float(root_scalar(reached, (side,), bracket=bracket).root)
+            low, high = (0.0, q) if reached(q, side) >= 0 else (q, 1.0)
+            for _ in range(_HALVINGS):  # To import SciPy's solvers takes longer than all figures.
+                middle = (low + high) / 2
+                low, high = (low, middle) if reached(middle, side) >= 0 else (middle, high)
+            return high
 
         return end(1), end(0)
 

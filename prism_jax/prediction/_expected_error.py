@@ -4,13 +4,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy.special import stdtrit
 
 from .._misc import counted
 from ..data import Job, generation_of, load_expected_errors
-from ..prediction import constant_step
 from ..program import parts_of
 from ..workload import has_experts
+from ._constant_step import constant_step
 from ._level import slope_of_level
 
 
@@ -47,6 +46,8 @@ class ExpectedError(msgspec.Struct, frozen=True):
 
     def quantile(self, q: Any) -> Any:
         """The factor on `predict(job).mean` at the quantiles `q`, which lie between 0 and 1."""
+        from scipy.special import stdtrit
+
         return np.exp(self.bias + self.spread * stdtrit(self.degrees, q))
 
     def interval(self, level: float = 0.9) -> tuple[float, float]:
@@ -83,7 +84,7 @@ def expected_error(job: Job) -> ExpectedError:
 
     **Returns:**
 
-    An [`ExpectedError`][prism_jax.calibration.ExpectedError].
+    An [`ExpectedError`][prism_jax.prediction.ExpectedError].
 
     **Raises:**
 

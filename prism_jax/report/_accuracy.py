@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from .._summary import Table
-from ..calibration import expected_error as predicted_error
 from ..data import Job
+from ..prediction import expected_error as predicted_error
 from ._html import Markup, join, table, tag
 from ._report import Report
 
