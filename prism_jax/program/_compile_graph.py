@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._misc import check_type, quoted, whole_number
+from ..host import on_host
 from ..latency import AbstractLatency
 from ..schedule import SEND_RECV, OpGraph
 from ..workload import Block, Kernel, Segment
@@ -108,7 +109,10 @@ def compile_graph(
         raise ValueError(f"`network_links={quoted(network_links)}` must be a list of names.")
     check_type(variability, Variability, "variability", "use `prism.Variability(...)`")
     kinds, laws = _kinds(ops, variability)
-    means, dtype = np.array([_mean(op) for op in ops]), jnp.result_type(float)
+    mean_of, dtype = _means(ops), jnp.result_type(float)
+    # A latency that is always zero has no shape.
+    laws = {kind: law for kind, law in laws.items() if mean_of[id(law)] != 0}
+    means = np.array([mean_of[id(op.latency)] for op in ops])
     check_means(means, [f"Op {position}" for position in range(len(ops))], dtype)
     for position, (op, mean) in enumerate(zip(ops, means.tolist(), strict=True)):
         if isinstance(op.latency, AbstractLatency) and mean:
@@ -174,13 +178,15 @@ def _kinds(
                 "the same law, or a kind of its own."
             )
         kinds.append(kind)
-    # A latency that is always zero has no shape.
-    return kinds, {kind: law for kind, law in laws.items() if float(law.mean()) != 0}
+    return kinds, laws
 
 
-def _mean(op: Op) -> float:
-    law = op.latency
-    return float(law.mean()) if isinstance(law, AbstractLatency) else float(law)
+def _means(ops: Sequence[Op]) -> dict[int, float]:
+    """The mean of each latency, in seconds, by the identity of the latency."""
+    return {
+        name: float(on_host(type(law).mean, law) if isinstance(law, AbstractLatency) else law)
+        for name, law in {id(op.latency): op.latency for op in ops}.items()
+    }
 
 
 def _block(op: Op, kind: str, mean: float) -> Block:
