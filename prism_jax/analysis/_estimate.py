@@ -123,10 +123,15 @@ def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Progra
         # Of the time that a given share of steps exceed. A resampled one may lie in a gap that no
         # step reaches, where all derivatives of the probability are zero.
         least = float(np.finfo(np.float32).tiny)
-        gradients = [jax.tree.map(lambda g, by=by: g / max(-by, least), g) for g, by in pairs]
+        gradients = [_divided(gradient, max(-by, least)) for gradient, by in pairs]
     else:
         gradients = [gradient for gradient, _ in pairs]
     return gradients, support(every.simulated, every.relevance())
+
+
+def _divided(gradient: Program, by: float) -> Program:
+    """By NumPy, for there are many shapes, and each would be compiled."""
+    return jax.tree.map(lambda g: jax.device_put(np.asarray(g) / by), gradient)
 
 
 def conditional_on(found: Figure) -> str | None:

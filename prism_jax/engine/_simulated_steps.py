@@ -12,6 +12,7 @@ from jaxtyping import Float, PRNGKeyArray
 from .._interrupt import interruptible
 from .._misc import dot
 from .._progress import progress_bar
+from ..host import on_host
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import without_graph
@@ -104,7 +105,7 @@ def steps_of_run(
         number = program.num_replicas - (unlike[1] if unlike else 0)
         chunks = tuple(decided_chunks(run, draws, num_replicas=number, advance=advance))
         if unlike is not None:
-            other = dataclasses.replace(unlike[0], key=fold(run.key, Stream.UNLIKE))
+            other = dataclasses.replace(unlike[0], key=on_host(fold, run.key, Stream.UNLIKE))
             theirs = tuple(decided_chunks(other, draws, num_replicas=unlike[1]))
             chunks = _slower_of(chunks, theirs)
         return _of(run, chunks, advance=advance)

@@ -249,6 +249,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
             "log": np.log,
             "log1p": np.log1p,
             "lt": np.less,
+            "lt_to": np.less,
             "max": np.maximum,
             "min": np.minimum,
             "mul": np.multiply,
