@@ -17,6 +17,7 @@ def run_by_events(
     rates: Sequence[float],
     costs: RunCosts,
     num_spares: int | None = None,
+    week_shape: float | None = None,
 ) -> tuple[float, float]:
     """The seconds that one run takes, and how many of them it waits for a spare.
 
@@ -26,6 +27,7 @@ def run_by_events(
     - `work_s`: the work of the run, in seconds.
     - `causes`, `rates`: the causes and their interruptions per second of the whole job.
     - `costs`, `num_spares`: as in `training_run`.
+    - `week_shape`: the shape of the gamma law of the factors of weeks; `None` if all are alike.
     """
     stretch = 1 + costs.evaluation_s / costs.interval_s
     clock = began = waited = done = safe = 0.0
@@ -34,13 +36,18 @@ def run_by_events(
     repaired: list[float] = []  # When nodes come back, a heap.
     written: deque[tuple[float, float]] = deque()  # Checkpoints: when they are safe, and the work.
     phase, ends = "work", min(costs.interval_s, work_s) * stretch
-    interruption = rng.expovariate(sum(rates))
+    interruption = week = 0.0  # Until the first week has a factor.
     while True:
         next_node = repaired[0] if repaired else math.inf
         next_safe = written[0][0] if written else math.inf
-        before, clock = clock, min(ends, interruption, next_node, next_safe)
+        before, clock = clock, min(ends, interruption, next_node, next_safe, week)
         waited += (clock - before) * (phase == "wait")
-        if clock == next_safe:
+        if clock == week:
+            # What is to come of an exponential time is one again, at the rate of the new week.
+            factor = 1.0 if week_shape is None else rng.gammavariate(week_shape, 1 / week_shape)
+            interruption = clock + rng.expovariate(factor * sum(rates))
+            week += 7 * 86_400
+        elif clock == next_safe:
             safe = written.popleft()[1]
         elif clock == next_node:
             heapq.heappop(repaired)
@@ -48,14 +55,14 @@ def run_by_events(
             if phase == "wait" and not missing:
                 phase, ends = "restart", clock + costs.restart_s
         elif clock == interruption:
-            interruption = clock + rng.expovariate(sum(rates))
+            interruption = clock + rng.expovariate(factor * sum(rates))
             cause = rng.choices(causes, rates)[0]
             if cause.announced and phase in ("work", "checkpoint"):
                 safe = done + (clock - began) / stretch * (phase == "work")
             done = safe
             written.clear()
             if cause.takes_node:
-                heapq.heappush(repaired, clock + costs.repair_s)
+                heapq.heappush(repaired, clock + _repair(rng, costs))
                 spares, missing = (spares - 1, missing) if spares else (0, missing + 1)
             phase, ends = "notice", clock + cause.detection_s
         elif phase == "notice" and missing:
@@ -72,3 +79,11 @@ def run_by_events(
                 written.append((clock + costs.background_s, done))
             phase, began = "work", clock
             ends = clock + min(costs.interval_s, work_s - done) * stretch
+
+
+def _repair(rng: random.Random, costs: RunCosts) -> float:
+    """The seconds of one repair."""
+    if not costs.repair_power:
+        return costs.repair_s
+    scale = costs.repair_s / math.gamma(1 + costs.repair_power)
+    return rng.weibullvariate(scale, 1 / costs.repair_power)

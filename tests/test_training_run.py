@@ -7,6 +7,8 @@ import signal
 import jax
 import numpy as np
 import pytest
+from scipy.special import gamma
+from scipy.stats import poisson
 
 import prism_jax as prism
 from benchmarks._runs_by_events import run_by_events
@@ -15,6 +17,7 @@ from prism_jax.data import Cause, Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval, training_run
 from prism_jax.runs._cycles import PARTS, Hazards, run_cycles
 from prism_jax.runs._expected import effective_share, expected_seconds, waiting_share
+from prism_jax.runs._weeks import WEEK
 
 
 HOUR = 3600.0
@@ -94,21 +97,24 @@ def test_without_spares_a_run_waits_for_every_repair_and_with_many_for_none():
     np.testing.assert_allclose(many.parts, always.parts)
 
 
-def _waits(spares, number=1000):
+def _waits(spares, number=1000, power=0.0):
     """Long runs with two nodes in repair on average; half of the interruptions take none."""
-    costs = RunCosts(1800, 60, 300, repair_s=20_000)
+    costs = RunCosts(1800, 60, 300, repair_s=20_000, repair_power=power)
     what = hazards((1e-4, 1e-4), number, spares=spares, takes=[True, False])
     return run(costs, what, number, hours=500)
 
 
-@pytest.mark.parametrize("spares", [0, 2, 5])
-def test_a_run_waits_while_more_nodes_are_in_repair_than_there_are_spares(spares):
-    parts = _waits(spares).parts
+@pytest.mark.parametrize(("spares", "power"), [(0, 0), (2, 0), (5, 0), (2, 1), (5, 2.27)])
+def test_a_run_waits_while_more_nodes_are_in_repair_than_there_are_spares(spares, power):
+    """Of repairs, only the mean counts in the end: so it is for the queue M/G/infinity."""
+    parts = _waits(spares, power=power).parts
     seconds, waiting = parts.sum(axis=1), parts[:, PARTS.index("waiting")]
     share = waiting_share(1e-4, 20_000, spares)
-    # A run begins without a node in repair; that is over after one repair.
+    # A run begins without a node in repair. What is missing from the mean number in repair adds up
+    # to half of the rate times the mean square of repairs, and each that is missing waits less.
     error = (waiting - share * seconds).std() / np.sqrt(len(seconds)) / seconds.mean()
-    start = share * 20_000 / seconds.mean()
+    square = 20_000**2 * gamma(1 + 2 * power) / gamma(1 + power) ** 2
+    start = 1e-4 * square / 2 * poisson.pmf(spares, min(spares, 2)) / seconds.mean()
     assert abs(waiting.mean() / seconds.mean() - share) < 4 * error + start
 
 
@@ -131,20 +137,42 @@ _OFTEN = (
 
 
 @pytest.mark.parametrize(
-    ("spares", "background"), [(0, 0.0), (1, 0.0), (3, 0.0), (None, 900.0), (2, 1500.0)]
+    ("spares", "background", "power", "week_shape"),
+    [
+        (0, 0.0, 0.0, None),
+        (1, 0.0, 0.0, None),
+        (3, 0.0, 0.0, None),
+        (None, 900.0, 0.0, None),
+        (2, 1500.0, 0.0, None),
+        (0, 0.0, 2.27, None),
+        (3, 0.0, 2.27, None),
+        (None, 0.0, 0.0, 1.87),
+        (2, 0.0, 1.0, 1.87),
+    ],
 )
-def test_runs_are_those_of_one_event_after_the_other(spares, background):
-    costs = RunCosts(1000.0, 60.0, 300.0, background, repair_s=7000.0, evaluation_s=50.0)
+def test_runs_are_those_of_one_event_after_the_other(spares, background, power, week_shape):
+    costs = RunCosts(1000.0, 60.0, 300.0, background, 7000.0, 50.0, power)
     rates = [cause.count * 2e-6 for cause in _OFTEN]
-    number = 2000
+    number, hours = 2000, 10
+    if week_shape:  # The same, a hundred times as slow: of about eight weeks.
+        seconds = {n: 100 * x for n, x in vars(costs).items() if n != "repair_power"}
+        costs, hours = dataclasses.replace(costs, **seconds), 1000
+        rates = [rate / 100 for rate in rates]
     down, takes, announced = (
         [getattr(cause, name) for cause in _OFTEN]
         for name in ("detection_s", "takes_node", "announced")
     )
     what = hazards(rates, number, down=down, spares=spares, announced=announced, takes=takes)
-    found = run(costs, what, number, hours=10)
+    if week_shape:
+        factors = np.random.default_rng(2).gamma(week_shape, 1 / week_shape, (number, 52))
+        weeks = np.pad(np.cumsum(WEEK * factors, axis=1), ((0, 0), (1, 0)))
+        what = dataclasses.replace(what, weeks=weeks)
+    found = run(costs, what, number, hours=hours)
     rng = random.Random(1)
-    events = [run_by_events(rng, 10 * HOUR, _OFTEN, rates, costs, spares) for _ in range(number)]
+    events = [
+        run_by_events(rng, hours * HOUR, _OFTEN, rates, costs, spares, week_shape)
+        for _ in range(number)
+    ]
     seconds, waited = np.array(events).T
     for ours, theirs in (
         (found.parts.sum(axis=1), seconds),

@@ -17,7 +17,7 @@ _COSTS = {
     "blocking": "for how long a checkpoint blocks the job (that of --failures)",
     "background": "for how long a checkpoint is then written in the background (0)",
     "restart": "from noticing an interruption to the first step (that of --failures)",
-    "repair": "until a replaced node can be used as a spare (0)",
+    "repair": "until a replaced node can be used as a spare, on average (that of --failures)",
     "evaluation": "for evaluations in each interval (0)",
 }
 # Equally likely quantiles of the expected error.
@@ -142,7 +142,8 @@ def _costs(given: Given, failures: Any, world_size: int) -> Any:
     costs = {f"{n}_s": v for n in _COSTS if (v := getattr(given, n)) is not None}
     if not costs:
         return None
-    costs = {"blocking_s": failures.blocking_s, "restart_s": failures.restart_s, **costs}
+    known = ("blocking_s", "restart_s", "repair_s", "repair_power")
+    costs = {name: getattr(failures, name) for name in known} | costs
     if "interval_s" not in costs:
         counted = sum(cause.count for cause in failures.causes if not cause.announced)
         rate = counted * world_size / (failures.device_hours * 3600)

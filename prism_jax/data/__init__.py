@@ -19,6 +19,8 @@ from ._expected_errors import (
 from ._failures import (
     Cause as Cause,
     Failures as Failures,
+    UnequalNodes as UnequalNodes,
+    UnequalWeeks as UnequalWeeks,
     list_failures as list_failures,
     load_failures as load_failures,
 )

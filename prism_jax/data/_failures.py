@@ -8,10 +8,12 @@ import msgspec
 from .._files import shown
 from ._find import find_file, list_names
 from ._read import convert, read_toml
-from ._types import Name, NonNegative, Positive, Text
+from ._types import Count, Name, NonNegative, Positive, Text
 
 
 _Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Power: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=10)]
+_Shape: TypeAlias = Annotated[float, msgspec.Meta(ge=0.01, le=1e9)]
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +38,34 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     announced: bool = False
 
 
+class UnequalNodes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much nodes differ: the factors on their rates have a gamma law of mean one.
+
+    **Attributes:**
+
+    - `shape`: the shape of the law. Below 1, a few bad nodes fail most.
+    - `devices`: the devices of a node.
+    """
+
+    shape: _Shape
+    devices: Count
+
+
+class UnequalWeeks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much weeks differ, because interruptions come in clusters: their factors have a gamma law
+    of mean one.
+
+    **Attributes:**
+
+    - `shape`: the shape of the law.
+    - `counted`: in how many weeks the interruptions were counted. The fewer, the less is known of
+        an average week.
+    """
+
+    shape: _Shape
+    counted: Positive
+
+
 class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of interruptions over many hours of many devices.
 
@@ -47,6 +77,9 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seconds.
     - `blocking_s`: for how long saving a checkpoint blocks the job, in seconds.
     - `source`: where the numbers are from.
+    - `repair_s`: how long a node that was replaced is in repair, in seconds, on average.
+    - `repair_power`: how much repairs differ; see `RunCosts`.
+    - `nodes`, `weeks`: how much nodes differ, and weeks; `None` if all are alike.
     """
 
     device_hours: Positive
@@ -54,6 +87,10 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_s: NonNegative
     blocking_s: NonNegative
     source: Text
+    repair_s: NonNegative = 0.0
+    repair_power: _Power = 0.0
+    nodes: UnequalNodes | None = None
+    weeks: UnequalWeeks | None = None
 
 
 def list_failures() -> tuple[str, ...]:

@@ -7,14 +7,17 @@ import numpy as np
 
 from .._misc import whole_number
 from ..data import Failures
-from ._cycles import RunCosts
+from ._cycles import Hazards, RunCosts
 from ._expected import expected_seconds, waiting_share
+from ._weeks import WEEK
 
 
 # More interruptions than any run survives in practice; each takes a pass over all runs.
 _MOST_INTERRUPTIONS = 1e5
 # When each comes back is held for every run.
 _MOST_SPARES = 4096
+# Of longer tails, no sample has the mean.
+_MOST_POWER = 10
 # The chance of what no simulated run will meet.
 _RARE = 1e-9
 
@@ -50,6 +53,11 @@ def check_costs(costs: RunCosts) -> None:
         value = getattr(costs, field.name)
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"`costs.{field.name}={value}` must be finite and not negative.")
+    if costs.repair_power > _MOST_POWER:
+        raise ValueError(
+            f"`costs.repair_power={costs.repair_power}` must be at most {_MOST_POWER}; give 0 for "
+            "repairs of one length."
+        )
     if not costs.interval_s > costs.blocking_s:
         raise ValueError(
             f"A checkpoint holds up the job for {costs.blocking_s:g} s, but there are only "
@@ -57,13 +65,21 @@ def check_costs(costs: RunCosts) -> None:
         )
 
 
-def check_ends(
-    work: float, costs: RunCosts, failures: Failures, rates: np.ndarray, num_spares: int | None
-) -> None:
-    downs = [costs.restart_s + cause.detection_s for cause in failures.causes]
+def never_waits(hazards: Hazards, repair_s: float) -> bool:
+    """Whether no more nodes than the spares will be in repair, in the worst week of any run."""
+    worst = 1.0 if hazards.weeks is None else np.diff(hazards.weeks, axis=1).max() / WEEK
+    taken = float((hazards.rates @ hazards.takes_node).max())
+    spares = hazards.num_spares
+    return spares is None or waiting_share(worst * taken, repair_s, spares) <= _RARE
+
+
+def check_ends(work: float, costs: RunCosts, hazards: Hazards) -> None:
+    """Refuses interruptions that some run would not survive, by the rates that runs have drawn."""
+    rates = hazards.rates[hazards.rates.sum(axis=1).argmax()]
+    downs = (costs.restart_s + hazards.detection_s).tolist()
     pairs = list(zip(rates.tolist(), downs, strict=True))
     interval = min(costs.interval_s + costs.background_s, work)
-    announced = float(rates[[cause.announced for cause in failures.causes]].sum())
+    announced = float(rates @ hazards.announced)
     seconds = expected_seconds(work, interval, costs.blocking_s, pairs, announced)
     if seconds * rates.sum() > _MOST_INTERRUPTIONS:
         raise ValueError(
@@ -72,15 +88,15 @@ def check_ends(
             f"{costs.interval_s:.4g} s, restart faster than in {max(downs):.4g} s, or train for "
             "fewer steps."
         )
-    if num_spares is None:
+    if never_waits(hazards, min(costs.repair_s, seconds)):
         return
-    taken = float(rates[[cause.takes_node for cause in failures.causes]].sum())
     # A wait lengthens a run, so more nodes fail while it lasts.
-    waits = waiting_share(taken, min(costs.repair_s, seconds), num_spares)
-    works = 1 - waiting_share(taken, costs.repair_s, num_spares)
-    if waits > _RARE and seconds * rates.sum() > _MOST_INTERRUPTIONS * works:
+    taken = float((hazards.rates @ hazards.takes_node).max())
+    spares = hazards.num_spares or 0
+    works = 1 - waiting_share(taken, costs.repair_s, spares)
+    if seconds * rates.sum() > _MOST_INTERRUPTIONS * works:
         raise ValueError(
-            f"With `num_spares={num_spares}` and repairs of {costs.repair_s:.4g} s, a run that "
+            f"With `num_spares={spares}` and repairs of {costs.repair_s:.4g} s, a run that "
             f"waits for a spare is interrupted more than {_MOST_INTERRUPTIONS:,.0f} times; give "
             "more spares or shorter repairs."
         )

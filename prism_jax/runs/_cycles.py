@@ -1,17 +1,22 @@
 """Simulates runs as cycles between interruptions, many runs in parallel."""
 
 import dataclasses
+import math
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from ._weeks import exposed, reached
 
+
+# A rate per second of what does not happen.
+_NEVER = 1e-300
 PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunCosts:
-    """The costs of a run besides its steps, in seconds.
+    """The costs of a run besides its steps, in seconds (`repair_power` is a number).
 
     **Attributes:**
 
@@ -20,8 +25,11 @@ class RunCosts:
     - `restart_s`: the time from when an interruption is noticed to the first step after it.
     - `background_s`: for how long a checkpoint is then written in the background. An interruption
         before the end of it makes the checkpoint useless, unless it was announced.
-    - `repair_s`: how long it takes until a node that was replaced can be used as a spare.
+    - `repair_s`: the mean time until a node that was replaced can be used as a spare.
     - `evaluation_s`: the time for evaluations in each interval.
+    - `repair_power`: how much repairs differ. Each takes an exponential time to this power, scaled
+        to the mean (a Weibull law of shape `1 / repair_power`). 0: all take the same time; above
+        1, most are short and a few very long.
     """
 
     interval_s: float
@@ -30,6 +38,7 @@ class RunCosts:
     background_s: float = 0.0
     repair_s: float = 0.0
     evaluation_s: float = 0.0
+    repair_power: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +47,12 @@ class Hazards:
 
     **Attributes:**
 
-    - `rates`: interruptions per second of the whole job, for each run.
+    - `rates`: interruptions per second of the whole job, for each run, on average over weeks.
     - `detection_s`: the time until an interruption is noticed.
     - `takes_node`, `reallocates`, `announced`: as in `Cause`.
     - `num_spares`: the number of spare nodes; `None` if there is always one more.
+    - `weeks`: the weighted seconds at the ends of weeks, as in `_weeks.py`; `None` if all weeks
+        are alike.
     """
 
     rates: Float[np.ndarray, "runs causes"]
@@ -50,6 +61,7 @@ class Hazards:
     reallocates: np.ndarray
     announced: np.ndarray
     num_spares: int | None
+    weeks: Float[np.ndarray, "runs ends"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +72,12 @@ class Runs:
 
     - `parts`: the seconds of each run by `PARTS`, which add up to its length.
     - `interruptions`: the number of interruptions by cause.
+    - `exposed`: the seconds of each run, weighted by the factors of its weeks.
     """
 
     parts: Float[np.ndarray, "runs parts"]
     interruptions: Int[np.ndarray, "runs causes"]
+    exposed: Float[np.ndarray, "runs"]
 
 
 def run_cycles(
@@ -76,9 +90,9 @@ def run_cycles(
     """Simulates runs from interruption to interruption.
 
     A cycle begins with downtime (except for the first), and continues with work and a checkpoint
-    after each interval. The next interruption comes after an exponential time, independently of
-    what the run does, and takes a node or not by its cause. It loses the work that is not in a
-    finished checkpoint; an announced one saves all work before.
+    after each interval. The next interruption comes after an exponential time (in weighted seconds
+    where weeks differ), independently of what the run does, and takes a node or not by its cause.
+    It loses the work that is not in a finished checkpoint; an announced one saves all work before.
 
     In the downtime, the interruption is noticed, then the run waits while more nodes are in repair
     than it has spares, then it restarts. An interruption meanwhile begins the downtime again, but
@@ -97,17 +111,21 @@ def run_cycles(
     chance = np.cumsum(hazards.rates, axis=1) / np.where(rate > 0, rate, 1)[:, None]
     interruptions = np.zeros((num_runs, num_causes), np.int64)
     parts = np.zeros((num_runs, len(PARTS)))
-    spares = np.zeros((num_runs, max(hazards.num_spares or 0, 1)))  # When each node comes.
+    # When each spare can be used; one place of each run is empty.
+    spares = np.zeros((num_runs, (hazards.num_spares or 0) + 1))
     complete = np.zeros(num_runs)  # From when on each run has all its nodes.
     done, clock, unnoticed, down, wait = (np.zeros(num_runs) for _ in range(5))
-    sets, taken = np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64)
+    sets, empty = np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64)
     going = np.arange(num_runs)
     evaluated = costs.evaluation_s / costs.interval_s
     while len(going):
         until = rng.exponential(size=num_runs)[going]
         which = rng.random(num_runs)[going]
-        with np.errstate(divide="ignore"):
-            until = until / rate[going]
+        repair = _repairs(num_runs, costs, rng)
+        until = until / np.maximum(rate[going], _NEVER)
+        if hazards.weeks is not None:
+            weeks = hazards.weeks[going]
+            until = reached(exposed(clock[going], weeks) + until, weeks) - clock[going]
         slow = slowness[going, sets[going] % slowness.shape[1]]
         cause = np.minimum((chance[going] < which[:, None]).sum(axis=1), num_causes - 1)
         works = until - down[going] - wait[going]
@@ -126,15 +144,22 @@ def run_cycles(
         unnoticed[going] = hazards.detection_s[cause]
         down[going] = unnoticed[going] + costs.restart_s
         if hazards.num_spares is not None:
-            # Nodes come back in the order in which they failed, each after the same time.
+            # The run takes the node that comes first; that may be the one that just failed.
             needs = going[hazards.takes_node[cause]]
-            back = clock[needs] + costs.repair_s
-            slot = taken[needs] % spares.shape[1]
-            complete[needs] = spares[needs, slot] if hazards.num_spares else back
-            spares[needs, slot] = back
-            taken[needs] += 1
+            spares[needs, empty[needs]] = clock[needs] + repair[needs]
+            empty[needs] = spares[needs].argmin(axis=1)
+            complete[needs] = np.maximum(complete[needs], spares[needs, empty[needs]])
             wait[going] = np.maximum(complete[going] - clock[going] - unnoticed[going], 0)
-    return Runs(parts, interruptions)
+    weighted = clock if hazards.weeks is None else exposed(clock, hazards.weeks)
+    return Runs(parts, interruptions, weighted)
+
+
+def _repairs(number: int, costs: RunCosts, rng: np.random.Generator) -> np.ndarray:
+    """The seconds of so many repairs. Those of one length need no random numbers."""
+    if not costs.repair_power:
+        return np.full(number, float(costs.repair_s))
+    scale = costs.repair_s / math.gamma(1 + costs.repair_power)
+    return scale * rng.exponential(size=number) ** costs.repair_power
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from .._estimate import Estimate
 from .._interrupt import interruptible
 from .._misc import check_type
 from .._progress import progress_bar
@@ -17,9 +16,18 @@ from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST, Law
 from ..program import Program
 from ..random import key_data
-from ._check import check_costs, check_ends, check_failures, check_levels, check_numbers
+from ._check import (
+    check_costs,
+    check_ends,
+    check_failures,
+    check_levels,
+    check_numbers,
+    never_waits,
+)
 from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
+from ._derivatives import of_costs, of_rates
 from ._expected import best_interval
+from ._rates import draw_hazards
 from ._run_law import DAY, RunLaw
 
 
@@ -32,10 +40,7 @@ _STEPS_OF_SET = 8
 _SETS = 32
 # For how long the steps of a run drift, in seconds.
 _DRIFTING = 3600.0
-# Of a central difference in the logarithm of a cost, and the runs that it is taken of.
-_APART = 0.1
 _WORK = PARTS.index("work")
-_DIFFERENCE_RUNS = 4 * _BLOCK
 
 
 def training_run(
@@ -60,7 +65,8 @@ def training_run(
     The total time of the steps of a run is normal around the mean on its GPUs. Interruptions come
     at a constant rate for each cause, even while the run restarts or waits for a spare. Each loses
     the work since the last finished checkpoint, unless it is announced. Nodes that it takes are in
-    repair for `costs.repair_s`; the run waits while they are more than `num_spares`.
+    repair for `costs.repair_s`; the run waits while they are more than `num_spares`. Where
+    `failures` says that nodes or weeks differ, each run has its own nodes, and weeks of its own.
 
     **Arguments:**
 
@@ -102,35 +108,34 @@ def training_run(
     if costs is not None:
         check_costs(costs)
     devices = program.world_size
-    counts = np.array([cause.count for cause in failures.causes])
-    per_second = devices / (failures.device_hours * 3600)
-    rates = counts * per_second
-    losing = float(sum(rates[[not cause.announced for cause in failures.causes]]))
+    counts = [cause.count for cause in failures.causes if not cause.announced]
+    losing = sum(counts) * devices / (failures.device_hours * 3600)
     best = _best(losing, failures.blocking_s)
 
     law = _law_of_step(program, num_samples, key, progress)
     work = num_steps * law.mean
     if costs is None:
         interval = min(best, work)
-        costs = RunCosts(interval, failures.blocking_s, failures.restart_s)
+        repair = {"repair_s": failures.repair_s, "repair_power": failures.repair_power}
+        costs = RunCosts(interval, failures.blocking_s, failures.restart_s, **repair)
         check_costs(costs)
     else:
         best = _best(losing, costs.blocking_s)
-    check_ends(work, costs, failures, rates, num_spares)
     factors = np.ones(1)
     if program.variability.rank is not None:
         factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
     steps = _Steps(law, factors, num_steps, autocorrelation_time, level)
     drifted = _drifted(drift, work)
     simulated = _Simulation(
-        work, drifted, law.mean, steps, failures, per_second, num_spares, known_rates
+        work, drifted, law.mean, steps, failures, devices, num_spares, known_rates
     )
     seeds = np.asarray(key_data(key)).tolist()
     with progress_bar(num_runs, progress, "runs", "run") as bar:
         runs, drawn = simulated.runs(costs, num_runs, seeds, bar)
     names, found = [cause.name for cause in failures.causes], {}
     if derivatives and len(drawn) == num_runs:
-        found = _of_rates(runs, drawn, names) | _of_costs(simulated, costs, num_runs, seeds)
+        found = of_rates(runs, drawn, names)
+        found |= of_costs(lambda c, number: simulated.runs(c, number, seeds)[0], costs, num_runs)
     return RunLaw(
         days=np.sort(runs.parts.sum(axis=1)) / DAY,
         parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
@@ -173,14 +178,14 @@ def _best(rate: float, blocking_s: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Simulation:
-    """All of a run that its costs do not change; `per_second` makes a count a rate of the job."""
+    """All of a run that its costs do not change."""
 
     work: float
     drifted: float
     step: float
     steps: "_Steps"
     failures: Failures
-    per_second: float
+    devices: int
     num_spares: int | None
     known_rates: bool
 
@@ -199,35 +204,28 @@ class _Simulation:
         with interruptible() as interrupt:
             for begin in range(0, number, _BLOCK):
                 rng = np.random.default_rng(sequence.spawn(1)[0])
-                hazards = self._hazards(min(_BLOCK, number - begin), rng)
+                hazards = draw_hazards(
+                    self.failures,
+                    self.devices,
+                    min(_BLOCK, number - begin),
+                    rng,
+                    num_spares=self.num_spares,
+                    known_rates=self.known_rates,
+                )
+                check_ends(self.work, costs, hazards)
                 blocks.append(self._block(costs, hazards, rng))
                 rates.append(hazards.rates)
                 advance(len(hazards.rates))
                 if interrupt.take():  # The law says how many runs it has.
                     break
-        parts = np.concatenate([runs.parts for runs in blocks])
-        interruptions = np.concatenate([runs.interruptions for runs in blocks])
-        return Runs(parts, interruptions), np.concatenate(rates)
-
-    def _hazards(self, number: int, rng: np.random.Generator) -> Hazards:
-        causes = self.failures.causes
-        counts = np.array([cause.count for cause in causes], float)
-        shape = (number, len(counts))
-        drawn = np.broadcast_to(counts, shape)
-        if not self.known_rates:
-            drawn = rng.gamma(counts + 0.5, size=shape)
-        return Hazards(
-            drawn * self.per_second,
-            np.array([cause.detection_s for cause in causes]),
-            np.array([cause.takes_node for cause in causes]),
-            np.array([cause.reallocates for cause in causes]),
-            np.array([cause.announced for cause in causes]),
-            self.num_spares,
-        )
+        fields = zip(*(dataclasses.astuple(runs) for runs in blocks), strict=True)
+        return Runs(*map(np.concatenate, fields)), np.concatenate(rates)
 
     def _block(self, costs: RunCosts, hazards: Hazards, rng: np.random.Generator) -> Runs:
         number = len(hazards.rates)
         slowness, noise = self.steps.draw(number, rng)
+        if never_waits(hazards, costs.repair_s):  # So none needs to be followed.
+            hazards = dataclasses.replace(hazards, num_spares=None)
         runs = run_cycles(np.full(number, self.work), slowness, hazards, costs, rng)
         executed = runs.parts[:, [_WORK, PARTS.index("lost")]].sum(axis=1)
         runs.parts[:, _WORK] += self.drifted + noise * np.sqrt(executed / self.step)
@@ -257,44 +255,3 @@ class _Steps:
             levels = np.exp(self.level * rng.spawn(1)[0].normal(size=(number, 1)))
             factors = factors * levels * np.exp(-(self.level**2) / 2)
         return factors, noise
-
-
-def _of_rates(runs: Runs, rates: Float[np.ndarray, "runs causes"], names) -> dict[str, Estimate]:
-    """By the score of the law of the interruptions, which are a Poisson process over a run."""
-    seconds = runs.parts.sum(axis=1)
-    score = runs.interruptions - rates * seconds[:, None]
-    centred = (seconds - seconds.mean()) / DAY
-    return {
-        f"rate of {name}": _mean(centred * score[:, i])
-        for i, name in enumerate(names)
-        if rates[:, i].any()
-    }
-
-
-def _of_costs(
-    simulated: _Simulation, costs: RunCosts, num_runs: int, seeds: list[int]
-) -> dict[str, Estimate]:
-    """By central differences with common random numbers."""
-    number, found = min(num_runs, _DIFFERENCE_RUNS), {}
-    for name, moved in _moved(costs).items():
-        less, more = (simulated.runs(c, number, seeds)[0].parts.sum(axis=1) for c in moved)
-        found[name] = _mean((more - less) / (2 * _APART) / DAY)
-    return found
-
-
-def _moved(costs: RunCosts) -> dict[str, tuple[RunCosts, RunCosts]]:
-    """The costs with each that is not zero a little lower, and higher."""
-    found = {}
-    for field in dataclasses.fields(costs):
-        value = getattr(costs, field.name)
-        if value > 0:
-            less, more = (value * math.exp(apart) for apart in (-_APART, _APART))
-            found[field.name] = (
-                dataclasses.replace(costs, **{field.name: less}),
-                dataclasses.replace(costs, **{field.name: more}),
-            )
-    return found
-
-
-def _mean(values: np.ndarray) -> Estimate:
-    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
