@@ -19,6 +19,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `layers`: `steps/moe_layers.csv`; see `_layers.py`.
 - `operators`: `operators/`; see `_operators.py`.
 - `power`: `gemm_variability/` and `operators/power.parquet`; see `_power.py`.
+- `faults`: `faults/`; see `_faults.py`.
 - `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
 - `memory`: `megatron_golden/memory.csv`; see `_memory.py`.
 - `collectives`: `collectives/`; see `_collectives.py`.
@@ -52,6 +53,7 @@ _PARTS = {
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),
     "operators": ("operators", "_operators", "operator_rows", "operator_table"),
     "power": ("", "_power", "power_rows", "power_table"),
+    "faults": ("faults", "_faults", "fault_rows", "fault_table"),
     "systems": ("", "_tails", "system_rows", "system_table"),
     "traces": ("straggler_traces", "_traces", "all_trace_rows", "trace_table"),
     "scales": ("mlperf", "_scales", "scale_rows", "scale_table"),

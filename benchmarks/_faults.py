@@ -1,0 +1,181 @@
+"""Faults of 400 servers and their repairs: fitted to two thirds of the days, scored on the last.
+
+Reads `faults/infinitehbd_faults.csv`. `fitted` gives the numbers of
+`hardware/failures/infinitehbd.toml`, from all days.
+"""
+
+import math
+import pathlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+from jaxtyping import Float
+from scipy import stats
+
+from prism_jax.data import Cause, Failures, UnequalNodes, UnequalWeeks
+from prism_jax.runs import RunCosts
+from prism_jax.runs._cycles import run_cycles
+from prism_jax.runs._rates import draw_hazards
+
+
+DAY = 86_400.0
+_SERVERS, _DEVICES = 400, 8  # GPUs of a server: an assumption, for the source does not say.
+_DAYS = 232.0
+# Whatever is repaired within ten minutes: many repairs are logged with no duration at all.
+_SHORT_DAYS = 10 / 1440
+_RUNS = 20_000
+
+
+def faults(folder: pathlib.Path) -> pl.DataFrame:
+    """The faults, by the day on which they start."""
+    return pl.read_csv(folder / "infinitehbd_faults.csv").sort("start_day")
+
+
+def fitted(rows: pl.DataFrame, begin: float, end: float) -> Failures:
+    """The faults from day `begin` to `end`, and how far they differ by what is known at the end.
+
+    Shapes are those of a gamma law that explains by how much the variance of counts exceeds their
+    mean, over servers and over weeks. Repairs are a Weibull law of the greatest likelihood.
+    """
+    rows = rows.filter(pl.col("start_day").is_between(begin, end, closed="left"))
+    weeks = np.bincount(((rows["start_day"] - begin) // 7).cast(int))[: int((end - begin) // 7)]
+    found: Any = stats.weibull_min.fit(_repairs(rows, end), floc=0)
+    shape, _, scale = map(float, found)
+    return Failures(
+        device_hours=_SERVERS * _DEVICES * 24 * (end - begin),
+        # Announced, so that a run without costs lasts as many days as it works.
+        causes=(Cause(name="fault", count=len(rows), takes_node=True, announced=True),),
+        restart_s=0.0,
+        blocking_s=0.0,
+        source="stepfun-ai/InfiniteHBD-Trace",
+        repair_s=DAY * scale * math.gamma(1 + 1 / shape),
+        repair_power=1 / shape,
+        nodes=UnequalNodes(_shape(_by_server(rows)), _DEVICES),
+        weeks=UnequalWeeks(_shape(weeks), (end - begin) / 7),
+    )
+
+
+def _shape(counts: np.ndarray) -> float:
+    mean = counts.mean()
+    return float(mean**2 / (counts.var(ddof=1) - mean))
+
+
+def _repairs(rows: pl.DataFrame, end: float) -> stats.CensoredData:
+    """The days of repairs, of which some are only known to be short, or to last beyond the end."""
+    lasts, going = _lasts(rows, end)
+    short = ~going & (lasts < _SHORT_DAYS)
+    return stats.CensoredData(
+        lasts[~going & ~short], left=np.full(short.sum(), _SHORT_DAYS), right=lasts[going]
+    )
+
+
+def _lasts(rows: pl.DataFrame, end: float) -> tuple[np.ndarray, np.ndarray]:
+    """The days that repairs last by the end, and which are not over then."""
+    until = rows["end_day"].fill_null(np.inf).to_numpy()
+    return np.minimum(until, end) - rows["start_day"].to_numpy(), until > end
+
+
+def fault_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Figures of the last third of the days, as predicted from those before and as they were."""
+    rows, split = faults(folder), 2 / 3 * _DAYS
+    before = fitted(rows, 0, split)
+    return [
+        *_count_rows(before, rows, split),
+        *_server_rows(before, rows, split),
+        *_repair_rows(before, rows, split),
+    ]
+
+
+def _interruptions(failures: Failures, devices: int, days: float) -> Float[np.ndarray, "runs"]:
+    """The interruptions of simulated runs of so many days."""
+    rng = np.random.default_rng(0)
+    hazards = draw_hazards(failures, devices, _RUNS, rng)
+    work = np.full(_RUNS, days * DAY)
+    runs = run_cycles(work, np.ones((_RUNS, 1)), hazards, RunCosts(days * DAY, 0.0, 0.0), rng)
+    return runs.interruptions.sum(axis=1)
+
+
+def _count_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
+    happened = len(rows.filter(pl.col("start_day") >= split))
+    cases = (
+        ("faults", before),
+        ("faults, if all weeks were alike", _alike(before, "weeks")),
+        ("faults, if servers were too", _alike(before, "weeks", "nodes")),
+    )
+    found = []
+    for name, failures in cases:
+        drawn = _interruptions(failures, _SERVERS * _DEVICES, _DAYS - split)
+        low, middle, high = np.quantile(drawn, (0.05, 0.5, 0.95)).tolist()
+        values = {"predicted": middle, "low": low, "high": high, "happened": happened}
+        found.append({"name": name, **values})
+    return found
+
+
+def _alike(failures: Failures, *names: str) -> Failures:
+    return msgspec.structs.replace(failures, **dict.fromkeys(names))
+
+
+def _server_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
+    """How unequal servers are, and whether those that were bad stay bad."""
+    one = _interruptions(_alike(before, "weeks"), _DEVICES, _DAYS - split)
+    early = _by_server(rows.filter(pl.col("start_day") < split))
+    late = _by_server(rows.filter(pl.col("start_day") >= split))
+    # A gamma law of rates is one again once faults were counted.
+    assert before.nodes is not None
+    shares = (before.nodes.shape + early) / (before.nodes.shape + early.mean())
+    bad = early >= 2
+    return [
+        {
+            "name": "variance over mean of the faults of a server",
+            "predicted": one.var() / one.mean(),
+            "happened": late.var(ddof=1) / late.mean(),
+        },
+        {
+            "name": f"share of faults on the {bad.sum()} servers with two or more before",
+            "predicted": shares[bad].sum() / shares.sum(),
+            "happened": late[bad].sum() / late.sum(),
+        },
+        {
+            "name": "the same, if all servers were alike",
+            "predicted": bad.mean(),
+            "happened": late[bad].sum() / late.sum(),
+        },
+    ]
+
+
+def _by_server(rows: pl.DataFrame) -> Float[np.ndarray, "servers"]:
+    """The faults of each server. Those without any, of which the data do not tell, come last."""
+    names = rows["server"].str.slice(1).cast(int)
+    return np.bincount(names - 1, minlength=_SERVERS).astype(float)
+
+
+def _repair_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
+    """Quantiles of repairs; what happened by Kaplan and Meier, for some are not over."""
+    shape, power = 1 / before.repair_power, before.repair_power
+    law = stats.weibull_min(shape, scale=before.repair_s / 3600 / math.gamma(1 + power))
+    after = rows.filter(pl.col("start_day") >= split)
+    lasts, going = _lasts(after, _DAYS)
+    seen = stats.ecdf(stats.CensoredData(24 * lasts[~going], right=24 * lasts[going])).cdf
+    return [
+        {
+            "name": f"hours of repair, p{round(100 * q)}",
+            "predicted": law.ppf(q),
+            "happened": seen.quantiles[np.searchsorted(seen.probabilities, q)],
+        }
+        for q in (0.25, 0.5, 0.75, 0.9)
+    ]
+
+
+def fault_table(rows: list[dict[str, Any]]) -> str:
+    """A table in Markdown."""
+    lines = [
+        "| last third of the days | predicted | 90 % interval | happened |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        span = f"{row['low']:.0f} .. {row['high']:.0f}" if "low" in row else ""
+        values = f"{row['predicted']:.3g} | {span} | {row['happened']:.3g}"
+        lines.append(f"| {row['name']} | {values} |")
+    return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""Bad nodes, bad weeks and unequal repairs: by closed forms, and as in measured faults."""
+
+import dataclasses
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+from scipy.stats import nbinom, weibull_min
+
+import prism_jax as prism
+from prism_jax.data import Cause, Failures, UnequalNodes, UnequalWeeks, load_failures
+from prism_jax.runs import RunCosts, training_run
+from prism_jax.runs._cycles import _repairs, run_cycles
+from prism_jax.runs._rates import draw_hazards
+from prism_jax.runs._weeks import WEEK, exposed, reached
+
+
+_RUNS = 20_000
+
+
+def _failures(count, **options):
+    """Counts in a week of 8 devices."""
+    cause = Cause(name="gpu", count=count, takes_node=True, announced=True)
+    return Failures(8 * 7 * 24, (cause,), 0.0, 0.0, "made", **options)
+
+
+def _counts(failures, weeks, *, known_rates, devices=8):
+    """The interruptions of runs that lose nothing by them, and so last as many weeks."""
+    rng = np.random.default_rng(0)
+    hazards = draw_hazards(failures, devices, _RUNS, rng, known_rates=known_rates)
+    work = np.full(_RUNS, weeks * WEEK)
+    runs = run_cycles(work, np.ones((_RUNS, 1)), hazards, RunCosts(weeks * WEEK, 0, 0), rng)
+    np.testing.assert_allclose(runs.parts.sum(axis=1), work)
+    return runs.interruptions[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "known_rates", "devices", "shape"),
+    [
+        ({"nodes": UnequalNodes(0.68, 8)}, True, 8, 0.68),
+        ({"nodes": UnequalNodes(0.68, 8)}, True, 32, 4 * 0.68),
+        ({"weeks": UnequalWeeks(1.87, 30)}, True, 8, 1.87),
+        ({}, False, 8, 3.5),  # The posterior of Jeffreys' prior, of the mean 3.5 a week.
+    ],
+)
+def test_a_gamma_law_of_rates_makes_counts_negative_binomial(options, known_rates, devices, shape):
+    counts = _counts(_failures(3, **options), 1.0, known_rates=known_rates, devices=devices)
+    mean = (3 if known_rates else 3.5) * devices / 8
+    law = nbinom(shape, shape / (shape + mean))
+    for count in range(12):
+        error = np.sqrt(law.cdf(count) * law.sf(count) / _RUNS)
+        assert abs(np.mean(counts <= count) - law.cdf(count)) < 4 * error, count
+
+
+def _near(values, wanted):
+    return abs(values.mean() - wanted) < 4 * values.std() / np.sqrt(len(values))
+
+
+@pytest.mark.parametrize("shape", [0.3, 1.87, 50.0])
+def test_each_week_has_a_factor_of_its_own_and_a_week_in_parts_keeps_it(shape):
+    failures, weeks = _failures(3, weeks=UnequalWeeks(shape, 1e9)), np.array([1, 1, 0.5])
+    counts = _counts(failures, weeks.sum(), known_rates=True)
+    mean = 3 * weeks.sum()
+    assert _near(counts, mean)
+    # Of a gamma factor of each week, on as many interruptions as its part has.
+    assert _near((counts - mean) ** 2, mean + ((3 * weeks) ** 2).sum() / shape)
+
+
+def test_counts_of_few_weeks_say_less_of_an_average_week():
+    """The inverse of a gamma factor of mean one and shape `a` has the mean `a / (a - 1)`."""
+    shape = 1.87 * 20
+    few = _failures(1e6, weeks=UnequalWeeks(1.87, 20))
+    hazards = draw_hazards(few, 8, _RUNS, np.random.default_rng(0))
+    rates = hazards.rates[:, 0] * WEEK / 1e6
+    assert _near(rates, shape / (shape - 1))
+    assert _near(rates**2, shape**2 / (shape - 1) / (shape - 2))
+
+
+def test_weighted_seconds_grow_by_the_factor_of_the_week():
+    rng = np.random.default_rng(0)
+    factors = np.exp(3 * rng.normal(size=(500, 4)))
+    weeks = np.pad(np.cumsum(WEEK * factors, axis=1), ((0, 0), (1, 0)))
+    at = 1e8 * rng.random(500)  # Up to 41 times all weeks.
+    whole = at // WEEK
+    later = at + rng.random(500) * ((whole + 1) * WEEK - at)
+    found = exposed(later, weeks) - exposed(at, weeks)
+    wanted = factors[np.arange(500), whole.astype(int) % 4] * (later - at)
+    np.testing.assert_allclose(found, wanted, atol=1e-12 * exposed(later, weeks).max())
+    np.testing.assert_allclose(reached(exposed(at, weeks), weeks), at)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.27])
+def test_repairs_have_the_law_of_weibull_and_the_mean_that_was_asked_for(power):
+    costs = RunCosts(100.0, 0.0, 0.0, repair_s=1000.0, repair_power=power)
+    repairs = _repairs(_RUNS, costs, np.random.default_rng(0))
+    assert _near(repairs, 1000.0)
+    law = weibull_min(1 / power)
+    law = weibull_min(1 / power, scale=1000.0 / law.mean())
+    for q in (0.1, 0.5, 0.9):
+        assert abs(np.mean(repairs <= law.ppf(q)) - q) < 4 * np.sqrt(q * (1 - q) / _RUNS)
+
+
+def _step():
+    return prism.compile_graph([prism.Op(1.0)])
+
+
+def test_derivatives_in_rates_are_differences_where_weeks_differ():
+    """By how much more of a cause lengthens runs, some of which meet a bad week."""
+    made = {"device_hours": 24 * 7, "restart_s": 9000.0, "blocking_s": 60.0, "source": "made"}
+    options = {"key": jax.random.key(0), "num_steps": int(1.5 * WEEK), "num_runs": _RUNS}
+
+    def law(scale, **more):
+        cause = Cause(name="gpu", count=20 * scale)
+        failures = Failures(causes=(cause,), weeks=UnequalWeeks(1.0, 1e9), **made)
+        return training_run(_step(), failures=failures, known_rates=True, **options, **more)
+
+    costs = RunCosts(20_000.0, 60.0, 9000.0)
+    found = law(1, derivatives=True, costs=costs).derivatives["rate of gpu"]
+    more, less = (law(np.exp(apart), costs=costs).mean for apart in (0.2, -0.2))
+    difference = (more.value - less.value) / 0.4
+    error = np.hypot(more.standard_error, less.standard_error) / 0.4
+    assert abs(found.value - difference) < 4 * np.hypot(error, found.standard_error)
+    assert found.value > 10 * found.standard_error
+
+
+def test_spares_that_a_run_of_high_rates_cannot_live_with_are_refused_at_once():
+    """One interruption is counted, but some runs draw a rate ten times as high."""
+    failures = _failures(1, repair_s=2 * WEEK, repair_power=2.0)
+    failures = msgspec.structs.replace(failures, device_hours=7 * 24, blocking_s=1.0)
+    options = {"failures": failures, "num_steps": int(20 * WEEK), "key": jax.random.key(0)}
+    options |= {"num_spares": 3, "num_runs": 20_000}
+    with pytest.raises(ValueError, match="more spares or shorter repairs"):
+        training_run(_step(), **options)
+    law = training_run(_step(), known_rates=True, **options)
+    assert law.parts["waiting"] > 0
+    assert law.days[-1] < 10 * 20 * 7
+
+
+def test_rates_at_which_a_run_would_not_end_are_refused_at_once():
+    """At the rate that was counted, a week without interruption comes in no time."""
+    made = {"device_hours": 7 * 24, "restart_s": WEEK, "blocking_s": 1.0, "source": "made"}
+    failures = Failures(causes=(Cause(name="software", count=1),), **made)
+    options = {"failures": failures, "num_steps": int(4 * WEEK), "key": jax.random.key(0)}
+    options |= {"costs": RunCosts(WEEK, 1.0, WEEK), "num_runs": 20_000}
+    with pytest.raises(ValueError, match="save checkpoints more often"):
+        training_run(_step(), **options)
+    assert training_run(_step(), known_rates=True, **options).parts["lost"] > 0
+
+
+def test_repairs_of_endless_tails_are_refused():
+    costs = RunCosts(100.0, 1.0, 1.0, repair_power=11)
+    with pytest.raises(ValueError, match="must be at most 10; give 0"):
+        training_run(_step(), num_steps=100, key=jax.random.key(0), costs=costs)
+
+
+def test_the_costs_of_a_run_are_those_of_its_failures():
+    """Without a spare, a run waits for each repair: longer than without waiting."""
+    failures = load_failures("infinitehbd")
+    options = {"num_steps": 10**6, "key": jax.random.key(0), "num_runs": 2000, "num_spares": 0}
+    few = {"device_hours": failures.device_hours / 20, "nodes": None}  # One device fails as 20.
+    failures = msgspec.structs.replace(failures, **few)
+    law = training_run(_step(), failures=failures, **options)
+    costs = RunCosts(law.interval_s, 30.0, 600.0, repair_s=661_000.0, repair_power=2.27)
+    same = training_run(_step(), failures=failures, costs=costs, **options)
+    np.testing.assert_array_equal(law.days, same.days)
+    dry = dataclasses.replace(costs, repair_s=0.0)
+    assert training_run(_step(), failures=failures, costs=dry, **options).mean.value < law.mean.value
+
+
+def test_shipped_faults_are_those_of_the_source_and_predict_those_of_later_days(shared):
+    from benchmarks._faults import fault_rows, faults, fitted
+
+    folder = shared / "data" / "faults"
+    shipped, found = load_failures("infinitehbd"), fitted(faults(folder), 0, 232)
+    assert sum(cause.count for cause in shipped.causes) == found.causes[0].count
+    for name in ("device_hours", "repair_s", "repair_power"):
+        assert getattr(shipped, name) == pytest.approx(getattr(found, name), rel=0.005), name
+    for ours, theirs in ((shipped.nodes, found.nodes), (shipped.weeks, found.weeks)):
+        assert msgspec.structs.astuple(ours) == pytest.approx(
+            msgspec.structs.astuple(theirs), rel=0.005
+        )
+    total, weeks_alike, *others = fault_rows(folder)
+    assert total["low"] < total["happened"] < total["high"]
+    assert weeks_alike["happened"] < weeks_alike["low"]
+    for row in others[-4:]:  # Quantiles of repairs, over two orders of magnitude.
+        assert abs(np.log(row["predicted"] / row["happened"])) < np.log(1.5)
