@@ -81,11 +81,8 @@ def fault_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Figures of the last third of the days, as predicted from those before and as they were."""
     rows, split = faults(folder), 2 / 3 * _DAYS
     before = fitted(rows, 0, split)
-    return [
-        *_count_rows(before, rows, split),
-        *_server_rows(before, rows, split),
-        *_repair_rows(before, rows, split),
-    ]
+    parts = (_count_rows, _server_rows, _repair_rows)
+    return [row for part in parts for row in part(before, rows, split)]
 
 
 def _interruptions(failures: Failures, devices: int, days: float) -> Float[np.ndarray, "runs"]:
@@ -108,9 +105,12 @@ def _count_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict
     for name, failures in cases:
         drawn = _interruptions(failures, _SERVERS * _DEVICES, _DAYS - split)
         low, middle, high = np.quantile(drawn, (0.05, 0.5, 0.95)).tolist()
-        values = {"predicted": middle, "low": low, "high": high, "happened": happened}
-        found.append({"name": name, **values})
+        found.append(_row(name, middle, happened) | {"low": low, "high": high})
     return found
+
+
+def _row(name: str, predicted: float, happened: float) -> dict[str, Any]:
+    return {"name": name, "predicted": float(predicted), "happened": float(happened)}
 
 
 def _alike(failures: Failures, *names: str) -> Failures:
@@ -126,22 +126,13 @@ def _server_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dic
     assert before.nodes is not None
     shares = (before.nodes.shape + early) / (before.nodes.shape + early.mean())
     bad = early >= 2
+    shared, seen = shares[bad].sum() / shares.sum(), late[bad].sum() / late.sum()
+    spread = late.var(ddof=1) / late.mean()
+    name = f"share of faults on the {bad.sum()} servers with two or more before"
     return [
-        {
-            "name": "variance over mean of the faults of a server",
-            "predicted": one.var() / one.mean(),
-            "happened": late.var(ddof=1) / late.mean(),
-        },
-        {
-            "name": f"share of faults on the {bad.sum()} servers with two or more before",
-            "predicted": shares[bad].sum() / shares.sum(),
-            "happened": late[bad].sum() / late.sum(),
-        },
-        {
-            "name": "the same, if all servers were alike",
-            "predicted": bad.mean(),
-            "happened": late[bad].sum() / late.sum(),
-        },
+        _row("variance over mean of the faults of a server", one.var() / one.mean(), spread),
+        _row(name, shared, seen),
+        _row("the same, if all servers were alike", bad.mean(), seen),
     ]
 
 
@@ -158,14 +149,10 @@ def _repair_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dic
     after = rows.filter(pl.col("start_day") >= split)
     lasts, going = _lasts(after, _DAYS)
     seen = stats.ecdf(stats.CensoredData(24 * lasts[~going], right=24 * lasts[going])).cdf
-    return [
-        {
-            "name": f"hours of repair, p{round(100 * q)}",
-            "predicted": law.ppf(q),
-            "happened": seen.quantiles[np.searchsorted(seen.probabilities, q)],
-        }
-        for q in (0.25, 0.5, 0.75, 0.9)
-    ]
+    levels = np.array([0.25, 0.5, 0.75, 0.9])
+    happened = seen.quantiles[np.searchsorted(seen.probabilities, levels)]
+    rows_of = zip(levels, law.ppf(levels), happened, strict=True)
+    return [_row(f"hours of repair, p{round(100 * q)}", *values) for q, *values in rows_of]
 
 
 def fault_table(rows: list[dict[str, Any]]) -> str:

@@ -43,6 +43,7 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
     ),
     *(argument(f"--{name} S", f"seconds: {what}", _SECONDS) for name, what in _COSTS.items()),
     argument("--spares K", "spare nodes (unlimited)", ft.partial(count, least=0)),
+    argument("--find-slow S", "seconds until a slow node is found and replaced (never)", _SECONDS),
     argument(
         "--autocorrelation STEPS",
         "autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
@@ -82,6 +83,7 @@ def run(given: Given) -> Output:
         autocorrelation_time=given.autocorrelation,
         level=level,
         drift=drift,
+        find_slow_s=given.find_slow,
         num_runs=given.runs,
         derivatives=given.derivatives,
         **options,
@@ -100,6 +102,7 @@ def run(given: Given) -> Output:
         "level_std": level,
         "drift": drift,
         **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
+        **picked(law, "finding_saves_days"),
         "failures": failures.source,
         "num_runs": len(law.days),
         "requested_runs": law.requested,

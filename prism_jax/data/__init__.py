@@ -19,6 +19,7 @@ from ._expected_errors import (
 from ._failures import (
     Cause as Cause,
     Failures as Failures,
+    Slow as Slow,
     UnequalNodes as UnequalNodes,
     UnequalWeeks as UnequalWeeks,
     list_failures as list_failures,

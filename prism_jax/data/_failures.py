@@ -38,6 +38,25 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     announced: bool = False
 
 
+class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind of events that make a node or a link slow for a while, and with it the whole job.
+
+    **Attributes:**
+
+    - `name`: the name of the kind.
+    - `count`: how many such events were counted.
+    - `duration_s`: the mean of how long they last, in seconds.
+    - `slowdown`: how many times as long a step takes meanwhile.
+    - `duration_power`: how much they differ in length, as `repair_power` of `RunCosts`.
+    """
+
+    name: Name
+    count: _Number
+    duration_s: NonNegative
+    slowdown: Annotated[float, msgspec.Meta(ge=1, le=100)]
+    duration_power: _Power = 1.0
+
+
 class UnequalNodes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much nodes differ: the factors on their rates have a gamma law of mean one.
 
@@ -80,6 +99,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `repair_s`: how long a node that was replaced is in repair, in seconds, on average.
     - `repair_power`: how much repairs differ; see `RunCosts`.
     - `nodes`, `weeks`: how much nodes differ, and weeks; `None` if all are alike.
+    - `slow`: the kinds of events that slow a job for a while, counted over the same device-hours.
     """
 
     device_hours: Positive
@@ -91,6 +111,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repair_power: _Power = 0.0
     nodes: UnequalNodes | None = None
     weeks: UnequalWeeks | None = None
+    slow: tuple[Slow, ...] = ()
 
 
 def list_failures() -> tuple[str, ...]:

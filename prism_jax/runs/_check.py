@@ -14,6 +14,8 @@ from ._weeks import WEEK
 
 # More interruptions than any run survives in practice; each takes a pass over all runs.
 _MOST_INTERRUPTIONS = 1e5
+# Each takes some hundred bytes of each run.
+_MOST_SLOW = 20_000
 # When each comes back is held for every run.
 _MOST_SPARES = 4096
 # Of longer tails, no sample has the mean.
@@ -36,6 +38,16 @@ def check_levels(level: float, drift: float) -> None:
                 f"`{name}={value}` must be a share from {least} to 1; give 0 for runs that do not "
                 "differ in it."
             )
+
+
+def check_find(find_slow_s: float | None, failures: Failures) -> None:
+    if find_slow_s is None:
+        return
+    if not (failures.slow and 0 <= find_slow_s < math.inf):
+        raise ValueError(
+            f"`find_slow_s={find_slow_s}` must be finite, not negative, and `failures` must have "
+            "`slow` events to find; give both, or leave `find_slow_s` out."
+        )
 
 
 def check_failures(failures: Failures, costs: RunCosts | None) -> None:
@@ -65,6 +77,16 @@ def check_costs(costs: RunCosts) -> None:
         )
 
 
+def check_slow(work: float, failures: Failures, rates: np.ndarray) -> None:
+    """Refuses slow events that are as many as no run has; each is held of each run."""
+    most = work * max(kind.slowdown for kind in failures.slow) * rates.sum(axis=1).max()
+    if most > _MOST_SLOW:
+        raise ValueError(
+            f"`failures.slow` has up to {most:.3g} events in a run, more than {_MOST_SLOW:,}; give "
+            "fewer events or steps, or leave out those that are part of the law of a step."
+        )
+
+
 def never_waits(hazards: Hazards, repair_s: float) -> bool:
     """Whether no more nodes than the spares will be in repair, in the worst week of any run."""
     worst = 1.0 if hazards.weeks is None else np.diff(hazards.weeks, axis=1).max() / WEEK
@@ -73,12 +95,15 @@ def never_waits(hazards: Hazards, repair_s: float) -> bool:
     return spares is None or waiting_share(worst * taken, repair_s, spares) <= _RARE
 
 
-def check_ends(work: float, costs: RunCosts, hazards: Hazards) -> None:
-    """Refuses interruptions that some run would not survive, by the rates that runs have drawn."""
+def check_ends(work: float, costs: RunCosts, hazards: Hazards, slowness: float = 1.0) -> None:
+    """Refuses interruptions that some run would not survive, by the rates that runs have drawn.
+    Slow events make the work of a run longer by at most the factor `slowness`.
+    """
     rates = hazards.rates[hazards.rates.sum(axis=1).argmax()]
     downs = (costs.restart_s + hazards.detection_s).tolist()
     pairs = list(zip(rates.tolist(), downs, strict=True))
-    interval = min(costs.interval_s + costs.background_s, work)
+    work, interval = work * slowness, costs.interval_s * slowness
+    interval = min(interval + costs.background_s, work)
     announced = float(rates @ hazards.announced)
     seconds = expected_seconds(work, interval, costs.blocking_s, pairs, announced)
     if seconds * rates.sum() > _MOST_INTERRUPTIONS:

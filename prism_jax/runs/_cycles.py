@@ -11,7 +11,7 @@ from ._weeks import exposed, reached
 
 # A rate per second of what does not happen.
 _NEVER = 1e-300
-PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting")
+PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting", "slow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Runs:
 
     **Attributes:**
 
-    - `parts`: the seconds of each run by `PARTS`, which add up to its length.
+    - `parts`: the seconds of each run by `PARTS`, which add up to its length; `slow` is zero here.
     - `interruptions`: the number of interruptions by cause.
     - `exposed`: the seconds of each run, weighted by the factors of its weeks.
     """
@@ -134,7 +134,7 @@ def run_cycles(
         used = np.minimum(until, down[going] + wait[going])
         worked = found.safe * slow
         progress = (worked, worked * evaluated, found.checkpoint, found.lost)
-        parts[going] += np.stack((*progress, used - waited, waited), axis=1)
+        parts[going, :-1] += np.stack((*progress, used - waited, waited), axis=1)
         done[going] += found.safe
         clock[going] = parts[going].sum(axis=1)
 

@@ -27,7 +27,7 @@ def of_rates(
     score = runs.interruptions - rates * runs.exposed[:, None]
     centred = (seconds - seconds.mean()) / DAY
     return {
-        f"rate of {name}": _mean(centred * score[:, i])
+        f"rate of {name}": mean_of(centred * score[:, i])
         for i, name in enumerate(names)
         if rates[:, i].any()
     }
@@ -40,7 +40,7 @@ def of_costs(
     number, found = min(num_runs, _DIFFERENCE_RUNS), {}
     for name, moved in _moved(costs).items():
         less, more = (simulate(c, number).parts.sum(axis=1) for c in moved)
-        found[name] = _mean((more - less) / (2 * _APART) / DAY)
+        found[name] = mean_of((more - less) / (2 * _APART) / DAY)
     return found
 
 
@@ -58,5 +58,5 @@ def _moved(costs: RunCosts) -> dict[str, tuple[RunCosts, RunCosts]]:
     return found
 
 
-def _mean(values: np.ndarray) -> Estimate:
+def mean_of(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))

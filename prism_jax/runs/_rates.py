@@ -1,9 +1,11 @@
 """The rates at which runs are interrupted: uncertain counts, bad nodes and bad weeks."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float
 
-from ..data import Failures
+from ..data import Cause, Failures, Slow
 from ._cycles import Hazards
 from ._weeks import WEEK
 
@@ -37,10 +39,7 @@ def draw_hazards(
     - `num_spares`, `known_rates`: as in `training_run`.
     """
     causes = failures.causes
-    counts = np.array([cause.count for cause in causes], float)
-    drawn = np.broadcast_to(counts, (number, len(counts)))
-    if not known_rates:
-        drawn = rng.gamma(counts + 0.5, size=drawn.shape)
+    drawn = draw_counts(causes, number, rng, known_rates)
     weeks = None
     if failures.nodes is not None:
         nodes = devices / failures.nodes.devices
@@ -60,6 +59,15 @@ def draw_hazards(
         num_spares,
         weeks,
     )
+
+
+def draw_counts(
+    counted: Sequence[Cause | Slow], number: int, rng: np.random.Generator, known_rates: bool
+) -> Float[np.ndarray, "runs kinds"]:
+    """The expected counts given those counted, by Jeffreys' prior; or those counted themselves."""
+    counts = np.array([each.count for each in counted], float)
+    size = (number, len(counts))
+    return np.broadcast_to(counts, size) if known_rates else rng.gamma(counts + 0.5, size=size)
 
 
 def _factors(

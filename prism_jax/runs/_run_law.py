@@ -20,8 +20,8 @@ class RunLaw(Shown):
 
     - `days`: the days that each run takes, sorted.
     - `parts`: the mean days of a run by what they are spent on: `work`, `evaluation`, `checkpoint`,
-        `lost` (work that is done again), `down` (detection and restart) and `waiting` (for a spare
-        node).
+        `lost` (work that is done again), `down` (detection and restart), `waiting` (for a spare
+        node) and `slow` (what slow events add to the work).
     - `interruptions`: the mean number of interruptions by cause.
     - `interval_s`: the work between two checkpoints, in seconds.
     - `best_interval_s`: the interval that minimises the mean time of a run, in seconds.
@@ -29,6 +29,8 @@ class RunLaw(Shown):
         and of the rate of each cause (such as `rate of gpu`). A hundredth of it is the effect of an
         increase by one per cent.
     - `requested`: how many runs were asked for.
+    - `finding_saves_days`: by how many days finding slow nodes makes a run shorter, on average;
+        `None` if they are not looked for.
     """
 
     days: Float[np.ndarray, "runs"]
@@ -38,6 +40,7 @@ class RunLaw(Shown):
     best_interval_s: float
     derivatives: dict[str, Estimate]
     requested: int
+    finding_saves_days: Estimate | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -109,4 +112,6 @@ class RunLaw(Shown):
                 f"{best if number else 'no run was interrupted'}",
             ),
         ]
+        if self.finding_saves_days is not None:
+            rows.append(("finding slow nodes", f"saves {self.finding_saves_days} days"))
         return Table((), rows, f"Law of a training run, of {len(self.days):,} simulated")

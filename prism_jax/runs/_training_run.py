@@ -20,15 +20,18 @@ from ._check import (
     check_costs,
     check_ends,
     check_failures,
+    check_find,
     check_levels,
     check_numbers,
+    check_slow,
     never_waits,
 )
 from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
-from ._derivatives import of_costs, of_rates
+from ._derivatives import mean_of, of_costs, of_rates
 from ._expected import best_interval
-from ._rates import draw_hazards
+from ._rates import draw_counts, draw_hazards
 from ._run_law import DAY, RunLaw
+from ._slow import slowed
 
 
 # Runs side by side, few enough for what they are to stay in a core's cache.
@@ -40,7 +43,7 @@ _STEPS_OF_SET = 8
 _SETS = 32
 # For how long the steps of a run drift, in seconds.
 _DRIFTING = 3600.0
-_WORK = PARTS.index("work")
+_WORK, _DOWN, _SLOW = (PARTS.index(name) for name in ("work", "down", "slow"))
 
 
 def training_run(
@@ -55,6 +58,7 @@ def training_run(
     level: float = 0.0,
     drift: float = 0.0,
     known_rates: bool = False,
+    find_slow_s: float | None = None,
     num_runs: int = 100_000,
     num_samples: int = 8_192,
     derivatives: bool = False,
@@ -67,6 +71,7 @@ def training_run(
     the work since the last finished checkpoint, unless it is announced. Nodes that it takes are in
     repair for `costs.repair_s`; the run waits while they are more than `num_spares`. Where
     `failures` says that nodes or weeks differ, each run has its own nodes, and weeks of its own.
+    Its slow events make steps longer for a while.
 
     **Arguments:**
 
@@ -85,6 +90,8 @@ def training_run(
         share; 0.02 adds 36 s. `level_of_runs` of `prism_jax.calibration` has what other systems do.
     - `known_rates`: whether the rates are exactly those that were counted. By default, each run
         draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior).
+    - `find_slow_s`: after how many seconds a slow node is found and replaced, which takes a
+        checkpoint and a restart; `None` if never. The runs are then simulated without as well.
     - `num_runs`: how many runs to simulate.
     - `num_samples`: how many steps to simulate for the law of a step.
     - `derivatives`: whether to compute the derivatives of the mean as well.
@@ -105,6 +112,7 @@ def training_run(
     check_numbers(num_steps, num_runs, num_spares)
     check_levels(level, drift)
     check_failures(failures, costs)
+    check_find(find_slow_s, failures)
     if costs is not None:
         check_costs(costs)
     devices = program.world_size
@@ -126,16 +134,34 @@ def training_run(
         factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
     steps = _Steps(law, factors, num_steps, autocorrelation_time, level)
     drifted = _drifted(drift, work)
-    simulated = _Simulation(
-        work, drifted, law.mean, steps, failures, devices, num_spares, known_rates
-    )
+    find_s = math.inf if find_slow_s is None else find_slow_s
     seeds = np.asarray(key_data(key)).tolist()
+    simulated = _Simulation(
+        work, drifted, law.mean, steps, failures, devices, num_spares, known_rates, find_s, seeds
+    )
     with progress_bar(num_runs, progress, "runs", "run") as bar:
-        runs, drawn = simulated.runs(costs, num_runs, seeds, bar)
-    names, found = [cause.name for cause in failures.causes], {}
+        runs, drawn = simulated.runs(costs, num_runs, bar)
+    return _law_of_runs(simulated, costs, runs, drawn, num_runs, derivatives, best)
+
+
+def _law_of_runs(
+    simulated: "_Simulation",
+    costs: RunCosts,
+    runs: Runs,
+    drawn: Float[np.ndarray, "runs causes"],
+    num_runs: int,
+    derivatives: bool,
+    best: float,
+) -> RunLaw:
+    """What the runs show, and what others show that differ from them in one number."""
+    names, found, saves = [cause.name for cause in simulated.failures.causes], {}, None
+    if simulated.find_s < math.inf:
+        never, _ = dataclasses.replace(simulated, find_s=math.inf).runs(costs, len(drawn))
+        longer = never.parts.sum(axis=1) - runs.parts[: len(never.parts)].sum(axis=1)
+        saves = mean_of(longer / DAY)
     if derivatives and len(drawn) == num_runs:
         found = of_rates(runs, drawn, names)
-        found |= of_costs(lambda c, number: simulated.runs(c, number, seeds)[0], costs, num_runs)
+        found |= of_costs(lambda c, number: simulated.runs(c, number)[0], costs, num_runs)
     return RunLaw(
         days=np.sort(runs.parts.sum(axis=1)) / DAY,
         parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
@@ -144,6 +170,7 @@ def training_run(
         best_interval_s=best,
         derivatives=found,
         requested=num_runs,
+        finding_saves_days=saves,
     )
 
 
@@ -188,18 +215,17 @@ class _Simulation:
     devices: int
     num_spares: int | None
     known_rates: bool
+    find_s: float
+    seeds: list[int]
 
     def runs(
         self,
         costs: RunCosts,
         number: int,
-        seeds: list[int],
         advance: Callable[[float], object] = lambda count: None,
     ) -> tuple[Runs, Float[np.ndarray, "runs causes"]]:
-        """Runs with their rates, of the same random numbers for the same seeds; after Ctrl-C those
-        so far.
-        """
-        sequence = np.random.SeedSequence(seeds)
+        """Runs with their rates, each time of the same random numbers; after Ctrl-C the first."""
+        sequence = np.random.SeedSequence(self.seeds)
         blocks, rates = [], []
         with interruptible() as interrupt:
             for begin in range(0, number, _BLOCK):
@@ -212,7 +238,6 @@ class _Simulation:
                     num_spares=self.num_spares,
                     known_rates=self.known_rates,
                 )
-                check_ends(self.work, costs, hazards)
                 blocks.append(self._block(costs, hazards, rng))
                 rates.append(hazards.rates)
                 advance(len(hazards.rates))
@@ -224,9 +249,21 @@ class _Simulation:
     def _block(self, costs: RunCosts, hazards: Hazards, rng: np.random.Generator) -> Runs:
         number = len(hazards.rates)
         slowness, noise = self.steps.draw(number, rng)
+        share, found = np.zeros(number), np.zeros(number)
+        if self.failures.slow:
+            rates = draw_counts(self.failures.slow, number, rng, self.known_rates)
+            rates = rates * self.devices / (self.failures.device_hours * 3600)
+            check_slow(self.work, self.failures, rates)
+            added, found = slowed(self.work, self.failures.slow, rates, self.find_s, rng)
+            share = added / self.work
+        check_ends(self.work, costs, hazards, 1 + share.max())
         if never_waits(hazards, costs.repair_s):  # So none needs to be followed.
             hazards = dataclasses.replace(hazards, num_spares=None)
+        slowness = slowness * (1 + share)[:, None]
         runs = run_cycles(np.full(number, self.work), slowness, hazards, costs, rng)
+        runs.parts[:, _SLOW] = runs.parts[:, _WORK] * share / (1 + share)
+        runs.parts[:, _WORK] -= runs.parts[:, _SLOW]
+        runs.parts[:, _DOWN] += found * (costs.blocking_s + costs.restart_s)
         executed = runs.parts[:, [_WORK, PARTS.index("lost")]].sum(axis=1)
         runs.parts[:, _WORK] += self.drifted + noise * np.sqrt(executed / self.step)
         return runs
