@@ -89,7 +89,8 @@ def training_run(
     - `drift`: how much longer the first step of a run takes than the steps after an hour, as a
         share; 0.02 adds 36 s. `level_of_runs` of `prism_jax.calibration` has what other systems do.
     - `known_rates`: whether the rates are exactly those that were counted. By default, each run
-        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior).
+        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior). Nodes
+        and weeks differ in either case.
     - `find_slow_s`: after how many seconds a slow node is found and replaced, which takes a
         checkpoint and a restart; `None` if never. The runs are then simulated without as well.
     - `num_runs`: how many runs to simulate.
@@ -105,7 +106,8 @@ def training_run(
     **Raises:**
 
     `ValueError` for numbers that are not positive, for checkpoints that take longer than the work
-    between them, and for interruptions so frequent that a run would not end.
+    between them, for interruptions so frequent that a run would not end, and for more slow events
+    than can be held.
     """
     check_type(program, Program, "program", "use `compile_job` to get one")
     failures = load_failures(failures) if isinstance(failures, str) else failures
@@ -256,7 +258,7 @@ class _Simulation:
             check_slow(self.work, self.failures, rates)
             added, found = slowed(self.work, self.failures.slow, rates, self.find_s, rng)
             share = added / self.work
-        check_ends(self.work, costs, hazards, 1 + share.max())
+        check_ends(self.work, costs, hazards, 1 + float(share.max()))
         if never_waits(hazards, costs.repair_s):  # So none needs to be followed.
             hazards = dataclasses.replace(hazards, num_spares=None)
         slowness = slowness * (1 + share)[:, None]
