@@ -17,7 +17,7 @@ def run_by_events(
     rates: Sequence[float],
     costs: RunCosts,
     num_spares: int | None = None,
-    week_shape: float | None = None,
+    week_shape: float = math.inf,
 ) -> tuple[float, float]:
     """The seconds that one run takes, and how many of them it waits for a spare.
 
@@ -27,7 +27,7 @@ def run_by_events(
     - `work_s`: the work of the run, in seconds.
     - `causes`, `rates`: the causes and their interruptions per second of the whole job.
     - `costs`, `num_spares`: as in `training_run`.
-    - `week_shape`: the shape of the gamma law of the factors of weeks; `None` if all are alike.
+    - `week_shape`: the shape of the gamma law of the factors of weeks; infinite if all are alike.
     """
     stretch = 1 + costs.evaluation_s / costs.interval_s
     clock = began = waited = done = safe = 0.0
@@ -36,7 +36,8 @@ def run_by_events(
     repaired: list[float] = []  # When nodes come back, a heap.
     written: deque[tuple[float, float]] = deque()  # Checkpoints: when they are safe, and the work.
     phase, ends = "work", min(costs.interval_s, work_s) * stretch
-    interruption = week = 0.0  # Until the first week has a factor.
+    interruption = rng.expovariate(sum(rates))
+    factor, week = 1.0, 0.0 if week_shape < math.inf else math.inf
     while True:
         next_node = repaired[0] if repaired else math.inf
         next_safe = written[0][0] if written else math.inf
@@ -44,7 +45,7 @@ def run_by_events(
         waited += (clock - before) * (phase == "wait")
         if clock == week:
             # What is to come of an exponential time is one again, at the rate of the new week.
-            factor = 1.0 if week_shape is None else rng.gammavariate(week_shape, 1 / week_shape)
+            factor = rng.gammavariate(week_shape, 1 / week_shape)
             interruption = clock + rng.expovariate(factor * sum(rates))
             week += 7 * 86_400
         elif clock == next_safe:

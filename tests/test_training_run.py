@@ -170,7 +170,7 @@ def test_runs_are_those_of_one_event_after_the_other(spares, background, power, 
     found = run(costs, what, number, hours=hours)
     rng = random.Random(1)
     events = [
-        run_by_events(rng, hours * HOUR, _OFTEN, rates, costs, spares, week_shape)
+        run_by_events(rng, hours * HOUR, _OFTEN, rates, costs, spares, week_shape or np.inf)
         for _ in range(number)
     ]
     seconds, waited = np.array(events).T

@@ -89,8 +89,8 @@ def training_run(
     - `drift`: how much longer the first step of a run takes than the steps after an hour, as a
         share; 0.02 adds 36 s. `level_of_runs` of `prism_jax.calibration` has what other systems do.
     - `known_rates`: whether the rates are exactly those that were counted. By default, each run
-        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior). Nodes
-        and weeks differ in either case.
+        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior).
+        Nodes and weeks differ in either case.
     - `find_slow_s`: after how many seconds a slow node is found and replaced, which takes a
         checkpoint and a restart; `None` if never. The runs are then simulated without as well.
     - `num_runs`: how many runs to simulate.
