@@ -88,30 +88,16 @@ def run(given: Given) -> Output:
         derivatives=given.derivatives,
         **options,
     )
-    days = {"mean": law.mean.value}
-    days |= {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
     error = None if job.modelled is None else expected_error(job.modelled)
     future = law if error is None else law.at_levels(levels_of_law(error, _LEVELS))
-    result: dict[str, Any] = {
-        "job": job.name,
-        "world_size": world_size,
-        "steps": steps,
-        "days": days,
-        "parts_days": law.parts,
-        **cost(given, world_size, 86_400 * law.mean.value),
-        "level_std": level,
-        "drift": drift,
-        **picked(law, "goodput", "interruptions", "interval_s", "best_interval_s"),
-        **picked(law, "finding_saves_days"),
-        "failures": failures.source,
-        "num_runs": len(law.days),
-        "requested_runs": law.requested,
-    }
+    result: dict[str, Any] = {"job": job.name, "world_size": world_size, "steps": steps}
+    result |= _figures(law) | cost(given, world_size, 86_400 * law.mean.value)
+    result |= {"level_std": level, "drift": drift, "failures": failures.source}
     _load.tell_interrupted("runs", law, len(law.days))
     name = f"{job.name}, {steps:,} steps on {world_size:,} GPUs"
     table, blocks = law.summary().named(name), []
     if error is not None:
-        result["prediction_interval_90"] = _intervals(days, law.parts["work"], error)
+        result["prediction_interval_90"] = _intervals(result["days"], law.parts["work"], error)
         result["expected_error"] = expected_error_json(error)
         low, high = future.quantile(0.05), future.quantile(0.95)
         blocks.append(f"{name}: 90 % of such runs take {low:.4g} .. {high:.4g} days, {error}")
@@ -125,9 +111,20 @@ def run(given: Given) -> Output:
         blocks.append(f"{100 * chance:.3g} % of such runs end within {given.deadline:g} days")
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
-        ordered = sorted(law.derivatives.items(), key=lambda item: -abs(item[1].value))
-        blocks.append(_derivatives(ordered))
+        blocks.append(_derivatives(law.derivatives))
     return Output(result, [*blocks, f"failures: {failures.source}"])
+
+
+def _figures(law: Any) -> dict[str, Any]:
+    names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
+    days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
+    return {
+        "days": {"mean": law.mean.value, **days},
+        "parts_days": law.parts,
+        **picked(law, *names),
+        "num_runs": len(law.days),
+        "requested_runs": law.requested,
+    }
 
 
 def _intervals(days: dict[str, float], work: float, error: Any) -> dict[str, list[float]]:
@@ -161,7 +158,8 @@ def _costs(given: Given, failures: Any, world_size: int) -> Any:
     return found
 
 
-def _derivatives(ordered: list[tuple[str, Any]]) -> Table:
+def _derivatives(found: dict[str, Any]) -> Table:
+    ordered = sorted(found.items(), key=lambda item: -abs(item[1].value))
     rows = [{"of": name, "days": derivative.value} for name, derivative in ordered]
     columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
     return Table(columns, rows, most=None)
