@@ -10,7 +10,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.calibration import epistemic
 from prism_jax.data import Calibrated, ErrorClass, Uncertainty, generation_of, load_expected_errors
-from prism_jax.prediction import ExpectedError, levels_of_law
+from prism_jax.prediction import ExpectedError, class_of, levels_of_law
 
 
 def _job(**training) -> prism.Job:
@@ -90,6 +90,18 @@ def test_a_calibrated_job_has_the_error_of_its_calibration():
     assert (found.table, found.num_runs) == ("mine", 57)
     np.testing.assert_allclose(levels_of_law(found, 0.5), 1)
     np.testing.assert_allclose(found.std, found.spread)
+
+
+def test_a_calibrated_job_of_another_class_has_the_error_of_that_class():
+    uncertainty = Uncertainty(((0.0,) * 4,) * 4, level=0.02, num_steps=57, of=class_of(_job()))
+    calibrated = Calibrated("mine", uncertainty=uncertainty)
+
+    def found(job):
+        return prism.expected_error(msgspec.structs.replace(job, calibrated=calibrated))
+
+    assert found(_job()).table == "mine"
+    for other in (_job(zero=3), _job(forward_only=True), _on(_job(), "b200")):
+        assert found(other) == prism.expected_error(other)
 
 
 def test_the_level_of_steps_of_further_runs_has_the_expected_error():

@@ -8,6 +8,7 @@ from prism_jax import predict
 from prism_jax.data import load_job
 from prism_jax.workload import Load
 from prism_jax.workload._parts import _fullest
+from prism_jax.workload.modules._load import dropless_concentration
 
 
 _SLOW_HOST = ("training.host_module_s=1", "training.host_experts_s=5")
@@ -77,6 +78,12 @@ def test_the_mean_load_of_the_fullest_rank(concentration, members):
 def test_known_popularities_give_the_fullest_rank():
     known = Load(np.inf, 2, 10**9, 2, 1, np.inf, (1.0, 2.0, 3.0, 4.0))
     assert _fullest(known) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize(("members", "fullest"), [(8, 1.47), (32, 1.8)])
+def test_the_fullest_rank_of_a_router_as_it_is(members, fullest):
+    load = Load(dropless_concentration(members), members, 10**9, 1, 1, np.inf)
+    assert _fullest(load) == pytest.approx(fullest, abs=0.01)
 
 
 def test_a_router_without_a_forced_balance_takes_longer():

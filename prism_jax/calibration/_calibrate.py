@@ -21,7 +21,7 @@ from ..data import (
     load_priors,
     replace_variations,
 )
-from ..prediction import with_level
+from ..prediction import class_of, with_level
 from ._calibrated_job import with_calibrated, without_calibration
 from ._collective_noise import noise_of_collectives, with_noise
 from ._level import Level, Point, fit_level
@@ -110,7 +110,7 @@ def calibrate(
     changes = msgspec.structs.replace(
         with_level(plain, level.values, num_replicas),
         variability=replace_variations(plain.variability, laws),
-        uncertainty=_uncertainty(level, scales, priors),
+        uncertainty=_uncertainty(level, scales, priors, class_of(job)),
     )
     measured = _measured(first.observed, source)
     return msgspec.structs.replace(with_calibrated(first.job, changes), measured=measured)
@@ -209,7 +209,9 @@ def _noise(observed: Observed, priors: Priors) -> float:
     return float(np.sqrt(of_steps**2 + of_runs**2 + priors.scale.deviation**2))
 
 
-def _uncertainty(level: Level, scales: Sequence[Scale], priors: Priors) -> Uncertainty:
+def _uncertainty(
+    level: Level, scales: Sequence[Scale], priors: Priors, of: tuple[str, ...]
+) -> Uncertainty:
     between = max(scale.observed.between or 0.0 for scale in scales)
     number = sum(scale.observed.num_steps for scale in scales)
     spread = np.hypot(priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))
@@ -220,6 +222,7 @@ def _uncertainty(level: Level, scales: Sequence[Scale], priors: Priors) -> Uncer
         level=float(np.hypot(priors.scale.deviation, between)),
         spread=float(spread),
         num_steps=int(number),
+        of=of,
     )
 
 

@@ -41,6 +41,8 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `spread`: the standard deviation of the logarithm of the spread of a run's steps at another
         scale.
     - `num_steps`: the number of measured steps, of all scales.
+    - `of`: the class of jobs that they are of, as in `expected_error`. Jobs of another class do not
+        have this uncertainty. Empty for any class.
     """
 
     covariance: tuple[_Row, _Row, _Row, _Row]
@@ -48,6 +50,7 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: NonNegative = 0.0
     spread: NonNegative = 0.0
     num_steps: Count = 1
+    of: tuple[Text, ...] = ()
 
 
 class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):

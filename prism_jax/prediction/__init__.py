@@ -3,6 +3,7 @@ from ._costly import costly_keys as costly_keys
 from ._energy import Energy as Energy, energy as energy
 from ._expected_error import (
     ExpectedError as ExpectedError,
+    class_of as class_of,
     expected_error as expected_error,
     levels_of_law as levels_of_law,
 )

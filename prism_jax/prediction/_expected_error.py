@@ -74,7 +74,7 @@ def expected_error(job: Job) -> ExpectedError:
     class with fewer than 20 steps has the law of the class above it. A class without any, as that
     of steps without a backward, has one 2.5 times as wide as that of its kind of model and sharding
     on other machines, and `num_runs` 0. A job that is calibrated has the uncertainty of its
-    calibration, linear in its parameters.
+    calibration, linear in its parameters, unless it has become one of another class since then.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 
@@ -93,7 +93,7 @@ def expected_error(job: Job) -> ExpectedError:
     model, cluster, training, kernels = parts_of(job)
     shipped = load_expected_errors()
     known = None if job.calibrated is None else job.calibrated.uncertainty
-    if job.calibrated is not None and known is not None:
+    if job.calibrated is not None and known is not None and known.of in ((), class_of(job)):
         slope = slope_of_level(constant_step(job), kernels)
         spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
         bias = float(np.log1p(shipped.variability))
@@ -112,6 +112,20 @@ def expected_error(job: Job) -> ExpectedError:
         law.num_runs if wider == 1 else 0,
         law.table if wider == 1 else "none of its class",
         shipped.degrees,
+    )
+
+
+def class_of(job: Job) -> tuple[str, ...]:
+    """The class of a job with a model and a cluster: its kind of model, whether parameters are
+    sharded, the generation of its machine, its software, and whether it has a backward.
+    """
+    model, cluster, training, _ = parts_of(job)
+    return (
+        "experts" if has_experts(model) else "dense",
+        "FSDP" if training.zero == 3 else "no FSDP",
+        generation_of(cluster.device.name),
+        training.software or "no stack",
+        "forward only" if training.forward_only else "training",
     )
 
 

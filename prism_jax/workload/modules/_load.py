@@ -13,8 +13,8 @@ from .._block import Load
 # forced balance and without (MoE-ModelZoo, best_practice/qwen3) take 1.09 to 1.24 times as long for
 # sequences of 128K to 16K, which is 1.45 of what experts take; the state of training is not given.
 # Of 32 ranks it has 1.8 times the mean, as loads by a power law of exponent 1.01 have, with which
-# the fullest of 8 has 1.47 (ai-dynamo/aiconfigurator of 2026).
-_DROPLESS, _OF_RANKS, _GROWTH = 90.0, 8, 0.6
+# the fullest of 8 has 1.47 (ai-dynamo/aiconfigurator of 2026). Beyond 32 this is an extrapolation.
+_DROPLESS, _OF_RANKS, _GROWTH = 90.0, 8, 0.86
 
 
 def check_load(
