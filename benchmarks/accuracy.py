@@ -21,6 +21,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `power`: `gemm_variability/` and `operators/power.parquet`; see `_power.py`.
 - `faults`: `faults/`; see `_faults.py`.
 - `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
+- `own-machine`: no data, but a training step on this machine's CPU; see `_own_machine.py`.
 - `memory`: `megatron_golden/memory.csv`; see `_memory.py`.
 - `collectives`: `collectives/`; see `_collectives.py`.
 - `scales`: `mlperf/`; see `_scales.py`. `(out)` marks figures that are further off than 1.5 % of
@@ -58,6 +59,7 @@ _PARTS = {
     "traces": ("straggler_traces", "_traces", "all_trace_rows", "trace_table"),
     "scales": ("mlperf", "_scales", "scale_rows", "scale_table"),
     "collectives": ("collectives", "_collectives", "collective_rows", "collective_table"),
+    "own-machine": ("", "_own_machine", "own_rows", "own_table"),
     "memory": ("megatron_golden", "_memory", "memory_rows", "memory_table"),
 }
 # Parts whose folder is the data itself, because they read several folders.

@@ -16,8 +16,8 @@ from ._options import Command, Output
 COMMANDS = (
     "simulate", "diagnose", "sensitivity", "criticality", "timeline", "report", "whatif", "place",
     "improve", "target", "sweep", "layouts", "compare", "run", "predict", "memory", "import",
-    "trace", "fit", "fit-kernels", "calibrate", "score", "init", "show", "jobs", "models",
-    "hardware", "kernels", "doctor", "completion",
+    "trace", "fit", "measure", "fit-kernels", "calibrate", "score", "init", "show", "jobs",
+    "models", "hardware", "kernels", "doctor", "completion",
 )
 # fmt: on
 # Longer than any sentence.

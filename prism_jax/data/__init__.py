@@ -68,6 +68,7 @@ from ._load_kernels import (
     load_source as load_source,
     load_variability as load_variability,
     save_shapes as save_shapes,
+    save_source as save_source,
 )
 from ._model import Layer as Layer, Model as Model
 from ._outline import Call as Call, Outline as Outline

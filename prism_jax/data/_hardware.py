@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ._types import AtLeastOne, Count, Kelvin, Label, Name, NonNegative, Positive
+from ._types import AtLeastOne, Count, Kelvin, Label, Name, NonNegative, Positive, Text
 
 
 class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +50,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `memory_bandwidth_bytes_per_s`: the bandwidth of its main memory.
     - `peak_flop_per_s`: the peak rate for each dtype, without sparsity.
     - `name`: the name of the device.
-    - `kernels`: the folder of `kernels/` with its efficiencies and variability; by default the
-        folder with the name of the device.
+    - `kernels`: the folder of `kernels/` with its efficiencies and variability, or the path of one,
+        seen from the device's file; by default the folder with the name of the device.
     - `source`: where the numbers are from.
     - `power`: what it draws; `None` if that was not measured.
     """
@@ -60,7 +60,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bandwidth_bytes_per_s: Positive
     peak_flop_per_s: dict[Name, Positive]
     name: Label = ""
-    kernels: Name | None = None
+    kernels: Text | None = None
     source: str = ""
     power: Power | None = None
 
@@ -92,7 +92,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `devices_per_node`: the number of devices in each node.
     - `links`: the links, innermost first; the last one joins all devices.
     - `name`: the name of its family.
-    - `kernels`: the folder of `kernels/` with the efficiencies and variability of its collectives.
+    - `kernels`: the folder of `kernels/` with the efficiencies and variability of its collectives,
+        or the path of one, seen from the cluster's file.
     - `source`: where the numbers are from.
     """
 
@@ -101,7 +102,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices_per_node: Count
     links: tuple[Link, ...]
     name: Label = ""
-    kernels: Name | None = None
+    kernels: Text | None = None
     source: str = ""
 
     @property

@@ -11,7 +11,7 @@ from .._files import shown
 from .._misc import quoted
 from ._calibrated import apply_calibrated
 from ._check import check_cluster, check_job
-from ._find import find_file, list_names
+from ._find import find_file, is_path, list_names
 from ._hardware import Cluster, Device
 from ._job import Job
 from ._load_kernels import load_kernels
@@ -225,10 +225,18 @@ def _check_power(device: Any, override: Override) -> None:
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
     """The table of a cluster, with that of its device."""
-    raw = read_toml(path, "cluster")
+    raw = _beside(read_toml(path, "cluster"), path)
     if isinstance(raw.get("device"), str):
         raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path)[1]
     raw.setdefault("name", quoted(path.stem))
+    return raw
+
+
+def _beside(raw: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """The table of a file, where a path of kernels is seen from the folder of the file."""
+    kernels = raw.get("kernels")
+    if isinstance(kernels, str) and is_path(kernels):
+        raw["kernels"] = os.path.join(path.parent, kernels)
     return raw
 
 
@@ -249,6 +257,6 @@ def _load(
     kind: str, what: str, name: str | os.PathLike[str], cls: Any, given_by: pathlib.Path | None
 ) -> tuple[Any, dict[str, Any]]:
     path = find_file(kind, name, given_by)
-    raw = read_toml(path, what)
+    raw = _beside(read_toml(path, what), path)
     raw.setdefault("name", quoted(path.stem))
     return convert(raw, cls, lambda key: shown(path)), raw

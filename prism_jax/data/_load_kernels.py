@@ -9,7 +9,7 @@ import msgspec
 
 from .._files import shown, written_whole
 from .._misc import quoted, unknown_name
-from ._find import data_folder, list_names
+from ._find import data_folder, is_path, list_names
 from ._hardware import Cluster
 from ._kernels import (
     CollectiveRow,
@@ -99,13 +99,17 @@ def save_shapes(
     folder: str | os.PathLike[str], tables: Iterable[ShapeTable], source: Source
 ) -> None:
     """Writes tables by shape, and where they are from, to a folder that is there."""
+    write_shapes(pathlib.Path(folder) / "shapes.csv", tables)
+    save_source(folder, source)
+
+
+def save_source(folder: str | os.PathLike[str], source: Source) -> None:
+    """Writes where the numbers of a folder of kernels are from, as its `source.toml`."""
     import tomli_w
 
-    folder = pathlib.Path(folder)
-    write_shapes(folder / "shapes.csv", tables)
     about = without_none(msgspec.to_builtins(source))
     kept = {"kind": "source", **{key: value for key, value in about.items() if value != ""}}
-    with written_whole(folder / "source.toml") as partial:
+    with written_whole(pathlib.Path(folder) / "source.toml") as partial:
         partial.write_text(tomli_w.dumps(kept), encoding="utf-8")
 
 
@@ -124,9 +128,13 @@ def load_source(name: str) -> Source:
     """Where the numbers of `kernels/<name>/` are from."""
     if name not in list_names("kernels"):
         raise ValueError(unknown_name("profile of kernels", name, list_names("kernels")))
-    path = data_folder("kernels") / name / "source.toml"
+    return _source_of(data_folder("kernels") / name)
+
+
+def _source_of(folder: pathlib.Path) -> Source:
+    path = folder / "source.toml"
     source = convert(read_toml(path, "source"), Source, lambda key: shown(path))
-    return msgspec.structs.replace(source, name=name)
+    return msgspec.structs.replace(source, name=folder.name)
 
 
 def load_variability(name: str) -> tuple[Variation, ...]:
@@ -136,6 +144,14 @@ def load_variability(name: str) -> tuple[Variation, ...]:
 
 
 def _folder(what: str, given: str | None, name: str, default: str) -> tuple[pathlib.Path, Source]:
+    if given is not None and is_path(given):
+        folder = pathlib.Path(given)
+        if not (folder / "source.toml").is_file():
+            raise ValueError(
+                f"{shown(folder)}: this is not a folder of kernels with a `source.toml`; give one "
+                "as `prism-jax measure` writes it, or the name of a shipped one."
+            )
+        return folder, _source_of(folder)
     names = list_names("kernels")
     stands_in_for = ""
     if given is not None and given not in names:

@@ -1,0 +1,113 @@
+"""A training step in JAX on the CPU of this machine, predicted from its kernels, which are measured
+in the same rounds: `examples/one_device.toml`, in bf16 with parameters and Adam in float32.
+"""
+
+import pathlib
+import tempfile
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import prism_jax as prism
+from prism_jax.measure import Call, calls_for, kinds_of, save_machine, split_scatter, time_calls
+
+
+_JOB = pathlib.Path(__file__).parents[1] / "examples/one_device.toml"
+_SECONDS = 180.0
+_STEPS = 65_536
+
+
+class OwnRow(NamedTuple):
+    """A figure of the step: measured, predicted, and one over the other."""
+
+    figure: str
+    measured: float
+    predicted: float
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+
+def own_rows(_: pathlib.Path) -> list[OwnRow]:
+    """The mean and the tail of the step."""
+    import dataclasses
+
+    job = prism.load_job(_JOB)
+    (calls,) = calls_for(job, jax.devices()[:1], _SECONDS)
+    step = Call("step", "", 1.0, _training_step(job))
+    timed = time_calls([[step, *calls]], _SECONDS)
+    measured = timed.seconds[0, 0]
+    kernels = dataclasses.replace(timed, calls=timed.calls[1:], seconds=timed.seconds[:, 1:])
+    scatter = split_scatter(kernels.seconds, kinds_of(kernels))
+    with tempfile.TemporaryDirectory() as folder:
+        save_machine(folder, kernels, scatter, "python benchmarks/accuracy.py --own-machine")
+        words = (f"cluster={folder}/cluster.toml", "num_nodes=1", "allow_implausible=true")
+        own = prism.load_job(_JOB, words)
+        program = prism.compile_job(own)
+        law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(0))
+    p50, p95 = np.quantile(measured, (0.5, 0.95))
+    of_law = law.quantile(0.95) / law.quantile(0.5) - 1
+    return [
+        OwnRow("rounds", len(measured), len(measured)),
+        OwnRow("mean (s)", float(measured.mean()), float(law.mean)),
+        OwnRow("p95/p50 - 1", float(p95 / p50 - 1), float(of_law)),
+        OwnRow("step sigma", float(np.log(measured).std()), scatter.step),
+    ]
+
+
+def own_table(rows: list[OwnRow]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {r.figure} | {r.measured:.4g} | {r.predicted:.4g} | {r.ratio:.3f} |" for r in rows]
+    head = ["| figure | measured | predicted | predicted over measured |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines])
+
+
+def _training_step(job: Any) -> Any:
+    """A function that runs one step of training the job's model."""
+    model, training = job.model, job.training
+    rows, hidden, words = training.microbatch_size, model.hidden_size, model.vocab_size
+    tokens = jnp.arange(rows * training.sequence_length, dtype=jnp.int32) % words
+    shapes = {"qkv": (hidden, 3 * hidden), "out": (hidden, hidden)}
+    shapes |= {"up": (hidden, model.ffn_size), "down": (model.ffn_size, hidden)}
+    names = [f"{name}{i}" for i in range(model.num_layers) for name in shapes]
+    sizes = {name: shapes[name.rstrip("0123456789")] for name in names}
+    sizes |= {f"{n}{i}": (hidden,) for i in range(model.num_layers) for n in ("norm", "inner")}
+    sizes |= {"last": (hidden,), "words": (words, hidden)}
+    key = jax.random.key(0)
+    weights = {n: 0.05 * jax.random.normal(key, s, jnp.float32) for n, s in sizes.items()}
+
+    def loss(weights: dict[str, jax.Array]) -> jax.Array:
+        def norm(x, name):
+            wide = x.astype(jnp.float32)
+            scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)
+            return (wide * scale * weights[name][None]).astype(x.dtype)
+
+        narrow = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
+        x = narrow["words"][tokens]
+        for i in range(model.num_layers):
+            qkv = (norm(x, f"norm{i}") @ narrow[f"qkv{i}"]).reshape(
+                rows, -1, 3 * model.num_heads, 64
+            )
+            mixed = jax.nn.dot_product_attention(*jnp.split(qkv, 3, axis=2), is_causal=True)
+            x = x + mixed.reshape(x.shape) @ narrow[f"out{i}"]
+            x = x + jax.nn.gelu(norm(x, f"inner{i}") @ narrow[f"up{i}"]) @ narrow[f"down{i}"]
+        logits = (norm(x, "last") @ narrow["words"].T).astype(jnp.float32)
+        right = jnp.take_along_axis(logits, tokens[:, None], axis=1)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=1, keepdims=True) - right)
+
+    @jax.jit
+    def step(state: Any) -> Any:
+        weights, first, second = state
+        gradients = jax.grad(loss)(weights)
+        norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in gradients.values()))
+        gradients = {name: g / jnp.maximum(norm, 1.0) for name, g in gradients.items()}
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
+        second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, second, gradients)
+        change = jax.tree.map(lambda m, v: 1e-4 * m / (jnp.sqrt(v) + 1e-8), first, second)
+        return jax.tree.map(jnp.subtract, weights, change), first, second
+
+    zeros = jax.tree.map(jnp.zeros_like, weights)
+    return lambda: step((weights, zeros, zeros))

@@ -1,0 +1,138 @@
+"""Times calls, in rounds."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from .._progress import progress_bar
+from ..data import Job
+from ._calls import Call, LayerSizes, layer_calls, sizes_of_grid, sizes_of_job, stream_calls
+
+
+FEWEST_ROUNDS = 10
+_MOST_ROUNDS = 2000
+# A call that is not this many times as long as an empty one is not told from its dispatch.
+_SHORTEST = 1.5
+# Widths from 256 to 8,192.
+_LEVELS = 6
+# A pass over a level of the grid is about this many times as long as one over the level below.
+_GROWTH = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """Measured latencies.
+
+    **Attributes:**
+
+    - `calls`: what was measured.
+    - `seconds`: the latency of each call on each device in each round, without dispatch.
+    - `dispatch_s`: how long an empty call takes, the median.
+    - `left_out`: how many calls were too short to be told from dispatch.
+    """
+
+    calls: tuple[Call, ...]
+    seconds: Float[np.ndarray, "devices calls rounds"]
+    dispatch_s: float
+    left_out: int = 0
+
+
+def time_calls(
+    calls_on: Sequence[Sequence[Call]], seconds: float, *, progress: bool = False
+) -> Timed:
+    """Times calls in rounds: each round runs every call once on one device after the other, so that
+    what changes slowly is the same for all calls of a round and not noise of one of them.
+
+    A call is timed from its launch until its result is ready, and was run before. That includes the
+    dispatch by the host, so each round also times an empty call, and the median of these is
+    subtracted. Calls of less than 1.5 times as much are left out, because nothing is known of what
+    would be left of them.
+
+    **Arguments:**
+
+    - `calls_on`: for each device, the same calls, with arguments on that device.
+    - `seconds`: for how long to measure, but at least ten rounds.
+    - `progress`: whether to show a progress bar.
+    """
+    for run in (call.run for calls in calls_on for call in calls):
+        jax.block_until_ready(run())
+    empty = [_empty(calls) for calls in calls_on]
+    rounds, end = [], time.perf_counter() + seconds
+    with progress_bar(None, progress, "measuring", "round") as advance:
+        while len(rounds) < FEWEST_ROUNDS or (
+            time.perf_counter() < end and len(rounds) < _MOST_ROUNDS
+        ):
+            pairs = zip(empty, calls_on, strict=True)
+            rounds.append([[_once(nothing), *(_once(c.run) for c in cs)] for nothing, cs in pairs])
+            advance(1)
+    found = np.moveaxis(np.array(rounds), 0, -1)
+    dispatch = np.median(found[:, 0], axis=-1)
+    alone = found[:, 1:] - dispatch[:, None, None]
+    short = np.median(alone, axis=-1) < (_SHORTEST - 1) * dispatch[:, None]
+    kept = np.flatnonzero(~short.any(axis=0))
+    calls = tuple(calls_on[0][i] for i in kept)
+    if len({bool(call.dtype) for call in calls}) < 2:
+        raise ValueError(
+            f"All products, or all calls that only move bytes, take less than {_SHORTEST:g} times "
+            "as long as an empty call; give a `--job` with larger layers."
+        )
+    # A call that ran while its dispatch was slow is not shorter than a tenth of what was seen.
+    clear = np.maximum(alone, 0.1 * found[:, 1:])[:, kept]
+    return Timed(calls, clear, float(np.median(dispatch)), alone.shape[1] - len(kept))
+
+
+def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[list[Call]]:
+    """The calls to time on each device: those of the layers of a job, or of a grid of widths; and
+    copies.
+
+    The grid begins with a width of 256, and doubles it up to 8,192 as long as ten rounds are
+    expected to end in time.
+
+    **Arguments:**
+
+    - `job`: whose layers have the shapes; `None` for the grid.
+    - `devices`: the devices.
+    - `seconds`: for how long they will be timed.
+    """
+    with jax.default_device(devices[0]):
+        share = seconds / len(devices) / FEWEST_ROUNDS
+        sizes = _grid_within(share) if job is None else [sizes_of_job(job)]
+    found = []
+    for device in devices:
+        with jax.default_device(device):
+            layers = [call for one in sizes for call in layer_calls(one)]
+            found.append([*layers, *stream_calls()])
+    return found
+
+
+def _grid_within(seconds: float) -> list[LayerSizes]:
+    """The levels of the grid whose calls are expected to take no longer together."""
+    sizes, spent = [], 0.0
+    for level in range(_LEVELS):
+        sizes.append(sizes_of_grid(level))
+        runs = [call.run for call in layer_calls(sizes[-1])]
+        _, last = (sum(map(_once, runs)) for _ in range(2))  # The first compiles.
+        spent += last
+        if spent + _GROWTH * last > seconds:
+            break
+    return sizes
+
+
+def _once(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def _empty(calls: Sequence[Call]) -> Callable[[], object]:
+    """A call that does nothing, on the device of others."""
+    (device,) = jax.tree.leaves(calls[0].run())[0].devices()
+    nothing, on = jax.jit(lambda x: x + 1), jax.device_put(jnp.zeros(1, jnp.int32), device)
+    jax.block_until_ready(nothing(on))
+    return lambda: nothing(on)
