@@ -2,6 +2,7 @@
 in the same rounds: `examples/one_device.toml`, in bf16 with parameters and Adam in float32.
 """
 
+import dataclasses
 import pathlib
 import tempfile
 from typing import Any, NamedTuple
@@ -33,8 +34,6 @@ class OwnRow(NamedTuple):
 
 def own_rows(_: pathlib.Path) -> list[OwnRow]:
     """The mean and the tail of the step."""
-    import dataclasses
-
     job = prism.load_job(_JOB)
     (calls,) = calls_for(job, jax.devices()[:1], _SECONDS)
     step = Call("step", "", 1.0, _training_step(job))
@@ -54,7 +53,6 @@ def own_rows(_: pathlib.Path) -> list[OwnRow]:
         OwnRow("rounds", len(measured), len(measured)),
         OwnRow("mean (s)", float(measured.mean()), float(law.mean)),
         OwnRow("p95/p50 - 1", float(p95 / p50 - 1), float(of_law)),
-        OwnRow("step sigma", float(np.log(measured).std()), scatter.step),
     ]
 
 

@@ -34,8 +34,8 @@ _WITH_ROWS = (ROOT / "README.md", ROOT / "docs/commands.md")
 # Commands that take longest.
 # fmt: off
 _SLOW = (
-    "calibrate", "compare", "criticality", "diagnose", "improve", "layouts", "place", "report",
-    "run", "sensitivity", "sweep", "target", "whatif",
+    "calibrate", "compare", "criticality", "diagnose", "improve", "layouts", "measure", "place",
+    "report", "run", "sensitivity", "sweep", "target", "whatif",
 )
 # fmt: on
 _READERS = {

@@ -2,7 +2,7 @@ import os
 from typing import Any
 
 from .._files import shown
-from .._misc import counted
+from .._misc import counted, quoted
 from .._summary import Column, Table, plain
 from . import _load
 from ._options import PROGRESS, Given, Output, argument, command, flag
@@ -52,8 +52,8 @@ def run(given: Given) -> Output:
     _load.say(given, f"measuring {len(calls[0])} calls on each device")
     timed = time_calls(calls, seconds, progress=_load.wants_progress(given))
     scatter = split_scatter(timed.seconds, kinds_of(timed))
-    of_job = f" --job {given.job}" if given.job else ""
-    save_machine(given.out, timed, scatter, f"prism-jax measure{of_job} --seconds {seconds:g}")
+    words = f"{f'--job {quoted(given.job)} ' if given.job else ''}--seconds {seconds:g}"
+    save_machine(given.out, timed, scatter, f"prism-jax measure {words}")
     devices, _, rounds = timed.seconds.shape
     result = {
         "machine": given.out,
@@ -64,32 +64,28 @@ def run(given: Given) -> Output:
         "kernels": plain(rates_of(timed)),
         **plain(scatter),
     }
-    return Output(result, [_table(result), _use(given.out)])
+    path = shown(os.path.join(given.out, "cluster.toml"))
+    use = f"{path}: written; for a job: `--set cluster={path} --set num_nodes=1`"
+    return Output(result, [_table(result), use])
 
 
 def _table(result: dict[str, Any]) -> Table:
-    sigma = result["residual"]
+    residual, rank = result["residual"], result["rank"]
     columns = (
         "kernel",
         "dtype",
         Column("size", "size", ".4g"),
         Column("mean", "seconds", ".4g", "ms", scale=1e3),
         Column("per second", lambda row: row["size"] / row["seconds"], ".4g"),
-        Column("residual", lambda row: sigma[row["kernel"].removesuffix("_backward")], ".3f"),
+        Column("residual", lambda row: residual[row["kernel"].removesuffix("_backward")], ".3f"),
     )
-    devices = counted(result["devices"], "device")
-    title = f"{counted(result['rounds'], 'round')} on {devices}; FLOPs, or bytes without a dtype:"
-    shared = f"of a round {result['step']:.3f}, autocorrelation {result['autocorrelation']:.2f}"
-    rank = "unknown of one" if result["rank"] is None else f"{result['rank']:.3f}"
-    dispatch = f"{1e6 * result['dispatch_s']:.3g} us"
+    rounds, devices = counted(result["rounds"], "round"), counted(result["devices"], "device")
     notes = [
-        f"standard deviations of logarithms: residual, of a call alone; {shared}; between devices "
-        f"{rank}",
-        f"dispatch: {dispatch}, subtracted; {result['left_out']} shorter calls are left out",
+        "residual: the standard deviation of the logarithm of one call; that of what a round has "
+        f"in common is {result['step']:.3f}, with an autocorrelation of "
+        f"{result['autocorrelation']:.2f}" + ("" if rank is None else f", of devices {rank:.3f}"),
+        f"dispatch: {1e6 * result['dispatch_s']:.3g} us, subtracted; shorter calls that are left "
+        f"out: {result['left_out']}",
     ]
+    title = f"{rounds} on {devices}; sizes in FLOPs, or in bytes without a dtype:"
     return Table(columns, result["kernels"], title, notes, most=None)
-
-
-def _use(folder: str) -> str:
-    path = shown(os.path.join(folder, "cluster.toml"))
-    return f"{path}: written; for a job: `--set cluster={path} --set num_nodes=1`"

@@ -1,11 +1,4 @@
-from ._calls import (
-    Call as Call,
-    LayerSizes as LayerSizes,
-    layer_calls as layer_calls,
-    sizes_of_grid as sizes_of_grid,
-    sizes_of_job as sizes_of_job,
-    stream_calls as stream_calls,
-)
+from ._calls import Call as Call, calls_of as calls_of, compute_kernels as compute_kernels
 from ._machine import (
     FILES as FILES,
     kinds_of as kinds_of,

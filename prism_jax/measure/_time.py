@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from .._progress import progress_bar
 from ..data import Job
-from ._calls import Call, LayerSizes, layer_calls, sizes_of_grid, sizes_of_job, stream_calls
+from ._calls import Call, calls_of, grid_job, stream_calls
 
 
 FEWEST_ROUNDS = 10
@@ -88,40 +88,32 @@ def time_calls(
 
 
 def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[list[Call]]:
-    """The calls to time on each device: those of the layers of a job, or of a grid of widths; and
-    copies.
+    """The calls to time on each device: those of a job's kernels, or of a grid of layers, and those
+    of the main memory.
 
     The grid begins with a width of 256, and doubles it up to 8,192 as long as ten rounds are
     expected to end in time.
 
     **Arguments:**
 
-    - `job`: whose layers have the shapes; `None` for the grid.
+    - `job`: whose kernels have the shapes; `None` for the grid.
     - `devices`: the devices.
     - `seconds`: for how long they will be timed.
     """
+    jobs, spent = [] if job is None else [job], 0.0
     with jax.default_device(devices[0]):
-        share = seconds / len(devices) / FEWEST_ROUNDS
-        sizes = _grid_within(share) if job is None else [sizes_of_job(job)]
+        for level in range(_LEVELS if job is None else 0):
+            jobs.append(grid_job(level))
+            calls = calls_of(jobs[-1])
+            _, last = (sum(_once(call.run) for call in calls) for _ in range(2))
+            spent += last
+            if (spent + _GROWTH * last) * FEWEST_ROUNDS * len(devices) > seconds:
+                break
     found = []
     for device in devices:
         with jax.default_device(device):
-            layers = [call for one in sizes for call in layer_calls(one)]
-            found.append([*layers, *stream_calls()])
+            found.append([*(call for one in jobs for call in calls_of(one)), *stream_calls()])
     return found
-
-
-def _grid_within(seconds: float) -> list[LayerSizes]:
-    """The levels of the grid whose calls are expected to take no longer together."""
-    sizes, spent = [], 0.0
-    for level in range(_LEVELS):
-        sizes.append(sizes_of_grid(level))
-        runs = [call.run for call in layer_calls(sizes[-1])]
-        _, last = (sum(map(_once, runs)) for _ in range(2))  # The first compiles.
-        spent += last
-        if spent + _GROWTH * last > seconds:
-            break
-    return sizes
 
 
 def _once(run: Callable[[], object]) -> float:
