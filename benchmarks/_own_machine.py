@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import prism_jax as prism
-from prism_jax.measure import Call, calls_for, kinds_of, save_machine, split_scatter, time_calls
+from prism_jax.measure import Call, calls_for, save_machine, split_scatter, time_calls
 
 
 _JOB = pathlib.Path(__file__).parents[1] / "examples/one_device.toml"
@@ -40,7 +40,7 @@ def own_rows(_: pathlib.Path) -> list[OwnRow]:
     timed = time_calls([[step, *calls]], _SECONDS)
     measured = timed.seconds[0, 0]
     kernels = dataclasses.replace(timed, calls=timed.calls[1:], seconds=timed.seconds[:, 1:])
-    scatter = split_scatter(kernels.seconds, kinds_of(kernels))
+    scatter = split_scatter(kernels.seconds, kernels.kinds)
     with tempfile.TemporaryDirectory() as folder:
         save_machine(folder, kernels, scatter, "python benchmarks/accuracy.py --own-machine")
         words = (f"cluster={folder}/cluster.toml", "num_nodes=1", "allow_implausible=true")

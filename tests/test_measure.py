@@ -11,13 +11,12 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.cluster import compute_latency
-from prism_jax.data import load_job
+from prism_jax.data import load_job, save_job
 from prism_jax.measure import (
     Call,
     Timed,
     calls_of,
     compute_kernels,
-    kinds_of,
     rates_of,
     save_machine,
     split_scatter,
@@ -109,7 +108,7 @@ def test_kernels_on_the_measured_machine_take_what_they_took(tiny, tmp_path):
         0.05 * rng.normal(size=(2, len(calls), 40))
     )
     timed = Timed(tuple(calls), seconds, 1e-5)
-    scatter = split_scatter(seconds, kinds_of(timed))
+    scatter = split_scatter(seconds, timed.kinds)
     save_machine(tmp_path, timed, scatter, "prism-jax measure")
     words = (f"cluster={tmp_path / 'cluster.toml'}", "num_nodes=1", "allow_implausible=true")
     own = load_job(_JOB, (*_TINY, *words))
@@ -117,6 +116,8 @@ def test_kernels_on_the_measured_machine_take_what_they_took(tiny, tmp_path):
     assert own.kernels is not None
     assert own.cluster.num_devices == 2
     assert not own.notes
+    save_job(own, tmp_path / "own.toml")
+    assert load_job(tmp_path / "own.toml").kernels == own.kernels
     for rate in rates_of(timed):
         work = (rate.size, 0.0) if rate.dtype else (0.0, rate.size)
         on = own.cluster.device, own.kernels

@@ -90,6 +90,7 @@ from ._read import (
     read_toml as read_toml,
     without_none as without_none,
     write_csv as write_csv,
+    write_toml as write_toml,
 )
 from ._reference import Key as Key, job_keys as job_keys, toml_value as toml_value, unit as unit
 from ._save import check_job_path as check_job_path, save_job as save_job

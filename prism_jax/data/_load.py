@@ -236,7 +236,7 @@ def _beside(raw: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     """The table of a file, where a path of kernels is seen from the folder of the file."""
     kernels = raw.get("kernels")
     if isinstance(kernels, str) and is_path(kernels):
-        raw["kernels"] = os.path.join(path.parent, kernels)
+        raw["kernels"] = os.path.abspath(path.parent / kernels)
     return raw
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .._files import shown, written_whole
+from .._files import shown
 from .._misc import quoted, unknown_name
 from ._find import data_folder, is_path, list_names
 from ._hardware import Cluster
@@ -21,7 +21,7 @@ from ._kernels import (
     Variation,
 )
 from ._priors import load_priors
-from ._read import convert, read_csv, read_toml, without_none
+from ._read import convert, read_csv, read_toml, write_toml
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
 from ._variations import read_variations
 
@@ -105,12 +105,9 @@ def save_shapes(
 
 def save_source(folder: str | os.PathLike[str], source: Source) -> None:
     """Writes where the numbers of a folder of kernels are from, as its `source.toml`."""
-    import tomli_w
-
-    about = without_none(msgspec.to_builtins(source))
-    kept = {"kind": "source", **{key: value for key, value in about.items() if value != ""}}
-    with written_whole(pathlib.Path(folder) / "source.toml") as partial:
-        partial.write_text(tomli_w.dumps(kept), encoding="utf-8")
+    about = msgspec.to_builtins(source)
+    kept = {key: value for key, value in about.items() if value != ""}
+    write_toml(pathlib.Path(folder) / "source.toml", "source", kept)
 
 
 def links_without_table(cluster: Cluster) -> tuple[str, ...]:

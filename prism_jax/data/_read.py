@@ -167,6 +167,15 @@ def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple[Any,
         writer.writerows(rows)
 
 
+def write_toml(path: pathlib.Path, kind: str, table: dict[str, Any]) -> None:
+    """Writes a table, without what is `None`, to a file that `read_toml` reads."""
+    import tomli_w
+
+    with written_whole(path) as partial:
+        text = tomli_w.dumps({"kind": kind, **without_none(table)})
+        partial.write_text(text, encoding="utf-8")
+
+
 def check_keys(
     raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
 ) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from .._files import check_writable, shown, written_whole
+from .._files import check_writable, shown
 from ._find import list_names
 from ._hardware import Cluster
 from ._job import Job
 from ._load import load_cluster, load_model
-from ._read import without_none
+from ._read import write_toml
 
 
 def check_job_path(path: str | os.PathLike[str]) -> None:
@@ -45,8 +45,6 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
 
     `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
     """
-    import tomli_w
-
     check_job_path(path)
     table: dict[str, Any] = msgspec.to_builtins(job)
     del table["kernels"]
@@ -61,9 +59,7 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
         # Without `group` it joins all devices, for any number of nodes; a single link may be that
         # of a node.
         del table["cluster"]["links"][-1]["group"]
-    with written_whole(path) as partial:
-        text = tomli_w.dumps({"kind": "job", **without_none(table)})
-        partial.write_text(text, encoding="utf-8")
+    write_toml(pathlib.Path(path), "job", table)
 
 
 def _joins_all(cluster: Cluster) -> bool:

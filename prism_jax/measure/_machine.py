@@ -10,14 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._files import written_whole
-from ..data import Constant, Source, Variation, save_source, write_csv, write_variations
+from ..data import Constant, Source, Variation, save_source, write_csv, write_toml, write_variations
 from ._scatter import Scatter
 from ._time import Timed
 
 
-# What `save_machine` writes to a folder, besides the folder `network`.
-FILES = ("cluster.toml", "device.toml", "calls.csv", "efficiency.csv", "variability.csv")
 _MOST_LOGNORMAL = 0.3
 _SHAPE = ("m", "n", "k", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal")
 
@@ -49,11 +46,6 @@ def rates_of(timed: Timed) -> list[Rate]:
     return [Rate(*key, sum(means) / len(means)) for key, means in sorted(found.items())]
 
 
-def kinds_of(timed: Timed) -> list[str]:
-    """The kind of kernel of each call, which decides its variability."""
-    return [call.kernel.removesuffix("_backward") for call in timed.calls]
-
-
 def save_machine(
     folder: str | os.PathLike[str], timed: Timed, scatter: Scatter, command: str
 ) -> None:
@@ -76,7 +68,7 @@ def save_machine(
     network.mkdir(parents=True, exist_ok=True)
     peaks = {one.dtype: max(r.per_s for r in rates if r.dtype == one.dtype) for one in rates}
     for name, table in _hardware(folder.resolve().name, device, peaks, len(timed.seconds)).items():
-        _write_toml(folder / f"{name}.toml", {"kind": name, "source": where, **table})
+        write_toml(folder / f"{name}.toml", name, {"source": where, **table})
     rows = [(r.kernel, r.dtype, f"{r.size:.10g}", f"{r.per_s / peaks[r.dtype]:.4g}") for r in rates]
     write_csv(folder / "efficiency.csv", ("kernel", "dtype", "size", "efficiency"), rows)
     header = ("kernel", "link", "bytes", "efficiency")
@@ -122,15 +114,9 @@ def _hardware(name: str, device: Any, peaks: dict[str, float], number: int) -> d
     return {"device": of_device, "cluster": of_cluster}
 
 
-def _write_toml(path: pathlib.Path, table: dict[str, Any]) -> None:
-    import tomli_w
-
-    with written_whole(path) as partial:
-        partial.write_text(tomli_w.dumps(table), encoding="utf-8")
-
-
 def _source(timed: Timed, scatter: Scatter, where: str, command: str) -> Source:
-    counts = dict(zip(("devices", "calls", "rounds"), timed.seconds.shape, strict=True))
+    devices, calls, rounds = timed.seconds.shape
+    counts = {"devices": devices, "calls": calls, "rounds": rounds}
     told = f"of an empty call, subtracted; {timed.left_out} calls of less than 1.5"
     texts = (
         ("command", command, "it measured everything here"),

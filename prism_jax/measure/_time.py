@@ -42,6 +42,11 @@ class Timed:
     dispatch_s: float
     left_out: int = 0
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of kernel of each call, which decides its variability."""
+        return [call.kernel.removesuffix("_backward") for call in self.calls]
+
 
 def time_calls(
     calls_on: Sequence[Sequence[Call]], seconds: float, *, progress: bool = False
@@ -75,7 +80,7 @@ def time_calls(
     dispatch = np.median(found[:, 0], axis=-1)
     alone = found[:, 1:] - dispatch[:, None, None]
     short = np.median(alone, axis=-1) < (_SHORTEST - 1) * dispatch[:, None]
-    kept = np.flatnonzero(~short.any(axis=0))
+    kept = np.flatnonzero(~short.any(axis=0)).tolist()
     calls = tuple(calls_on[0][i] for i in kept)
     if len({bool(call.dtype) for call in calls}) < 2:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from .._files import shown, written_whole
+from .._files import shown
 from .._misc import quoted
 from .._summary import Column, Shown, Table
 from ..data import (
@@ -29,8 +29,8 @@ from ..data import (
     read_rows,
     read_toml,
     read_variations,
-    without_none,
     write_csv,
+    write_toml,
     write_variations,
 )
 from ..program import check_variability, variability_of
@@ -172,8 +172,6 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
 
     `ValueError` if `folder` is a file.
     """
-    import tomli_w
-
     folder = pathlib.Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: this is a file; give a folder to write the profile to.")
@@ -194,9 +192,7 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
             file.unlink(missing_ok=True)
     write_variations(folder / "variability.csv", profile.variability)
     # Last, because a folder without this file is not a profile.
-    table = {"kind": "profile", **without_none(msgspec.to_builtins(about))}
-    with written_whole(folder / "profile.toml") as partial:
-        partial.write_text(tomli_w.dumps(table), encoding="utf-8")
+    write_toml(folder / "profile.toml", "profile", msgspec.to_builtins(about))
 
 
 def load_profile(folder: str | os.PathLike[str]) -> Profile:
