@@ -68,16 +68,29 @@ def test_what_is_not_there_is_not_found():
     assert split_scatter(made[:1], ["gemm"] * 4).rank is None
 
 
-def test_each_kernel_of_a_job_is_called_with_its_work(tiny):
-    job, calls = tiny
+def _check_calls(job, calls):
+    """Every kernel of a job that computes is called, with the work that is counted."""
     sizes = {(call.kernel.removesuffix("_backward"), call.size) for call in calls}
     kernels = [kernel for kernel in compute_kernels(job) if kernel.kind != "host"]
     assert sizes == {(one.kind, one.flop or float(one.size.removesuffix("B"))) for one in kernels}
     for call in calls:
-        if call.kernel == "gemm":
+        if call.kernel == "gemm" and call.shape:
             assert call.size == 2 * np.prod([*call.shape.values()])
         for made in jax.tree.leaves(call.run()):
             assert np.isfinite(np.asarray(made, np.float32)).all(), call.kernel
+
+
+def test_each_kernel_of_a_job_is_called_with_its_work(tiny):
+    _check_calls(*tiny)
+
+
+def test_experts_and_windows_are_called_too():
+    words = ("num_kv_heads=1", "head_size=16", "modules.local.window=4", "modules.moe.top_k=2")
+    words += ("modules.moe.num_experts=4", "modules.moe.expert_ffn_size=16")
+    job = load_job(_JOB, ("model=gpt-oss-120b", *(f"model.{word}" for word in words), *_TINY))
+    calls = calls_of(job)
+    _check_calls(job, calls)
+    assert {call.shape["window"] for call in calls if call.kernel == "attention"} == {0, 4}
 
 
 def test_a_call_is_timed_and_dispatch_is_subtracted():

@@ -18,7 +18,9 @@ from ..workload import Kernel, lower, rows_of
 # Kernels that move more bytes than this, which fit into no cache, are no faster for each byte.
 MOST_BYTES = 2**28
 _MOVING = ("norm", "elementwise", "embedding", "loss", "optimizer", "copies")
-_ATTENTION = re.compile(r"\S+ (\d+)x(\d+)x(\d+)x(\d+)x(\d+)( all)? (forward|backward)")
+_ATTENTION = re.compile(
+    r"\S+ (\d+)x(\d+)x(\d+)x(\d+)x(\d+)(\+\d+)?( all)?(?: window(\d+))? (forward|backward)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +90,8 @@ def calls_of(job: Job) -> list[Call]:
 
     Products are in bf16, whatever the job has. Of kernels that move bytes, the smallest elementwise
     one, a residual, is a sum, and all others are a GELU; norms, embeddings and losses are those of
-    a forward. Attention with a window, of several ranks, or with values of a size of their own is
-    left out, and then has the efficiency of attention of other sizes.
+    a forward. Heads of attention have as many keys as queries and the size of keys throughout;
+    attention of a part of a sequence is left out, and has the efficiency of other attention.
     """
     key = jax.random.key(0)
 
@@ -139,16 +141,18 @@ def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
 def _attention(kernel: Kernel, found: re.Match[str], array: Callable[..., jax.Array]) -> Call:
     """The core of attention, or its backward alone, whose argument is what its forward keeps."""
     batch, heads, queries, keys, size = map(int, found.groups()[:5])
-    causal = found[6] is None
+    narrower, everything, window, phase = found.groups()[5:]
+    limits = {"is_causal": not everything, "local_window_size": window and (int(window) - 1, 0)}
+    core = ft.partial(jax.nn.dot_product_attention, **limits)
     q, kv = array((batch, queries, heads, size)), array((batch, keys, heads, size))
-    core = ft.partial(jax.nn.dot_product_attention, is_causal=causal)
-    if found[7] == "backward":
+    if phase == "backward":
         made, pull = _compiled(ft.partial(jax.vjp, core), q, kv, kv)(q, kv, kv)
         run = _launch(lambda pull, gradient: pull(gradient), pull, jnp.ones_like(made))
         return Call("attention_backward", "bf16", kernel.flop, run)
     shape = {"batch": batch, "sequence": keys, "heads": heads, "kv_heads": heads}
-    shape |= {"head_dim": size, "causal": int(causal)}
-    return Call("attention", "bf16", kernel.flop, _launch(core, q, kv, kv), shape)
+    shape |= {"head_dim": size, "causal": int(not everything), "window": int(window or 0)}
+    run = _launch(core, q, kv, kv)
+    return Call("attention", "bf16", kernel.flop, run, {} if narrower else shape)
 
 
 def _move(kind: str, size: int, job: Any, array: Callable[..., jax.Array]) -> Callable[[], Any]:

@@ -16,7 +16,7 @@ from ._time import Timed
 
 
 _MOST_LOGNORMAL = 0.3
-_SHAPE = ("m", "n", "k", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal")
+_SHAPE = ("m", "n", "k", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal", "window")
 
 
 @dataclasses.dataclass(frozen=True)
