@@ -26,7 +26,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `pp`: the number of pipeline ranks.
     - `dp`: the number of data-parallel replicas.
     - `cp`: the number of context-parallel GPUs, which share each sequence.
-    - `ep`: the number of expert-parallel GPUs, which share the experts of a layer.
+    - `ep`: the number of expert-parallel GPUs, which share the experts of a layer, or the embedding
+        tables of a recommender.
     - `etp`: the number of tensor-parallel GPUs of an expert; by default `tp`.
     """
 

@@ -31,6 +31,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `recompute_layers`: the number of layers for `recompute_method`.
     - `recompute_early_stop`: whether the recomputation of a layer ends once all that its backward
         needs is there, as in PyTorch without reentry: the last matrix of an MLP is not recomputed.
+    - `optimizer`: `adam`, for gradients that are clipped by the norm of all of them, or `adagrad`,
+        with one moment instead of two, for gradients as they are.
     - `zero`: what is sharded over the replicas: nothing (0); the optimizer (1); gradients too,
         which each microbatch reduce-scatters (2); parameters too, which each microbatch gathers
         layer by layer (3, known as FSDP).
@@ -113,6 +115,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: Count = 1
     recompute_early_stop: bool = False
+    optimizer: Literal["adam", "adagrad"] = "adam"
     zero: Literal[0, 1, 2, 3] = 1
     accumulate_gradients: bool = False
     reshard_after_forward: bool = True

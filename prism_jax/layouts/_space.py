@@ -9,7 +9,7 @@ import msgspec
 
 from ..data import Cluster, Count, Job, Kernels, Layout, Model, ScheduleConfig, Training
 from ..schedule import AbstractSchedule, schedules
-from ..workload import check_split, has_experts
+from ..workload import check_split, has_experts, has_tables
 
 
 # Where a space does not say: no larger degree of experts is in use.
@@ -73,7 +73,8 @@ def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
     """
     space, most_tp = asked.space, asked.cluster.links[0].group
     tps = _divisors(world_size, most_tp) if space.tp is None else space.tp
-    eps = space.ep or (_EXPERT_DEGREES if has_experts(asked.model) else (1,))
+    shared = has_experts(asked.model) or has_tables(asked.model)
+    eps = space.ep or (_EXPERT_DEGREES if shared else (1,))
     for tp in _dividing(tps, world_size):
         pps = _divisors(world_size // tp, world_size) if space.pp is None else space.pp
         for pp in _dividing(pps, world_size // tp):

@@ -8,7 +8,7 @@ import numpy as np
 from .._misc import counted
 from ..data import Job, generation_of, load_expected_errors
 from ..program import parts_of
-from ..workload import has_experts
+from ..workload import has_experts, has_tables
 from ._constant_step import constant_step
 from ._level import slope_of_level
 
@@ -72,9 +72,10 @@ def expected_error(job: Job) -> ExpectedError:
     The errors are those of published steps of the same class: the generation of the machine, a
     model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
     class with fewer than 20 steps has the law of the class above it. A class without any, as that
-    of steps without a backward, has one 2.5 times as wide as that of its kind of model and sharding
-    on other machines, and `num_runs` 0. A job that is calibrated has the uncertainty of its
-    calibration, linear in its parameters, unless it has become one of another class since then.
+    of recommenders or of steps without a backward, has one 2.5 times as wide as that of its kind of
+    model and sharding on other machines, and `num_runs` 0. A job that is calibrated has the
+    uncertainty of its calibration, linear in its parameters, unless it has become one of another
+    class since then.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 
@@ -101,7 +102,8 @@ def expected_error(job: Job) -> ExpectedError:
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
-    keys = () if training.forward_only else ((*machine, training.software or ""), (*machine, ""))
+    unknown = training.forward_only or has_tables(model)
+    keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)
     wider = 1.0
     if law is None:

@@ -32,7 +32,7 @@ class RankMemory(msgspec.Struct, frozen=True):
     - `rank`: the pipeline rank.
     - `bytes`: the total, in bytes.
     - `parts`: the parts of the total, in bytes: `parameters`, `gradients`, `optimizer`, the
-        activations of each kind of module, `logits`, `gathered` (see [`memory`][]),
+        activations of each kind of module, `tables`, `logits`, `gathered` (see [`memory`][]),
         `communication`, the overheads `libraries` and `runtime`, and others.
     """
 
@@ -82,11 +82,12 @@ def memory(job: Job) -> Memory:
     """Computes the peak memory that a job needs on each pipeline rank.
 
     Per parameter, weights take two bytes, gradients the size of `training.gradient_dtype`, and Adam
-    in float32 twelve bytes (a copy of the weights and two moments), plus four if gradients are not
-    in float32. ZeRO shards some or all of these over the replicas; `gathered` is the weights and
-    gradients of the few layers that are unsharded at a time. Activations are those that each module
-    keeps for its backward (Korthikanti et al. 2022, arXiv:2205.05198), for as many microbatches as
-    the schedule has in flight.
+    in float32 twelve bytes (a copy of the weights and two moments; Adagrad has one moment), plus
+    four if gradients are not in float32. ZeRO shards some or all of these over the replicas;
+    `gathered` is the weights and gradients of the few layers that are unsharded at a time. Shared
+    embedding tables are in float32, with one moment. Activations are those that each module keeps
+    for its backward (Korthikanti et al. 2022, arXiv:2205.05198), for as many microbatches as the
+    schedule has in flight.
 
     **Arguments:**
 
@@ -148,8 +149,8 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
     layout, training = job.layout, job.training
     assert training is not None
     gradient = 4 if training.gradient_dtype == "fp32" else 2
-    # Adam reads float32 gradients; if they are reduced in another dtype, it keeps a copy.
-    state = 12 if gradient == 4 else 16
+    # Optimizers read float32 gradients; if they are reduced in another dtype, there is a copy.
+    state = {"adam": 12, "adagrad": 8}[training.optimizer] + (0 if gradient == 4 else 4)
     if training.forward_only:
         gradient = state = 0
     replicas = expert_replicas = 1
@@ -164,6 +165,7 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
         "parameters": 2 * (sharded if resharded else both),
         "gradients": gradient * (sharded if training.zero >= 2 else both),
         "optimizer": state * sharded,
+        "tables": (4 if training.forward_only else 8) * stage.tables,
     }
 
 

@@ -1,4 +1,8 @@
-from ._architecture import count_parameters as count_parameters, has_experts as has_experts
+from ._architecture import (
+    count_parameters as count_parameters,
+    has_experts as has_experts,
+    has_tables as has_tables,
+)
 from ._block import (
     Block as Block,
     Branches as Branches,

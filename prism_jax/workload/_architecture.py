@@ -160,7 +160,7 @@ def count_parameters(model: Model) -> int:
 def check_modules(model: Model, layout: Layout, training: Training) -> None:
     """Raises a `ValueError` of one sentence if a layout does not fit a module of a model."""
     modules = _modules(model)
-    if layout.ep != 1 and not has_experts(model):
+    if layout.ep != 1 and not (has_experts(model) or has_tables(model)):
         raise ValueError(
             f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
         )
@@ -171,6 +171,11 @@ def check_modules(model: Model, layout: Layout, training: Training) -> None:
 def has_experts(model: Model) -> bool:
     """Whether some layer of a model has experts."""
     return any(module.parameters(model).experts for module in _modules(model))
+
+
+def has_tables(model: Model) -> bool:
+    """Whether GPUs share embedding tables of a model, as in recommenders."""
+    return any(module.parameters(model).tables for module in _modules(model))
 
 
 def _modules(model: Model) -> dict[AbstractModule, None]:

@@ -40,6 +40,7 @@ class StageMemory(NamedTuple):
         microbatches.
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
+    - `tables`: how many values of embedding tables it holds.
     """
 
     dense: float
@@ -48,6 +49,7 @@ class StageMemory(NamedTuple):
     forward: Mapping[str, float]
     backward: Mapping[str, float]
     summed: float = 0.0
+    tables: float = 0.0
 
 
 def memory_of_stages(
@@ -109,6 +111,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
             kept={},
             forward={**_largest(costs, stages.parts[stage]), "gathered": whole},
             backward={},
+            tables=held.tables,
         )
     backward = {"workspace": beyond} if beyond else {"logits": besides}
     return StageMemory(
@@ -118,6 +121,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
         forward={"logits": besides, "gathered": whole},
         backward={**backward, "gathered": whole + dealt},
         summed=_summed(costs, held),
+        tables=held.tables,
     )
 
 
@@ -134,7 +138,7 @@ def _summed(costs: Costs, held: Held) -> float:
     training = costs.training
     if not shards(training)[0] or deals_each_microbatch(training):
         return 0.0
-    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    groups = zip(held[:2], (costs.dp, costs.edp), strict=True)
     shared = sum(number for number, group in groups if instance(group, training)[0].size > 1)
     return GRADIENT_BYTES[training.gradient_dtype] * shared
 

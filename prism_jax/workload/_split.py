@@ -133,16 +133,19 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
 
 
 class Held(NamedTuple):
-    """The numbers of parameters on one GPU: those of experts, and all others."""
+    """The numbers of parameters on one GPU: those of experts, those of embedding tables,
+    and all others.
+    """
 
     dense: float
     experts: float
+    tables: float = 0.0
 
 
 def held_of(total: Parameters, layout: Layout) -> Held:
     """The parameters on one GPU, before sharding over the replicas."""
     experts = total.experts / (layout.ep * layout.expert_tp)
-    return Held(total.split / layout.tp + total.copied, experts)
+    return Held(total.split / layout.tp + total.copied, experts, total.tables / layout.ep)
 
 
 def held_by_stages(

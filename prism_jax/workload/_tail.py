@@ -19,14 +19,14 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     held = [sum_held(parameters_of_rank(layout, stages, r)) for r in range(layout.pp)]
     shards_of = [_shard(costs, one) for one in held]
     shard = max(shards_of)
-    segments = [
-        segment(
-            [costs.move("optimizer", 4 * shard)],
-            costs.collective("all_reduce", 4, all_group(layout)) if layout.world_size > 1 else None,
-        ),
-        # Reads gradient, both moments and the master copy; writes all but the gradient and a copy.
-        segment([costs.move("optimizer", 30 * shard)]),
-    ]
+    segments = []
+    if training.optimizer == "adam":
+        norm = costs.collective("all_reduce", 4, all_group(layout))
+        read = costs.move("optimizer", 4 * shard)
+        segments.append(segment([read], norm if layout.world_size > 1 else None))
+    # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
+    num_bytes = {"adam": 30, "adagrad": 22}[training.optimizer]
+    segments.append(segment([costs.move("optimizer", num_bytes * shard)]))
     if costs.kernels.constant_s:
         segments.append(segment([costs.host()]))
     if training.zero and not shards(training)[1]:
@@ -57,8 +57,8 @@ def _gathered(costs: Costs, num_bytes: float, group: Group) -> Kernel:
 def _shard(costs: Costs, held: Held) -> float:
     """The number of parameters that a GPU updates."""
     if not costs.training.zero:
-        return sum(held)
-    groups = zip(held, (costs.dp, costs.edp), strict=True)
+        return held.dense + held.experts
+    groups = zip(held[:2], (costs.dp, costs.edp), strict=True)
     return sum(number / instance(group, costs.training)[0].size for number, group in groups)
 
 

@@ -2,6 +2,7 @@ from ._adaln import AdaLN as AdaLN
 from ._attention import Attention as Attention
 from ._base import AbstractModule as AbstractModule, Parameters as Parameters
 from ._embedding import Embedding as Embedding
+from ._embedding_bags import EmbeddingBags as EmbeddingBags
 from ._gather import norm_parameters as norm_parameters
 from ._head import Head as Head
 from ._mamba import Mamba as Mamba

@@ -17,15 +17,18 @@ class Parameters(NamedTuple):
     - `copied`: parameters of which each rank of the tensor-parallel group has a copy.
     - `experts`: parameters that are split over the expert-parallel group and the tensor-parallel
         group of experts.
+    - `tables`: values of embedding tables, which are split over the expert-parallel group. A step
+        updates the rows that it looked up, so that they have no gradients to reduce.
     """
 
     split: int = 0
     copied: int = 0
     experts: int = 0
+    tables: int = 0
 
     @property
     def total(self) -> int:
-        return self.split + self.copied + self.experts
+        return sum(self)
 
     def plus(self, other: "Parameters", times: int = 1) -> "Parameters":
         """The sum with `times` another."""
