@@ -179,6 +179,23 @@ def test_latency_counts_hops():
     assert found.latency == pytest.approx(2 * 7 * 3e-6)
 
 
+@pytest.mark.parametrize("size", [2, 8, 16, 72])
+def test_a_switch_of_more_than_eight_has_the_hops_of_eight(size):
+    """Where it reduces or forwards; all-gathers and reduce-scatters are rings of any size."""
+    rack, perfect, group = load_cluster("gb300-nvl72", 18), _perfect(), Group("any", size)
+    hop = rack.links[0].latency_s
+    for kind, hops in (
+        ("all_gather", size - 1),
+        ("reduce_scatter", size - 1),
+        ("all_to_all", min(size - 1, 7)),
+        ("hybridep", min(size - 1, 7)),
+        ("all_reduce", 2 * min(size - 1, 7)),
+    ):
+        found = collective_latency(kind, 0, group, rack, perfect)
+        assert found.link == "nvlink"
+        assert found.latency == pytest.approx(hops * hop, rel=1e-12)
+
+
 def test_send_recv(h100):
     assert send_recv_latency(1e9, h100.links[1], _perfect()).latency == pytest.approx(1e9 / 50e9)
 
