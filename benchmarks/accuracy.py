@@ -15,6 +15,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
   `_experts.py`.
 - `times`: how long `predict` takes for the same rows; see `_times.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`.
+- `recommenders`: the shipped recommender, by what is assumed of it; see `_recommenders.py`.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_layers.py`.
 - `operators`: `operators/`; see `_operators.py`.
@@ -50,6 +51,7 @@ _PARTS = {
     "experts": ("", "_experts", "expert_rows", "expert_table"),
     "times": ("", "_times", "time_rows", "time_table"),
     "flagships": ("", "_flagships", "flagship_rows", "flagship_table"),
+    "recommenders": ("", "_recommenders", "recommender_rows", "recommender_table"),
     "growth": ("steps", "_growth", "growth_rows", "growth_table"),
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),
     "operators": ("operators", "_operators", "operator_rows", "operator_table"),
