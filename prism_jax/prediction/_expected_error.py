@@ -123,7 +123,7 @@ def class_of(job: Job) -> tuple[str, ...]:
     """
     model, cluster, training, _ = parts_of(job)
     return (
-        "experts" if has_experts(model) else "dense",
+        "tables" if has_tables(model) else "experts" if has_experts(model) else "dense",
         "FSDP" if training.zero == 3 else "no FSDP",
         generation_of(cluster.device.name),
         training.software or "no stack",

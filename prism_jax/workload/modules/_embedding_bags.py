@@ -33,10 +33,6 @@ class EmbeddingTable:
     sharding: Literal["table_wise", "row_wise", "column_wise", "data_parallel"] = "table_wise"
     shards: Count | None = None
 
-    @property
-    def is_copied(self) -> bool:
-        return self.sharding == "data_parallel"
-
 
 @ft.cache
 def vectors_of(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[float, float, float]:
@@ -49,7 +45,7 @@ def vectors_of(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[float, fl
     and sends one sum for each: a vector, or its columns.
     """
     shards: list[tuple[float, float]] = []
-    for one in (table for table in tables if not table.is_copied):
+    for one in (table for table in tables if table.sharding != "data_parallel"):
         parts = 1 if one.sharding == "table_wise" else one.shards or gpus
         width = 1 / parts if one.sharding == "column_wise" else 1.0
         shards += [(one.pooling_factor / parts, width)] * parts
@@ -58,7 +54,7 @@ def vectors_of(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[float, fl
         rows, sums = (a + b for a, b in zip(held[0][1:], shard, strict=True))
         heapq.heapreplace(held, (rows + sums, rows, sums))
     _, rows, sums = zip(*held, strict=True)
-    copied = sum(table.pooling_factor for table in tables if table.is_copied)
+    copied = sum(table.pooling_factor for table in tables if table.sharding == "data_parallel")
     return copied + gpus * max(rows), gpus * max(sums), sum(sums)
 
 
@@ -90,7 +86,7 @@ class EmbeddingBags(AbstractModule):
                 "A model with `embedding-bags` has samples of one token, which are data parallel; "
                 "use `training.sequence_length` = 1, and of `layout` only `dp` and `ep`."
             )
-        shared = [table.shards or 1 for table in self.tables if not table.is_copied]
+        shared = [table.shards or 1 for table in self.tables if table.sharding != "data_parallel"]
         if shared and (layout.ep != layout.dp or max(shared) > layout.ep):
             raise ValueError(
                 f"`layout.ep` = {layout.ep} of {layout.dp} GPUs cannot share the tables of "
@@ -101,7 +97,7 @@ class EmbeddingBags(AbstractModule):
     def parameters(self, model: Model) -> Parameters:
         total = self.bottom.parameters(model)
         for one in self.tables:
-            where = "copied" if one.is_copied else "tables"
+            where = "copied" if one.sharding == "data_parallel" else "tables"
             total = total.plus(Parameters(**{where: one.rows * model.hidden_size}))
         return total
 
