@@ -19,9 +19,9 @@ MEANS = (
     ("Megatron-Bridge, B200, experts", "10", "-4.0 %", "7.8 %", "-31.9 %"),
     ("Megatron-Bridge, B300, experts", "11", "+2.1 %", "11.2 %", "-19.6 %"),
     ("Megatron-Bridge, GB200, dense", "20", "+0.3 %", "4.2 %", "-13.1 %"),
-    ("Megatron-Bridge, GB200, experts", "17", "-3.7 %", "14.0 %", "-55.1 %"),
+    ("Megatron-Bridge, GB200, experts", "17", "-5.1 %", "13.2 %", "-55.9 %"),
     ("Megatron-Bridge, GB300, dense", "13", "+1.6 %", "4.9 %", "+27.9 %"),
-    ("Megatron-Bridge, GB300, experts", "24", "-2.7 %", "10.9 %", "-52.1 %"),
+    ("Megatron-Bridge, GB300, experts", "24", "-2.9 %", "10.7 %", "-52.2 %"),
     ("Megatron-Bridge, H100, dense", "7", "+1.4 %", "3.5 %", "-6.1 %"),
     ("Megatron-Bridge, H100, experts", "16", "-8.6 %", "12.3 %", "-53.4 %"),
     (
