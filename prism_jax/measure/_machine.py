@@ -91,11 +91,11 @@ def save_machine(
 
 def _law(component: str, kernel: str, sigma: float, source: str) -> Variation:
     """Log-normal; or gamma of the same coefficient of variation where that is so large, as on a
-    machine that does other work, that the sum of a block's log-normal kernels would have a tail
-    that no program takes.
+    machine that does other work, that a log-normal tail would be longer than what is seen, and than
+    what the sum of a block's kernels may have.
     """
     family, name, value = "lognormal", "sigma", sigma
-    if component == "residual" and sigma > _MOST_LOGNORMAL:
+    if sigma > _MOST_LOGNORMAL:
         family, name, value = "gamma", "cv", math.sqrt(math.expm1(sigma**2))
     return Variation(kernel, component, family, {name: float(f"{value:.4g}")}, source)
 

@@ -44,11 +44,12 @@ def split_scatter(
     e_{dcr}$.
 
     Every second call of a round is in one half, and the others in the other. The times of the two
-    halves, $a_r$ and $b_r$, have only the moment in common, so
-    $\sigma_s^2 = \mathrm{cov}(\log a_r, \log b_r)$, and its autocovariance is
-    $\mathrm{cov}(\log a_r, \log b_{r+1})$. A call has $\sigma_e^2 = \mathrm{var}(\log t) -
-    \sigma_s^2$. Means of devices over the rounds vary by $\sigma_u^2$, and by what of the moments a
-    mean over rounds leaves.
+    halves over their means, $a_r$ and $b_r$, have only the moment in common, so
+    $\exp(\sigma_s^2) - 1 = \mathrm{cov}(a_r, b_r)$, and its autocovariance is
+    $\mathrm{cov}(a_r, b_{r+1})$. A call has $\sigma_e^2 = \mathrm{var}(\log t) - \sigma_s^2$;
+    those of a kind count with the square of their latency, as they do in the variance of a step.
+    Means of devices over the rounds vary by $\sigma_u^2$, and by what of the moments a mean over
+    rounds leaves.
 
     A pause that is longer than a call but shorter than a round counts for the moment, because
     neighbouring calls are in different halves.
@@ -58,18 +59,18 @@ def split_scatter(
     - `seconds`: latencies; at least two calls and three rounds.
     - `kinds`: the kind of kernel of each call.
     """
-    logs, rounds = np.log(seconds), seconds.shape[2]
-    spread = np.var(logs, axis=2, ddof=1).mean(0)
-    halves = [np.log(seconds[:, start::2].sum(1)) for start in (0, 1)]
-    a, b = (half - half.mean(1, keepdims=True) for half in halves)
-    step = max(float(np.mean(np.sum(a * b, axis=1) / (rounds - 1))), 0.0)
+    rounds, means = seconds.shape[2], seconds.mean((0, 2))
+    spread = np.var(np.log(seconds), axis=2, ddof=1).mean(0)
+    halves = [seconds[:, start::2].sum(1) for start in (0, 1)]
+    a, b = (half / half.mean(1, keepdims=True) - 1 for half in halves)
+    common = max(float(np.mean(np.sum(a * b, axis=1) / (rounds - 1))), 0.0)
     beside = (a[:, :-1] * b[:, 1:] + b[:, :-1] * a[:, 1:]) / 2
     shared = float(np.mean(np.sum(beside, axis=1) / (rounds - 1)))
-    correlation = min(max(shared / step, 0.0), _MOST_CORRELATED) if step else 0.0
-    residual = {
-        kind: math.sqrt(max(float(spread[[k == kind for k in kinds]].mean()) - step, 0.0))
-        for kind in dict.fromkeys(kinds)
-    }
+    correlation = min(max(shared / common, 0.0), _MOST_CORRELATED) if common else 0.0
+    step, residual = math.log1p(common), {}
+    for kind in dict.fromkeys(kinds):
+        weights = means**2 * [each == kind for each in kinds]
+        residual[kind] = math.sqrt(max(float(np.average(spread, weights=weights)) - step, 0.0))
     found = Scatter(residual, math.sqrt(step), correlation)
     if len(seconds) == 1:
         return found
