@@ -93,7 +93,8 @@ def test_a_calibrated_job_has_the_error_of_its_calibration():
 
 
 def test_a_calibrated_job_of_another_class_has_the_error_of_that_class():
-    uncertainty = Uncertainty(((0.0,) * 4,) * 4, level=0.02, num_steps=57, of=class_of(_job()))
+    row = (0.0, 0.0, 0.0, 0.0)
+    uncertainty = Uncertainty((row, row, row, row), level=0.02, num_steps=57, of=class_of(_job()))
     calibrated = Calibrated("mine", uncertainty=uncertainty)
 
     def found(job):
