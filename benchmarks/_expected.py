@@ -22,6 +22,7 @@ from scipy.special import stdtrit
 
 from ._means import VARIABILITY
 from ._published import published
+from ._rows import attempt
 
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
@@ -50,7 +51,10 @@ def rows_of(folder: pathlib.Path) -> list[Row]:
     for one in published(folder):
         if (job := one.job) is None or not (job.model and job.training and job.cluster):
             continue
-        error = float(np.log(one.seconds / prism.predict(job).mean))
+        predicted, _ = attempt(prism.predict, job)
+        if predicted is None:
+            continue
+        error = float(np.log(one.seconds / predicted.mean))
         kind = ("experts" if has_experts(job.model) else "dense", job.training.zero == 3)
         key = (*kind, generation_of(job.cluster.device.name), job.training.software or "")
         model = f"{one.table} {job.model.num_layers} {job.model.hidden_size}"
@@ -115,6 +119,8 @@ def expected_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A row for each class with enough published steps below a folder: how many of them the
     intervals from other families hold, and the shipped ones. The first is that of all."""
     rows = rows_of(folder)
+    if not rows:
+        return
     held, shipped = left_out(rows, _LEVEL), [_shipped(row) for row in rows]
     counts = Counter(one for row in rows for one in classes_of(row.key))
     for key in sorted(one for one, count in counts.items() if count >= _FEWEST or not one):

@@ -20,6 +20,7 @@ from prism_jax.workload import has_experts
 
 from ._means import VARIABILITY
 from ._published import Published, published
+from ._rows import attempt
 
 
 # Latencies of kernels of Blackwell: of each, the kernel, and its link or dtype.
@@ -38,6 +39,8 @@ def expert_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     with the shipped constants, with constants fitted to all steps, and without the step's family.
     """
     rows = [one for one in published(folder) if _counts(one.job)]
+    if not rows:
+        return
     families = np.array([_family_of(one) for one in rows])
     weights = np.array([1 / (np.sum(families == one) + _HALF) for one in families])
     measured = np.log([one.seconds for one in rows])
@@ -80,6 +83,8 @@ def expert_table(rows: list[dict[str, Any]]) -> str:
             errors = [abs(row[kind] / row["measured"] - 1) for row in mine]
             cells.append(f"{100 * np.mean(errors):.1f} %")
         lines.append("| " + " | ".join(cells) + " |")
+    if not rows:
+        return "no steps of models with experts"
     lines += ["", "| constant | fitted over shipped | with a family left out |", "|---|---|---|"]
     for k, name in enumerate(_CONSTANTS):
         found = [row["left_out_constants"][k] for row in rows]
@@ -89,7 +94,9 @@ def expert_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _counts(job: Any) -> bool:
-    return job is not None and has_experts(job.model)
+    import prism_jax as prism
+
+    return job is not None and has_experts(job.model) and attempt(prism.predict, job)[0] is not None
 
 
 def _family_of(row: Published) -> str:

@@ -4,9 +4,10 @@ Its rows are those of `steps/step_means.csv`, whose columns give their jobs. Eac
 the first of its series, which is left out.
 """
 
-import itertools as it
 import pathlib
 import statistics
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,8 @@ import msgspec
 import prism_jax as prism
 from prism_jax import data
 
-from ._published import read
 from ._published_jobs import of_steps
+from ._rows import attempt, count, job_of, number, read
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -41,22 +42,37 @@ def series_of(folder: pathlib.Path) -> Iterator[list[Step]]:
     """The weak-scaling series of a folder like `../shared/data`, each from its fewest GPUs on."""
     means = read(folder / "steps" / "step_means.csv")
     rows = [r for r in read(folder / "steps" / "growth.csv") if r["scaling"].startswith("weak")]
-    for _, group in it.groupby(rows, key=lambda row: row["series"]):
-        steps: list[Step] = []
-        for row in group:
-            if steps and row["relative_time"] == "1.0" and int(row["gpus"]) == steps[0].gpus:
-                yield steps  # A series of the same name with other work.
-                steps = []
-            steps.append(_step(row, means))
-        yield steps
+    series = defaultdict(list)
+    for row in rows:
+        step, reason = attempt(_step, row, means)
+        if step is None:
+            print(f"a row of {row['series']} is left out: {reason}", file=sys.stderr)
+        else:
+            # Rows of one name have other work where the first of their series took longer.
+            first = number(row["step_time_s"]) or 0.0
+            series[row["series"]].append((first / (step.measured + 1), step))
+    for steps in series.values():
+        yield from _alike(steps)
+
+
+def _alike(steps: list[tuple[float, Step]]) -> Iterator[list[Step]]:
+    """Series of one name, each sorted by GPUs, by the time of their first row."""
+    fewest = min(step.gpus for _, step in steps)
+    firsts = [time for time, one in steps if one.gpus == fewest and one.measured == 0] or [0.0]
+    for first in dict.fromkeys(firsts):
+        mine = [s for time, s in steps if first == min(firsts, key=lambda one: abs(one - time))]
+        yield sorted(mine, key=lambda step: step.gpus)
 
 
 def _step(row: dict[str, str], means: list[dict[str, str]]) -> Step:
-    about = row["series"], row["family"], int(row["gpus"]), float(row["relative_time"]) - 1
-    try:
-        return Step(*about, of_steps(_joined(row, means)))
-    except ValueError as error:
-        return Step(*about, None, str(error))
+    relative = number(row["relative_time"])
+    if relative is None:
+        raise ValueError("`relative_time` is no number above 0")
+    about = row["series"], row["family"], count(row, "gpus"), relative - 1
+    joined, reason = attempt(_joined, row, means)
+    if joined is not None:
+        joined, reason = attempt(job_of, of_steps, joined)
+    return Step(*about, joined, reason)
 
 
 def _joined(row: dict[str, str], means: list[dict[str, str]]) -> dict[str, str]:
@@ -66,13 +82,9 @@ def _joined(row: dict[str, str], means: list[dict[str, str]]) -> dict[str, str]:
         same = all(one[key] == row[key] for key in ("family", "dtype"))
         same = same and one["model"].partition(" (")[0] == row["model"].partition(" (")[0]
         same = same and row["release"] in one["release"].split(", ")
-        if same and all(_number(one[key]) == _number(row[key]) for key in numbers):
+        if same and all(number(one[key]) == (number(row[key]) or -1) for key in numbers):
             return one
     raise ValueError("no row of step_means.csv is the same")
-
-
-def _number(text: str) -> float:
-    return float(text or "nan")
 
 
 def growth_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -82,15 +94,24 @@ def growth_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for steps in series_of(folder):
         base = steps[0]
-        first = None if base.job is None else prism.predict(base.job).mean
+        first, missing = _predicted(base)
         for one in steps[1:]:
-            row = {"table": "growth", "name": f"{one.series}, {one.gpus} GPUs"}
-            row |= {"family": one.family, "measured": one.measured}
-            if first is None or one.job is None:
-                found.append({**row, "reason": one.reason or base.reason})
-            else:
-                found.append({**row, "predicted": prism.predict(one.job).mean / first - 1})
+            row: dict[str, Any] = {"table": "growth", "name": f"{one.series}, {one.gpus} GPUs"}
+            row |= {"family": one.family, "measured": _over(one.measured, base.measured)}
+            mean, reason = _predicted(one) if first else (None, one.reason or missing)
+            found.append(row | ({"predicted": mean / first - 1} if mean else {"reason": reason}))
     return found
+
+
+def _over(measured: float, base: float) -> float:
+    """A growth over that of another step, which is 0 unless the row of the fewest GPUs is lost."""
+    return (measured - base) / (1 + base)
+
+
+def _predicted(step: Step) -> tuple[float, str]:
+    """The predicted step time, or 0 with a reason."""
+    found, reason = attempt(prism.predict, step.job) if step.job else (None, step.reason)
+    return (found.mean, "") if found else (0.0, reason)
 
 
 def growth_table(rows: list[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ._published import published
+from ._rows import attempt, reason_lines
 
 
 # What variability adds to a mean: the median over 60 of these jobs, two of each table; 1.008 to
@@ -26,10 +27,8 @@ def mean_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
     for one in published(folder):
         row: dict[str, Any] = {"table": one.table, "name": one.name, "measured": one.seconds}
-        if one.job is None:
-            yield {**row, "reason": one.reason}
-        else:
-            yield {**row, "predicted": VARIABILITY * prism.predict(one.job).mean}
+        found, reason = attempt(prism.predict, one.job) if one.job else (None, one.reason)
+        yield row | ({"predicted": VARIABILITY * found.mean} if found else {"reason": reason})
 
 
 def job_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -62,9 +61,9 @@ def count_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _count_lines(rows: list[dict[str, Any]]) -> list[str]:
-    reasons = Counter(row["reason"] for row in rows if "reason" in row)
-    jobs = len(rows) - reasons.total()
+    reasons = reason_lines(rows)
+    jobs = sum("reason" not in row for row in rows)
     lines = [f"{jobs:,} of {len(rows):,} rows can be written as jobs."]
     if reasons:
         lines = [f"{lines[0]} The others cannot, for these reasons:", ""]
-    return [*lines, *(f"- {count}: {reason}" for reason, count in reasons.most_common())]
+    return [*lines, *reasons]

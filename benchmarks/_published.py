@@ -3,18 +3,17 @@
 A row that cannot be written as a job is kept, with the reason.
 """
 
-import csv
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from prism_jax import data
-from prism_jax.workload import check_split
 
 from ._published_experts import systems_with_experts
 from ._published_jobs import name_of, of_steps, table_of
 from ._published_others import of_family, of_vtrain
+from ._rows import attempt, job_of, number, read
 
 
 FAMILIES = "MLPerf families"
@@ -46,51 +45,40 @@ class Published(msgspec.Struct, frozen=True):
 def published(folder: pathlib.Path) -> Iterator[Published]:
     """All rows of a folder like `../shared/data`."""
     for row in _rows_of_steps(folder):
-        seconds = float(row["step_time_s"]) if row["step_time_s"] else None
-        yield _expressed(table_of(row), name_of(row), seconds, of_steps, row)
+        yield _expressed(table_of(row), name_of(row), of_steps, row)
     for which in ("single", "multi"):
-        path = folder / "published" / f"a100_megatron_deepspeed_{which}_node.csv"
         table = f"vTrain, Megatron-DeepSpeed, A100, {which} node"
-        for row in read(path):
-            seconds = float(row["iteration time (ms)"]) / 1000
-            yield _expressed(table, ", ".join(row.values()), seconds, of_vtrain, row)
+        for row in read(folder / "published" / f"a100_megatron_deepspeed_{which}_node.csv"):
+            name = ", ".join(filter(None, row.values()))
+            yield _expressed(table, name, of_vtrain, row, "iteration time (ms)", 1000)
     for row in read(folder / "mlperf" / "scaling_families.csv"):
-        one = _expressed(FAMILIES, row["system"], float(row["p50"]), of_family, row)
+        one = _expressed(FAMILIES, row["system"], of_family, row, "p50")
         yield msgspec.structs.replace(one, median=True)
     for row in systems_with_experts(folder / "mlperf_v6"):
-        seconds = float(row["step_time_s"])
-        one = _expressed(table_of(row), row["system"], seconds, of_steps, row)
+        one = _expressed(table_of(row), row["system"], of_steps, row)
         yield msgspec.structs.replace(one, median=True)
 
 
 def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
     """The rows of both tables of steps, without those of the first that the second completes."""
     further = read(folder / "steps" / "step_means.csv")
-    completed = {
-        (int(row["measured_steps_row"]), row["model"])
-        for row in further
-        if row["measured_steps_row"]
-    }
+    completed = {(row["measured_steps_row"].removesuffix(".0"), row["model"]) for row in further}
     rows = enumerate(read(folder / "published" / "measured_steps.csv"))
-    return [row for i, row in rows if (i, row["model"]) not in completed] + further
+    return [row for i, row in rows if (str(i), row["model"]) not in completed] + further
 
 
-def read(path: pathlib.Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; none if it is missing."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _expressed(table, name, seconds, job_of, row) -> Published:
-    try:
-        if seconds is None:
-            raise ValueError("no step time")
-        job = job_of(row)
-        assert job.model is not None
-        assert job.training is not None
-        check_split(job.model, job.layout, job.schedule, job.training)
-    except ValueError as error:
-        return Published(table, name, seconds or 0.0, reason=str(error))
-    return Published(table, name, seconds, job, family=row.get("family") or table)
+def _expressed(
+    table: str,
+    name: str,
+    function: Callable[[dict[str, str]], data.Job],
+    row: dict[str, str],
+    column: str = "step_time_s",
+    per_second: float = 1,
+) -> Published:
+    time = number(row[column])
+    if time is None:
+        reason = f"its time is {row[column]}, no number above 0" if row[column] else "no step time"
+        return Published(table, name, 0.0, reason=reason)
+    job, reason = attempt(job_of, function, row)
+    family = row.get("family") or table if job else ""
+    return Published(table, name, time / per_second, job, reason, family=family)

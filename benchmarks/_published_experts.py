@@ -1,68 +1,64 @@
-"""Systems of MLPerf Training v6.0 that train DeepSeek-V3, as rows like those of published steps."""
+"""Systems of MLPerf Training v6.0 that train models with experts, as rows like those of published
+steps."""
 
-import csv
 import pathlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
+from ._published_models import has_experts
+from ._rows import number, read
 
-_COLUMNS = ("measured_steps_row", "layers", "hidden", "zero", "seq_parallel", "balance")
-# What their files set for all of them (`configs.csv`): the kernels of the newest Megatron-Bridge.
-_SET = {
-    "model": "DeepSeekV3",
-    "source": "MLPerf v6.0",
-    "release": "26.06",
-    "micro_batch": "1",
-    "etp": "1",  # As in the recipes of that software; the files do not set it.
-    "dtype": "mxfp8",
-    "dispatcher": "hybridep",
-    "ep_overlap": "1",
-    "cuda_graph": "full_iteration",
-    "fused_grouped_gemm": "1",
-    "fp8_attention": "1",
-    "note": "",
-}
+
+# What the software that all of them use does; the files do not set it.
+_SET = {"source": "MLPerf v6.0", "release": "26.06", "etp": "1"}
+# Columns that have the same name here and there, or another one.
+_COLUMNS = {name: name for name in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")}
+_COLUMNS |= {"vpp": "vp", "global_batch": "global_batch", "seq": "sequence", "model": "bench"}
+# What the texts of `configs.csv` say: a column, its column there, a part of its text and the value.
+_SAID = (
+    ("ep_overlap", "overlap_flags", "EXPERT_PARALLEL_COMM=True", "1"),
+    ("cuda_graph", "cuda_graphs", "transformer_engine", "transformer_engine"),
+    ("cuda_graph", "cuda_graphs", "full_iteration", "full_iteration"),
+    ("fused_grouped_gemm", "remarks", "fused grouped MLP", "1"),
+    ("fp8_attention", "dtype", "FP8_DPA=True", "1"),
+    ("fp8_head", "dtype", "FP8_OUTPUT_PROJ=True", "1"),
+)
 
 
 def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     """A row of each system, with the median of the medians of its runs. The first step of a run
     does not count."""
-    if not all((folder / name).is_file() for name in ("configs.csv", "step_times.csv")):
-        return
     runs = defaultdict(lambda: defaultdict(list))
     devices = {}
-    for row in _read(folder / "step_times.csv"):
-        devices[row["system"]] = row["device"]
-        if "first" not in row["note"]:
-            runs[row["system"]][row["run"]].append(float(row["step_time_s"]))
-    for row in _read(folder / "configs.csv"):
-        system = row["system"]
-        if row["bench"] != "deepseekv3_671b" or not row["tp"] or system not in runs:
+    for row in read(folder / "step_times.csv"):
+        key = row["system"], row["bench"]
+        devices[key] = row["device"]
+        time = number(row["step_time_s"])
+        if time is not None and "first" not in row["note"]:
+            runs[key][row["run"]].append(time)
+    for row in read(folder / "configs.csv"):
+        key = row["system"], row["bench"]
+        if not has_experts({"model": row["bench"]}) or not row["tp"] or key not in runs:
             continue
-        p50 = np.median([np.median(steps) for steps in runs[system].values()])
+        p50 = np.median([np.median(steps) for steps in runs[key].values()])
         modules = "" if row["recompute"].startswith("none") else row["recompute"].split(" ")[0]
-        yield (
-            dict.fromkeys(_COLUMNS, "")
-            | _SET
-            | {
-                **{key: row[key] for key in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")},
-                "system": system,
-                "vpp": row["vp"],
-                "dp": str(int(row["gpus"]) // (int(row["tp"]) * int(row["pp"]) * int(row["cp"]))),
-                "global_batch": row["global_batch"],
-                "seq": row["sequence"],
-                "gpu_type": f"DGX-{devices[system]}",
-                "recompute": "selective" if modules else "none",
-                "recompute_modules": modules,
-                "fp8_head": "1" if "FP8_OUTPUT_PROJ=True" in row["dtype"] else "",
-                "step_time_s": str(p50),
-                "family": "MLPerf v6.0 DeepSeekV3",
-            }
-        )
-
-
-def _read(path: pathlib.Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        found = defaultdict(str, _SET | {name: row[key] for name, key in _COLUMNS.items()})
+        for name, column, part, value in _SAID:
+            if part in row[column]:
+                found[name] = value
+        found |= {
+            "system": row["system"],
+            "gpu_type": f"DGX-{devices[key]}",
+            "micro_batch": row["microbatch"].split(" ")[0],
+            "etp": row["etp"] or _SET["etp"],
+            "dtype": re.split("[ ;]", row["dtype"])[0],
+            "dispatcher": re.split("[ /]", row["dispatcher"].removeprefix("flex/"))[0],
+            "recompute": "selective" if modules else "none",
+            "recompute_modules": modules,
+            "step_time_s": str(p50),
+            "family": f"MLPerf v6.0 {row['bench']}",
+        }
+        yield found

@@ -11,8 +11,9 @@ from typing import Any
 from prism_jax import data
 from prism_jax.importers._megatron_schedule import layers_of_layout
 
-from ._published_machines import CLUSTERS, job_on, switches_of
-from ._published_models import has_experts, is_known, model_of
+from ._published_machines import cluster_of, job_on, switches_of
+from ._published_models import has_experts, is_known, model_of, plain_name
+from ._rows import count
 
 
 # The paper interleaves wherever there is a pipeline and prints neither of these.
@@ -56,7 +57,7 @@ _GRAPHS |= {"enabled in the recipe": "modules"}
 _MODULES = {"norm": "layernorm", "act": "moe_act"}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
-_ALL_TO_ALL = ("GPT OSS 120B", "Kimi_K2")
+_ALL_TO_ALL = ("gptoss", "kimik2")
 
 
 def table_of(row: dict[str, str]) -> str:
@@ -64,7 +65,7 @@ def table_of(row: dict[str, str]) -> str:
     for part, table, *_ in _SOFTWARE:
         if part in source:
             if table == "SimuMax, B200":
-                kind = "context parallel" if _degree(row, "cp") > 1 else "others"
+                kind = "others" if row["cp"] in ("", "1", "1.0") else "context parallel"
                 return f"{table}, {'experts' if has_experts(row) else kind}"
             if table in ("Megatron-Bridge", "dgxc"):
                 kind = "experts" if has_experts(row) else "dense"
@@ -92,7 +93,7 @@ def _dtype(row: dict[str, str]) -> str:
 
 
 def _degree(row: dict[str, str], key: str) -> int:
-    return int(float(row[key])) if row.get(key) else 1
+    return count(row, key, 1)
 
 
 def of_steps(row: dict[str, str]) -> data.Job:
@@ -123,7 +124,7 @@ def of_steps(row: dict[str, str]) -> data.Job:
         software=stack,
         **_options(row, stack, switches, layout),
     )
-    cluster = CLUSTERS[row["gpu_type"]]
+    cluster = cluster_of(row["gpu_type"])
     return job_on(model, layout, _schedule(row, model, layout), training, cluster, row["note"])
 
 
@@ -141,10 +142,10 @@ def _options(
         options["scaling"] = "row" if "rowwise" in row["dtype"] else "tensor"
         if layout.pp > 1:  # Then it gathers and reduces once a step.
             options |= {"reshard_after_forward": False, "accumulate_gradients": True}
-    name, _, variant = row["model"].partition(" (")
+    name, variant = plain_name(row["model"]), row["model"].partition("(")[2]
     if row.get("dispatcher"):
         options["token_dispatcher"] = row["dispatcher"]
-    elif name in _ALL_TO_ALL or variant.startswith("tokendrop"):
+    elif name.startswith(_ALL_TO_ALL) or variant.startswith("tokendrop"):
         options["token_dispatcher"] = "alltoall"
     stated = {"fused_grouped_gemm": "fused_experts"}
     for name in ("fused_grouped_gemm", "fp8_attention", "fp8_head"):
@@ -218,10 +219,9 @@ def _check(row: dict[str, str], stack: str) -> None:
     if row["zero"] not in _ZERO and row["zero"]:
         raise ValueError(f"sharding that jobs do not have: {row['zero']}")
     name = row["model"].partition(" (")[0]
-    if has_experts(row) and not is_known(row):
+    if not is_known(row):
         raise ValueError(f"the layers of {name} are not known")
-    if row["gpu_type"] not in CLUSTERS:
-        raise ValueError(f"no device {row['gpu_type']}")
+    cluster_of(row["gpu_type"])
     if _dtype(row) not in _DTYPES:
         raise ValueError(f"no dtype {row['dtype']}")
     if _degree(row, "pp") > 1 and not row["vpp"]:

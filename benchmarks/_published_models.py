@@ -8,21 +8,28 @@ import msgspec
 
 from prism_jax import data
 
+from ._rows import count
 
-# What the names of the models say; GPT is what is not named here.
-_LLAMA: dict[str, Any] = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
-_LLAMA |= {"bias": False, "tied_embeddings": False}
+
+# Names are compared without case, spaces and signs, and without what follows in brackets.
+_MODERN: dict[str, Any] = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
+_MODERN |= {"bias": False, "tied_embeddings": False}
 GPT: dict[str, Any] = {"dropout": True}
+# What names say of layers, the first that is found; a name that is not here is of a modern decoder,
+# of which the columns must say all sizes.
 _KINDS: dict[str, dict[str, Any]] = {
-    "llama|internlm|qwen|mixtral": _LLAMA,
-    "nemotron": {**_LLAMA, "activation": "squared_relu", "norm": "layernorm"},
-    "grok": {**_LLAMA, "activation": "geglu"},
-    "mpt": {"bias": False},
+    "^llama": _MODERN,
+    "nemotron|minitron": {**_MODERN, "activation": "squared_relu", "norm": "layernorm"},
+    "grok": {**_MODERN, "activation": "geglu"},
+    "gemma": {**_MODERN, "activation": "geglu", "tied_embeddings": True},
+    "^mpt": {"bias": False},
+    "gptoss": _MODERN,
+    "gpt|bert|megatron|mtnlg|turing|^opt|bloom": GPT,
 }
 # Models whose layers no column says; those of another generation than the name stay unknown.
 _SHIPPED = {
-    "deepseekv2": "deepseek-v2",
-    "deepseekv3": "deepseek-v3",
+    "deepseekv2(5|236b)?": "deepseek-v2",
+    "deepseek(v31?|r1)": "deepseek-v3",
     "gptoss120b": "gpt-oss-120b",
     "gptoss20b": "gpt-oss-120b",
     "kimik2": "kimi-k2",
@@ -32,60 +39,77 @@ _SHIPPED = {
     "qwen3235ba22b": "qwen3-235b-a22b",
     "qwen330ba3b": "qwen3-30b-a3b",
 }
-_WITH_EXPERTS = "deepseek|qwen3|oss|kimi|nemotron.?3|mixtral|grok"
+_RELEASES = "(671b|1t|30ba3b|v01|base|chat|instruct|thinking|terminus|0[0-9]{3}|2507)*"
+_WITH_EXPERTS = "deepseek(v|moe|coderv2|r1)|[0-9]ba[0-9]+b|[0-9]x[0-9]+b|qwen3(next|235b|30b)|gptoss"
+_WITH_EXPERTS += "|kimi|moe|nemotron3(?!40b)|mixtral|grok|llama4(?![0-9])|glm(45|5)|dbrx|minimax"
+# Whose layers columns cannot say: latent attention, state spaces, encoders.
+_OTHERS = "deepseek(v|r1)(?!.*distill)|kimi|moonlight|glm5|minimax|llama4(?![0-9])|qwen3next|mamba"
+_OTHERS += "|jamba|zamba|falconh|nemotron(h|3(?!40b))|^t5|flux|dlrm|^dit"
+
+
+def plain_name(name: str) -> str:
+    """A name without case, spaces, signs, and what is in brackets."""
+    return re.sub("[^a-z0-9]", "", name.partition("(")[0].lower())
 
 
 def has_experts(row: dict[str, str]) -> bool:
-    """Whether the name of a row's model is that of one with experts."""
-    return re.search(_WITH_EXPERTS, row["model"].lower()) is not None
+    """Whether a row's model is one with experts, by its columns or by its name."""
+    name = plain_name(row["model"])
+    named = re.search(_WITH_EXPERTS, name) is not None and "distill" not in name
+    return named or row.get("experts", "") not in ("", "0", "0.0", "1", "1.0")
 
 
 def _shipped_name(row: dict[str, str]) -> str:
-    name = re.sub("[^a-z0-9]", "", row["model"].partition("(")[0].lower())
-    return _SHIPPED.get(name.removesuffix("671b"), "")
+    name = plain_name(row["model"])
+    return next((m for part, m in _SHIPPED.items() if re.fullmatch(part + _RELEASES, name)), "")
 
 
 def is_known(row: dict[str, str]) -> bool:
     """Whether its layers are those of a shipped model, or in its columns."""
-    return bool(_shipped_name(row) or row.get("experts"))
+    other = re.search(_OTHERS, plain_name(row["model"])) is not None
+    described = not other and (bool(row.get("experts")) or not has_experts(row))
+    return described or bool(_shipped_name(row))
 
 
 _shipped_model = ft.cache(data.load_model)
 
 
 def model_of(row: dict[str, str]) -> data.Model:
-    """The model of a row."""
+    """The model of a row.
+
+    **Raises:**
+
+    A `ValueError` if a column that says a size is missing or no number.
+    """
     if shipped := _shipped_name(row):
         model = _variant(_shipped_model(shipped), row)
         return _as_routed(model) if row.get("balance", "").startswith("dropless") else model
-
-    def number(key: str, default: str = "") -> int:
-        return int(float(row.get(key) or default))
-
-    name = row["model"].lower()
-    kind = next((keys for part, keys in _KINDS.items() if re.search(part, name)), GPT)
-    layers = _layers_with_experts(number) if row.get("experts") else {}
-    return data.Model(
+    number = ft.partial(count, row)
+    name = plain_name(row["model"])
+    kind = next((keys for part, keys in _KINDS.items() if re.search(part, name)), _MODERN)
+    layers = _layers_with_experts(number) if has_experts(row) else {}
+    model = data.Model(
         num_layers=number("layers"),
         hidden_size=number("hidden"),
         num_heads=number("heads"),
         num_kv_heads=number("kv_heads"),
-        head_size=number("head_dim", "0") or None,
+        head_size=number("head_dim", 0, 0) or None,
         ffn_size=number("ffn"),
         vocab_size=number("vocab"),
         max_positions=number("seq") if name.startswith("mpt") else 2048,
         **kind,
         **layers,
     )
+    return _as_routed(model) if layers and row.get("balance", "").startswith("dropless") else model
 
 
 def _layers_with_experts(number: Any) -> dict[str, Any]:
-    dense = number("dense_layers", "0")
+    dense = number("dense_layers", 0, 0)
     kinds = ((dense, "mlp"), (number("layers") - dense, "moe"))
     layers = (data.Layer(("attention", last), count) for count, last in kinds if count)
     moe = {"num_experts": number("experts"), "top_k": number("topk")}
     moe |= {"expert_ffn_size": number("expert_ffn")}
-    if shared := number("shared_ffn", "0"):
+    if shared := number("shared_ffn", 0, 0):
         moe |= {"shared_ffn_size": shared}
     return {"layers": tuple(layers), "modules": {"moe": moe}}
 
@@ -99,17 +123,18 @@ def _as_routed(model: data.Model) -> data.Model:
 
 def _variant(model: data.Model, row: dict[str, str]) -> data.Model:
     """A shipped model, as the brackets after its name and its columns say."""
-    name, _, variant = row["model"].partition(" (")
-    if count := re.match(r"(\d+) layers", variant):
-        return _first_layers(model, int(count[1]))
-    if re.search(r"\b20b", name.lower()):  # The smaller gpt-oss has fewer layers and experts.
-        assert model.layers is not None
-        assert model.modules is not None
-        pairs = msgspec.structs.replace(model.layers[0], repeat=int(float(row["layers"])) // 2)
-        moe = {**model.modules["moe"], "num_experts": int(row["experts"])}
-        return msgspec.structs.replace(
-            model, layers=(pairs,), num_layers=pairs.repeat, modules={**model.modules, "moe": moe}
-        )
+    _, _, variant = row["model"].partition("(")
+    small = re.search("oss20b", plain_name(row["model"]))  # It has fewer layers and experts.
+    bracket = re.match(r"(\d+) layers", variant)
+    given = count(row, "layers", int(bracket[1]) if bracket else 24 if small else 0, 0)
+    model = _with_columns(model, row, {"experts": 32} if small else {})
+    assert model.layers is not None
+    whole = sum(_counted(layer) * layer.repeat for layer in model.layers)
+    if bracket or given not in (0, whole):
+        dense = count(row, "dense_layers", 1 if bracket else model.layers[0].repeat, 0)
+        model = _first_layers(model, given, dense)
+    if bracket:
+        return msgspec.structs.replace(model, num_mtp_layers=0)
     layout = row.get("pipeline_layout", "")
     further = 0 if variant.startswith("w/o MTP") or (layout and "m" not in layout) else None
     if further is None and re.search("zoo|Automodel", row["source"]):
@@ -119,18 +144,46 @@ def _variant(model: data.Model, row: dict[str, str]) -> data.Model:
     )
 
 
-def _first_layers(model: data.Model, count: int) -> data.Model:
-    """So many layers of a model whose first ones are dense, of which one is, and none of
-    multi-token prediction.
+def _with_columns(model: data.Model, row: dict[str, str], sizes: dict[str, int]) -> data.Model:
+    """A model with the sizes that a row has, where these are not the model's, or with others."""
+    keys = {"hidden": "hidden_size", "heads": "num_heads", "vocab": "vocab_size"}
+    if model.num_kv_heads is not None:
+        keys["kv_heads"] = "num_kv_heads"
+    given = {key: n for name, key in keys.items() if (n := count(row, name, 0, 0))}
+    assert model.modules is not None
+    moe = {**model.modules["moe"]}
+    for name, key in (
+        ("experts", "num_experts"),
+        ("topk", "top_k"),
+        ("expert_ffn", "expert_ffn_size"),
+    ):
+        moe[key] = count(row, name, sizes.get(name, 0), 0) or moe[key]
+    return msgspec.structs.replace(model, modules={**model.modules, "moe": moe}, **given)
+
+
+def _counted(layer: data.Layer) -> int:
+    """The layers that an entry of a model counts as: that of gpt-oss is a pair of them, and with
+    Mamba-2 each module is one."""
+    mixers = [name for name in layer.modules if name in ("attention", "mla", "local")]
+    return len(layer.modules) if "mamba" in layer.modules else len(mixers)
+
+
+def _first_layers(model: data.Model, number: int, num_dense: int) -> data.Model:
+    """So many layers of a model, of which so many are dense if its first ones are.
 
     The rows of SimuMax do not say how many of four layers are dense; the peaks of memory that their
     notes print do. `prism.memory` of the same jobs is within 2 % of each of them with one dense
     layer, and where there is no pipeline 13 % above with none and 16 % below with two.
     """
     assert model.layers is not None
-    dense, sparse = model.layers
+    *first, last = model.layers
+    repeats = [num_dense] * len(first)
+    left, odd = divmod(number - sum(repeats), _counted(last))
+    if len(first) > 1 or odd or left < 1:
+        raise ValueError(f"{number} layers are not some of its model")
     layers = tuple(
         msgspec.structs.replace(layer, repeat=repeat)
-        for layer, repeat in ((dense, 1), (sparse, count - 1))
+        for layer, repeat in zip(model.layers, (*repeats, left), strict=True)
+        if repeat
     )
-    return msgspec.structs.replace(model, layers=layers, num_layers=count, num_mtp_layers=0)
+    return msgspec.structs.replace(model, layers=layers, num_layers=sum(repeats) + left)

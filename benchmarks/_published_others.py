@@ -1,16 +1,18 @@
 """Jobs of published steps that are not rows like those of `_published_jobs.py`."""
 
+import functools as ft
+from typing import Any
+
 from prism_jax import data
 
 from ._published_machines import job_on, switches_of
 from ._published_models import GPT
+from ._rows import count
 
 
 # vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.
 def of_vtrain(row: dict[str, str]) -> data.Job:
-    def number(key: str) -> int:
-        return int(row[key])
-
+    number = ft.partial(count, row)
     tp, pp = number("tensor parallelism"), number("pipeline parallelism")
     dp, size = number("data parallelism"), number("micro batch")
     hidden = number("hidden size")
@@ -31,12 +33,15 @@ def of_vtrain(row: dict[str, str]) -> data.Job:
         software="megatron-2021",
         **switches_of("megatron-2021"),
     )
-    schedule = data.ScheduleConfig("1f1b", number("global batch") // (dp * size))
+    microbatches, left = divmod(number("global batch"), dp * size)
+    if left:
+        raise ValueError("its numbers do not divide")
+    schedule = data.ScheduleConfig("1f1b", microbatches)
     return job_on(model, data.Layout(tp=tp, pp=pp, dp=dp), schedule, training, "dgx-a100")
 
 
 def of_family(row: dict[str, str]) -> data.Job:
     from ._scales import overrides
 
-    system = {k: int(row[k]) for k in ("microbatches", "dp", "gbs")} | {"family": row["family"]}
-    return data.load_job("gpt3-175b-h100-4096", overrides(system))
+    sizes: dict[str, Any] = {key: count(row, key) for key in ("microbatches", "dp", "gbs")}
+    return data.load_job("gpt3-175b-h100-4096", overrides(sizes | {"family": row["family"]}))

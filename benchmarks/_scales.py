@@ -16,17 +16,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from prism_jax.data import load_cluster
 
-# By words in the name of a family. Models and machines fix these values; none is chosen.
-_MODELS = {"gpt3": "gpt3-175b", "405b": "llama-3.1-405b", "70b": "llama-3.1-70b"}
-_MODELS |= {"8b": "llama-3.1-8b"}
+from ._published_machines import cluster_of
+
+
+# By words in the name of a family. Models fix these values; none is chosen.
+_MODELS = {"gpt.?3": "gpt3-175b", r"(?<!\d)405b": "llama-3.1-405b"}
+_MODELS |= {r"(?<!\d)70b": "llama-3.1-70b", r"(?<!\d)8b": "llama-3.1-8b"}
+_OTHERS = "lora|llama.?2|mixtral|deepseek|qwen|kimi|distill"  # Their sizes are other models'.
 _SEQUENCE = {"gpt3-175b": 2048}
-_CLUSTERS = {
-    "GB200": "gb200-nvl72",
-    "B200": "hgx-b200",
-    "H200": "dgx-h200",
-    "H100": "dgx-h100",
-}
 # The default of the public configuration of GPT-3; the logs of v3.0 and v3.1 do not state it.
 _VIRTUAL_STAGES = 12
 _QUANTILES = (np.arange(4000) + 0.5) / 4000
@@ -120,22 +119,33 @@ def figures(steps: np.ndarray) -> dict[str, float]:
 
 
 def overrides(system: dict[str, Any]) -> list[str]:
-    """The changes that turn any job into that of a system."""
+    """The changes that turn any job into that of a system.
+
+    **Raises:**
+
+    A `ValueError` if the model or the device that its family names is not known.
+    """
     family = system["family"]
-    model = next(name for part, name in _MODELS.items() if part in family.lower())
-    device = next(name for name in _CLUSTERS if name in family)
+    words = family.lower()
+    model = next((name for part, name in _MODELS.items() if re.search(part, words)), "")
+    if not model or re.search(_OTHERS, words):
+        raise ValueError(f"no model of the family {family}")
+    cluster = cluster_of(family)
 
     def degree(name: str, default: int) -> int:
-        found = re.search(rf"{name}(\d+)", family)
-        return int(found[1]) if found else default
+        found = re.search(rf"(?<![a-z]){name}(\d+)", words)
+        return max(1, int(found[1])) if found else default
 
     tp, pp, cp, dp = degree("tp", 1), degree("pp", 1), degree("cp", 1), system["dp"]
-    virtual_stages = degree("vp", _VIRTUAL_STAGES if model == "gpt3-175b" else 1)
+    virtual_stages = degree("vpp?", _VIRTUAL_STAGES if model == "gpt3-175b" else 1)
     world_size = tp * pp * cp * dp
+    microbatch_size, left = divmod(system["gbs"], dp * system["microbatches"])
+    if left:
+        raise ValueError("its numbers do not divide")
     changes = {
         "model": model,
-        "cluster": _CLUSTERS[device],
-        "num_nodes": -(-world_size // (4 if device == "GB200" else 8)),
+        "cluster": cluster,
+        "num_nodes": -(-world_size // load_cluster(cluster, 1).devices_per_node),
         "layout.tp": tp,
         "layout.pp": pp,
         "layout.cp": cp,
@@ -143,12 +153,14 @@ def overrides(system: dict[str, Any]) -> list[str]:
         "schedule.kind": "interleaved-1f1b" if virtual_stages > 1 else "1f1b",
         "schedule.num_microbatches": system["microbatches"],
         "schedule.virtual_stages": virtual_stages,
-        "training.microbatch_size": system["gbs"] // (dp * system["microbatches"]),
+        "training.microbatch_size": microbatch_size,
         "training.sequence_length": _SEQUENCE.get(model, 8192),
     }
     if model == "llama-3.1-405b":  # 126 layers, distributed as if they were 128.
         changes["schedule.embedding_counts_as_layer"] = "true"
         changes["schedule.head_counts_as_layer"] = "true"
+    if "fp4" in words:
+        changes["training.dtype"] = "fp4"
     return [f"{key}={value}" for key, value in changes.items()]
 
 

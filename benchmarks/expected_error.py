@@ -20,10 +20,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the laws of expected errors.")
     parser.add_argument("--data", type=pathlib.Path, default=ROOT.parent / "shared" / "data")
     arguments = parser.parse_args()
+    if not arguments.data.is_dir():
+        parser.error(f"there is no folder {arguments.data}; name one with --data")
     from benchmarks._expected import file_of_laws, rows_of
 
+    rows = rows_of(arguments.data)
+    if not rows:
+        parser.error(f"{arguments.data} has no step that can be predicted; nothing was written")
     path = ROOT / "kernels" / "expected_errors.toml"
-    path.write_text(file_of_laws(rows_of(arguments.data)))
+    path.write_text(file_of_laws(rows))
 
 
 if __name__ == "__main__":

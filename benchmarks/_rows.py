@@ -1,0 +1,78 @@
+"""Rows of measured data. What is wrong with a row becomes its reason, so that no row loses the
+others.
+"""
+
+import csv
+import math
+import pathlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prism_jax import data
+from prism_jax.data import check_parts
+from prism_jax.workload import check_split
+
+
+def read(path: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, where a missing column is an empty one; none if the file is missing,
+    which is noted on stderr."""
+    if not path.is_file():
+        print(f"{path} is missing and left out", file=sys.stderr)
+        return []
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file, restval="")
+        return [defaultdict(str, {k: v.strip() for k, v in row.items() if k}) for row in rows]
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a function returns, or `None` and the reason why it cannot."""
+    try:
+        return function(*arguments), ""
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, ValueError) and reason:
+            return None, reason
+        return None, f"its values cannot be used ({type(error).__name__}: {reason})"
+
+
+def count(row: dict[str, str], key: str, default: int | None = None, least: int = 1) -> int:
+    """A column that is a whole number, for which an empty one has a default."""
+    text = row.get(key) or ""
+    if not text and default is not None:
+        return default
+    value = number(text, least)
+    if value is None or value % 1:
+        known = f"{text}, no whole number from {least}" if text else "not given"
+        raise ValueError(f"`{key}` is {known}")
+    return int(value)
+
+
+def number(text: Any, least: float = 1e-12) -> float | None:
+    """A number, if it is finite and at least so much."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if least <= value < math.inf else None
+
+
+def job_of(function: Callable[[dict[str, str]], data.Job], row: dict[str, str]) -> data.Job:
+    """The job of a row by a function.
+
+    **Raises:**
+
+    A `ValueError` where nothing can be predicted for it.
+    """
+    job = function(row)
+    assert job.model and job.training and job.cluster
+    check_parts(job.model, job.layout, job.schedule, job.training, job.cluster)
+    check_split(job.model, job.layout, job.schedule, job.training)
+    return job
+
+
+def reason_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """How many rows have which reason, in Markdown."""
+    reasons = Counter(row["reason"] for row in rows if "reason" in row)
+    return [f"- {number}: {reason}" for reason, number in reasons.most_common()]
