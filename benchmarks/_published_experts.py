@@ -20,10 +20,12 @@ _COLUMNS |= {"vpp": "vp", "global_batch": "global_batch", "seq": "sequence", "mo
 # What the texts of `configs.csv` say: a column, its column there, a part of its text and the value.
 _SAID = (
     ("ep_overlap", "overlap_flags", "EXPERT_PARALLEL_COMM=True", "1"),
+    ("cuda_graph", "cuda_graphs", "none", "none"),
     ("cuda_graph", "cuda_graphs", "transformer_engine", "transformer_engine"),
     ("cuda_graph", "cuda_graphs", "full_iteration", "full_iteration"),
     ("fused_grouped_gemm", "remarks", "fused grouped MLP", "1"),
     ("fp8_attention", "dtype", "FP8_DPA=True", "1"),
+    ("fp8_attention", "dtype", "FP8_DPA=False", "0"),
     ("fp8_head", "dtype", "FP8_OUTPUT_PROJ=True", "1"),
 )
 

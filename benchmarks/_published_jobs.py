@@ -177,18 +177,18 @@ def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
     if _ASSUMED in table and _degree(row, "pp") > 1:
         layers, pp = _degree(row, "layers"), _degree(row, "pp")
         fewest = next((v for v in range(2, layers) if layers % (pp * v) == 0), 2)
-        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or str(fewest)}
+        return row | {"micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or str(fewest)}
     if _PLAIN in table:
-        return {**row, "micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
+        return row | {"micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
     if "Megatron-Bridge" in row["source"]:  # It has a column for it, where a dash says none.
-        return {**row, "vpp": row["vpp"] or "1"}
+        return row | {"vpp": row["vpp"] or "1"}
     local = re.search(r"local batch (\d+)", row["note"])
     if local and _degree(row, "pp") == 1:  # Without a pipeline torchtitan does not accumulate.
-        return {**row, "micro_batch": row["micro_batch"] or local[1]}
+        return row | {"micro_batch": row["micro_batch"] or local[1]}
     if local and "Interleaved" not in row["note"] and "1F1B" in row["note"]:
         # With one it makes as many microbatches as there are stages.
         size = max(1, int(local[1]) // _degree(row, "pp"))
-        return {**row, "micro_batch": row["micro_batch"] or str(size), "vpp": row["vpp"] or "1"}
+        return row | {"micro_batch": row["micro_batch"] or str(size), "vpp": row["vpp"] or "1"}
     return row
 
 

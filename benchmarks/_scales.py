@@ -9,6 +9,7 @@ its runs.
 
 import pathlib
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from prism_jax.data import load_cluster
 
 from ._published_machines import cluster_of
+from ._rows import attempt
 
 
 # By words in the name of a family. Models fix these values; none is chosen.
@@ -40,7 +42,10 @@ def scale_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     noise = {row["system"]: row for row in pl.read_csv(folder / "run_vs_run_noise.csv").to_dicts()}
     for family in table["family"].unique(maintain_order=True):
         systems = table.filter(pl.col("family") == family).sort("dp", "gbs").to_dicts()
-        if len(systems) > 1:
+        _, reason = attempt(lambda one=systems: [*map(overrides, one)])
+        if reason:
+            print(f"{family} is left out: {reason}", file=sys.stderr)
+        elif len(systems) > 1:
             yield from _family_rows(systems, steps, noise)
 
 
@@ -211,5 +216,7 @@ def scale_table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
-    lines.append(f"The longest calibration takes {max(row['calibrate_s'] for row in rows):.0f} s.")
+    lines.append(
+        f"The longest calibration takes {max((row['calibrate_s'] for row in rows), default=0):.0f} s."
+    )
     return "\n".join(lines)

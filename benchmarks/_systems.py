@@ -1,5 +1,6 @@
 """Measured spreads of steps of systems, and the laws over systems that they give."""
 
+import glob
 import pathlib
 import re
 import sys
@@ -16,17 +17,15 @@ from prism_jax.data import Priors, Sampled, Variation, load_priors
 from prism_jax.data._priors import Line, Prior
 from prism_jax.program import variability_of
 
+from ._published_machines import device_of
+from ._published_models import has_experts
+
 
 # The laws of `kernels/priors.toml` that are fitted here.
 OF_SYSTEMS = ("level", "level_experts", "drift", "drift_experts")
 OF_SYSTEMS += ("system_spread", "system_shares", "system_excess")
 _LONG = 20  # Runs of fewer steps do not count where there are longer ones.
 _SOURCE = "the systems"
-_EXPERTS = ("deepseek", "gpt_oss", "mixtral", "qwen")
-_DEVICES = {"GB300": "gb300", "GB200": "gb200", "B300": "b300", "B200": "b200"}
-_DEVICES |= {"H200": "h200-sxm", "H100": "h100-sxm"}
-# By names of systems that do not say it.
-_DEVICES |= {"CARINA": "gb200", "TYCHE": "gb200", "THEIA": "gb300"}
 # Residuals beyond this are outliers of the fit: 0.6 is what spreads differ by.
 _FAR = 0.5
 
@@ -56,7 +55,8 @@ class System(NamedTuple):
 
     @property
     def group(self) -> str:
-        generation = "B200 to GB300" if self.is_blackwell else "H100 and H200"
+        hopper = "H100 and H200" if self.device.startswith(("h100", "h200")) else "others"
+        generation = "B200 to GB300" if self.is_blackwell else hopper
         return "experts" if self.experts else f"dense, {generation}"
 
 
@@ -96,8 +96,8 @@ def _older(folder: pathlib.Path) -> Iterator[System]:
 
     path = folder / "step_times.parquet"
     if path.is_file():
-        steady = pl.read_parquet(path).filter(pl.col("phase") == "steady").sort("i")
-        yield from _each(steady, folder)
+        table = _complete(pl.read_parquet(path), "i", "phase")
+        yield from _each(table.filter(pl.col("phase").is_in(["steady", ""])).sort("i"), folder)
 
 
 def _v6(folder: pathlib.Path) -> Iterator[System]:
@@ -108,24 +108,50 @@ def _v6(folder: pathlib.Path) -> Iterator[System]:
 
     path = folder / "step_times.csv"
     if path.is_file():
-        table = pl.read_csv(path).with_columns(pl.col("note").fill_null("")).sort("step")
+        table = _complete(pl.read_csv(path, infer_schema=False), "step", "note").sort("step")
         table = table.filter((pl.col("step") > 3) & ~pl.col("note").str.contains("first"))
         later = pl.col("note").str.contains("after_eval")
         keys = ["round", "system", "bench"]
         yield from _each(table.filter(~later | (later.mean().over(keys) > 0.5)), folder)
 
 
+def _complete(table: Any, number: str, text: str) -> Any:
+    """A table with all columns that are read, and without rows that have no time, which are counted
+    on stderr. Where steps have no numbers they are in order."""
+    import polars as pl
+
+    texts = ("round", "system", "bench", "run", "device", text)
+    table = table.with_columns(
+        *(pl.lit("").alias(name) for name in texts if name not in table.columns),
+        *(
+            pl.lit(None).alias(name)
+            for name in (number, "step_time_s")
+            if name not in table.columns
+        ),
+    )
+    order = pl.int_range(1, pl.len() + 1).over("round", "system", "bench", "run")
+    table = table.with_columns(
+        *(pl.col(name).cast(pl.String).fill_null("") for name in texts),
+        pl.col("step_time_s").cast(pl.Float64, strict=False),
+        pl.col(number).cast(pl.Int64, strict=False).fill_null(order),
+    )
+    time = pl.col("step_time_s")
+    kept = table.filter(time.is_finite() & (time > 0))
+    if len(kept) < len(table):
+        print(f"{len(table) - len(kept)} steps without a time are left out", file=sys.stderr)
+    return kept
+
+
 def _each(table, folder: pathlib.Path) -> Iterator[System]:
     keys = ["round", "system", "bench"]
     for part in table.partition_by(keys, maintain_order=True):
         round_, system, bench = (part[key][0] for key in keys)
-        told = [part["device"][0]] if "device" in part.columns else []
-        for path in folder.glob(f"systems/{round_}__*_{system}.json"):
-            told.append(str(msgspec.json.decode(path.read_bytes())["accelerator_model_name"]))
-        told = " ".join(told or [system]).upper()
-        device = next((name for word, name in _DEVICES.items() if word in told), "h100-sxm")
+        told = [part["device"][0]]
+        for path in folder.glob(f"systems/{glob.escape(f'{round_}__')}*{glob.escape(system)}.json"):
+            told.append(str(msgspec.json.decode(path.read_bytes()).get("accelerator_model_name")))
         runs = [run["step_time_s"].to_numpy() for run in part.partition_by("run")]
-        experts = any(word in bench for word in _EXPERTS)
+        device = device_of(" ".join(filter(None, told)) or system)
+        experts = has_experts({"model": bench})
         yield _system(f"{round_} {system} {bench}", device, experts, runs)
 
 
@@ -136,7 +162,7 @@ def _system(name: str, device: str, experts: bool, runs: Sequence[np.ndarray]) -
     slow = np.concatenate([one[~in_core(one) & (one > 0)] for one in relative])
     spread = float(np.median([upper_spread(run) for run in long]))
     share = len(slow) / sum(map(len, long))
-    excess = float(np.median(slow)) / spread if len(slow) else np.nan
+    excess = float(np.median(slow)) / spread if len(slow) and spread else np.nan
     tail = float(np.median([np.quantile(one, 0.95) for one in relative]))
     ends = [len(run) // 5 or 1 for run in long]
     drifts = [

@@ -6,6 +6,7 @@ own. For any other system the shipped laws hold.
 
 import functools as ft
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
 
 from ._published import published
+from ._rows import attempt
 from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
 
 
@@ -55,13 +57,16 @@ def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _row(one: System, laws: Laws | None, job: data.Job | None) -> dict[str, Any]:
-    if job is None:
+    simulated, reason = attempt(_simulated, job, laws, one) if job else (None, "")
+    if reason:
+        print(f"{one.name} cannot be simulated: {reason}", file=sys.stderr)
+    if simulated is None:
         cluster = "hgx-b200" if one.is_blackwell else "dgx-h100"
         given = _shipped(cluster) if laws is None else laws.parameters(one.is_blackwell)
         spread = spread_at(given, one.seconds, one.experts)
         found, tail = {}, float(np.exp(1.6449 * spread))
     else:
-        spread, tail, seconds = _simulated(job, None if laws is None else laws, one)
+        spread, tail, seconds = simulated
         found = {"predicted": seconds}
     priors = data.load_priors() if laws is None else laws.priors
     drawn = [law.factors(_DRAWN) for law in laws_of_systems(priors, spread, _DRAWN)]
@@ -127,10 +132,11 @@ def system_table(rows: Sequence[dict[str, Any]]) -> str:
     for name in ("all", *groups):
         mine = [row for row in rows if name in ("all", row["table"])]
         tails = [(r["predicted_p95_over_p50"], r["measured_p95_over_p50"]) for r in mine]
-        ratio = np.median([(ours - 1) / (theirs - 1) for ours, theirs in tails])
+        ratios = [(ours - 1) / (theirs - 1) for ours, theirs in tails if theirs > 1]
+        ratio = f"{np.median(ratios):.2f}" if ratios else ""
         inside = sum(row["inside"] for row in mine)
-        held = f"{inside} of {len(mine)} ({100 * inside / len(mine):.0f} %)"
-        lines.append(f"| {name} | {len(mine)} | {ratio:.2f} | {held} |")
+        held = f"{inside} of {len(mine)} ({100 * inside / max(1, len(mine)):.0f} %)"
+        lines.append(f"| {name} | {len(mine)} | {ratio} | {held} |")
     return "\n".join(lines)
 
 

@@ -1,0 +1,274 @@
+"""Odd rows of measured data give a reason or the right number, and lose no other row."""
+
+import csv
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks import expected_error
+from benchmarks._growth import growth_rows, growth_table
+from benchmarks._means import mean_rows, mean_table
+from benchmarks._published import published
+from benchmarks._published_models import has_experts
+from benchmarks._systems import systems
+from benchmarks._tails import system_rows, system_table
+
+
+_LLAMA = {"source": "dgxc", "model": "Llama3-8B", "layers": "32", "hidden": "4096", "heads": "32"}
+_LLAMA |= {"kv_heads": "8", "ffn": "14336", "vocab": "128256", "seq": "8192", "gpus": "8"}
+_LLAMA |= {"gpu_type": "DGX-H100", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "micro_batch": "1"}
+_LLAMA |= {"global_batch": "128", "dtype": "bf16", "zero": "1", "step_time_s": "12", "note": ""}
+_EXPERTS = {"model": "DeepSeekV3", "layers": "61", "hidden": "7168", "heads": "128"}
+_EXPERTS |= {"kv_heads": "128", "ffn": "18432", "vocab": "129280", "seq": "4096", "gpus": "256"}
+_EXPERTS |= {"pp": "2", "vpp": "8", "ep": "32", "global_batch": "4096", "gpu_type": "GB300"}
+_EXPERTS |= {"source": "Megatron-Bridge", "dtype": "MXFP8", "dispatcher": "hybridep"}
+_EXPERTS |= {"pipeline_layout": "Et*4|(t*4|)*14tmL", "experts": "256", "topk": "8"}
+_EXPERTS |= {"expert_ffn": "2048", "dense_layers": "3", "shared_ffn": "2048"}
+_EXPERTS = _LLAMA | _EXPERTS
+
+
+def _write(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _steps(folder, *rows):
+    _write(folder / "steps" / "step_means.csv", rows)
+    return list(published(folder))
+
+
+_ODD = [
+    ({"dtype": "NVFP4"}, "fp4"),
+    ({"dtype": "amp_fp8", "gpu_type": "A100-80GB"}, "fp8"),
+    ({"dispatcher": "pplx"}, "pplx"),
+    ({"recompute": "selective", "recompute_modules": "attn"}, "attn"),
+    ({"global_batch": "0"}, "`global_batch` is 0"),
+    ({"micro_batch": "0"}, "`micro_batch` is 0"),
+    ({"tp": "0"}, "`tp` is 0"),
+    ({"tp": "half"}, "`tp` is half"),
+    ({"hidden": ""}, "`hidden` is not given"),
+    ({"vocab": ""}, "`vocab` is not given"),
+    ({"step_time_s": "n/a"}, "n/a"),
+    ({"step_time_s": "0"}, "no number above 0"),
+    ({"step_time_s": "-3"}, "no number above 0"),
+    ({"step_time_s": "nan"}, "no number above 0"),
+    ({"step_time_s": "inf"}, "no number above 0"),
+    ({"gpu_type": "H100 PCIe"}, "no device"),
+    ({"gpu_type": "GH200"}, "no device"),
+    ({"model": "GLM", "hidden": ""}, "`hidden` is not given"),
+    ({"model": "Mamba-2 8B"}, "not known"),
+    ({"model": "DeepSeek-V2-Lite", "experts": "64"}, "not known"),
+    ({"model": "Kimi-Linear"}, "not known"),
+    ({"model": "DeepSeekV3 (1 layers)", "layers": ""}, "1 layers"),
+    ({"model": "DBRX"}, "not known"),
+    ({"note": "FSDP over 0 GPUs"}, "cannot be used"),
+]
+
+
+def test_an_odd_row_has_a_reason_and_loses_no_other(tmp_path):
+    rows = [_LLAMA, *(_LLAMA | changes for changes, _ in _ODD), {"source": "dgxc"}, _LLAMA]
+    _write(tmp_path / "steps" / "step_means.csv", rows)
+    first, *odd, last = found = list(mean_rows(tmp_path))
+    assert first == last
+    assert 0.8 < first["predicted"] / 12 < 1.2
+    for row, (changes, reason) in zip(odd, [*_ODD, ({}, "no step time")], strict=True):
+        assert reason in row.get("reason", ""), changes
+    assert f"2 of {len(rows)} rows" in mean_table(found)
+
+
+def _jobs(folder, *rows):
+    return [one.job for one in _steps(folder, *rows)]
+
+
+def test_models_do_not_depend_on_how_they_are_spelled(tmp_path):
+    names = ["DeepSeekV3", "DeepSeek-V3.1", "deepseek_v3", "DeepSeek R1", "DeepSeek-V3-671B"]
+    first, *others = _jobs(tmp_path, *({**_EXPERTS, "model": name} for name in names))
+    assert first is not None
+    assert all(one == first for one in others)
+    names = ["Llama3-8B", "LLAMA3_8B", "Mistral 7B", "Yi", "Qwen3 8B", "Phi-3"]
+    names += ["DeepSeek-R1-Distill-Llama-8B"]
+    first, *others = _jobs(tmp_path, *({**_LLAMA, "model": name} for name in names))
+    assert first.model.activation == "swiglu"
+    assert all(one == first for one in others)
+    (gpt,) = _jobs(tmp_path, {**_LLAMA, "model": "GPT-8B"})
+    assert gpt.model.activation == "gelu"
+    old = {**_EXPERTS, "dispatcher": "", "pipeline_layout": "", "pp": "1", "vpp": "1"}
+    for pair in (["Kimi_K2", "Kimi K2"], ["GPT OSS 120B", "GPT-OSS-120B"]):
+        one, other = _jobs(tmp_path, *({**old, **_EMPTY, "model": name} for name in pair))
+        assert one == other
+        assert one.training.token_dispatcher == "alltoall"
+
+
+_EMPTY = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "vocab", "experts", "topk"), "")
+_EMPTY |= {"expert_ffn": "", "dense_layers": "", "shared_ffn": ""}
+
+
+def test_columns_say_the_sizes_of_a_known_model(tmp_path):
+    known = {**_EXPERTS, "pipeline_layout": "", "vpp": "1"}
+    columns = {"layers": "16", "experts": "64", "topk": "4", "expert_ffn": "1024"}
+    by_name, by_column = _jobs(tmp_path, {**known, **_EMPTY}, {**known, **columns})
+    assert by_name.model.num_layers == 61
+    first, second = by_column.model.layers
+    assert (first.repeat, second.repeat) == (3, 13)
+    moe = by_column.model.modules["moe"]
+    assert [moe[key] for key in ("num_experts", "top_k", "expert_ffn_size")] == [64, 4, 1024]
+    assert by_column.model.modules["mla"] == by_name.model.modules["mla"]
+
+
+@pytest.mark.parametrize("name", ["GLM-4.5-Air", "DBRX", "OLMoE", "Qwen3-Omni"])
+def test_models_with_columns_of_experts_are_in_their_table(tmp_path, name):
+    row = {**_EXPERTS, "model": name, "pipeline_layout": "", "layers": "64", "kv_heads": "8"}
+    assert has_experts(row)
+    (one,) = _steps(tmp_path, row)
+    assert one.table == "Megatron-Bridge, GB300, experts"
+    assert one.job is not None, one.reason
+    assert one.job.model.modules["moe"]["num_experts"] == 256
+
+
+_FAMILY = {"system": "x", "microbatches": "144", "dp": "4", "gbs": "576", "p50": "20"}
+
+
+def test_families_of_all_machines_are_read_and_others_have_a_reason(tmp_path):
+    names = [f"405B {device} tp4pp8cp2vp8" for device in ("B200", "GB200", "B300", "GB300")]
+    others = ["llama2_70b_lora H200 tp4", "mixtral 8x22b H100 tp4", "deepseek GB300", "405B TPU"]
+    rows = [{**_FAMILY, "family": name} for name in (*names, *others)]
+    _write(tmp_path / "mlperf" / "scaling_families.csv", rows)
+    rows = list(mean_rows(tmp_path))
+    b200, gb200, b300, gb300 = (row["predicted"] for row in rows[:4])
+    assert gb300 <= gb200 < b200
+    assert b300 < b200
+    assert all("reason" in row for row in rows[4:])
+    odd = [{**_FAMILY, "family": names[0], **one} for one in ({"p50": ""}, {"dp": "0"})]
+    _write(tmp_path / "mlperf" / "scaling_families.csv", odd)
+    assert all("reason" in row for row in mean_rows(tmp_path))
+
+
+_GROWTH = {"series": "a", "family": "f", "scaling": "weak", "release": "v1"}
+
+
+def _grown(folder, order, **changes):
+    """The growth of two series of one name, whose rows are in some order."""
+    steps, series = [], []
+    for first, gpus, relative in ((12, 8, 1.0), (12, 16, 1.01), (12, 64, 1.03), (6, 8, 1.0)):
+        row = _LLAMA | {"family": "f", "release": "v1", "step_time_s": str(first * relative)}
+        row |= {"gpus": str(gpus), "global_batch": str(first // 6 * gpus)}
+        steps.append(row)
+        series.append(row | _GROWTH | {"relative_time": str(relative)})
+    series[-1] |= changes
+    _write(folder / "steps" / "step_means.csv", steps)
+    _write(folder / "steps" / "growth.csv", [series[i] for i in order])
+    return growth_rows(folder)
+
+
+def test_rows_of_growth_may_be_in_any_order(tmp_path):
+    first = _grown(tmp_path, (0, 1, 2, 3))
+    assert [row["name"] for row in first] == ["a, 16 GPUs", "a, 64 GPUs"]
+    np.testing.assert_allclose([row["measured"] for row in first], [0.01, 0.03])
+    assert all(row["predicted"] > 0 for row in first)
+    assert _grown(tmp_path, (2, 3, 1, 0)) == first
+    assert "| all | 2 |" in growth_table(first)
+
+
+def test_odd_rows_of_growth_are_left_out_with_a_note(tmp_path, capsys):
+    for changes in ({"relative_time": ""}, {"gpus": ""}, {"gpus": "0"}, {"relative_time": "-1"}):
+        assert len(_grown(tmp_path, (0, 1, 2, 3), **changes)) == 2
+        assert "a row of a is left out" in capsys.readouterr().err
+    _write(tmp_path / "steps" / "growth.csv", [{"series": "a", "scaling": "weak"}])
+    assert growth_rows(tmp_path) == []
+
+
+def test_missing_files_are_noted(tmp_path, capsys):
+    assert list(published(tmp_path)) == growth_rows(tmp_path) == system_rows(tmp_path) == []
+    err = capsys.readouterr().err
+    for name in ("step_means.csv", "growth.csv", "scaling_families.csv", "step_times.parquet"):
+        assert f"{name} is missing and left out" in err
+    assert system_table([])
+
+
+def test_the_laws_of_errors_are_not_written_from_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(expected_error, "ROOT", tmp_path)  # Nothing is written there.
+    (tmp_path / "empty").mkdir()
+    for folder, message in (("none", "there is no folder"), ("empty", "no step that can be")):
+        monkeypatch.setattr("sys.argv", ["expected_error.py", "--data", str(tmp_path / folder)])
+        with pytest.raises(SystemExit):
+            expected_error.main()
+        assert message in capsys.readouterr().err
+
+
+_SYSTEM = {"round": "v7", "system": "x", "device": "H100", "run": 0, "bench": "llama31_8b"}
+
+
+def _logged(folder, steps, **changes):
+    rows = [
+        {**_SYSTEM, "step": i, "step_time_s": time, "note": ""} | changes
+        for i, time in enumerate(steps)
+    ]
+    _write(folder / "mlperf_v6" / "step_times.csv", rows)
+    return systems(folder)
+
+
+def test_systems_with_few_or_odd_steps(tmp_path, capsys):
+    for steps in ([1.0] * 8, [1.0, 1.1, 1.0, 1.2, 1.0], [2.0] * 4 + ["", "n/a", "nan", 0, 2.0]):
+        _logged(tmp_path, steps)
+        (row,) = system_rows(tmp_path)
+        low, high = row["band"]
+        assert 1 < low < row["predicted_p95_over_p50"] < high
+        assert row["measured"] == steps[-1]
+        assert "| dense, H100 and H200 | v7 x llama31_8b |" in system_table([row])
+    assert "4 steps without a time are left out" in capsys.readouterr().err
+    assert _logged(tmp_path, ["", "n/a"]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "group"),
+    [
+        ({"device": ""}, "dense, others"),
+        ({"device": "", "system": "dgxh200_n8"}, "dense, H100 and H200"),
+        ({"device": "MI325X"}, "dense, others"),
+        ({"device": "TPU v5p"}, "dense, others"),
+        ({"device": "A100"}, "dense, others"),
+        ({"device": "NVIDIA B300"}, "dense, B200 to GB300"),
+        ({"bench": "llama4_scout"}, "experts"),
+        ({"bench": "kimi_k2"}, "experts"),
+        ({"bench": "qwen3_8b"}, "dense, H100 and H200"),
+    ],
+)
+def test_groups_of_systems(tmp_path, changes, group):
+    (one,) = _logged(tmp_path, [1.0, 1.1] * 6, **changes)
+    assert one.group == group
+
+
+@pytest.mark.parametrize("column", ["note", "run", "step", "bench", "device", "round"])
+def test_systems_without_a_column(tmp_path, column):
+    _logged(tmp_path, [1.0, 1.1] * 6)
+    path = tmp_path / "mlperf_v6" / "step_times.csv"
+    pl.read_csv(path).drop(column).write_csv(path)
+    (one,) = systems(tmp_path)
+    assert one.seconds == pytest.approx(1.05, rel=0.06)
+
+
+def test_a_system_with_experts_is_a_job_by_its_columns(tmp_path):
+    config = {"system": "x", "bench": "deepseekv3_671b", "gpus": 256, "tp": 1, "pp": 4, "vp": 4}
+    config |= {"cp": 1, "ep": 32, "microbatch": "1 (a note)", "global_batch": 15360}
+    config |= {"sequence": 4096, "recompute": "none (a note)", "pipeline_layout": ""}
+    said = {"dtype": "mxfp8 (FP8=True FP8_DPA=True)", "dispatcher": "flex/hybridep A=1"}
+    said |= {"cuda_graphs": "local full_iteration", "remarks": "fused grouped MLP"}
+    plain = {"dtype": "bf16", "dispatcher": "alltoall", "microbatch": "2", "cuda_graphs": "none"}
+    found = []
+    for one in (said, plain, {"dispatcher": "pplx"}):
+        _logged(tmp_path, [40.0] * 9, bench="deepseekv3_671b", device="GB300")
+        _write(tmp_path / "mlperf_v6" / "configs.csv", [config | one])
+        found += list(published(tmp_path))
+    first, second, third = found
+    assert [one.seconds for one in found] == [40.0] * 3
+    keys = ("dtype", "token_dispatcher", "cuda_graphs", "fused_experts", "fp8_attention")
+    values = [[getattr(one.job.training, key) for key in keys] for one in (first, second)]
+    assert values[0] == ["mxfp8", "hybridep", "iteration", True, True]
+    assert values[1][:3] == ["bf16", "alltoall", "none"]
+    assert second.job.training.microbatch_size == 2
+    assert third.job is None
+    assert third.reason
