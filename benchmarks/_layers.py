@@ -4,94 +4,134 @@ The runs are short, so the GPU's clock is at its maximum, as in `kernels/shapes`
 training are those of steps at the limit of power.
 """
 
-import csv
+import functools as ft
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from prism_jax import data
 from prism_jax.workload import Segment, split_mean
+from prism_jax.workload._architecture import layers_of
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._parts import block
-from prism_jax.workload.modules._moe import MoE
+
+from ._published_jobs import DTYPES
+from ._published_machines import cluster_of
+from ._rows import attempt, count, job_of, number, read, reason_lines
 
 
-# How much longer a GEMM in bf16 takes in training than in a short run: sustained runs of 10 GFLOP
-# to 1 TFLOP take 1.10 to 1.20 times as long on H200 and B200 (`../shared/data/operators/power`).
-# fp8 is scaled by blocks here, which reaches less than the delayed scaling of the tables: the one
-# constant fitted to these rows (0.90 from the Mixtral rows alone, 0.98 from the DeepSeek rows).
-_SUSTAINED = {"bf16": 1.2, "fp8": 0.92}
+# How much longer a GEMM takes in training than in a short run: sustained runs of 10 GFLOP to 1
+# TFLOP in bf16 take 1.10 to 1.20 times as long on H200 and B200 (`../shared/data/operators/power`).
+# fp8 that is scaled by blocks reaches less than the delayed scaling of the tables: the one constant
+# fitted to these rows (0.90 from the Mixtral rows alone, 0.98 from the DeepSeek rows).
+_SUSTAINED, _BY_BLOCKS = 1.2, 0.92
 
 
 def layer_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A forward and a backward for each row."""
-    with (folder / "moe_layers.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            forward, backward = _predicted(row)
-            for phase, seconds in (("forward", forward), ("backward", backward)):
-                measured = float(row[f"{phase}_s"])
-                name = f"{row['case']} {phase}"
-                yield {
-                    "table": "MoE layer",
-                    "name": name,
-                    "measured": measured,
-                    "predicted": seconds,
-                }
+    """A forward and a backward for each row; one that cannot be predicted has a `reason`."""
+    for row in read(folder / "moe_layers.csv"):
+        found, reason = attempt(_predicted, row)
+        for i, phase in enumerate(("forward", "backward")):
+            measured = number(row[f"{phase}_s"])
+            one = {
+                "table": "MoE layer",
+                "name": f"{row['case']} {phase}",
+                "measured": measured or 0.0,
+            }
+            if found is None or measured is None:
+                yield {**one, "reason": reason or f"no time of the {phase}"}
+            else:
+                yield {**one, "predicted": found[i]}
 
 
 def layer_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
     lines = ["| layer | measured ms | predicted ms | error |", "|---" * 4 + "|"]
     for row in rows:
+        if "reason" in row:
+            continue
         error = row["predicted"] / row["measured"] - 1
         lines.append(
             f"| {row['name']} | {1e3 * row['measured']:.2f} | {1e3 * row['predicted']:.2f} "
             f"| {error:+.1%} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *reason_lines(rows)])
 
 
 def _predicted(row: dict[str, str]) -> tuple[float, float]:
     """Of the forward and the backward, in seconds."""
-    cluster = data.load_cluster("dgx-h100", int(row["nodes"]))
+    machine, number = cluster_of(row["gpu"]), ft.partial(count, row)
+    cluster = data.load_cluster(machine, 1)
+    cluster = data.load_cluster(machine, -(-number("gpus") // cluster.devices_per_node))
     software = data.load_software("megatron-core-2024").training
-    model = data.Model(
-        hidden_size=int(row["hidden"]),
-        vocab_size=1,
-        num_layers=1,
-        num_heads=1,
-        ffn_size=int(row["expert_ffn"]),
-        bias=False,
-    )
-    layout = data.Layout(
-        tp=int(row["tp"]),
-        dp=int(row["gpus"]) // int(row["tp"]),
-        ep=int(row["ep"]),
-        etp=int(row["etp"]),
-    )
+    layout = _layout(row)
+    recipe = row["fp8_recipe"].lower()
+    dtype = DTYPES.get(row["dtype"].lower(), row["dtype"])
+    dtype = "mxfp8" if dtype == "fp8" and "mx" in recipe else dtype
     training = data.Training(
-        int(row["micro_batch"]),
-        int(row["sequence"]),
-        dtype=row["dtype"],  # pyright: ignore
+        number("micro_batch"),
+        number("sequence"),
+        dtype=dtype,  # pyright: ignore
         token_dispatcher=row["dispatcher"],  # pyright: ignore
         software="megatron-core-2024",
         **software,
     )
-    experts = MoE(
-        num_experts=int(row["experts"]),
-        top_k=int(row["topk"]),
-        expert_ffn_size=int(row["expert_ffn"]),
-        num_groups=int(row["groups"] or 1),
-        top_k_groups=int(row["group_topk"] or 1),
-    )
+    model = _model(row)
+    schedule = data.ScheduleConfig("1f1b", 1)
+    job = data.Job(layout, schedule, model=model, training=training, cluster=cluster)
+    job_of(lambda _: job, row)
+    (part,) = layers_of(model)
+    (experts,) = part.modules
     costs = Costs(model, layout, training, cluster, data.load_kernels(cluster))
+    blocks = dtype == "fp8" and not re.search("delayed|tensor|current|row", recipe)
+    longer = _BY_BLOCKS if blocks else _SUSTAINED
     forward, backward = (
-        _in_a_short_run(run(costs, []), row["dtype"]) for run in (experts.forward, experts.backward)
+        _in_a_short_run(run(costs, []), longer) for run in (experts.forward, experts.backward)
     )
     return forward, backward
 
 
-def _in_a_short_run(segments: list[Segment], dtype: str) -> float:
+def _layout(row: dict[str, str]) -> data.Layout:
+    number = ft.partial(count, row)
+    tp, cp = number("tp", 1), number("cp", 1)
+    if number("pp", 1) > 1:
+        raise ValueError("one layer has no pipeline, but `pp` is more than 1")
+    if number("gpus") % (tp * cp):
+        raise ValueError("its numbers do not divide")
+    tokens = number("micro_batch") * number("sequence") // cp
+    if number("tokens_per_gpu", tokens) not in (tokens, tokens // tp):
+        raise ValueError("`tokens_per_gpu` is not `micro_batch` times `sequence` over `cp`")
+    etp = number("etp") if row["etp"] else None
+    return data.Layout(tp=tp, cp=cp, dp=number("gpus") // (tp * cp), ep=number("ep", 1), etp=etp)
+
+
+def _model(row: dict[str, str]) -> data.Model:
+    """A layer of experts alone."""
+    number = ft.partial(count, row)
+    balance = re.match("forced|dropless", row["balance"] or "forced")
+    if balance is None:
+        raise ValueError(f"no balance {row['balance']}")
+    moe = {
+        "num_experts": number("experts"),
+        "top_k": number("topk"),
+        "expert_ffn_size": number("expert_ffn"),
+        "num_groups": number("groups", 1),
+        "top_k_groups": number("group_topk", 1),
+        "num_shared_experts": number("shared_expert", 0, 0),
+        "balance": balance[0],
+    }
+    return data.Model(
+        hidden_size=number("hidden"),
+        layers=(data.Layer(("moe",)),),
+        modules={"moe": moe},
+        vocab_size=number("tp", 1),
+        activation="swiglu" if number("gated", 1, 0) else "gelu",
+        bias=False,
+    )
+
+
+def _in_a_short_run(segments: list[Segment], longer: float) -> float:
     compute, exposed = split_mean(block([(segments, 1)]))
-    compute["gemm"] /= _SUSTAINED[dtype]
+    compute["gemm"] /= longer
     return sum(compute.values()) + sum(exposed.values())

@@ -47,10 +47,10 @@ _SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
     ("torchtitan", "torchtitan, FSDP", "torchtitan", {}),
 )
-_DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16"}
-_DTYPES |= {"fp8": "fp8", "fp8-cs": "fp8", "amp_fp8": "fp8"}
-_DTYPES |= {"mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "fp4"}
-_DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
+DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16"}
+DTYPES |= {"fp8": "fp8", "fp8-cs": "fp8", "amp_fp8": "fp8"}
+DTYPES |= {"mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "fp4", "fp4": "fp4"}
+DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
 _ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
 _GRAPHS = {"full_iteration": "iteration", "transformer_engine": "modules"}
 _GRAPHS |= {"enabled in the recipe": "modules"}
@@ -120,7 +120,7 @@ def of_steps(row: dict[str, str]) -> data.Job:
     training = data.Training(
         microbatch_size=_degree(row, "micro_batch"),
         sequence_length=_degree(row, "seq"),
-        dtype=_DTYPES[_dtype(row)],  # pyright: ignore
+        dtype=DTYPES[_dtype(row)],  # pyright: ignore
         software=stack,
         **_options(row, stack, switches, layout),
     )
@@ -222,7 +222,7 @@ def _check(row: dict[str, str], stack: str) -> None:
     if not is_known(row):
         raise ValueError(f"the layers of {name} are not known")
     cluster_of(row["gpu_type"])
-    if _dtype(row) not in _DTYPES:
+    if _dtype(row) not in DTYPES:
         raise ValueError(f"no dtype {row['dtype']}")
     if _degree(row, "pp") > 1 and not row["vpp"]:
         raise ValueError("`vpp` is not given")

@@ -40,10 +40,10 @@ _SHIPPED = {
     "qwen330ba3b": "qwen3-30b-a3b",
 }
 _RELEASES = "(671b|1t|30ba3b|v01|base|chat|instruct|thinking|terminus|0[0-9]{3}|2507)*"
-_WITH_EXPERTS = (
-    "deepseek(v|moe|coderv2|r1)|[0-9]ba[0-9]+b|[0-9]x[0-9]+b|qwen3(next|235b|30b)|gptoss"
+_WITH_EXPERTS = "deepseek(v|moe|coderv2|r1)|[0-9]ba[0-9]+b|[0-9]x[0-9]+b|qwen3(next|235b|30b)"
+_WITH_EXPERTS += (
+    "|gptoss|kimi|moe|nemotron3(?!40b)|mixtral|grok|llama4(?![0-9])|glm(45|5)|dbrx|minimax"
 )
-_WITH_EXPERTS += "|kimi|moe|nemotron3(?!40b)|mixtral|grok|llama4(?![0-9])|glm(45|5)|dbrx|minimax"
 # Whose layers columns cannot say: latent attention, state spaces, encoders.
 _OTHERS = "deepseek(v|r1)(?!.*distill)|kimi|moonlight|glm5|minimax|llama4(?![0-9])|qwen3next|mamba"
 _OTHERS += "|jamba|zamba|falconh|nemotron(h|3(?!40b))|^t5|flux|dlrm|^dit"

@@ -66,7 +66,9 @@ def job_of(function: Callable[[dict[str, str]], data.Job], row: dict[str, str]) 
     A `ValueError` where nothing can be predicted for it.
     """
     job = function(row)
-    assert job.model and job.training and job.cluster
+    assert job.model is not None
+    assert job.training is not None
+    assert job.cluster is not None
     check_parts(job.model, job.layout, job.schedule, job.training, job.cluster)
     check_split(job.model, job.layout, job.schedule, job.training)
     return job

@@ -216,7 +216,6 @@ def scale_table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
-    lines.append(
-        f"The longest calibration takes {max((row['calibrate_s'] for row in rows), default=0):.0f} s."
-    )
+    longest = max((row["calibrate_s"] for row in rows), default=0)
+    lines.append(f"The longest calibration takes {longest:.0f} s.")
     return "\n".join(lines)

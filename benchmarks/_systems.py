@@ -121,14 +121,8 @@ def _complete(table: Any, number: str, text: str) -> Any:
     import polars as pl
 
     texts = ("round", "system", "bench", "run", "device", text)
-    table = table.with_columns(
-        *(pl.lit("").alias(name) for name in texts if name not in table.columns),
-        *(
-            pl.lit(None).alias(name)
-            for name in (number, "step_time_s")
-            if name not in table.columns
-        ),
-    )
+    every = (*texts, number, "step_time_s")
+    table = table.with_columns(pl.lit(None).alias(n) for n in every if n not in table.columns)
     order = pl.int_range(1, pl.len() + 1).over("round", "system", "bench", "run")
     table = table.with_columns(
         *(pl.col(name).cast(pl.String).fill_null("") for name in texts),

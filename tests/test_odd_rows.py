@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import expected_error
 from benchmarks._growth import growth_rows, growth_table
+from benchmarks._layers import layer_rows, layer_table
 from benchmarks._means import mean_rows, mean_table
 from benchmarks._published import published
 from benchmarks._published_models import has_experts
@@ -272,3 +273,78 @@ def test_a_system_with_experts_is_a_job_by_its_columns(tmp_path):
     assert second.job.training.microbatch_size == 2
     assert third.job is None
     assert third.reason
+
+
+_LAYER = {"case": "one", "gpu": "H100", "gpus": 8, "nodes": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 8}
+_LAYER |= {"etp": 1, "tokens_per_gpu": 4096, "micro_batch": 1, "sequence": 4096, "hidden": 4096}
+_LAYER |= {"expert_ffn": 14336, "experts": 8, "topk": 2, "dispatcher": "alltoall", "gated": 1}
+_LAYER |= {"dtype": "bf16", "fp8_recipe": "", "balance": "forced", "shared_expert": 0}
+_LAYER |= {"forward_s": 0.004, "backward_s": 0.008}
+
+
+def _layer(folder, **changes):
+    """The predicted seconds of a layer, with and without changes."""
+    _write(folder / "moe_layers.csv", [_LAYER, _LAYER | changes])
+    found = [row["predicted"] for row in layer_rows(folder)]
+    return found[:2], found[2:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "low", "high"),
+    [
+        ({"gpu": "B200"}, 0.3, 0.8),
+        ({"gpu": "GB200", "nodes": 2}, 0.3, 0.8),
+        ({"gated": 0}, 0.6, 0.85),
+        ({"shared_expert": 1}, 1.3, 1.6),
+        ({"balance": "dropless"}, 1.1, 1.5),
+        ({"tokens_per_gpu": 8192, "sequence": 8192}, 1.9, 2.1),
+        ({"cp": 2, "tokens_per_gpu": 2048}, 0.4, 0.6),
+        ({"dtype": "fp16"}, 0.99, 1.01),
+        ({"dtype": "fp8", "fp8_recipe": "delayed"}, 0.5, 0.8),
+        ({"dtype": "mxfp8", "gpu": "B200"}, 0.2, 0.6),
+        ({"dtype": "nvfp4", "gpu": "B200"}, 0.1, 0.6),
+    ],
+)
+def test_all_columns_of_a_layer_count(tmp_path, changes, low, high):
+    plain, changed = _layer(tmp_path, **changes)
+    for one, other in zip(plain, changed, strict=True):
+        assert low < other / one < high
+
+
+def test_scaling_by_blocks_is_slower_than_delayed_scaling(tmp_path):
+    _, blocks = _layer(tmp_path, dtype="fp8", fp8_recipe="blockwise, hybrid")
+    _, delayed = _layer(tmp_path, dtype="fp8", fp8_recipe="delayed")
+    assert blocks[0] > 1.05 * delayed[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topk": 64},
+        {"dispatcher": "pplx"},
+        {"dispatcher": ""},
+        {"pp": 2},
+        {"tokens_per_gpu": 8192},
+        {"balance": "random"},
+        {"dtype": "mxfp8"},
+        {"dtype": "int4"},
+        {"gpu": "MI355X"},
+        {"experts": ""},
+        {"ep": 3},
+        {"gpus": 0},
+    ],
+)
+def test_a_layer_that_is_not_known_has_a_reason(tmp_path, changes):
+    _write(tmp_path / "moe_layers.csv", [_LAYER | changes, _LAYER])
+    rows = list(layer_rows(tmp_path))
+    assert [bool(row.get("reason")) for row in rows] == [True, True, False, False]
+    assert "- 2: " in layer_table(rows)
+
+
+def test_a_layer_without_a_time_or_a_column(tmp_path):
+    less = {key: value for key, value in _LAYER.items() if key != "etp"}
+    _write(tmp_path / "moe_layers.csv", [less | {"forward_s": ""}])
+    forward, backward = layer_rows(tmp_path)
+    assert forward["reason"] == "no time of the forward"
+    _write(tmp_path / "moe_layers.csv", [_LAYER])
+    assert backward == list(layer_rows(tmp_path))[1]
