@@ -5,6 +5,7 @@ with other shapes of the same kinds says how well they predict what they were no
 """
 
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ import polars as pl
 from prism_jax.cluster import Measured, shape_latencies
 from prism_jax.data import ShapeTable, load_shapes, shape_key
 from prism_jax.trace import measured_kernels
+
+from ._rows import attempt
 
 
 # The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
@@ -30,17 +33,52 @@ _LARGE = 10e9  # FLOPs of a product that counts in the first of two tables.
 
 
 def read_operators(folder: pathlib.Path) -> Iterator[tuple[str, Measured]]:
-    """The rows of the files that are in a folder, with their device."""
-    for name, prepare in _PREPARED.items():
+    """The rows of the files that are in a folder, with their device; those that cannot be read are
+    counted on stderr."""
+    for name, (prepare, sizes) in _PREPARED.items():
         path = folder / f"{name}.parquet"
         if not path.is_file():
             continue
-        frame = prepare(pl.read_parquet(path)).filter(
-            pl.col("latency_s") > 0, pl.col("device").is_in(list(DEVICES))
-        )
+        try:
+            whole = prepare(pl.read_parquet(path))
+            frame = whole.filter(pl.col("device").is_in(list(DEVICES)), _is_usable(sizes))
+        except pl.exceptions.PolarsError as error:
+            _note(f"{path} is left out", str(error).partition("\n")[0])
+            continue
+        if left := len(whole) - len(frame):
+            _note(f"{left} rows of {path} are left out", "no known device, or no size or latency")
         for (device,), rows in sorted(frame.group_by("device"), key=lambda one: str(one[0])):
-            for measured in measured_kernels(rows, str(path)):
+            for measured in _of_device(rows, str(path)):
                 yield str(device), measured
+
+
+def _is_usable(sizes: str) -> pl.Expr:
+    """Whether a row has a latency and all sizes, of which those after a `|` may be zero."""
+    positive, _, others = sizes.partition("|")
+    each = [(name, 1e-12) for name in ("latency_s", *positive.split())]
+    each += [(name, 0.0) for name in others.split()]
+    return pl.all_horizontal(
+        pl.col(name).cast(pl.Float64, strict=False).is_between(least, 1e15) for name, least in each
+    )
+
+
+def _of_device(rows: pl.DataFrame, path: str) -> list[Measured]:
+    """The rows of a device, without kernels and dtypes that are not known."""
+    found, reason = attempt(measured_kernels, rows, path)
+    if reason:
+        kept = []
+        for _, part in rows.group_by("kernel", "dtype", maintain_order=True):
+            one, reason = attempt(measured_kernels, part, path)
+            if one is None:
+                _note(f"{len(part)} rows are left out", reason)
+            else:
+                kept.append(part)
+        found = measured_kernels(pl.concat(kept), path) if kept else []
+    return found
+
+
+def _note(what: str, reason: str) -> None:
+    print(f"{what}: {reason}", file=sys.stderr)
 
 
 def names_of(measured: Measured) -> list[str]:
@@ -76,7 +114,8 @@ def _mla(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _moe(frame: pl.DataFrame) -> pl.DataFrame:
     exponent = _text("distribution").replace({"balanced": "0"}).str.replace("power_law_", "")
-    return frame.with_columns(kernel=pl.lit("experts"), exponent=exponent.cast(pl.Float64))
+    exponent = exponent.cast(pl.Float64, strict=False)
+    return frame.with_columns(kernel=pl.lit("experts"), exponent=exponent)
 
 
 def _collectives(frame: pl.DataFrame) -> pl.DataFrame:
@@ -106,13 +145,13 @@ def _nvlink(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 _PREPARED = {
-    "gemm": _gemm,
-    "attention": _attention,
-    "mla": _mla,
-    "moe": _moe,
-    "collectives": _collectives,
-    "deepep": _deepep,
-    "nvlink_alltoall": _nvlink,
+    "gemm": (_gemm, "m n k"),
+    "attention": (_attention, "batch sequence heads kv_heads head_dim | window causal"),
+    "mla": (_mla, "batch sequence heads"),
+    "moe": (_moe, "tokens hidden intermediate topk experts ep tp | gated exponent"),
+    "collectives": (_collectives, "bytes gpus"),
+    "deepep": (_deepep, "tokens hidden topk experts sms nodes"),
+    "nvlink_alltoall": (_nvlink, "tokens ep"),
 }
 
 
@@ -147,6 +186,8 @@ def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     for device, measured in read_operators(folder):
         table = find_table(device, measured)
         if table is None:
+            about = " ".join(filter(None, (device, measured.kernel, measured.dtype)))
+            _note(f"{len(measured.seconds)} rows are left out", f"no table of {about}")
             continue
         predicted = shape_latencies(table, measured.columns).tolist()
         each = zip(

@@ -10,6 +10,7 @@ from benchmarks import expected_error
 from benchmarks._growth import growth_rows, growth_table
 from benchmarks._layers import layer_rows, layer_table
 from benchmarks._means import mean_rows, mean_table
+from benchmarks._operators import operator_rows, operator_table
 from benchmarks._published import published
 from benchmarks._published_models import has_experts
 from benchmarks._systems import systems
@@ -348,3 +349,46 @@ def test_a_layer_without_a_time_or_a_column(tmp_path):
     assert forward["reason"] == "no time of the forward"
     _write(tmp_path / "moe_layers.csv", [_LAYER])
     assert backward == list(layer_rows(tmp_path))[1]
+
+
+_GEMM = {"device": "h100_sxm", "dtype": "bfloat16", "m": 8192, "n": 8192, "k": 8192}
+_GEMM |= {"latency_s": 1.5e-3}
+_MOE = {"device": "h100_sxm", "dtype": "bfloat16", "tokens": 4096, "hidden": 4096, "topk": 2}
+_MOE |= {"intermediate": 14336, "experts": 8, "ep": 8, "tp": 1, "gated": 1, "latency_s": 1e-3}
+_MOE |= {"distribution": "balanced"}
+_HEADS = {"device": "h100_sxm", "dtype": "bfloat16", "kernel": "fa3", "batch": 1, "heads": 32}
+_HEADS |= {"sequence": 4096, "kv_heads": 8, "head_dim": 128, "window": 0, "causal": 1}
+_HEADS |= {"latency_s": 1e-3}
+_ALL = {"device": "h100_sxm", "dtype": "half", "op": "all_gather", "bytes": 2**29, "gpus": 8}
+_ALL |= {"latency_s": 1.4e-3}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "changes", "note"),
+    [
+        ("gemm", _GEMM, {"dtype": "int4"}, "dtype `int4`"),
+        ("gemm", _GEMM, {"m": None}, "no size"),
+        ("gemm", _GEMM, {"m": 0}, "no size"),
+        ("gemm", _GEMM, {"latency_s": float("nan")}, "no size or latency"),
+        ("gemm", _GEMM, {"device": "v100"}, "no known device"),
+        ("moe", _MOE, {"distribution": "zipf"}, "no size"),
+        ("moe", _MOE, {"distribution": "power_law_1.5"}, "no table of h100_sxm experts bf16"),
+        ("attention", _HEADS, {"head_dim": 99}, "no table of h100_sxm attention_causal bf16"),
+        ("collectives", _ALL, {"op": "broadcast"}, "kernel `broadcast`"),
+    ],
+)
+def test_odd_rows_of_kernels_are_counted(tmp_path, capsys, name, row, changes, note):
+    pl.DataFrame([row, row | changes]).write_parquet(tmp_path / f"{name}.parquet")
+    (found,) = operator_rows(tmp_path)
+    assert 0.2 < found["predicted"] / found["measured"] < 5
+    err = capsys.readouterr().err
+    assert "1 rows" in err
+    assert note in err
+    assert "| 1 |" in operator_table([found])
+
+
+def test_a_file_of_kernels_without_a_column_is_noted(tmp_path, capsys):
+    pl.DataFrame([_GEMM]).drop("device").write_parquet(tmp_path / "gemm.parquet")
+    pl.DataFrame([_MOE]).write_parquet(tmp_path / "moe.parquet")
+    assert len(operator_rows(tmp_path)) == 1
+    assert "gemm.parquet is left out" in capsys.readouterr().err
