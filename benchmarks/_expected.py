@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 
 from ._means import VARIABILITY
 from ._published import published
-from ._rows import attempt
+from ._rows import predicted
 
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
@@ -43,7 +43,6 @@ class Row(NamedTuple):
 
 def rows_of(folder: pathlib.Path) -> list[Row]:
     """The logarithms of measured over predicted seconds."""
-    import prism_jax as prism
     from prism_jax.data import generation_of
     from prism_jax.workload import has_experts
 
@@ -51,10 +50,10 @@ def rows_of(folder: pathlib.Path) -> list[Row]:
     for one in published(folder):
         if (job := one.job) is None or not (job.model and job.training and job.cluster):
             continue
-        predicted, _ = attempt(prism.predict, job)
-        if predicted is None:
+        mean, _ = predicted(job)
+        if not mean:
             continue
-        error = float(np.log(one.seconds / predicted.mean))
+        error = float(np.log(one.seconds / mean))
         kind = ("experts" if has_experts(job.model) else "dense", job.training.zero == 3)
         key = (*kind, generation_of(job.cluster.device.name), job.training.software or "")
         model = f"{one.table} {job.model.num_layers} {job.model.hidden_size}"

@@ -20,7 +20,7 @@ from prism_jax.workload import has_experts
 
 from ._means import VARIABILITY
 from ._published import Published, published
-from ._rows import attempt
+from ._rows import predicted
 
 
 # Latencies of kernels of Blackwell: of each, the kernel, and its link or dtype.
@@ -94,9 +94,7 @@ def expert_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _counts(job: Any) -> bool:
-    import prism_jax as prism
-
-    return job is not None and has_experts(job.model) and attempt(prism.predict, job)[0] is not None
+    return job is not None and has_experts(job.model) and predicted(job)[0] > 0
 
 
 def _family_of(row: Published) -> str:

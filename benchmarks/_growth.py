@@ -6,18 +6,16 @@ the first of its series, which is left out.
 
 import pathlib
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-import prism_jax as prism
 from prism_jax import data
 
 from ._published_jobs import of_steps
-from ._rows import attempt, count, job_of, number, read
+from ._rows import attempt, count, job_of, note, number, predicted, read
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -41,12 +39,13 @@ class Step(msgspec.Struct, frozen=True):
 def series_of(folder: pathlib.Path) -> Iterator[list[Step]]:
     """The weak-scaling series of a folder like `../shared/data`, each from its fewest GPUs on."""
     means = read(folder / "steps" / "step_means.csv")
-    rows = [r for r in read(folder / "steps" / "growth.csv") if r["scaling"].startswith("weak")]
     series = defaultdict(list)
-    for row in rows:
+    for row in read(folder / "steps" / "growth.csv"):
+        if not row["scaling"].startswith("weak"):
+            continue
         step, reason = attempt(_step, row, means)
         if step is None:
-            print(f"a row of {row['series']} is left out: {reason}", file=sys.stderr)
+            note(f"a row of {row['series']} is left out: {reason}")
         else:
             # Rows of one name have other work where the first of their series took longer.
             first = number(row["step_time_s"]) or 0.0
@@ -94,24 +93,15 @@ def growth_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for steps in series_of(folder):
         base = steps[0]
-        first, missing = _predicted(base)
+        first, missing = predicted(base.job, base.reason)
         for one in steps[1:]:
             row: dict[str, Any] = {"table": "growth", "name": f"{one.series}, {one.gpus} GPUs"}
-            row |= {"family": one.family, "measured": _over(one.measured, base.measured)}
-            mean, reason = _predicted(one) if first else (None, one.reason or missing)
+            # The first is 0 unless the row of the fewest GPUs is lost.
+            measured = (one.measured - base.measured) / (1 + base.measured)
+            row |= {"family": one.family, "measured": measured}
+            mean, reason = predicted(one.job, one.reason) if first else (0.0, one.reason or missing)
             found.append(row | ({"predicted": mean / first - 1} if mean else {"reason": reason}))
     return found
-
-
-def _over(measured: float, base: float) -> float:
-    """A growth over that of another step, which is 0 unless the row of the fewest GPUs is lost."""
-    return (measured - base) / (1 + base)
-
-
-def _predicted(step: Step) -> tuple[float, str]:
-    """The predicted step time, or 0 with a reason."""
-    found, reason = attempt(prism.predict, step.job) if step.job else (None, step.reason)
-    return (found.mean, "") if found else (0.0, reason)
 
 
 def growth_table(rows: list[dict[str, Any]]) -> str:

@@ -17,7 +17,8 @@ from prism_jax.workload._costs import Costs
 from prism_jax.workload._parts import block
 
 from ._published_jobs import DTYPES
-from ._published_machines import cluster_of
+from ._published_machines import cluster_of, job_on, switches_of
+from ._published_models import EXPERTS
 from ._rows import attempt, count, job_of, number, read, reason_lines
 
 
@@ -31,26 +32,19 @@ _SUSTAINED, _BY_BLOCKS = 1.2, 0.92
 def layer_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A forward and a backward for each row; one that cannot be predicted has a `reason`."""
     for row in read(folder / "moe_layers.csv"):
-        found, reason = attempt(_predicted, row)
+        found, wrong = attempt(_predicted, row)
         for i, phase in enumerate(("forward", "backward")):
             measured = number(row[f"{phase}_s"])
-            one = {
-                "table": "MoE layer",
-                "name": f"{row['case']} {phase}",
-                "measured": measured or 0.0,
-            }
-            if found is None or measured is None:
-                yield {**one, "reason": reason or f"no time of the {phase}"}
-            else:
-                yield {**one, "predicted": found[i]}
+            one = {"table": "MoE layer", "name": f"{row['case']} {phase}"}
+            reason = wrong if measured else f"no time: {phase}"
+            more = {"reason": reason} if reason else {"predicted": found[i]}
+            yield {**one, "measured": measured or 0.0, **more}
 
 
 def layer_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
     lines = ["| layer | measured ms | predicted ms | error |", "|---" * 4 + "|"]
-    for row in rows:
-        if "reason" in row:
-            continue
+    for row in (one for one in rows if "predicted" in one):
         error = row["predicted"] / row["measured"] - 1
         lines.append(
             f"| {row['name']} | {1e3 * row['measured']:.2f} | {1e3 * row['predicted']:.2f} "
@@ -62,28 +56,29 @@ def layer_table(rows: list[dict[str, Any]]) -> str:
 def _predicted(row: dict[str, str]) -> tuple[float, float]:
     """Of the forward and the backward, in seconds."""
     machine, number = cluster_of(row["gpu"]), ft.partial(count, row)
-    cluster = data.load_cluster(machine, 1)
-    cluster = data.load_cluster(machine, -(-number("gpus") // cluster.devices_per_node))
-    software = data.load_software("megatron-core-2024").training
-    layout = _layout(row)
+    tp, cp, gpus, sequence = number("tp", 1), number("cp", 1), number("gpus"), number("sequence")
+    tokens = number("micro_batch") * sequence // cp
+    if number("pp", 1) > 1 or gpus % (tp * cp):
+        raise ValueError("a layer has no pipeline, and tp*cp divides its GPUs")
+    if number("tokens_per_gpu", tokens) not in (tokens, tokens // tp):
+        raise ValueError("`tokens_per_gpu` is not `micro_batch` times `sequence` over `cp`")
     recipe = row["fp8_recipe"].lower()
     dtype = DTYPES.get(row["dtype"].lower(), row["dtype"])
     dtype = "mxfp8" if dtype == "fp8" and "mx" in recipe else dtype
-    training = data.Training(
-        number("micro_batch"),
-        number("sequence"),
-        dtype=dtype,  # pyright: ignore
-        token_dispatcher=row["dispatcher"],  # pyright: ignore
-        software="megatron-core-2024",
-        **software,
+    software = {"software": "megatron-core-2024", **switches_of("megatron-core-2024")}
+    software |= {"dtype": dtype, "token_dispatcher": row["dispatcher"]}
+    etp = number("etp") if row["etp"] else None
+    job: Any = job_on(
+        _model(row),
+        data.Layout(tp=tp, cp=cp, dp=gpus // (tp * cp), ep=number("ep", 1), etp=etp),
+        data.ScheduleConfig("1f1b", 1),
+        data.Training(number("micro_batch"), sequence, **software),
+        machine,
     )
-    model = _model(row)
-    schedule = data.ScheduleConfig("1f1b", 1)
-    job = data.Job(layout, schedule, model=model, training=training, cluster=cluster)
     job_of(lambda _: job, row)
-    (part,) = layers_of(model)
+    (part,) = layers_of(job.model)
     (experts,) = part.modules
-    costs = Costs(model, layout, training, cluster, data.load_kernels(cluster))
+    costs = Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
     blocks = dtype == "fp8" and not re.search("delayed|tensor|current|row", recipe)
     longer = _BY_BLOCKS if blocks else _SUSTAINED
     forward, backward = (
@@ -92,35 +87,14 @@ def _predicted(row: dict[str, str]) -> tuple[float, float]:
     return forward, backward
 
 
-def _layout(row: dict[str, str]) -> data.Layout:
-    number = ft.partial(count, row)
-    tp, cp = number("tp", 1), number("cp", 1)
-    if number("pp", 1) > 1:
-        raise ValueError("one layer has no pipeline, but `pp` is more than 1")
-    if number("gpus") % (tp * cp):
-        raise ValueError("its numbers do not divide")
-    tokens = number("micro_batch") * number("sequence") // cp
-    if number("tokens_per_gpu", tokens) not in (tokens, tokens // tp):
-        raise ValueError("`tokens_per_gpu` is not `micro_batch` times `sequence` over `cp`")
-    etp = number("etp") if row["etp"] else None
-    return data.Layout(tp=tp, cp=cp, dp=number("gpus") // (tp * cp), ep=number("ep", 1), etp=etp)
-
-
 def _model(row: dict[str, str]) -> data.Model:
     """A layer of experts alone."""
     number = ft.partial(count, row)
-    balance = re.match("forced|dropless", row["balance"] or "forced")
-    if balance is None:
-        raise ValueError(f"no balance {row['balance']}")
-    moe = {
-        "num_experts": number("experts"),
-        "top_k": number("topk"),
-        "expert_ffn_size": number("expert_ffn"),
-        "num_groups": number("groups", 1),
-        "top_k_groups": number("group_topk", 1),
-        "num_shared_experts": number("shared_expert", 0, 0),
-        "balance": balance[0],
-    }
+    moe: dict[str, Any] = {key: number(name) for name, key in EXPERTS.items()}
+    moe |= {"num_groups": number("groups", 1), "top_k_groups": number("group_topk", 1)}
+    moe |= {"num_shared_experts": number("shared_expert", 0, 0)}
+    if row["balance"]:
+        moe["balance"] = re.split("[, ]", row["balance"])[0]
     return data.Model(
         hidden_size=number("hidden"),
         layers=(data.Layer(("moe",)),),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ._published import published
-from ._rows import attempt, reason_lines
+from ._rows import predicted, reason_lines
 
 
 # What variability adds to a mean: the median over 60 of these jobs, two of each table; 1.008 to
@@ -23,12 +23,10 @@ VARIABILITY = 1.014
 def mean_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A row for each published step below a folder. One that cannot be written as a job has a
     `reason`."""
-    import prism_jax as prism
-
     for one in published(folder):
         row: dict[str, Any] = {"table": one.table, "name": one.name, "measured": one.seconds}
-        found, reason = attempt(prism.predict, one.job) if one.job else (None, one.reason)
-        yield row | ({"predicted": VARIABILITY * found.mean} if found else {"reason": reason})
+        mean, reason = predicted(one.job, one.reason)
+        yield row | ({"predicted": VARIABILITY * mean} if mean else {"reason": reason})
 
 
 def job_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ with other shapes of the same kinds says how well they predict what they were no
 """
 
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from prism_jax.cluster import Measured, shape_latencies
 from prism_jax.data import ShapeTable, load_shapes, shape_key
 from prism_jax.trace import measured_kernels
 
-from ._rows import attempt
+from ._rows import attempt, note
 
 
 # The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
@@ -43,10 +42,10 @@ def read_operators(folder: pathlib.Path) -> Iterator[tuple[str, Measured]]:
             whole = prepare(pl.read_parquet(path))
             frame = whole.filter(pl.col("device").is_in(list(DEVICES)), _is_usable(sizes))
         except pl.exceptions.PolarsError as error:
-            _note(f"{path} is left out", str(error).partition("\n")[0])
+            note(f"{path} is left out: {str(error).splitlines()[0]}")
             continue
         if left := len(whole) - len(frame):
-            _note(f"{left} rows of {path} are left out", "no known device, or no size or latency")
+            note(f"{left} rows of {path} are left out: no known device, size or latency")
         for (device,), rows in sorted(frame.group_by("device"), key=lambda one: str(one[0])):
             for measured in _of_device(rows, str(path)):
                 yield str(device), measured
@@ -66,19 +65,13 @@ def _of_device(rows: pl.DataFrame, path: str) -> list[Measured]:
     """The rows of a device, without kernels and dtypes that are not known."""
     found, reason = attempt(measured_kernels, rows, path)
     if reason:
-        kept = []
-        for _, part in rows.group_by("kernel", "dtype", maintain_order=True):
-            one, reason = attempt(measured_kernels, part, path)
-            if one is None:
-                _note(f"{len(part)} rows are left out", reason)
-            else:
-                kept.append(part)
-        found = measured_kernels(pl.concat(kept), path) if kept else []
+        found = []
+        for _, part in sorted(rows.group_by("kernel", "dtype"), key=lambda one: str(one[0])):
+            known, reason = attempt(measured_kernels, part, path)
+            found += known or []
+            if reason:
+                note(f"{len(part)} rows are left out: {reason}")
     return found
-
-
-def _note(what: str, reason: str) -> None:
-    print(f"{what}: {reason}", file=sys.stderr)
 
 
 def names_of(measured: Measured) -> list[str]:
@@ -187,7 +180,7 @@ def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
         table = find_table(device, measured)
         if table is None:
             about = " ".join(filter(None, (device, measured.kernel, measured.dtype)))
-            _note(f"{len(measured.seconds)} rows are left out", f"no table of {about}")
+            note(f"{len(measured.seconds)} rows are left out: no table of {about}")
             continue
         predicted = shape_latencies(table, measured.columns).tolist()
         each = zip(

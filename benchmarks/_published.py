@@ -4,7 +4,7 @@ A row that cannot be written as a job is kept, with the reason.
 """
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -67,14 +67,7 @@ def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
     return [row for i, row in rows if (str(i), row["model"]) not in completed] + further
 
 
-def _expressed(
-    table: str,
-    name: str,
-    function: Callable[[dict[str, str]], data.Job],
-    row: dict[str, str],
-    column: str = "step_time_s",
-    per_second: float = 1,
-) -> Published:
+def _expressed(table, name, function, row, column="step_time_s", per_second=1) -> Published:
     time = number(row[column])
     if time is None:
         reason = f"its time is {row[column]}, no number above 0" if row[column] else "no step time"

@@ -13,7 +13,7 @@ from ._rows import number, read
 
 
 # What the software that all of them use does; the files do not set it.
-_SET = {"source": "MLPerf v6.0", "release": "26.06", "etp": "1"}
+_SET = {"source": "MLPerf v6.0", "release": "26.06"}
 # Columns that have the same name here and there, or another one.
 _COLUMNS = {name: name for name in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")}
 _COLUMNS |= {"vpp": "vp", "global_batch": "global_batch", "seq": "sequence", "model": "bench"}
@@ -55,7 +55,7 @@ def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
             "system": row["system"],
             "gpu_type": f"DGX-{devices[key]}",
             "micro_batch": row["microbatch"].split(" ")[0],
-            "etp": row["etp"] or _SET["etp"],
+            "etp": row["etp"] or "1",
             "dtype": re.split("[ ;]", row["dtype"])[0],
             "dispatcher": re.split("[ /]", row["dispatcher"].removeprefix("flex/"))[0],
             "recompute": "selective" if modules else "none",

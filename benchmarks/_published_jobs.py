@@ -232,8 +232,7 @@ def _check(row: dict[str, str], stack: str) -> None:
         raise ValueError("packed sequences of unknown lengths")
     columns = () if has_experts(row) else ("layers",)
     for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
-        if not row[key]:
-            raise ValueError(f"`{key}` is not given")
+        count(row, key)
     if not stack:
         raise ValueError("the software is not known here")
     if row["recompute"] not in ("", "none", "selective", "full", "block"):

@@ -10,27 +10,12 @@ from prism_jax.workload import count_parameters
 
 
 # The devices that names of machines say, the first that is found; of `""`, nothing is known here.
-_DEVICES = {
-    "gb300": "gb300",
-    "gb200": "gb200",
-    "gh200": "",
-    "b300": "b300",
-    "b200": "b200",
-    "h200": "h200-sxm",
-    "h100(sxm)?96": "h100-96g",
-    "[ah]100.*pcie|h100nvl(?!ink)": "",
-    "h100": "h100-sxm",
-    "h800": "h800",
-    "h20(?!0)": "h20",
-    "a100.*40g": "a100-40g-sxm",
-    "a100": "a100-80g-sxm",
-    "mi300x": "mi300x",
-    "v5p": "tpu-v5p",
-    # Systems of MLPerf Training that do not say it.
-    "carina|tyche": "gb200",
-    "theia": "gb300",
-    "eos": "h100-sxm",
-}
+_DEVICES = {"gb300": "gb300", "gb200": "gb200", "gh200": "", "b300": "b300", "b200": "b200"}
+_DEVICES |= {"h200": "h200-sxm", "h100(sxm)?96": "h100-96g", "[ah]100.*pcie|h100nvl(?!ink)": ""}
+_DEVICES |= {"h100": "h100-sxm", "h800": "h800", "h20(?!0)": "h20", "a100.*40g": "a100-40g-sxm"}
+_DEVICES |= {"a100": "a100-80g-sxm", "mi300x": "mi300x", "v5p": "tpu-v5p"}
+# Systems of MLPerf Training that do not say it.
+_DEVICES |= {"carina|tyche": "gb200", "theia": "gb300", "eos": "h100-sxm"}
 _CLUSTERS = {"a100-40g-sxm": "dgx-a100-40g", "a100-80g-sxm": "dgx-a100", "h800": "hgx-h800"}
 _CLUSTERS |= {"h100-sxm": "dgx-h100", "h100-96g": "hgx-h100-96g", "h200-sxm": "dgx-h200"}
 _CLUSTERS |= {"b200": "hgx-b200", "b300": "dgx-b300", "gb200": "gb200-nvl72"}

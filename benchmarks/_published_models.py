@@ -41,12 +41,12 @@ _SHIPPED = {
 }
 _RELEASES = "(671b|1t|30ba3b|v01|base|chat|instruct|thinking|terminus|0[0-9]{3}|2507)*"
 _WITH_EXPERTS = "deepseek(v|moe|coderv2|r1)|[0-9]ba[0-9]+b|[0-9]x[0-9]+b|qwen3(next|235b|30b)"
-_WITH_EXPERTS += (
-    "|gptoss|kimi|moe|nemotron3(?!40b)|mixtral|grok|llama4(?![0-9])|glm(45|5)|dbrx|minimax"
-)
+_WITH_EXPERTS += "|gptoss|kimi|moe|nemotron3(?!40b)|mixtral|grok|llama4(?![0-9])|glm(45|5)|dbrx"
 # Whose layers columns cannot say: latent attention, state spaces, encoders.
 _OTHERS = "deepseek(v|r1)(?!.*distill)|kimi|moonlight|glm5|minimax|llama4(?![0-9])|qwen3next|mamba"
 _OTHERS += "|jamba|zamba|falconh|nemotron(h|3(?!40b))|^t5|flux|dlrm|^dit"
+# The columns of a layer of experts.
+EXPERTS = {"experts": "num_experts", "topk": "top_k", "expert_ffn": "expert_ffn_size"}
 
 
 def plain_name(name: str) -> str:
@@ -83,14 +83,21 @@ def model_of(row: dict[str, str]) -> data.Model:
 
     A `ValueError` if a column that says a size is missing or no number.
     """
-    if shipped := _shipped_name(row):
-        model = _variant(_shipped_model(shipped), row)
-        return _as_routed(model) if row.get("balance", "").startswith("dropless") else model
+    shipped = _shipped_name(row)
+    model = _variant(_shipped_model(shipped), row) if shipped else _described(row)
+    if not model.modules or not row.get("balance", "").startswith("dropless"):
+        return model
+    moe = {**model.modules["moe"], "balance": "dropless"}  # A router as it is.
+    return msgspec.structs.replace(model, modules={**model.modules, "moe": moe})
+
+
+def _described(row: dict[str, str]) -> data.Model:
+    """A model by its columns."""
     number = ft.partial(count, row)
     name = plain_name(row["model"])
     kind = next((keys for part, keys in _KINDS.items() if re.search(part, name)), _MODERN)
     layers = _layers_with_experts(number) if has_experts(row) else {}
-    model = data.Model(
+    return data.Model(
         num_layers=number("layers"),
         hidden_size=number("hidden"),
         num_heads=number("heads"),
@@ -102,65 +109,47 @@ def model_of(row: dict[str, str]) -> data.Model:
         **kind,
         **layers,
     )
-    return _as_routed(model) if layers and row.get("balance", "").startswith("dropless") else model
 
 
 def _layers_with_experts(number: Any) -> dict[str, Any]:
     dense = number("dense_layers", 0, 0)
     kinds = ((dense, "mlp"), (number("layers") - dense, "moe"))
     layers = (data.Layer(("attention", last), count) for count, last in kinds if count)
-    moe = {"num_experts": number("experts"), "top_k": number("topk")}
-    moe |= {"expert_ffn_size": number("expert_ffn")}
+    moe = {key: number(name) for name, key in EXPERTS.items()}
     if shared := number("shared_ffn", 0, 0):
         moe |= {"shared_ffn_size": shared}
     return {"layers": tuple(layers), "modules": {"moe": moe}}
 
 
-def _as_routed(model: data.Model) -> data.Model:
-    """A model whose router is as it is, without a forced balance."""
-    assert model.modules is not None
-    moe = {**model.modules["moe"], "balance": "dropless"}
-    return msgspec.structs.replace(model, modules={**model.modules, "moe": moe})
-
-
 def _variant(model: data.Model, row: dict[str, str]) -> data.Model:
     """A shipped model, as the brackets after its name and its columns say."""
     _, _, variant = row["model"].partition("(")
-    small = re.search("oss20b", plain_name(row["model"]))  # It has fewer layers and experts.
+    if "oss20b" in plain_name(row["model"]):  # It has fewer layers and experts.
+        row = {"layers": "24", "experts": "32"} | {key: text for key, text in row.items() if text}
     bracket = re.match(r"(\d+) layers", variant)
-    given = count(row, "layers", int(bracket[1]) if bracket else 24 if small else 0, 0)
-    model = _with_columns(model, row, {"experts": 32} if small else {})
+    given = count(row, "layers", int(bracket[1]) if bracket else 0, 0)
+    model = _with_columns(model, row)
     assert model.layers is not None
     whole = sum(_counted(layer) * layer.repeat for layer in model.layers)
     if bracket or given not in (0, whole):
         dense = count(row, "dense_layers", 1 if bracket else model.layers[0].repeat, 0)
         model = _first_layers(model, given, dense)
-    if bracket:
-        return msgspec.structs.replace(model, num_mtp_layers=0)
     layout = row.get("pipeline_layout", "")
-    further = 0 if variant.startswith("w/o MTP") or (layout and "m" not in layout) else None
-    if further is None and re.search("zoo|Automodel", row["source"]):
-        further = 0
-    return msgspec.structs.replace(
-        model, num_mtp_layers=model.num_mtp_layers if further is None else further
-    )
+    without = variant.startswith("w/o MTP") or (layout and "m" not in layout)
+    without = without or bracket or re.search("zoo|Automodel", row["source"])
+    return msgspec.structs.replace(model, num_mtp_layers=0) if without else model
 
 
-def _with_columns(model: data.Model, row: dict[str, str], sizes: dict[str, int]) -> data.Model:
-    """A model with the sizes that a row has, where these are not the model's, or with others."""
+def _with_columns(model: data.Model, row: dict[str, str]) -> data.Model:
+    """A model with the sizes that a row has, which hold over those of its name."""
     keys = {"hidden": "hidden_size", "heads": "num_heads", "vocab": "vocab_size"}
     if model.num_kv_heads is not None:
         keys["kv_heads"] = "num_kv_heads"
     given = {key: n for name, key in keys.items() if (n := count(row, name, 0, 0))}
     assert model.modules is not None
-    moe = {**model.modules["moe"]}
-    for name, key in (
-        ("experts", "num_experts"),
-        ("topk", "top_k"),
-        ("expert_ffn", "expert_ffn_size"),
-    ):
-        moe[key] = count(row, name, sizes.get(name, 0), 0) or moe[key]
-    return msgspec.structs.replace(model, modules={**model.modules, "moe": moe}, **given)
+    moe = {key: n for name, key in EXPERTS.items() if (n := count(row, name, 0, 0))}
+    modules = {**model.modules, "moe": model.modules["moe"] | moe}
+    return msgspec.structs.replace(model, modules=modules, **given)
 
 
 def _counted(layer: data.Layer) -> int:

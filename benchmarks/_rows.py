@@ -19,7 +19,7 @@ def read(path: pathlib.Path) -> list[dict[str, str]]:
     """The rows of a CSV file, where a missing column is an empty one; none if the file is missing,
     which is noted on stderr."""
     if not path.is_file():
-        print(f"{path} is missing and left out", file=sys.stderr)
+        note(f"{path} is missing and left out")
         return []
     with path.open(newline="") as file:
         rows = csv.DictReader(file, restval="")
@@ -72,6 +72,19 @@ def job_of(function: Callable[[dict[str, str]], data.Job], row: dict[str, str]) 
     check_parts(job.model, job.layout, job.schedule, job.training, job.cluster)
     check_split(job.model, job.layout, job.schedule, job.training)
     return job
+
+
+def predicted(job: data.Job | None, reason: str = "") -> tuple[float, str]:
+    """The predicted step time of a job in seconds, or 0 and the reason why there is none."""
+    import prism_jax as prism
+
+    found, wrong = attempt(prism.predict, job) if job else (None, reason)
+    return (found.mean, "") if found else (0.0, wrong)
+
+
+def note(text: str) -> None:
+    """Says on stderr what is left out."""
+    print(text, file=sys.stderr)
 
 
 def reason_lines(rows: Iterable[dict[str, Any]]) -> list[str]:

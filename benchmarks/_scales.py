@@ -9,7 +9,6 @@ its runs.
 
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 from prism_jax.data import load_cluster
 
 from ._published_machines import cluster_of
-from ._rows import attempt
+from ._rows import attempt, note
 
 
 # By words in the name of a family. Models fix these values; none is chosen.
@@ -44,7 +43,7 @@ def scale_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
         systems = table.filter(pl.col("family") == family).sort("dp", "gbs").to_dicts()
         _, reason = attempt(lambda one=systems: [*map(overrides, one)])
         if reason:
-            print(f"{family} is left out: {reason}", file=sys.stderr)
+            note(f"{family} is left out: {reason}")
         elif len(systems) > 1:
             yield from _family_rows(systems, steps, noise)
 

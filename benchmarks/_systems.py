@@ -3,7 +3,6 @@
 import glob
 import pathlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from prism_jax.program import variability_of
 
 from ._published_machines import device_of
 from ._published_models import has_experts
+from ._rows import note
 
 
 # The laws of `kernels/priors.toml` that are fitted here.
@@ -87,7 +87,7 @@ def systems(folder: pathlib.Path) -> list[System]:
     """Those of `mlperf` and of `mlperf_v6` in a folder; a missing table is noted on stderr."""
     for path in (folder / "mlperf" / "step_times.parquet", folder / "mlperf_v6" / "step_times.csv"):
         if not path.is_file():
-            print(f"{path} is missing and left out", file=sys.stderr)
+            note(f"{path} is missing and left out")
     return [*_older(folder / "mlperf"), *_v6(folder / "mlperf_v6")]
 
 
@@ -132,7 +132,7 @@ def _complete(table: Any, number: str, text: str) -> Any:
     time = pl.col("step_time_s")
     kept = table.filter(time.is_finite() & (time > 0))
     if len(kept) < len(table):
-        print(f"{len(table) - len(kept)} steps without a time are left out", file=sys.stderr)
+        note(f"{len(table) - len(kept)} steps without a time are left out")
     return kept
 
 

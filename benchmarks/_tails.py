@@ -6,7 +6,6 @@ own. For any other system the shipped laws hold.
 
 import functools as ft
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
 
 from ._published import published
-from ._rows import attempt
+from ._rows import attempt, note
 from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
 
 
@@ -59,7 +58,7 @@ def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 def _row(one: System, laws: Laws | None, job: data.Job | None) -> dict[str, Any]:
     simulated, reason = attempt(_simulated, job, laws, one) if job else (None, "")
     if reason:
-        print(f"{one.name} cannot be simulated: {reason}", file=sys.stderr)
+        note(f"{one.name} cannot be simulated: {reason}")
     if simulated is None:
         cluster = "hgx-b200" if one.is_blackwell else "dgx-h100"
         given = _shipped(cluster) if laws is None else laws.parameters(one.is_blackwell)

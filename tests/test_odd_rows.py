@@ -1,6 +1,7 @@
 """Odd rows of measured data give a reason or the right number, and lose no other row."""
 
 import csv
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -28,6 +29,8 @@ _EXPERTS |= {"source": "Megatron-Bridge", "dtype": "MXFP8", "dispatcher": "hybri
 _EXPERTS |= {"pipeline_layout": "Et*4|(t*4|)*14tmL", "experts": "256", "topk": "8"}
 _EXPERTS |= {"expert_ffn": "2048", "dense_layers": "3", "shared_ffn": "2048"}
 _EXPERTS = _LLAMA | _EXPERTS
+_EMPTY = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "vocab", "experts", "topk"), "")
+_EMPTY |= {"expert_ffn": "", "dense_layers": "", "shared_ffn": ""}
 
 
 def _write(path, rows):
@@ -82,7 +85,7 @@ def test_an_odd_row_has_a_reason_and_loses_no_other(tmp_path):
     assert f"2 of {len(rows)} rows" in mean_table(found)
 
 
-def _jobs(folder, *rows):
+def _jobs(folder, *rows) -> list[Any]:
     return [one.job for one in _steps(folder, *rows)]
 
 
@@ -100,19 +103,15 @@ def test_models_do_not_depend_on_how_they_are_spelled(tmp_path):
     assert gpt.model.activation == "gelu"
     old = {**_EXPERTS, "dispatcher": "", "pipeline_layout": "", "pp": "1", "vpp": "1"}
     for pair in (["Kimi_K2", "Kimi K2"], ["GPT OSS 120B", "GPT-OSS-120B"]):
-        one, other = _jobs(tmp_path, *({**old, **_EMPTY, "model": name} for name in pair))
+        one, other = _jobs(tmp_path, *(old | _EMPTY | {"model": name} for name in pair))
         assert one == other
         assert one.training.token_dispatcher == "alltoall"
-
-
-_EMPTY = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "vocab", "experts", "topk"), "")
-_EMPTY |= {"expert_ffn": "", "dense_layers": "", "shared_ffn": ""}
 
 
 def test_columns_say_the_sizes_of_a_known_model(tmp_path):
     known = {**_EXPERTS, "pipeline_layout": "", "vpp": "1"}
     columns = {"layers": "16", "experts": "64", "topk": "4", "expert_ffn": "1024"}
-    by_name, by_column = _jobs(tmp_path, {**known, **_EMPTY}, {**known, **columns})
+    by_name, by_column = _jobs(tmp_path, known | _EMPTY, known | columns)
     assert by_name.model.num_layers == 61
     first, second = by_column.model.layers
     assert (first.repeat, second.repeat) == (3, 13)
@@ -125,13 +124,30 @@ def test_columns_say_the_sizes_of_a_known_model(tmp_path):
 def test_models_with_columns_of_experts_are_in_their_table(tmp_path, name):
     row = {**_EXPERTS, "model": name, "pipeline_layout": "", "layers": "64", "kv_heads": "8"}
     assert has_experts(row)
-    (one,) = _steps(tmp_path, row)
+    one: Any = _steps(tmp_path, row)[0]
     assert one.table == "Megatron-Bridge, GB300, experts"
     assert one.job is not None, one.reason
     assert one.job.model.modules["moe"]["num_experts"] == 256
 
 
 _FAMILY = {"system": "x", "microbatches": "144", "dp": "4", "gbs": "576", "p50": "20"}
+
+
+_VTRAIN = {"# GPUs": "8", "global batch": "32", "micro batch": "4", "hidden size": "1024"}
+_VTRAIN |= {"attention heads": "16", "# layers": "24", "sequence length": "1024"}
+_VTRAIN |= {"tensor parallelism": "2", "data parallelism": "2", "pipeline parallelism": "2"}
+_VTRAIN |= {"iteration time (ms)": "220"}
+
+
+def test_odd_rows_of_vtrain_have_a_reason(tmp_path):
+    odd = [{"micro batch": "0"}, {"data parallelism": "0"}, {"iteration time (ms)": ""}]
+    odd += [{"hidden size": ""}, {"global batch": "31"}, {"attention heads": "x"}]
+    path = tmp_path / "published" / "a100_megatron_deepspeed_single_node.csv"
+    _write(path, [_VTRAIN, *(_VTRAIN | one for one in odd)])
+    first, *others = mean_rows(tmp_path)
+    assert first["measured"] == 0.22
+    assert 0.8 < first["predicted"] / 0.22 < 1.25
+    assert all(row["reason"] for row in others)
 
 
 def test_families_of_all_machines_are_read_and_others_have_a_reason(tmp_path):
@@ -346,7 +362,7 @@ def test_a_layer_without_a_time_or_a_column(tmp_path):
     less = {key: value for key, value in _LAYER.items() if key != "etp"}
     _write(tmp_path / "moe_layers.csv", [less | {"forward_s": ""}])
     forward, backward = layer_rows(tmp_path)
-    assert forward["reason"] == "no time of the forward"
+    assert forward["reason"] == "no time: forward"
     _write(tmp_path / "moe_layers.csv", [_LAYER])
     assert backward == list(layer_rows(tmp_path))[1]
 
@@ -367,11 +383,11 @@ _ALL |= {"latency_s": 1.4e-3}
     ("name", "row", "changes", "note"),
     [
         ("gemm", _GEMM, {"dtype": "int4"}, "dtype `int4`"),
-        ("gemm", _GEMM, {"m": None}, "no size"),
-        ("gemm", _GEMM, {"m": 0}, "no size"),
-        ("gemm", _GEMM, {"latency_s": float("nan")}, "no size or latency"),
+        ("gemm", _GEMM, {"m": None}, "no known device, size"),
+        ("gemm", _GEMM, {"m": 0}, "no known device, size"),
+        ("gemm", _GEMM, {"latency_s": float("nan")}, "size or latency"),
         ("gemm", _GEMM, {"device": "v100"}, "no known device"),
-        ("moe", _MOE, {"distribution": "zipf"}, "no size"),
+        ("moe", _MOE, {"distribution": "zipf"}, "no known device, size"),
         ("moe", _MOE, {"distribution": "power_law_1.5"}, "no table of h100_sxm experts bf16"),
         ("attention", _HEADS, {"head_dim": 99}, "no table of h100_sxm attention_causal bf16"),
         ("collectives", _ALL, {"op": "broadcast"}, "kernel `broadcast`"),
