@@ -16,7 +16,7 @@ from prism_jax.measure import Call, calls_for, save_machine, split_scatter, time
 
 
 _JOB = pathlib.Path(__file__).parents[1] / "examples/one_device.toml"
-_SECONDS = 180.0
+_SECONDS = 100.0
 _STEPS = 65_536
 
 
