@@ -197,6 +197,8 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
     virtual = len(stages) // layout.pp or _degree(row, "vpp")
     pairs = row.get("ep_overlap") == "1" and layout.ep > 1 and (layout.pp == 1 or virtual > 1)
     num_stages, layers = layout.pp * virtual, model.num_layers
+    if not stages and num_stages > layers + 2:
+        raise ValueError(f"{num_stages} stages, which are more than its layers")
     # Megatron's way to distribute a number of layers that is two short; otherwise the recipes of
     # Megatron-Bridge fill the stages one by one.
     uneven = num_stages > 1 and layers % num_stages != 0

@@ -34,5 +34,5 @@ def time_table(rows: list[dict[str, Any]]) -> str:
     lines = ["| `predict` of | CPU ms |", "|---|---|"]
     lines += [f"| {row['name']} | {1e3 * row['seconds']:.1f} |" for row in rows[: len(_JOBS)]]
     seconds = [row["seconds"] for row in rows[len(_JOBS) :]]
-    middle = 1e3 * float(np.median(seconds))
+    middle = 1e3 * float(np.median(seconds or [np.nan]))
     return "\n".join([*lines, f"| the {len(seconds):,} published steps, median | {middle:.1f} |"])

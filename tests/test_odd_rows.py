@@ -71,6 +71,7 @@ _ODD = [
     ({"model": "DeepSeekV3 (1 layers)", "layers": ""}, "1 layers"),
     ({"model": "DBRX"}, "not known"),
     ({"note": "FSDP over 0 GPUs"}, "cannot be used"),
+    ({"vpp": "1e30"}, "more than its layers"),
 ]
 
 
