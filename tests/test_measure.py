@@ -30,6 +30,9 @@ _TINY = ("model.hidden_size=32", "model.ffn_size=64", "model.vocab_size=128", "m
 _TINY += ("training.microbatch_size=1", "training.sequence_length=16")
 
 
+_FEW = ("training.microbatch_size=8",)
+
+
 @pytest.fixture(scope="module")
 def tiny():
     """A tiny job, and its calls."""
@@ -82,6 +85,16 @@ def _check_calls(job, calls):
 
 def test_each_kernel_of_a_job_is_called_with_its_work(tiny):
     _check_calls(*tiny)
+
+
+def test_products_of_recommenders_have_two_factors():
+    products = [call for call in calls_of(load_job("dlrm-dcnv2-gb300-64", _FEW)) if call.shape]
+    added = {len(call.run.args) for call in products}
+    assert added == {2, 3}
+    for call in products:
+        left = call.run.args[-2].shape
+        m, k = call.shape["m"], call.shape["k"]
+        assert left == ((m, k) if len(call.run.args) == 2 else (k, m))
 
 
 def test_experts_and_windows_are_called_too():

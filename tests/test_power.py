@@ -124,6 +124,14 @@ def _spread(limit):
     return program, float(np.sqrt(law.variance()) / law.mean())
 
 
+def test_warmer_devices_draw_more_up_to_their_limit():
+    leaked = 200 * (np.exp(0.01 * 10) - 1)
+    warmer = _with(warmer_k=10.0)
+    assert drawn(warmer, "") == pytest.approx(200 + leaked)
+    assert drawn(warmer, "norm") == pytest.approx(500 + leaked)
+    assert drawn(warmer, "gemm") == 712
+
+
 def test_a_cap_widens_the_law_of_gpus():
     found = {limit: _spread(limit)[1] for limit in (500, 700, 2000)}
     assert found[500] > 2 * found[700]

@@ -147,7 +147,10 @@ def test_tables_take_eight_bytes_a_value_on_the_gpus_that_share_them():
     job = _tables(f"{_ROWS}}}", f'{_ROWS}, sharding = "data_parallel"}}')
     parts = prism.memory(job).ranks[0].parts
     dense = count_parameters(job.model) - 1000 * _WIDTH
-    assert parts["tables"] == 8 * 1000 * _WIDTH / 4
+    # One table, which one GPU has: the fullest.
+    assert parts["tables"] == 8 * 1000 * _WIDTH
+    rows = _tables(f'{_ROWS}, sharding = "row_wise"}}')
+    assert prism.memory(rows).ranks[0].parts["tables"] == 8 * 1000 * _WIDTH / 4
     # Adagrad: a copy in float32 and one moment; and one of gradients in 16 bits.
     assert (parts["parameters"], parts["optimizer"]) == (2 * dense, 12 * dense)
     adam = _job("training.optimizer=adam")

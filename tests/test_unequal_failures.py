@@ -11,6 +11,7 @@ from scipy.stats import nbinom, weibull_min
 import prism_jax as prism
 from prism_jax.data import Cause, Failures, UnequalNodes, UnequalWeeks, load_failures
 from prism_jax.runs import RunCosts, training_run
+from prism_jax.runs._check import check_failures
 from prism_jax.runs._cycles import _repairs, run_cycles
 from prism_jax.runs._rates import draw_hazards
 from prism_jax.runs._weeks import WEEK, exposed, reached
@@ -51,6 +52,21 @@ def test_a_gamma_law_of_rates_makes_counts_negative_binomial(options, known_rate
     for count in range(12):
         error = np.sqrt(law.cdf(count) * law.sf(count) / _RUNS)
         assert abs(np.mean(counts <= count) - law.cdf(count)) < 4 * error, count
+
+
+def test_a_part_of_a_node_fails_like_the_node():
+    failures = _failures(3, nodes=UnequalNodes(0.68, 8))
+    rates = [
+        draw_hazards(failures, devices, 4, np.random.default_rng(0), known_rates=True).rates
+        for devices in (1, 8)
+    ]
+    np.testing.assert_allclose(8 * rates[0], rates[1])
+
+
+def test_weeks_of_which_nothing_is_known_are_refused():
+    failures = _failures(3, weeks=UnequalWeeks(0.3, 1))
+    with pytest.raises(ValueError, match="nothing is known of an average week"):
+        check_failures(failures, RunCosts(100.0, 1.0, 1.0))
 
 
 def _near(values, wanted):
@@ -150,7 +166,7 @@ def test_rates_at_which_a_run_would_not_end_are_refused_at_once():
 
 def test_repairs_of_endless_tails_are_refused():
     costs = RunCosts(100.0, 1.0, 1.0, repair_power=11)
-    with pytest.raises(ValueError, match="must be at most 10; give 0"):
+    with pytest.raises(ValueError, match="must be at most 5; give 0"):
         training_run(_step(), num_steps=100, key=jax.random.key(0), costs=costs)
 
 

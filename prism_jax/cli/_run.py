@@ -1,5 +1,6 @@
 import dataclasses
 import functools as ft
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def run(given: Given) -> Output:
     name = f"{job.name}, {steps:,} steps on {world_size:,} GPUs"
     table, blocks = law.summary().named(name), []
     if error is not None:
-        result["prediction_interval_90"] = _intervals(result["days"], law.parts["work"], error)
+        result["prediction_interval_90"] = _intervals(result["days"], law.parts, error)
         result["expected_error"] = expected_error_json(error)
         low, high = future.quantile(0.05), future.quantile(0.95)
         blocks.append(f"{name}: 90 % of such runs take {low:.4g} .. {high:.4g} days, {error}")
@@ -127,10 +128,13 @@ def _figures(law: Any) -> dict[str, Any]:
     }
 
 
-def _intervals(days: dict[str, float], work: float, error: Any) -> dict[str, list[float]]:
+def _intervals(
+    days: dict[str, float], parts: Mapping[str, float], error: Any
+) -> dict[str, list[float]]:
     """In which interval each figure lies, in days: steps that count take longer or shorter."""
     from ..prediction import levels_of_law
 
+    work = parts["work"] + parts["slow"]
     longer = [work * float(levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
     return {name: [value + more for more in longer] for name, value in days.items()}
 

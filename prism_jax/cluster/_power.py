@@ -6,6 +6,8 @@ $x = ((L - S) / (W - S))^{1/e}$, and what the clock bounds takes $1 / x$ times a
 where the voltage grows with the clock. A device that leaks more has less left to compute with.
 """
 
+import math
+
 import numpy as np
 from jaxtyping import Float
 
@@ -59,8 +61,9 @@ def clock_factor(power: Power | None, kind: str) -> float:
 
 
 def drawn(power: Power, kind: str) -> float:
-    """What the median device draws in a kind of kernel, in watts; `""` is waiting."""
-    if not kind:
-        return power.static_w
-    known = {"gemm": power.gemm_w, "attention": power.attention_w}
-    return min(known.get(kind, power.moving_w), power.limit_w)
+    """What the median device draws in a kind of kernel, in watts; `""` is waiting. A warmer one
+    leaks more, up to its limit.
+    """
+    leaked = power.static_w * math.expm1(power.leakage_per_k * power.warmer_k)
+    known = {"": power.static_w, "gemm": power.gemm_w, "attention": power.attention_w}
+    return min(known.get(kind, power.moving_w) + leaked, power.limit_w)

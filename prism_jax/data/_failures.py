@@ -12,7 +12,7 @@ from ._types import Count, Name, NonNegative, Positive, Text
 
 
 _Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-_Power: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=10)]
+_Power: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=5)]
 _Shape: TypeAlias = Annotated[float, msgspec.Meta(ge=0.01, le=1e9)]
 
 

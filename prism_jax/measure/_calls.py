@@ -130,7 +130,7 @@ def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
     _, shape, *added = kernel.size.split()
     *batch, m, n, k = map(int, shape.split("x"))
     right = array((*batch, k, n))
-    if added:
+    if "added" in added:
         total, left = array((*batch, m, n), jnp.float32), array((*batch, k, m))
         run = _launch(lambda t, x, g: t + (x.mT @ g).astype(t.dtype), total, left, right)
     else:
@@ -157,8 +157,9 @@ def _attention(kernel: Kernel, found: re.Match[str], array: Callable[..., jax.Ar
 
 def _move(kind: str, size: int, job: Any, array: Callable[..., jax.Array]) -> Callable[[], Any]:
     """A kernel that moves so many bytes: four for each value, unless it sums, or is in float32."""
-    hidden, words = job.model.hidden_size, job.model.vocab_size or 1
+    hidden = job.model.hidden_size
     rows = max(size // (4 * hidden), 1)
+    words = job.model.vocab_size or rows  # Tables of a recommender are larger than what is read.
     if kind == "norm":
         return _launch(_norm, array((rows, hidden)))
     if kind == "embedding":

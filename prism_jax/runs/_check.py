@@ -19,7 +19,7 @@ _MOST_SLOW = 20_000
 # When each comes back is held for every run.
 _MOST_SPARES = 4096
 # Of longer tails, no sample has the mean.
-_MOST_POWER = 10
+_MOST_POWER = 5
 # The chance of what no simulated run will meet.
 _RARE = 1e-9
 
@@ -53,6 +53,13 @@ def check_find(find_slow_s: float | None, failures: Failures) -> None:
 def check_failures(failures: Failures, costs: RunCosts | None) -> None:
     if not failures.causes:
         raise ValueError("`failures` has no cause; give at least one, whose count may be 0.")
+    weeks = failures.weeks
+    if weeks is not None and weeks.shape * weeks.counted <= 1:
+        raise ValueError(
+            f"`failures.weeks` has `shape` = {weeks.shape:g} and `counted` = {weeks.counted:g}, so "
+            "that nothing is known of an average week; give a product above 1, or leave `weeks` "
+            "out."
+        )
     if costs is None and failures.blocking_s == 0:
         raise ValueError(
             "No interval between checkpoints is the best where one costs nothing "

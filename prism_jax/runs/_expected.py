@@ -35,7 +35,7 @@ def expected_seconds(
     # What is saved while the job is up, over the rate: in whole intervals, and when announced.
     whole = interval_s * math.exp(-rate * (interval_s + blocking_s))
     part = -math.expm1(-rate * interval_s) / rate
-    saved = (rate - announced) * whole + announced * part
+    saved = float((rate - announced) * whole + announced * part)
     try:
         return work_s * -math.expm1(-rate * (interval_s + blocking_s)) / saved / (1 - again)
     except ZeroDivisionError:

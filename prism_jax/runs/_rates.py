@@ -42,7 +42,7 @@ def draw_hazards(
     drawn = draw_counts(causes, number, rng, known_rates)
     weeks = None
     if failures.nodes is not None:
-        nodes = devices / failures.nodes.devices
+        nodes = max(devices / failures.nodes.devices, 1)
         drawn = drawn * _factors(failures.nodes.shape * nodes, (number, 1), rng)
     if failures.weeks is not None:
         if not known_rates:

@@ -92,7 +92,7 @@ class RunLaw(Shown):
         are equally likely. 2,000 quantiles stand for the simulated runs. The other figures stay.
         """
         few = np.quantile(self.days, (np.arange(2_000) + 0.5) / 2_000)
-        longer = self.parts["work"] * (np.asarray(levels) - 1)
+        longer = (self.parts["work"] + self.parts["slow"]) * (np.asarray(levels) - 1)
         days = np.sort((few[:, None] + longer).reshape(-1))
         return dataclasses.replace(self, days=days, requested=len(days))
 

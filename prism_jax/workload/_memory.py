@@ -81,7 +81,7 @@ def memory_of_stages(
 def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     """The memory of a stage."""
     layout, training = costs.layout, costs.training
-    held = held_of(stages.parameters[stage], layout)
+    held = held_of(stages.parameters[stage], layout, stages.parts[stage])
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0

@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 import heapq
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from ...data import Count, Layout, Model, Positive, Training
 from .._block import Kernel, Segment
@@ -34,26 +34,46 @@ class EmbeddingTable:
     shards: Count | None = None
 
 
+class Shards(NamedTuple):
+    """The shards of tables on one GPU, in vectors of `hidden_size` values.
+
+    **Attributes:**
+
+    - `looked_up`, `sums`: the rows that are looked up for each sample, and their sums.
+    - `held`: the rows of the tables.
+    """
+
+    looked_up: float = 0.0
+    sums: float = 0.0
+    held: float = 0.0
+
+
 @ft.cache
+def place(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[Shards, ...]:
+    """The shards of each GPU. Each shard, that with most to look up and send first, goes to the GPU
+    with least so far, as by the greedy partitioner of TorchRec's planner.
+    """
+    shards: list[Shards] = []
+    for one in (table for table in tables if table.sharding != "data_parallel"):
+        parts = 1 if one.sharding == "table_wise" else one.shards or gpus
+        width = 1 / parts if one.sharding == "column_wise" else 1.0
+        shards += [Shards(one.pooling_factor / parts, width, one.rows / parts)] * parts
+    placed = [(0.0, Shards())] * gpus
+    for shard in sorted(shards, key=lambda one: one.looked_up + one.sums, reverse=True):
+        total = Shards(*(a + b for a, b in zip(placed[0][1], shard, strict=True)))
+        heapq.heapreplace(placed, (total.looked_up + total.sums, total))
+    return tuple(shard for _, shard in placed)
+
+
 def vectors_of(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[float, float, float]:
     """The rows that are looked up, and the sums of rows that are sent to the GPUs of the samples,
     on the GPUs with the most; and the sums that each GPU gets. All for each sample of one GPU, in
     vectors of `hidden_size` values.
 
-    Each shard, the largest first, goes to the GPU with least so far, as by the greedy partitioner
-    of TorchRec's planner. It looks up its part of the rows or columns for the samples of all GPUs,
-    and sends one sum for each: a vector, or its columns.
+    A GPU looks up its part of the rows or columns for the samples of all GPUs, and sends one sum
+    for each: a vector, or its columns.
     """
-    shards: list[tuple[float, float]] = []
-    for one in (table for table in tables if table.sharding != "data_parallel"):
-        parts = 1 if one.sharding == "table_wise" else one.shards or gpus
-        width = 1 / parts if one.sharding == "column_wise" else 1.0
-        shards += [(one.pooling_factor / parts, width)] * parts
-    held = [(0.0, 0.0, 0.0)] * gpus
-    for shard in sorted(shards, key=sum, reverse=True):
-        rows, sums = (a + b for a, b in zip(held[0][1:], shard, strict=True))
-        heapq.heapreplace(held, (rows + sums, rows, sums))
-    _, rows, sums = zip(*held, strict=True)
+    rows, sums, _ = zip(*place(tables, gpus), strict=True)
     copied = sum(table.pooling_factor for table in tables if table.sharding == "data_parallel")
     return copied + gpus * max(rows), gpus * max(sums), sum(sums)
 
@@ -100,6 +120,11 @@ class EmbeddingBags(AbstractModule):
             where = "copied" if one.sharding == "data_parallel" else "tables"
             total = total.plus(Parameters(**{where: one.rows * model.hidden_size}))
         return total
+
+    def fullest(self, gpus: int) -> float:
+        """The share of the rows that GPUs share on the GPU with the most."""
+        held = [one.held for one in place(self.tables, gpus)]
+        return max(held) / (sum(held) or 1)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         bottom = [one.forward for one in self.bottom.linears(costs)]
