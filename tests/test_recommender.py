@@ -223,7 +223,9 @@ def test_layouts_of_a_recommender_share_its_tables():
             "65 `sh",
         ),
         (('model.modules.features.tables=[{rows = 9, sharding = "by_row"}]',), "by_row"),
-        (("model.modules.features.tables=[{pooling_factor = 9}]",), "rows"),
+        (("model.modules.features.tables=[{pooling_factor = 9}]",), "features.tables[0].rows"),
+        (("model.modules.features.tables=[{rows = 9, x = 1}]",), "features.tables[0].x"),
+        (("model.modules.features.bottom.x=1",), "features.bottom.x"),
     ],
 )
 def test_what_cannot_be_is_refused(overrides, part):

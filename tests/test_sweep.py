@@ -146,7 +146,7 @@ def test_the_command_writes_rows_and_refuses_bad_input(tmp_path, capsys):
         assert [row["row"] for row in json.loads(capsys.readouterr().out)["rows"]] == rows
     (tmp_path / "file").write_text("kept")
     assert main([*job[:-1], str(tmp_path / "file"), *over]) == 2
-    assert "is a file; give a folder" in capsys.readouterr().err
+    assert "is not a folder; give the name of one" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "kept"
     assert main([*job, "--over", "kernels.gemm.sigma=0.3,0.4"]) == 2
     assert "another sweep" in capsys.readouterr().err

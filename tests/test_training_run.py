@@ -209,6 +209,7 @@ def test_no_interval_is_better_than_the_best(blocking, announced):
     assert at <= more
     if blocking < 1:
         assert best == pytest.approx(np.sqrt(2 * blocking / rate), rel=0.01)
+    assert best_interval(5e-5, 1e-12) == pytest.approx(np.sqrt(2e-12 / 5e-5))
 
 
 def _training_run(cause, **options):

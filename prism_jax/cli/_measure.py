@@ -30,19 +30,23 @@ def run(given: Given) -> Output:
     import jax
 
     from ..data import load_job
-    from ..measure import calls_for, rates_of, save_machine, split_scatter, time_calls
+    from ..measure import FILES, calls_for, rates_of, save_machine, split_scatter, time_calls
 
     check_out_folder(given.out)
+    check_out_folder(os.path.join(given.out, "network"))
     path = os.path.join(given.out, "cluster.toml")
-    if os.path.lexists(path) and not given.force:
+    there = [name for name in FILES if os.path.lexists(os.path.join(given.out, name))]
+    if there and not given.force:
         raise ValueError(
-            f"--out `{shown(given.out)}` has a `cluster.toml` already; give another folder, or "
+            f"--out `{shown(given.out)}` has a `{there[0]}` already; give another folder, or "
             "`--force` to overwrite it."
         )
     seconds = (_QUICK if given.quick else _SECONDS) if given.seconds is None else given.seconds
     calls = calls_for(load_job(given.job) if given.job else None, jax.local_devices(), seconds)
     _load.say(given, f"measuring {len(calls[0])} calls on each device")
     timed = time_calls(calls, seconds, progress=_load.wants_progress(given))
+    if timed.interrupted:
+        _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
     scatter = split_scatter(timed.seconds, timed.kinds)
     words = f"{f'--job {quoted(given.job)} ' if given.job else ''}--seconds {seconds:g}"
     save_machine(given.out, timed, scatter, f"prism-jax measure {words}")

@@ -51,7 +51,7 @@ def run(given: Given) -> Output:
         seed=str(given.seed),
     )
     save_html(found, given.out)
-    if "law" in found.missing:
+    if any("interrupted" in why for why in found.missing.values()):
         told_interrupt()
     for name, why in found.missing.items():
         _load.tell_note(f"{name}: {why}")

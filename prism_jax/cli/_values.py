@@ -183,8 +183,8 @@ def check_out_folder(path: str | None) -> None:
     """Raises a `ValueError` unless files can be written to that folder, which need not exist."""
     if path is None:
         return
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise ValueError(f"--out `{shown(path)}` is a file; give a folder.")
+    if not path or (os.path.exists(path) and not os.path.isdir(path)):
+        raise ValueError(f"--out `{shown(path)}` is not a folder; give the name of one.")
     try:
         check_writable(path)
     except OSError as error:

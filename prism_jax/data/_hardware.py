@@ -1,8 +1,21 @@
 """Machines: devices, and clusters of them."""
 
+from typing import Annotated
+
 import msgspec
 
-from ._types import AtLeastOne, Count, Kelvin, Label, Name, NonNegative, Positive, Text
+from ._types import (
+    AtLeastOne,
+    Count,
+    Fraction,
+    Kelvin,
+    Label,
+    Name,
+    NonNegative,
+    Positive,
+    Text,
+    Watts,
+)
 
 
 class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,15 +40,15 @@ class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where the numbers are from.
     """
 
-    limit_w: Positive
-    rated_w: Positive
-    static_w: Positive
-    gemm_w: Positive
-    attention_w: Positive
-    moving_w: Positive
-    leakage_sigma: NonNegative
-    leakage_per_k: NonNegative
-    temperature_k: NonNegative
+    limit_w: Watts
+    rated_w: Watts
+    static_w: Watts
+    gemm_w: Watts
+    attention_w: Watts
+    moving_w: Watts
+    leakage_sigma: Fraction
+    leakage_per_k: Fraction
+    temperature_k: Annotated[float, msgspec.Meta(ge=0, le=100)]
     warmer_k: Kelvin = 0.0
     exponent: AtLeastOne = 3.0
     source: str = ""

@@ -15,6 +15,7 @@ NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]
 # A limit may be infinite.
 PositiveOrInfinite: TypeAlias = Annotated[float, Meta(gt=0)]
 AtLeastOne: TypeAlias = Annotated[float, Meta(ge=1, lt=1e30)]
+Watts: TypeAlias = Annotated[float, Meta(ge=1e-3, le=1e6)]
 Kelvin: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]

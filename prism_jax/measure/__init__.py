@@ -1,4 +1,4 @@
 from ._calls import Call as Call, calls_of as calls_of, compute_kernels as compute_kernels
-from ._machine import rates_of as rates_of, save_machine as save_machine
+from ._machine import FILES as FILES, rates_of as rates_of, save_machine as save_machine
 from ._scatter import Scatter as Scatter, split_scatter as split_scatter
 from ._time import Timed as Timed, calls_for as calls_for, time_calls as time_calls

@@ -15,6 +15,9 @@ from ._scatter import Scatter
 from ._time import Timed
 
 
+# What is written, in the folder `network` as well.
+FILES = ("cluster.toml", "device.toml", "efficiency.csv", "variability.csv", "calls.csv")
+FILES += ("source.toml",)
 _MOST_LOGNORMAL = 0.3
 _SHAPE = ("m", "n", "k", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal", "window")
 
@@ -67,8 +70,6 @@ def save_machine(
     network = folder / "network"
     network.mkdir(parents=True, exist_ok=True)
     peaks = {one.dtype: max(r.per_s for r in rates if r.dtype == one.dtype) for one in rates}
-    for name, table in _hardware(folder.resolve().name, device, peaks, len(timed.seconds)).items():
-        write_toml(folder / f"{name}.toml", name, {"source": where, **table})
     rows = [(r.kernel, r.dtype, f"{r.size:.10g}", f"{r.per_s / peaks[r.dtype]:.4g}") for r in rates]
     write_csv(folder / "efficiency.csv", ("kernel", "dtype", "size", "efficiency"), rows)
     header = ("kernel", "link", "bytes", "efficiency")
@@ -87,6 +88,9 @@ def save_machine(
     write_csv(folder / "calls.csv", ("kernel", "dtype", "latency_s", *_SHAPE), shaped)
     for each in (folder, network):
         save_source(each, _source(timed, scatter, where, command))
+    # The cluster last: what it names is then whole.
+    for name, table in _hardware(folder.resolve().name, device, peaks, len(timed.seconds)).items():
+        write_toml(folder / f"{name}.toml", name, {"source": where, **table})
 
 
 def _law(component: str, kernel: str, sigma: float, source: str) -> Variation:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from .._interrupt import interruptible
 from .._progress import progress_bar
 from ..data import Job
 from ._calls import Call, calls_of, grid_job, stream_calls
@@ -35,12 +36,14 @@ class Timed:
     - `seconds`: the latency of each call on each device in each round, without dispatch.
     - `dispatch_s`: how long an empty call takes, the median.
     - `left_out`: how many calls were too short to be told from dispatch.
+    - `interrupted`: whether Ctrl-C ended it early.
     """
 
     calls: tuple[Call, ...]
     seconds: Float[np.ndarray, "devices calls rounds"]
     dispatch_s: float
     left_out: int = 0
+    interrupted: bool = False
 
     @property
     def kinds(self) -> list[str]:
@@ -62,20 +65,25 @@ def time_calls(
     **Arguments:**
 
     - `calls_on`: for each device, the same calls, with arguments on that device.
-    - `seconds`: for how long to measure, but at least ten rounds.
+    - `seconds`: for how long to measure, but at least ten rounds. After Ctrl-C the rounds so far
+        count, if they are ten.
     - `progress`: whether to show a progress bar.
     """
     for run in (call.run for calls in calls_on for call in calls):
         jax.block_until_ready(run())
     empty = [_empty(calls) for calls in calls_on]
-    rounds, end = [], time.perf_counter() + seconds
-    with progress_bar(None, progress, "measuring", "round") as advance:
+    rounds, end, stopped = [], time.perf_counter() + seconds, False
+    with progress_bar(None, progress, "measuring", "round") as advance, interruptible() as ended:
         while len(rounds) < FEWEST_ROUNDS or (
             time.perf_counter() < end and len(rounds) < _MOST_ROUNDS
         ):
             pairs = zip(empty, calls_on, strict=True)
             rounds.append([[_once(nothing), *(_once(c.run) for c in cs)] for nothing, cs in pairs])
             advance(1)
+            if stopped := ended.take():
+                if len(rounds) < FEWEST_ROUNDS:
+                    raise KeyboardInterrupt("interrupted before the tenth round.")
+                break
     found = np.moveaxis(np.array(rounds), 0, -1)
     dispatch = np.median(found[:, 0], axis=-1)
     alone = found[:, 1:] - dispatch[:, None, None]
@@ -89,7 +97,7 @@ def time_calls(
         )
     # A call that ran while its dispatch was slow is not shorter than a tenth of what was seen.
     clear = np.maximum(alone, 0.1 * found[:, 1:])[:, kept]
-    return Timed(calls, clear, float(np.median(dispatch)), alone.shape[1] - len(kept))
+    return Timed(calls, clear, float(np.median(dispatch)), alone.shape[1] - len(kept), stopped)
 
 
 def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[list[Call]]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from scipy.special import lambertw, pdtrc
 
 
@@ -68,9 +69,10 @@ def best_interval(rate: float, blocking_s: float) -> float:
     - `rate`: of interruptions that lose work, per second of the whole job; positive.
     - `blocking_s`: of one checkpoint; positive.
     """
-    # Near -1/e the function is as its root: what rounding leaves of it is no shorter than Young's.
-    found = 1 + lambertw(-math.exp(-1 - rate * blocking_s)).real
-    return max(found / rate, math.sqrt(2 * blocking_s / rate) - blocking_s)
+    # Near -1/e the function is as its root: what rounding leaves of it, perhaps no number, is no
+    # shorter than Young's.
+    found = np.nan_to_num(1 + lambertw(-math.exp(-1 - rate * blocking_s)).real)
+    return float(max(found / rate, math.sqrt(2 * blocking_s / rate) - blocking_s))
 
 
 def effective_share(rate: float, interval_s: float, blocking_s: float, down_s: float) -> float:

@@ -1,6 +1,8 @@
 """Makes a module from its table in a file."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -44,15 +46,30 @@ def make_module(model: Model, name: str) -> AbstractModule:
     shared = {key: getattr(model, key, None) for key in fields}
     given = {key: value for key, value in shared.items() if value is not None} | table
     try:
-        return msgspec.convert(given, known[kind])
+        made = msgspec.convert(given, known[kind])
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         missing = message.removeprefix("Object missing required field `")
         if missing != message:
-            missing = missing.rstrip("`")
+            inner = f"{where}.{path.rstrip('`')}" if path else "model"
+            missing = quoted(f"{inner}.{missing.rstrip('`')}")
             raise ValueError(
-                f"the key `model.{missing}` is missing, which the module `{quoted(name)}` needs; "
-                "add it."
+                f"the key `{missing}` is missing, which the module `{quoted(name)}` needs; add it."
             ) from None
         key = f"{where}.{path.rstrip('`')}" if path else where
         raise ValueError(f"the key `{quoted(key)}` cannot be used: {quoted(message)}.") from None
+    _check_inner(table, made, where)
+    return made
+
+
+def _check_inner(given: Any, made: Any, where: str) -> None:
+    """Raises a `ValueError` for an unknown key of a table within the table of a module."""
+    if isinstance(given, Mapping) and dataclasses.is_dataclass(made):
+        own = [f"{where}.{field.name}" for field in dataclasses.fields(made)]
+        for key, value in given.items():
+            if f"{where}.{key}" not in own:
+                raise ValueError(unknown_name("key", f"{where}.{key}", own))
+            _check_inner(value, getattr(made, key), f"{where}.{key}")
+    elif isinstance(given, Sequence) and isinstance(made, tuple):
+        for i, both in enumerate(zip(given, made, strict=True)):
+            _check_inner(*both, f"{where}[{i}]")
