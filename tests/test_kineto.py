@@ -236,6 +236,7 @@ def test_a_long_text_that_looks_like_many_events_is_one(tmp_path):
         (b'{"traceEvents": [{"ts": "x"}]}', "`ts` of event 0"),
         (b'{"traceEvents": [{"ts": 1}{"ts": 2}]}', "not valid JSON at byte 26"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1e300, "dur": 1, "cat": "kernel"}]}', "any clock"),
+        (b'{"traceEvents": [{"ph": "X", "ts": 1, "dur": -2, "cat": "kernel"}]}', "lasts -2, and"),
         (_one("a", b', "baseTimeNanoseconds": 1' + 30 * b"0"), "beyond any clock"),
         (_one("a", b', "baseTimeNanoseconds": 9223372036854775807'), "beyond any clock"),
         (_one("a", b', "distributedInfo": {"world_size": 100000000}'), "`world_size` is 1000000"),

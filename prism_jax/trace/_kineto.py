@@ -163,9 +163,14 @@ class _Reader:
             kind, link = LAUNCH, _whole(args.correlation)
         else:
             return
+        if dur < 0:
+            raise ValueError(
+                f"{shown(self.path)}: `{name[:40]}` lasts {dur:g}, and no event ends before it "
+                "begins; profile again, or leave such events out."
+            )
         try:
             start, lane = round(ts * self.unit), f"{event.pid}/{event.tid}"
-            end = start + max(round(dur * self.unit), 0)
+            end = start + round(dur * self.unit)
             self.spans.add(kind, start, end, name, lane, link, message, sequence)
         except OverflowError:
             raise ValueError(
