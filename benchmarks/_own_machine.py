@@ -50,7 +50,6 @@ def own_rows(_: pathlib.Path) -> list[OwnRow]:
     p50, p95 = np.quantile(measured, (0.5, 0.95))
     of_law = law.quantile(0.95) / law.quantile(0.5) - 1
     return [
-        OwnRow("steps", len(measured), len(measured)),
         OwnRow("mean (s)", float(measured.mean()), float(law.mean)),
         OwnRow("p95/p50 - 1", float(p95 / p50 - 1), float(of_law)),
     ]

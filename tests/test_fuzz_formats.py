@@ -1,8 +1,12 @@
-"""Damaged traces, graphs and schedules: each is read, or refused in one sentence."""
+"""Damaged traces, graphs and schedules: each is read, or refused in one sentence.
+
+`FUZZ_FROM=20000 pytest tests/test_fuzz_formats.py` damages them by other seeds.
+"""
 
 import copy
 import inspect
 import json
+import os
 import random
 import sqlite3
 
@@ -19,7 +23,9 @@ from .test_nsight import _export
 from .test_trace import _job, _made_trace, _plain
 
 
-_SEEDS = [range(60), pytest.param(range(60, 660), marks=pytest.mark.slow)]
+_FIRST = int(os.environ.get("FUZZ_FROM", "0"))
+_MANY = range(_FIRST + 60, _FIRST + 660)
+_SEEDS = [range(_FIRST, _FIRST + 60), pytest.param(_MANY, marks=pytest.mark.slow)]
 _seeds = pytest.mark.parametrize("seeds", _SEEDS, ids=["few", "many"])
 _NUMBERS = [
     *(None, True, "", "x", b"x", [], {}, 0, -1, 0.5, -0.0, 1e30, 1e308, -1e308, 5e-324),

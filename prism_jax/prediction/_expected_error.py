@@ -42,7 +42,7 @@ class ExpectedError(msgspec.Struct, frozen=True):
             return f"by the {counted(self.num_runs, 'step')} that the job is {self.table}"
         if self.num_runs:
             return f"by the errors of {counted(self.num_runs, 'published run')} ({self.table})"
-        return "no published run is of this class, so this is 2.5 times as wide as for its kind"
+        return "no published run is of this class, so this is wider than for its kind of job"
 
     def quantile(self, q: Any) -> Any:
         """The factor on `predict(job).mean` at the quantiles `q`, which lie between 0 and 1."""

@@ -116,7 +116,8 @@ def memory(job: Job) -> Memory:
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     stages = [*it.chain(*chains)]
-    static = [_static(job, one) for one in stages]
+    each = 4 if job.training.forward_only else 8  # A value of a table, and its one moment.
+    static = [_static(job, one) | {"tables": each * one.tables} for one in stages]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
         found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(job)}
@@ -131,7 +132,8 @@ def memory(job: Job) -> Memory:
 
 def least_bytes(job: Job) -> float:
     """A lower bound on the memory of the fullest rank: its parameters, gradients and optimizer
-    states, without activations. Unlike [`memory`][], it does not read the ops of the schedule.
+    states, without activations and embedding tables. Unlike [`memory`][], it does not read the ops
+    of the schedule.
     """
     assert job.model is not None
     order = order_of(job.schedule, job.layout, job.training)
@@ -165,7 +167,6 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
         "parameters": 2 * (sharded if resharded else both),
         "gradients": gradient * (sharded if training.zero >= 2 else both),
         "optimizer": state * sharded,
-        "tables": (4 if training.forward_only else 8) * stage.tables,
     }
 
 

@@ -16,6 +16,7 @@ from ._sharded import (
     unit_parameters,
 )
 from ._split import Held, Stages, check_split, deal, held_of
+from .modules import EmbeddingBags
 
 
 Sizes = dict[str, float]  # In bytes, by part.
@@ -81,7 +82,7 @@ def memory_of_stages(
 def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     """The memory of a stage."""
     layout, training = costs.layout, costs.training
-    held = held_of(stages.parameters[stage], layout, stages.parts[stage])
+    held = held_of(stages.parameters[stage], layout)
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0
@@ -111,7 +112,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
             kept={},
             forward={**_largest(costs, stages.parts[stage]), "gathered": whole},
             backward={},
-            tables=held.tables,
+            tables=_tables(costs, stages, stage),
         )
     backward = {"workspace": beyond} if beyond else {"logits": besides}
     return StageMemory(
@@ -121,7 +122,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
         forward={"logits": besides, "gathered": whole},
         backward={**backward, "gathered": whole + dealt},
         summed=_summed(costs, held),
-        tables=held.tables,
+        tables=_tables(costs, stages, stage),
     )
 
 
@@ -133,12 +134,19 @@ def _largest(costs: Costs, parts: Parts) -> Sizes:
     return max(each, key=lambda sizes: sum(sizes.values()), default={})
 
 
+def _tables(costs: Costs, stages: Stages, stage: int) -> float:
+    """The values of embedding tables on the GPU with the most of them."""
+    modules = (module for part, _ in stages.parts[stage] for module in part.modules)
+    shares = [one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags)]
+    return stages.parameters[stage].tables * sum(shares)
+
+
 def _summed(costs: Costs, held: Held) -> float:
     """The gradients of a stage that are unsharded until they are reduce-scattered."""
     training = costs.training
     if not shards(training)[0] or deals_each_microbatch(training):
         return 0.0
-    groups = zip(held[:2], (costs.dp, costs.edp), strict=True)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
     shared = sum(number for number, group in groups if instance(group, training)[0].size > 1)
     return GRADIENT_BYTES[training.gradient_dtype] * shared
 

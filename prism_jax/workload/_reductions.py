@@ -118,7 +118,7 @@ def _buckets(
     for part, count, again in reversed(recomputed(stages.parts[stage], training)):
         of_part = held_of(part.parameters(costs.model), costs.layout)
         for _ in range(count):
-            if sum(held[-1][:2]) >= most:
+            if sum(held[-1]) >= most:
                 pieces.append([])
                 held.append(Held(0.0, 0.0))
             pieces[-1].append((part, again))

@@ -47,7 +47,7 @@ def instance(group: Group, training: Training) -> tuple[Group, Group]:
 def unit_parameters(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
     """The parameters of an unsharded unit on one GPU, and the groups that can shard them."""
     held = held_of(part.parameters(costs.model), costs.layout)
-    groups = zip(held[:2], (costs.dp, costs.edp), strict=True)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from ..data import Layout, Model, ScheduleConfig, Training, balances
 from ._architecture import Parts, check_modules, parts_of_stages, total_parameters
 from ._balance import balanced_layers
-from .modules import EmbeddingBags, Parameters
+from .modules import Parameters
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -133,23 +133,18 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
 
 
 class Held(NamedTuple):
-    """The numbers of parameters on one GPU: those of experts, those of embedding tables on the GPU
-    with the most, and all others.
+    """The numbers of parameters on one GPU: those of experts, and all others, without those of
+    embedding tables.
     """
 
     dense: float
     experts: float
-    tables: float = 0.0
 
 
-def held_of(total: Parameters, layout: Layout, parts: Parts = ()) -> Held:
-    """The parameters on one GPU, before sharding over the replicas; with those of tables only from
-    the parts that have them.
-    """
+def held_of(total: Parameters, layout: Layout) -> Held:
+    """The parameters on one GPU, before sharding over the replicas."""
     experts = total.experts / (layout.ep * layout.expert_tp)
-    modules = (module for part, _ in parts for module in part.modules)
-    shares = [one.fullest(layout.ep) for one in modules if isinstance(one, EmbeddingBags)]
-    return Held(total.split / layout.tp + total.copied, experts, total.tables * sum(shares))
+    return Held(total.split / layout.tp + total.copied, experts)
 
 
 def held_by_stages(
@@ -157,8 +152,7 @@ def held_by_stages(
 ) -> tuple[Held, ...]:
     """The parameters that one GPU holds of each stage. The arguments are those of `deal`."""
     stages = deal(model, layout, schedule, stage_to_rank)
-    pairs = zip(stages.parameters, stages.parts, strict=True)
-    return tuple(held_of(total, layout, parts) for total, parts in pairs)
+    return tuple(held_of(one, layout) for one in stages.parameters)
 
 
 def sum_held(held: Iterable[Held]) -> Held:

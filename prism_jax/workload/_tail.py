@@ -57,8 +57,8 @@ def _gathered(costs: Costs, num_bytes: float, group: Group) -> Kernel:
 def _shard(costs: Costs, held: Held) -> float:
     """The number of parameters that a GPU updates."""
     if not costs.training.zero:
-        return held.dense + held.experts
-    groups = zip(held[:2], (costs.dp, costs.edp), strict=True)
+        return sum(held)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
     return sum(number / instance(group, costs.training)[0].size for number, group in groups)
 
 
