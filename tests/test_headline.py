@@ -82,9 +82,10 @@ def test_the_command_prints_the_interval_and_whose_errors_it_has(job, capsys):
 
 
 def test_a_run_has_the_error_of_its_steps():
-    """Days are those of work times a level, plus the rest."""
+    """Days are those of work, and of what slow events add to it, times a level, plus the rest."""
     days = np.sort(10 + np.random.default_rng(0).gamma(2.0, size=20_000))
-    run = RunLaw(days, {"work": 9.0, "down": days.mean() - 9}, {}, 600.0, 700.0, {}, len(days))
+    parts = {"work": 8.0, "slow": 1.0, "down": days.mean() - 9}
+    run = RunLaw(days, parts, {}, 600.0, 700.0, {}, len(days))
     levels = np.array([0.9, 1.0, 1.3])
     found = run.at_levels(levels)
     assert found.mean.value == pytest.approx(days.mean() + 9 * (levels.mean() - 1), rel=1e-4)

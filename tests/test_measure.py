@@ -22,15 +22,13 @@ from prism_jax.measure import (
     split_scatter,
     time_calls,
 )
+from prism_jax.measure._calls import _product
 from prism_jax.trace import read_kernels
 
 
 _JOB = str(pathlib.Path(__file__).parents[1] / "examples/one_device.toml")
 _TINY = ("model.hidden_size=32", "model.ffn_size=64", "model.vocab_size=128", "model.num_heads=2")
 _TINY += ("training.microbatch_size=1", "training.sequence_length=16")
-
-
-_FEW = ("training.microbatch_size=8",)
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +86,14 @@ def test_each_kernel_of_a_job_is_called_with_its_work(tiny):
 
 
 def test_products_of_recommenders_have_two_factors():
-    products = [call for call in calls_of(load_job("dlrm-dcnv2-gb300-64", _FEW)) if call.shape]
-    added = {len(call.run.args) for call in products}
-    assert added == {2, 3}
-    for call in products:
-        left = call.run.args[-2].shape
+    job = load_job("dlrm-dcnv2-gb300-64", ["training.microbatch_size=8"])
+    products = [kernel for kernel in compute_kernels(job) if kernel.kind == "gemm"]
+    for added in (False, True):
+        kernel = next(one for one in products if ("added" in one.size) == added)
+        call = _product(kernel, jnp.zeros)
         m, k = call.shape["m"], call.shape["k"]
-        assert left == ((m, k) if len(call.run.args) == 2 else (k, m))
+        assert len(call.run.args) == 2 + added
+        assert call.run.args[-2].shape == ((k, m) if added else (m, k))
 
 
 def test_experts_and_windows_are_called_too():
