@@ -15,12 +15,18 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `modules`: the modules of a layer, in order: names in `Model.modules`, or kinds of modules.
     - `repeat`: how many of these layers there are.
     - `sequence_length`: the sequence length of these layers, if it is not that of the training, as
-        in an encoder.
+        in an encoder; for images the number of their pixels or patches.
+    - `hidden_size`: the width of these layers, if it is not that of the model.
+    - `frozen`: whether these layers are not trained, as encoders of texts or images: they run
+        forward only, before all layers that are trained, and each replica has all of them. They
+        count for `mfu` as if they were trained.
     """
 
     modules: tuple[Name, ...]
     repeat: Layers = 1
     sequence_length: Count | None = None
+    hidden_size: Count | None = None
+    frozen: bool = False
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -32,8 +32,8 @@ class RankMemory(msgspec.Struct, frozen=True):
     - `rank`: the pipeline rank.
     - `bytes`: the total, in bytes.
     - `parts`: the parts of the total, in bytes: `parameters`, `gradients`, `optimizer`, the
-        activations of each kind of module, `tables`, `logits`, `gathered` (see [`memory`][]),
-        `communication`, the overheads `libraries` and `runtime`, and others.
+        activations of each kind of module, `tables`, `frozen`, `logits`, `gathered` (see
+        [`memory`][]), `communication`, the overheads `libraries` and `runtime`, and others.
     """
 
     rank: int
@@ -117,7 +117,10 @@ def memory(job: Job) -> Memory:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     stages = [*it.chain(*chains)]
     each = 4 if job.training.forward_only else 8  # A value of a table, and its one moment.
-    static = [_static(job, one) | {"tables": each * one.tables} for one in stages]
+    static = [
+        _static(job, one) | {"tables": each * one.tables, "frozen": 2 * one.frozen}
+        for one in stages
+    ]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
         found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(job)}

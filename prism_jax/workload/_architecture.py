@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ..data import Layout, Model, Training
+from ._costs import Costs
 from .modules import (
     AbstractModule,
     Parameters,
@@ -23,7 +26,9 @@ class Part(NamedTuple):
 
     - `modules`: its modules, in order.
     - `is_layer`: whether it is a layer, which stages count and may recompute.
-    - `sequence_length`: its sequence length, if it is not that of the training.
+    - `sequence_length`, `hidden_size`: its sequence length, if it is not that of the training, and
+        its width, if it is not that of the model.
+    - `frozen`: whether it is not trained, and so runs forward only.
     - `words`: how many embedding matrices it has besides those of its modules: one if it has a copy
         of another rank's, minus one if a head uses the matrix of an earlier module.
     """
@@ -31,11 +36,29 @@ class Part(NamedTuple):
     modules: tuple[AbstractModule, ...]
     is_layer: bool = True
     sequence_length: int | None = None
+    hidden_size: int | None = None
+    frozen: bool = False
     words: int = 0
 
+    def of_width(self, model: Model) -> Model:
+        """The model with its width."""
+        return replace(model, hidden_size=self.hidden_size or model.hidden_size)
+
+    def of_length(self, training: Training) -> Training:
+        """The training with its sequence length."""
+        return replace(training, sequence_length=self.sequence_length or training.sequence_length)
+
+    def costs(self, costs: Costs) -> Costs:
+        """The costs with both."""
+        sizes = {"model": self.of_width(costs.model), "training": self.of_length(costs.training)}
+        return replace(costs, **sizes)
+
     def parameters(self, model: Model) -> Parameters:
-        """The parameters of its modules and their norms."""
+        """The parameters of its modules and their norms; none if they are not trained."""
         total = Parameters()
+        if self.frozen:
+            return total
+        model = self.of_width(model)
         for module in self.modules:
             total = total.plus(module.parameters(model))
         norms = sum(module.in_residual for module in self.modules) * norm_parameters(model)
@@ -71,8 +94,13 @@ def layers_of(model: Model) -> tuple[Part, ...]:
         return (Part((make("attention"), make("mlp"))),) * model.num_layers
     found: list[Part] = []
     for layer in model.layers:
-        part = Part(tuple(map(make, layer.modules)), sequence_length=layer.sequence_length)
-        found += [part] * layer.repeat
+        sizes = layer.sequence_length, layer.hidden_size, layer.frozen
+        found += [Part(tuple(map(make, layer.modules)), True, *sizes)] * layer.repeat
+    if any(after.frozen and not before.frozen for before, after in it.pairwise(found)):
+        raise ValueError(
+            "`model.layers` has a frozen layer behind one that is trained, which needs gradients "
+            "from it; put frozen layers first."
+        )
     return tuple(
         part._replace(modules=tuple(one.of_layer(number) for one in part.modules))
         for number, part in enumerate(found)
@@ -119,8 +147,11 @@ class Recomputed(NamedTuple):
     again: bool
 
 
-def recomputed(parts: Parts, training: Training) -> tuple[Recomputed, ...]:
-    """The parts of a stage, and which of them are recomputed: all layers, or its first ones."""
+def recomputed(parts: Parts, training: Training, *, back: bool = True) -> tuple[Recomputed, ...]:
+    """The parts of a stage, and which of them are recomputed: all layers, or its first ones. With
+    `back`, without those that are frozen, which have no backward.
+    """
+    parts = tuple((part, count) for part, count in parts if not (back and part.frozen))
     left = 0
     if training.recompute == "full":
         layers = sum(count for part, count in parts if part.is_layer)
@@ -136,7 +167,7 @@ def recomputed(parts: Parts, training: Training) -> tuple[Recomputed, ...]:
 
 
 def total_parameters(model: Model, parts: Parts) -> Parameters:
-    """The parameters of a stage."""
+    """The parameters of a stage that are trained."""
     total = Parameters()
     for part, count in parts:
         total = total.plus(part.parameters(model), count)
@@ -145,7 +176,7 @@ def total_parameters(model: Model, parts: Parts) -> Parameters:
 
 def count_parameters(model: Model) -> int:
     """The number of parameters of a model. A tied head counts once; multi-token-prediction layers
-    do not count.
+    and layers that are frozen do not count.
 
     **Raises:**
 
@@ -159,26 +190,25 @@ def count_parameters(model: Model) -> int:
 
 def check_modules(model: Model, layout: Layout, training: Training) -> None:
     """Raises a `ValueError` of one sentence if a layout does not fit a module of a model."""
-    modules = _modules(model)
     if layout.ep != 1 and not (has_experts(model) or has_tables(model)):
         raise ValueError(
             f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
         )
-    for module in modules:
-        module.check(model, layout, training)
+    for part in _parts(model):
+        for module in part.modules:
+            module.check(part.of_width(model), layout, part.of_length(training))
 
 
 def has_experts(model: Model) -> bool:
     """Whether some layer of a model has experts."""
-    return any(module.parameters(model).experts for module in _modules(model))
+    return any(part.parameters(model).experts for part in _parts(model))
 
 
 def has_tables(model: Model) -> bool:
     """Whether GPUs share embedding tables of a model, as in recommenders."""
-    return any(module.parameters(model).tables for module in _modules(model))
+    return any(part.parameters(model).tables for part in _parts(model))
 
 
-def _modules(model: Model) -> dict[AbstractModule, None]:
-    """The modules of all layers and of both ends, each once."""
-    parts = (*layers_of(model), *ends_of(model))
-    return dict.fromkeys(module for part in parts for module in part.modules)
+def _parts(model: Model) -> dict[Part, None]:
+    """All layers and both ends, each once."""
+    return dict.fromkeys((*layers_of(model), *ends_of(model)))

@@ -27,7 +27,7 @@ def _at_work(model: Model, part: Part) -> float:
     """The parameters that a token passes through."""
     total = 0.0
     for module in part.modules:
-        of = module.parameters(model)
+        of = module.parameters(part.of_width(model))
         share = getattr(module, "top_k", 1) / getattr(module, "num_experts", 1)
         total += of.split + of.copied + share * of.experts
     return total

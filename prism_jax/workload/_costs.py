@@ -49,13 +49,6 @@ class Costs(msgspec.Struct, frozen=True):
     cluster: Cluster
     kernels: Kernels
 
-    def of_length(self, sequence_length: int | None) -> "Costs":
-        """The same costs for sequences of another length, if one is given."""
-        if sequence_length is None:
-            return self
-        training = msgspec.structs.replace(self.training, sequence_length=sequence_length)
-        return msgspec.structs.replace(self, training=training)
-
     @property
     def tokens(self) -> int:
         """The tokens of a microbatch on one context-parallel rank."""

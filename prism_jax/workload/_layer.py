@@ -10,7 +10,7 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> list[Segme
     """The segments of the forward of one layer, or end of the model, and microbatch. With `again`,
     it is recomputed for the backward, which may not need its end.
     """
-    costs = costs.of_length(part.sequence_length)
+    costs = part.costs(costs)
     segments: list[Segment] = []
     before: list[Kernel] = []
     for module in part.modules:
@@ -36,7 +36,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
     they include its forward, which is recomputed. Without `weights`, they are those of its phase
     backward-input.
     """
-    costs = costs.of_length(part.sequence_length)
+    costs = part.costs(costs)
     segments = forward_part(costs, part, again=True) if again else []
     before: list[Kernel] = []
     for module in reversed(part.modules):
@@ -50,7 +50,7 @@ def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True
 
 def backward_weight_part(costs: Costs, part: Part) -> list[Segment]:
     """The segments of the gradients of the weights of one layer, or end, and microbatch."""
-    costs = costs.of_length(part.sequence_length)
+    costs = part.costs(costs)
     return [one for module in reversed(part.modules) for one in module.backward_weight(costs)]
 
 

@@ -230,7 +230,7 @@ def _blocks(
 
     @ft.cache
     def block_of(parts: Parts) -> Block:
-        found = recomputed(parts, costs.training)
+        found = recomputed(parts, costs.training, back=back)
         runs = [(unit(one.part, one.again), one.count) for one in found]
         return row_of_units(costs, runs[::-1] if back else runs)
 

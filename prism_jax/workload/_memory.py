@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
-from ._architecture import Part, Parts, recomputed
+from ._architecture import Part, Parts, recomputed, total_parameters
 from ._costs import Costs
 from ._sharded import (
     GRADIENT_BYTES,
@@ -42,6 +42,7 @@ class StageMemory(NamedTuple):
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
     - `tables`: how many values of embedding tables it holds.
+    - `frozen`: how many parameters it holds that are not trained.
     """
 
     dense: float
@@ -51,6 +52,7 @@ class StageMemory(NamedTuple):
     backward: Mapping[str, float]
     summed: float = 0.0
     tables: float = 0.0
+    frozen: float = 0.0
 
 
 def memory_of_stages(
@@ -88,7 +90,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
     logits = gradients = 0.0
     each = training.recompute_layers if training.recompute_method == "uniform" else 1
     for one in recomputed(stages.parts[stage], training):
-        own = costs.of_length(one.part.sequence_length)
+        own = one.part.costs(costs)
         parts = _kept(own, one.part)
         gradients = max(gradients, *_of_modules(own, one.part))
         logits += parts.get("logits", 0.0) * one.count
@@ -96,7 +98,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
             add_sizes(kept, parts, one.count)
             continue
         # Of `each` layers only the input is kept; these are computed again all at once.
-        states = costs.activation_bytes * own.norm_tokens * costs.model.hidden_size
+        states = costs.activation_bytes * own.norm_tokens * own.model.hidden_size
         add_sizes(kept, {"checkpoints": float(states)}, -(-one.count // each))
         whole = add_sizes({}, parts, min(each, one.count))
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
@@ -113,6 +115,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
             forward={**_largest(costs, stages.parts[stage]), "gathered": whole},
             backward={},
             tables=_tables(costs, stages, stage),
+            frozen=_frozen(costs, stages.parts[stage]),
         )
     backward = {"workspace": beyond} if beyond else {"logits": besides}
     return StageMemory(
@@ -123,6 +126,7 @@ def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
         backward={**backward, "gathered": whole + dealt},
         summed=_summed(costs, held),
         tables=_tables(costs, stages, stage),
+        frozen=_frozen(costs, stages.parts[stage]),
     )
 
 
@@ -130,7 +134,7 @@ def _largest(costs: Costs, parts: Parts) -> Sizes:
     """What a forward holds until the next layer where nothing is kept for a backward: what a layer,
     or an end of the model, would keep, of that which would keep most.
     """
-    each = (_kept(costs.of_length(one.sequence_length), one) for one, _ in parts)
+    each = (_kept(one.costs(costs), one) for one, _ in parts)
     return max(each, key=lambda sizes: sum(sizes.values()), default={})
 
 
@@ -139,6 +143,12 @@ def _tables(costs: Costs, stages: Stages, stage: int) -> float:
     modules = (module for part, _ in stages.parts[stage] for module in part.modules)
     shares = [one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags)]
     return stages.parameters[stage].tables * sum(shares)
+
+
+def _frozen(costs: Costs, parts: Parts) -> float:
+    """The parameters of a stage that are not trained, of which each replica has all."""
+    alike = tuple((part._replace(frozen=False), n) for part, n in parts if part.frozen)
+    return sum(held_of(total_parameters(costs.model, alike), costs.layout))
 
 
 def _summed(costs: Costs, held: Held) -> float:

@@ -56,7 +56,7 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
         )
 
     def launched_of(parts: Parts, *, back: bool) -> float:
-        found = recomputed(parts, costs.training)
+        found = recomputed(parts, costs.training, back=back)
         counts = ((one, one.count * (1 + (back and one.again))) for one in found)
         return _IN_PAIRS * sum(count * launches(costs, one.part) for one, count in counts)
 
