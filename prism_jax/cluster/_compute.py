@@ -17,7 +17,8 @@ def compute_latency(
 
     **Arguments:**
 
-    - `kind`: `gemm` or `attention`, which compute in `dtype`; all other kinds only move bytes.
+    - `kind`: `gemm`, `convolution` or `attention`, which compute in `dtype`; all other kinds only
+        move bytes.
     - `dtype`: a key of the device's `peak_flop_per_s`.
     - `flop`: floating-point operations.
     - `num_bytes`: the bytes read and written.

@@ -23,7 +23,8 @@ def _clock(
 ) -> Float[np.ndarray, " devices"]:
     """The clock that a limit allows, as a share of the highest."""
     # What computes draws the same on each device.
-    computing = (power.gemm_w if kind == "gemm" else power.attention_w) - power.static_w
+    of_gemm = kind in ("gemm", "convolution")
+    computing = (power.gemm_w if of_gemm else power.attention_w) - power.static_w
     room = np.maximum(limit_w - static_w, 0.0) / computing
     return np.clip(room ** (1 / power.exponent), _LEAST_CLOCK, 1.0)
 
@@ -36,7 +37,7 @@ def clock_factors(
     **Arguments:**
 
     - `power`: what the device draws.
-    - `kind`: `gemm`; any other is attention.
+    - `kind`: `gemm` or `convolution`; any other is attention.
     - `z`: the normal score of each device's leakage.
 
     **Returns:**
@@ -66,4 +67,5 @@ def drawn(power: Power, kind: str) -> float:
     """
     leaked = power.static_w * math.expm1(power.leakage_per_k * power.warmer_k)
     known = {"": power.static_w, "gemm": power.gemm_w, "attention": power.attention_w}
+    known["convolution"] = power.gemm_w
     return min(known.get(kind, power.moving_w) + leaked, power.limit_w)

@@ -25,8 +25,8 @@ class Efficiency(msgspec.Struct, frozen=True, cache_hash=True):
 
     - `kernel`: the kind of kernel.
     - `variant`: the dtype of compute, or the link of a collective; empty for any.
-    - `sizes`: increasing sizes, in FLOPs for `gemm` and `attention`, and in bytes for all other
-        kernels.
+    - `sizes`: increasing sizes, in FLOPs for `gemm`, `convolution` and `attention`, and in bytes
+        for all other kernels.
     - `values`: the efficiency at each size.
     - `latency_s`: the overhead of each call, in seconds.
     """

@@ -4,6 +4,7 @@ bytes that `workload` counts for it.
 
 import dataclasses
 import functools as ft
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -107,6 +108,8 @@ def _calls(kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]) -> 
     for kernel in kernels:
         if kernel.kind == "gemm":
             yield _product(kernel, array)
+        elif kernel.kind == "convolution":
+            yield _convolution(kernel, array)
         elif found := _ATTENTION.fullmatch(kernel.size):
             yield _attention(kernel, found, array)
     moves = {(one.kind, int(one.size[:-1])) for one in kernels if one.kind in _MOVING}
@@ -136,6 +139,25 @@ def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
     else:
         run = _launch(jnp.matmul, array((*batch, m, k)), right)
     return Call("gemm", "bf16", kernel.flop, run, {} if batch else {"m": m, "n": n, "k": k})
+
+
+def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
+    """A convolution of images as square as can be, or the gradient of its images or its weights."""
+    found = re.findall(r"\d+", kernel.size.split(maxsplit=1)[1])
+    images, pixels, outputs, inputs, size, _, stride = map(int, found)
+    rows = max(n for n in range(1, math.isqrt(pixels) + 1) if pixels % n == 0)
+    layouts = ("NHWC", "HWIO", "NHWC")
+    on = {"padding": "SAME", "dimension_numbers": layouts, "window_strides": (stride, stride)}
+    convolve = ft.partial(jax.lax.conv_general_dilated, **on)
+    read = array((images, rows * stride, pixels // rows * stride, inputs))
+    weights = array((size, size, inputs, outputs))
+    made = array((images, rows, pixels // rows, outputs))
+    which = {"forward": None, "dgrad": 0, "wgrad": 1}[kernel.size.split()[-1]]
+    if which is None:
+        run = _launch(convolve, read, weights)
+    else:  # What only the other gradient needs is not compiled.
+        run = _launch(lambda x, w, g: jax.vjp(convolve, x, w)[1](g)[which], read, weights, made)
+    return Call("convolution", "bf16", kernel.flop, run)
 
 
 def _attention(kernel: Kernel, found: re.Match[str], array: Callable[..., jax.Array]) -> Call:

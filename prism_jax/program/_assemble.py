@@ -180,6 +180,7 @@ def _latency_table(
 # Kinds that a variability profile may name although a job has no such kernel.
 KINDS = (
     "gemm",
+    "convolution",
     "attention",
     "elementwise",
     "norm",

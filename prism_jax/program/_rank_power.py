@@ -12,7 +12,7 @@ from ..workload import Block, split_mean
 
 
 # Kernels that the clock bounds. All others only move bytes, and do not feel it.
-_BOUND = ("gemm", "attention")
+_BOUND = ("gemm", "convolution", "attention")
 # `Empirical` has its nodes at equally spaced normal scores from -6 to 6.
 _SCORES = np.linspace(-6.0, 6.0, 129)
 

@@ -43,6 +43,7 @@ class Attention(AbstractModule):
     - `context_length`: for cross-attention, the number of context tokens for each sequence, such as
         the output of an encoder or a text. Keys and values are computed from these instead of the
         sequence itself.
+    - `context_size`: the width of the context tokens; by default the hidden size.
     - `span`: how many tokens attend to one another: those of one frame of a video (spatial
         attention), or those at one place in all frames (temporal attention); by default all tokens
         of a sequence.
@@ -58,6 +59,7 @@ class Attention(AbstractModule):
     qk_norm: bool | Literal["whole"] = False
     causal: bool = True
     context_length: Count | None = None
+    context_size: Count | None = None
     span: Count | None = None
 
     @property
@@ -83,6 +85,11 @@ class Attention(AbstractModule):
         if self.span is not None:
             _check_span(self, self.span, layout, training)
         if self.context_length is None:
+            if self.context_size is not None:
+                raise ValueError(
+                    f"`context_size` = {self.context_size} is the width of a context, which the "
+                    "module lacks; give `context_length`, too."
+                )
             heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
             check_context(layout, training, heads, self.window)
 
@@ -90,6 +97,8 @@ class Attention(AbstractModule):
         dim = self.head_dim(model)
         qkv = (self.num_heads + 2 * self.kv_heads) * dim
         split = model.hidden_size * (qkv + self.num_heads * dim)
+        if self.context_size is not None:
+            split += 2 * self.kv_heads * dim * (self.context_size - model.hidden_size)
         normed = self.num_heads + self.kv_heads if self.qk_norm == "whole" else 2
         copied = normed * dim if self.qk_norm else 0
         if model.bias or self.qkv_bias:
@@ -163,7 +172,8 @@ class Attention(AbstractModule):
         if self.context_length is None:
             return []
         _, width, qkv = self._shape(costs)
-        return [costs.linear(self._context_tokens(costs), qkv - width, costs.model.hidden_size)]
+        inputs = self.context_size or costs.model.hidden_size
+        return [costs.linear(self._context_tokens(costs), qkv - width, inputs)]
 
     def _context_tokens(self, costs: Costs) -> int:
         return costs.training.microbatch_size * (self.context_length or 0)

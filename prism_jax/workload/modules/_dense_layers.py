@@ -30,6 +30,12 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
     return Linear(*found)
 
 
+def check_data_parallel(kind: str, layout: Layout) -> None:
+    """Raises a `ValueError` of one sentence if a layout splits samples or the model."""
+    if layout.world_size != layout.dp:
+        raise ValueError(f"A model with `{kind}` is data parallel; use of `layout` only `dp`.")
+
+
 class AbstractSampleModule(AbstractModule):
     """A module without a norm and a residual, in which no GPU waits for another: serial matrices,
     and what is moved besides.

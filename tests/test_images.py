@@ -1,0 +1,279 @@
+"""Models of images: published sizes of a U-Net and of FLUX.1, closed forms of convolutions and of
+streams, layers of other widths, encoders that are not trained, and shares of time."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import prism_jax as prism
+from prism_jax.data import load_job, load_model
+from prism_jax.data._kernels import Efficiency
+from prism_jax.data._model import Layer
+from prism_jax.measure._calls import _convolution
+from prism_jax.workload import count_parameters
+from prism_jax.workload._costs import Costs
+from prism_jax.workload.modules._convolution import convolve
+from prism_jax.workload.modules._core import Core
+
+from .helpers import kernels_of, lower_job
+
+
+_UNET, _FLUX, _VIDEO = "stable-diffusion-2-a100-8", "flux1-gb300-72", "latte-xl-2-a100-8"
+_WIDTHS, _PIXELS = (320, 640, 1280, 1280), (4096, 1024, 256, 64)
+
+
+def _costs(*overrides: str) -> Costs:
+    job: Any = load_job(_UNET, overrides)
+    return Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+
+
+def _flop(block, *kinds: str) -> float:
+    found = kernels_of(block).items()
+    return sum(k.flop * n for k, n in found if not kinds or k.kind in kinds)
+
+
+def _without_encoder(job: Any) -> Any:
+    layers = tuple(layer for layer in job.model.layers if not layer.frozen)
+    return replace(job, model=replace(job.model, layers=layers, num_layers=0))
+
+
+@pytest.mark.parametrize(("context", "published"), [(1024, 865_910_724), (768, 859_520_964)])
+def test_the_unet_has_the_published_parameters(context, published):
+    """Of Stable Diffusion 2 and of 1, whose texts are narrower; and the biases of the queries, keys
+    and values of two modules in five blocks of 320 and 640 channels and in six of 1280."""
+    words = (f"model.modules.text_{width}.context_size={context}" for width in (320, 640, 1280))
+    job: Any = load_job(_UNET, tuple(words))
+    assert count_parameters(job.model) == published + 2 * 3 * (5 * 320 + 5 * 640 + 6 * 1280)
+
+
+def test_flux_has_the_published_parameters():
+    assert count_parameters(load_model("flux1-schnell")) == 11_891_178_560
+
+
+def test_convolutions_of_a_unet_have_the_operations_of_their_pixels():
+    """Each of the two in a block, those of one pixel where channels change or in a transformer,
+    and those that halve and double; written out once more from the structure."""
+    per_image = 9 * 4096 * (4 * 320 + 320 * 4)
+    entering, before = [320], 320
+    for level, (width, pixels) in enumerate(zip(_WIDTHS, _PIXELS, strict=True)):
+        for _ in range(2):
+            per_image += pixels * (9 * before * width + 9 * width**2)
+            per_image += pixels * (before * width * (before != width) + 2 * width**2 * (level < 3))
+            before = width
+            entering.append(width)
+        if level < 3:
+            per_image += 9 * width**2 * pixels // 4
+            entering.append(width)
+    per_image += 64 * (4 * 9 + 2) * 1280**2
+    for level in (3, 2, 1, 0):
+        width, pixels = _WIDTHS[level], _PIXELS[level]
+        for _ in range(3):
+            joined = before + entering.pop()
+            per_image += pixels * (10 * joined * width + 9 * width**2)
+            per_image += pixels * 2 * width**2 * (level < 3)
+            before = width
+        per_image += 9 * width**2 * 4 * pixels * (level > 0)
+    job = load_job(_UNET, ("training.microbatch_size=3",))
+    work = lower_job(job)
+    forward = 2 * 3 * per_image
+    found = [
+        _flop(one[0], "convolution")
+        for one in (work.forward, work.backward, work.backward_input, work.backward_weight)
+    ]
+    assert found == [forward, 2 * forward, forward, forward]
+
+
+def test_a_convolution_is_as_fast_as_its_product_or_as_measured():
+    costs = _costs()
+    linear = convolve(costs, 640, 320)
+    (pixels, batch), peak = (32 * 4096, 32), costs.cluster.device.peak_flop_per_s["bf16"]
+    product = costs.gemm(pixels, 640, 9 * 320, "bf16")
+    for kernel in (linear.forward, linear.dgrad, linear.wgrad):
+        assert (kernel.flop, kernel.mean) == (product.flop, product.mean)
+        assert kernel.size.startswith(f"bf16 {batch}x4096x640x320 3x3/1 ")
+    table = Efficiency("convolution", "bf16", (1e9, 1e12), (0.25, 0.25), 1e-5)
+    measured = replace(costs.kernels, efficiency=(*costs.kernels.efficiency, table))
+    slower = convolve(replace(costs, kernels=measured), 640, 320).forward
+    expected = costs.kernels.compute * (product.flop / (0.25 * peak) + 1e-5)
+    assert slower.mean == pytest.approx(expected, rel=1e-12)
+
+
+def test_few_channels_take_as_long_as_their_bytes():
+    """Of four channels in and out: two images in 16 bits, four times as large where they are read
+    with a stride of two, and the weights."""
+    costs = _costs()
+    pixels = costs.tokens
+    moving: Any = costs.kernels.find_efficiency("elementwise", "")
+    gemm: Any = costs.kernels.find_efficiency("gemm", "bf16")
+    rate = costs.cluster.device.memory_bandwidth_bytes_per_s * moving.values[-1]
+    for stride in (1, 2):
+        kernel = convolve(costs, 4, 4, 1, stride).forward
+        seconds = (2 * 4 * pixels * (stride**2 + 1) + 2 * 16) / rate + gemm.latency_s
+        assert kernel.mean == pytest.approx(costs.kernels.compute * seconds, rel=1e-12)
+
+
+def test_layers_of_another_width_are_those_of_a_model_of_that_width():
+    words = ("training.attention=flash", "layout.tp=1", "layout.dp=8")
+    job: Any = load_job("megatron-22b-a100-8", words)
+    model = replace(job.model, num_heads=8, ffn_size=2048, num_layers=0)
+    found = []
+    for width, own in ((512, None), (4096, 512)):
+        layers = (Layer(("attention", "mlp"), 3, hidden_size=own),)
+        changed = replace(model, hidden_size=width, layers=layers)
+        kernels = kernels_of(lower_job(replace(job, model=changed)).backward[0]).items()
+        # The ends of the model run once, and are as wide as it is.
+        found.append({kernel: n // 3 for kernel, n in kernels if n >= 3})
+    assert found[0] == found[1]
+    assert {kernel.kind for kernel in found[0]} >= {"gemm", "norm", "attention"}
+
+
+def test_an_encoder_runs_forward_only():
+    job: Any = load_job(_UNET)
+    bare = _without_encoder(job)
+    whole, without = lower_job(job), lower_job(bare)
+    tokens, width = 32 * 77, 1024
+    # Attention of 77 causal tokens, and matrices of 12 widths squared.
+    pairs = 32 * (77 * 77 - 77 * 77 / 2)
+    encoder = 23 * (2 * tokens * 12 * width**2 + 2 * 2 * pairs * width)
+    more = _flop(whole.forward[0]) - _flop(without.forward[0])
+    assert more == pytest.approx(encoder, rel=1e-9)
+    assert whole.backward == without.backward
+    assert whole.backward_weight == without.backward_weight
+    assert whole.reductions == without.reductions
+    optimizers = [
+        {k.size for k in kernels_of(work.tail) if k.kind == "optimizer"}
+        for work in (whole, without)
+    ]
+    assert optimizers[0] == optimizers[1]
+    parts, others = (prism.memory(one).ranks[0].parts for one in (job, bare))
+    held = 23 * (12 * width**2 + 9 * width + 2 * 2 * width)
+    assert parts.pop("frozen") == 2 * held
+    assert parts == others
+
+
+def test_an_encoder_that_is_trained_costs_more():
+    layers = load_job(_UNET).model.layers  # pyright: ignore[reportOptionalMemberAccess]
+    trained = tuple(replace(layer, frozen=False) for layer in layers)
+    job: Any = load_job(_UNET)
+    model = replace(job.model, layers=trained)
+    frozen, whole = lower_job(job), lower_job(replace(job, model=model))
+    more = _flop(whole.backward[0], "gemm") - _flop(frozen.backward[0], "gemm")
+    assert more == 23 * 2 * 2 * 32 * 77 * 12 * 1024**2
+    assert count_parameters(model) > count_parameters(job.model)
+
+
+def test_blocks_of_flux_have_the_operations_of_their_matrices():
+    """Each token passes through 12 squares of the hidden size in a block of either kind, and a
+    vector for each image through those of modulation; both halves see all tokens."""
+    job: Any = load_job(_FLUX)
+    hidden, batch, tokens = 3072, 32, 512
+    work = lower_job(job)
+    matrices = (19 + 38) * tokens * 12 * hidden**2 + (19 * 2 * 6 + 38 * 3) * hidden**2
+    ends = tokens // 2 * (4096 + 64 + 64) * hidden + (256 + 768 + 2 * hidden) * hidden
+    ends += 2 * hidden**2
+    forward = _flop(work.forward[0], "gemm")
+    assert forward == 2 * batch * (matrices + ends)
+    # Nothing needs the gradient of the patches.
+    backward = 2 * forward - 2 * batch * tokens // 2 * 64 * hidden
+    assert _flop(work.backward[0], "gemm") == backward
+    core = 2 * 2 * batch * 57 * tokens**2 * hidden
+    assert _flop(work.forward[0], "attention") == core
+    assert _flop(work.backward[0], "attention") == 5 / 2 * core
+
+
+def test_short_sequences_fill_a_tile():
+    """Sixteen queries and keys compute as much as the 128 queries and 64 keys of a tile."""
+    costs = _costs()
+    for backward in (False, True):
+        core = Core(256, 16, 16, 16, 16, 72, 72, causal=False)
+        (kernel,) = core.backward(costs) if backward else core.forward(costs)
+        assert kernel.flop == 2 * 256 * 16 * 16 * 16 * 72 * (5 if backward else 2)
+        whole = costs.attention("", 8 * 4 * kernel.flop, 0, backward=backward)
+        assert kernel.mean == pytest.approx(whole.mean, rel=1e-12)
+    long = Core(1, 128, 64, 16, 16, 72, 72, causal=False).forward(costs)[0]
+    assert long.mean == costs.attention("", long.flop, 2 * 16 * 192 * 144, backward=False).mean
+
+
+def test_convolutions_are_the_largest_part_of_a_unet():
+    """Golden et al. 2023 (arXiv:2312.14385) measured up to 44 % with fused attention, and less
+    without, as attention then takes more."""
+    shares = []
+    for attention in ("flash", "unfused"):
+        words = ("training.forward_only=true", f"training.attention={attention}")
+        found = prism.predict(load_job(_UNET, (*words, "training.microbatch_size=8")))
+        largest = max(found.breakdown, key=lambda name: found.breakdown[name])
+        assert (largest == "convolution") == (attention == "flash")
+        shares.append(found.breakdown["convolution"] / found.mean)
+    assert 0.3 < shares[0] < 0.44
+    assert shares[1] < shares[0]
+
+
+def test_attention_across_frames_takes_longer_than_within_them():
+    """The same authors: over 60 % of the time of attention, with fewer operations."""
+    for block in (lower_job(load_job(_VIDEO)).forward[0], lower_job(load_job(_VIDEO)).backward[0]):
+        found = {
+            k.size.split("x")[2]: (k, n) for k, n in kernels_of(block).items() if "all" in k.size
+        }
+        (within, a), (across, b) = found["256"], found["16"]
+        assert (a, b) == (14, 14)
+        assert within.flop == 16 * across.flop
+        assert across.mean / (across.mean + within.mean) > 0.6
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
+    """`<g, f(x, w)>` is `<x, dgrad(g)>` and `<w, wgrad(g)>`, on images of 3 x 4 pixels."""
+    costs = _costs("training.microbatch_size=2", "training.sequence_length=12")
+    linear = convolve(costs, 5, 7, 3, stride)
+    rng, made = np.random.default_rng(0), {}
+
+    def array(shape, dtype=jnp.float32):
+        return made.setdefault(shape, jnp.asarray(rng.normal(size=shape), dtype))
+
+    calls = [_convolution(one, array) for one in (linear.forward, linear.dgrad, linear.wgrad)]
+    out, of_images, of_weights = (call.run() for call in calls)
+    (images, weights), gradient = calls[0].run.args, calls[1].run.args[-1]  # pyright: ignore
+    assert images.shape == (2, 3 * stride, 4 * stride, 7)
+    assert {call.size for call in calls} == {2 * 2 * 12 * 9 * 5 * 7}
+    expected = float(jnp.sum(out * gradient))
+    assert float(jnp.sum(of_images * images)) == pytest.approx(expected, rel=1e-4)
+    assert float(jnp.sum(of_weights * weights)) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "part"),
+    [
+        (_UNET, ("layout.dp=4", "layout.tp=2"), "`resnet-block` is data parallel"),
+        (_UNET, ("layout.dp=4", "layout.pp=2"), "`resnet-block` is data parallel"),
+        (
+            _UNET,
+            (
+                'model.layers=[{modules=["halve"]}]',
+                "model.num_layers=1",
+                "layout.dp=4",
+                "layout.cp=2",
+            ),
+            "`convolution` is data parallel",
+        ),
+        (_UNET, ("model.modules.self_320.context_size=9",), "give `context_length`"),
+        (_UNET, ("model.modules.halve.kernel_size=0",), "halve.kernel_size"),
+        (_FLUX, ("layout.dp=36", "layout.tp=2"), "`stream-block` is data parallel"),
+        (_FLUX, ("model.modules.double.text_length=512",), "a text of 512 of 512 tokens"),
+        (_FLUX, ("model.num_heads=7",), "7 heads"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, overrides, part):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        lower_job(load_job(name, overrides))
+    assert part in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_frozen_layers_come_first():
+    job: Any = load_job(_UNET)
+    model = replace(job.model, layers=job.model.layers[::-1])
+    with pytest.raises(ValueError, match="put frozen layers first"):
+        lower_job(replace(job, model=model))
