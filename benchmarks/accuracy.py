@@ -16,6 +16,8 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `times`: how long `predict` takes for the same rows; see `_times.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`.
 - `recommenders`: the shipped recommender, by what is assumed of it; see `_recommenders.py`.
+- `images`: FLUX.1, by what is assumed of it, and shares of convolution and of attention across
+  frames; see `_images.py`.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_layers.py`.
 - `operators`: `operators/`; see `_operators.py`.
@@ -52,6 +54,7 @@ _PARTS = {
     "times": ("", "_times", "time_rows", "time_table"),
     "flagships": ("", "_flagships", "flagship_rows", "flagship_table"),
     "recommenders": ("", "_recommenders", "recommender_rows", "recommender_table"),
+    "images": ("", "_images", "image_rows", "image_table"),
     "growth": ("steps", "_growth", "growth_rows", "growth_table"),
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),
     "operators": ("operators", "_operators", "operator_rows", "operator_table"),
