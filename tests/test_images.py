@@ -155,9 +155,8 @@ def test_an_encoder_runs_forward_only():
 
 
 def test_an_encoder_that_is_trained_costs_more():
-    layers = load_job(_UNET).model.layers  # pyright: ignore[reportOptionalMemberAccess]
-    trained = tuple(replace(layer, frozen=False) for layer in layers)
     job: Any = load_job(_UNET)
+    trained = tuple(replace(layer, frozen=False) for layer in job.model.layers)
     model = replace(job.model, layers=trained)
     frozen, whole = lower_job(job), lower_job(replace(job, model=model))
     more = _flop(whole.backward[0], "gemm") - _flop(frozen.backward[0], "gemm")
@@ -270,6 +269,14 @@ def test_what_cannot_be_is_refused(name, overrides, part):
         lower_job(load_job(name, overrides))
     assert part in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [_UNET, _FLUX, _VIDEO])
+def test_models_of_images_are_of_no_class_of_published_runs(name):
+    error = prism.expected_error(load_job(name))
+    low, high = error.interval()
+    assert error.num_runs == 0
+    assert high / low > 1.6
 
 
 def test_frozen_layers_come_first():

@@ -72,10 +72,10 @@ def expected_error(job: Job) -> ExpectedError:
     The errors are those of published steps of the same class: the generation of the machine, a
     model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
     class with fewer than 20 steps has the law of the class above it. A class without any, as that
-    of recommenders or of steps without a backward, has one 2.5 times as wide as that of its kind of
-    model and sharding on other machines, and `num_runs` 0. A job that is calibrated has the
-    uncertainty of its calibration, linear in its parameters, unless it has become one of another
-    class since then.
+    of models without words (images, recommenders) or of steps without a backward, has one 2.5
+    times as wide as that of its kind of model and sharding on other machines, and `num_runs` 0. A
+    job that is calibrated has the uncertainty of its calibration, linear in its parameters, unless
+    it has become one of another class since then.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 
@@ -102,7 +102,7 @@ def expected_error(job: Job) -> ExpectedError:
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
-    unknown = training.forward_only or has_tables(model)
+    unknown = training.forward_only or model.vocab_size == 0
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)
     wider = 1.0
