@@ -1,6 +1,7 @@
 """Models of images: published sizes of a U-Net and of FLUX.1, closed forms of convolutions and of
 streams, layers of other widths, encoders that are not trained, and shares of time."""
 
+from collections import Counter
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ from msgspec.structs import replace
 import prism_jax as prism
 from prism_jax.data import load_job, load_model
 from prism_jax.data._kernels import Efficiency
-from prism_jax.data._model import Layer
+from prism_jax.data._model import Layer, Model
 from prism_jax.measure._calls import _convolution
 from prism_jax.workload import count_parameters
+from prism_jax.workload._balance import balanced_layers
 from prism_jax.workload._costs import Costs
+from prism_jax.workload.modules import Convolution, ResNetBlock, StreamBlock
 from prism_jax.workload.modules._convolution import convolve
 from prism_jax.workload.modules._core import Core
 
@@ -128,6 +131,84 @@ def test_layers_of_another_width_are_those_of_a_model_of_that_width():
         found.append({kernel: n // 3 for kernel, n in kernels if n >= 3})
     assert found[0] == found[1]
     assert {kernel.kind for kernel in found[0]} >= {"gemm", "norm", "attention"}
+
+
+def test_stages_are_balanced_by_the_widths_of_layers():
+    """A layer of half the width has a quarter of the parameters: 3 * 4 beside 2 * 4 + 5."""
+    layers = tuple(Layer(("attention", "mlp"), 5, hidden_size=width) for width in (1024, 512))
+    model = Model(
+        hidden_size=512,
+        vocab_size=1,
+        layers=layers,
+        modules={"mlp": {"ffn_size": 1}},
+        num_heads=8,
+        bias=False,
+    )
+    assert balanced_layers(model, 2) == (3, 7)
+
+
+def _moved(kernels: Any) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for kernel in kernels:
+        if kernel.flop == 0:
+            found[kernel.kind] += int(kernel.size.removesuffix("B"))
+    return dict(found)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_a_block_of_a_unet_reads_and_writes(backward):
+    """In 16 bits: norms read twice and write, and their gradients read two tensors twice and write
+    one; a SiLU reads and writes; 320 + 640 channels are joined to 320; time and a residual are
+    added. What a convolution of one pixel does besides is its norm and its residual."""
+    costs = _costs("training.microbatch_size=2")
+    pixels = 2 * 4096
+    norm, silu = (10, 6) if backward else (6, 4)
+    block = ResNetBlock(in_channels=320, skip_channels=640, time_size=1280)
+    assert _moved(block.moved(costs, backward=backward)) == {
+        "norm": norm * pixels * (960 + 320),
+        "elementwise": pixels * (silu * (960 + 320) + 4 * 960 + 4 * 320 + 6 * 320),
+    }
+    one = Convolution(kernel_size=1, group_norm=True, residual=True)
+    assert _moved(one.moved(costs, backward=backward)) == {
+        "norm": norm * pixels * 320,
+        "elementwise": 6 * pixels * 320,
+    }
+    # Of 4096 pixels 1024 are read, or their gradients written.
+    double = Convolution(upsample=True).moved(costs, backward=backward)
+    assert _moved(double) == {"elementwise": 2 * 2 * (4096 + 1024) * 320}
+    assert block.activations(costs) == {"convolution": 2 * 3 * pixels * (960 + 320)}
+
+
+@pytest.mark.parametrize("text", [None, 100])
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_a_block_of_flux_reads_and_writes(text, backward):
+    """In MXFP8, the input of each matrix is cast, or the gradient of its output, besides what it
+    is in bf16; both streams of a double block together have as many tokens as one."""
+    width, ffn, tokens = 64, 256, 2 * 300
+    found = []
+    for dtype in ("bf16", "mxfp8"):
+        words = (
+            f"training.dtype={dtype}",
+            "training.sequence_length=300",
+            "training.scaling=delayed",
+        )
+        job: Any = load_job(
+            _FLUX, (*words, "training.microbatch_size=2", f"model.hidden_size={width}")
+        )
+        costs = Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+        block = StreamBlock(4, ffn, text)
+        found.append(_moved(block.moved(costs, backward=backward)))
+    streams, passes = (2 if text else 1), (3 if backward else 2)
+    assert found[0]["norm"] == tokens * width * 2 * passes * (streams + 2)
+    joined = 12 * width if text else 4 * (width + ffn)
+    besides = (12 if backward else 8) * streams * width + 8 * width + joined
+    besides += (6 if backward else 4) * ffn + 6 * streams * width
+    assert found[0]["elementwise"] == tokens * besides
+    # Queries, keys and values, their output, and the two of the MLP; in a single block of two.
+    inputs = 3 * width + ffn if text else 2 * width + ffn
+    outputs = 5 * width + ffn if text else 4 * width + ffn
+    cast = 4 * outputs if backward else 3 * inputs
+    assert found[1]["elementwise"] - found[0]["elementwise"] == tokens * cast
 
 
 def test_an_encoder_runs_forward_only():

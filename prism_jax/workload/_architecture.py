@@ -42,11 +42,13 @@ class Part(NamedTuple):
 
     def of_width(self, model: Model) -> Model:
         """The model with its width."""
-        return replace(model, hidden_size=self.hidden_size or model.hidden_size)
+        own = self.hidden_size
+        return model if own is None else replace(model, hidden_size=own)
 
     def of_length(self, training: Training) -> Training:
         """The training with its sequence length."""
-        return replace(training, sequence_length=self.sequence_length or training.sequence_length)
+        own = self.sequence_length
+        return training if own is None else replace(training, sequence_length=own)
 
     def costs(self, costs: Costs) -> Costs:
         """The costs with both."""
