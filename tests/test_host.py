@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from prism_jax.host import on_host
+from prism_jax.host import by_columns, on_host, vjp_on_host
 from prism_jax.latency import Gamma, Weibull
 from prism_jax.program import Variability
 from prism_jax.replica import make_plan
@@ -103,6 +103,67 @@ def test_equal_to_what_is_compiled(function, dtype):
     for mine, whole in zip(jax.tree.leaves(found), jax.tree.leaves(compiled), strict=True):
         assert mine.dtype == whole.dtype
         np.testing.assert_allclose(mine, whole, rtol=tolerance, atol=tolerance)
+
+
+def _scans(x):
+    def body(carry, row):
+        return carry * 0.5 + jnp.sin(row), jnp.sum(carry * row)
+
+    backward = lax.scan(body, x[0], x, reverse=True)
+    apart = lax.map(jax.checkpoint(lambda row: jnp.exp(row) * x[0]), x)
+    return backward, apart, lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), lax.scan(body, x[0], x[:0])
+
+
+def _elements(x):
+    y = jnp.abs(x) + 0.5
+    powers = y**-3, y**x, jnp.sqrt(y), jnp.cbrt(y), x / y, x[:, :1] * y, 2 * y, -y, jnp.square(x)
+    logs = jnp.log(y), jnp.log1p(y), jnp.expm1(x), jnp.floor(x) * x, lax.sign(x) * x
+    bounds = (
+        jnp.clip(x, -0.5, 0.5),
+        jnp.maximum(x, x[:1]),
+        jnp.minimum(x, 0.1),
+        jnp.where(x > 0, y, x),
+    )
+    return *powers, *logs, *bounds, lax.stop_gradient(x) * x
+
+
+def _laws(x):
+    y = jnp.abs(x) + 0.5
+    special = jax.scipy.special
+    normal = special.erf(x), special.erfc(x), special.ndtri(y / 5), special.log_ndtr(-9 * y)
+    return *normal, special.gammaln(y), special.gammainc(y, 2 * y), special.digamma(y)
+
+
+def _shapes(x):
+    a, b = jnp.split(x, np.array([2]), axis=1)
+    joined = jnp.concatenate([b, a], axis=1), jnp.stack([x, 2 * x], axis=1), x.T, x.reshape(2, -1)
+    least = jnp.min(x, axis=1), jnp.sum(x[:, None] * x[None], axis=(0, 2))
+    return *joined, *least, *(row * 2 for row in x)
+
+
+@by_columns
+def _two_of_each(column):
+    return jnp.stack([jnp.sum(column**2), column[0] * column[1]])
+
+
+_DIFFERENTIABLE = [
+    _pads, _gathers, _scatters, _slices, _scans, _sums, _elements, _laws, _shapes, _two_of_each,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "figures"), [*((f, 3) for f in _DIFFERENTIABLE), (_two_of_each, 1)]
+)
+def test_backward_as_jax(function, figures):
+    x, rng = jnp.asarray(_MATRIX), np.random.default_rng(1)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    try:
+        found, backward = vjp_on_host(function, x)
+        of_found = jax.tree.map(lambda y: rng.normal(size=(figures, *y.shape)), found)
+        (expected,) = jax.jit(lambda g: jax.vmap(jax.vjp(function, x)[1])(g))(of_found)
+    finally:
+        jax.config.update("jax_numpy_dtype_promotion", "strict")
+    np.testing.assert_allclose(backward(of_found), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_single_precision_is_rounded_once():

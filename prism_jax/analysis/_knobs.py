@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray, unknown_name
-from ..host import on_host
+from ..host import on_host, vjp_on_host
 from ..latency import scale_spread
 from ..program import Adjustment, Network, Program
 
@@ -139,12 +139,9 @@ def adjusted(
 
 def through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
     """The derivative with respect to knobs, from that with respect to the turned program."""
-    return on_host(_through_knobs, program, knobs, gradient)
-
-
-def _through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
-    _, vjp = jax.vjp(lambda knobs: eqx.filter(_turned(program, knobs), eqx.is_inexact_array), knobs)
-    return vjp(gradient)[0]
+    _, backward = vjp_on_host(_turned, program, knobs)
+    found = backward(jax.tree.map(lambda x: np.asarray(x)[None], gradient))
+    return jax.tree.map(lambda x: jax.device_put(x[0]), found)
 
 
 def scaled(knobs: Knobs, factors: Mapping[str, ArrayLike]) -> Knobs:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..host import by_columns
 from ..latency import cube_normal, cube_normal_score
-from ._segment import keeps_slopes, shape_of
+from ._segment import shape_of
 
 
 _OUTER = np.linspace(-6.0, 6.0, 25)
@@ -127,7 +128,7 @@ def together(
 
     The same four figures as `compute`. Differentiable with respect to all three arguments.
     """
-    return _everywhere(_together, compute, communication, slowdowns)
+    return _everywhere(_both_ended, compute, communication, slowdowns)
 
 
 def with_part(
@@ -144,15 +145,14 @@ def with_part(
 
 
 def _everywhere(function, *figures) -> Float[Array, "figures *shape"]:
-    """A function of a vector of figures, applied at each place of arrays of them."""
+    """A function of columns of figures, applied at each place of arrays of them."""
     shape = jnp.broadcast_shapes(*(x.shape[1:] for x in figures))
     figures = [x.reshape(len(x), *[1] * (len(shape) + 1 - x.ndim), *x.shape[1:]) for x in figures]
     whole = jnp.concatenate([jnp.broadcast_to(x, (len(x), *shape)) for x in figures])
-    found = jax.vmap(function, in_axes=1, out_axes=1)(whole.reshape(len(whole), -1))
-    return found.reshape(-1, *shape)
+    return function(whole.reshape(len(whole), -1)).reshape(-1, *shape)
 
 
-@keeps_slopes
+@by_columns
 def _with_part(numbers: Float[Array, "12"]) -> Float[Array, "7"]:
     compute, communication, inside, slowdowns = jnp.split(numbers, np.array([4, 7, 10]))
     orders = jnp.arange(1, 4, dtype=numbers.dtype)
@@ -195,7 +195,7 @@ def _ended(numbers: Float[Array, "9"]) -> Float[Array, "4"]:
     return jnp.stack([about + first, variance, mean(apart**3), shares])
 
 
-_together = keeps_slopes(_ended)
+_both_ended = by_columns(_ended)
 
 
 def _longest(

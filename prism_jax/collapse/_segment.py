@@ -10,8 +10,6 @@ their factors from segment to segment, so a group with slow other GPUs is late i
 `_kept`.
 """
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from ..host import by_columns
 from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
 
 
@@ -105,26 +104,9 @@ def segment_maxima(
     """
     shared = jnp.stack([mean, variance, third, count, jnp.asarray(share, mean.dtype)])
     shared = jnp.broadcast_to(shared, (len(group.slowest), len(shared)))
-    return jax.vmap(_at_node)(jnp.column_stack([shared, group.slowest, group.others])).T
+    return _at_nodes(jnp.column_stack([shared, group.slowest, group.others]).T)
 
 
-def keeps_slopes(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The same function of a vector, whose Jacobian is computed once, however many derivatives are
-    taken through it. It should have few results: each takes one pass backward.
-    """
-    kept = jax.custom_jvp(function)
-
-    @kept.defjvp
-    def _(vectors, tangents):
-        (vector,), (tangent,) = vectors, tangents
-        value, backward = jax.vjp(function, vector)
-        (slopes,) = jax.vmap(backward)(jnp.eye(len(value), dtype=value.dtype))
-        return value, slopes @ tangent
-
-    return kept
-
-
-@keeps_slopes
 def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
     """The figures of `segment_maxima` for one factor of the slowest GPU."""
     mean, variance, third, count, share, slowest = numbers[:6]
@@ -157,6 +139,9 @@ def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
             scale * root(kept),
         ]
     )
+
+
+_at_nodes = by_columns(_at_node)
 
 
 def moments_of(

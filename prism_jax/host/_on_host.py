@@ -1,7 +1,7 @@
 """Evaluates a JAX function by NumPy: on small arrays, to compile takes far longer than to run."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from ._flat import COLUMNS, Flat, flat
 from ._operations import OPERATIONS, wide
 
 
@@ -35,10 +36,30 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
 
     What the function returns, of the same dtypes, as arrays on the device.
     """
+    arrays = jax.tree.leaves(eqx.filter(args, eqx.is_array))
+    if any(isinstance(x, Tracer) for x in arrays):
+        return function(*args)
+    trace, leaves, of_result = traced(function, args)
+    whole = flat(trace)
+    with np.errstate(all="ignore"):
+        values = values_of(whole, leaves)
+    return on_device(values, whole, trace, of_result)
+
+
+def on_device(values: list[Any], whole: Flat, trace: ClosedJaxpr, of_result: Any) -> Any:
+    """What the function returns that was traced, from all its values."""
+    with np.errstate(all="ignore"):
+        pairs = zip(whole.outputs, trace.out_avals, strict=True)
+        found = [np.asarray(values[number], out.dtype) for number, out in pairs]
+    return eqx.combine(jax.tree.unflatten(of_result[0], jax.device_put(found)), of_result[1])
+
+
+def traced(function: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, list[Any], Any]:
+    """What JAX traces of a function, once for each structure of its arguments; its inputs, with
+    real numbers in double precision; and the structure and the static leaves of what it returns.
+    """
     arrays, static = eqx.partition(args, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return function(*args)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
     wide_floats = jax.config.read("jax_enable_x64")
@@ -48,10 +69,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
             _traces.clear()
         _traces[about] = _traced(function, static, tree, leaves)
     trace, of_result = _traces[about]
-    with np.errstate(all="ignore"):
-        found = _evaluate(trace.jaxpr, trace.consts, [wide(np.asarray(x)) for x in leaves])
-        found = [np.asarray(x, y.dtype) for x, y in zip(found, trace.out_avals, strict=True)]
-    return eqx.combine(jax.tree.unflatten(of_result[0], jax.device_put(found)), of_result[1])
+    return trace, [wide(np.asarray(x)) for x in leaves], of_result
 
 
 def _traced(function, static, tree, leaves) -> tuple[ClosedJaxpr, Any]:
@@ -68,31 +86,44 @@ def _traced(function, static, tree, leaves) -> tuple[ClosedJaxpr, Any]:
     return jax.make_jaxpr(flat)(*leaves), about
 
 
-def _evaluate(jaxpr: Jaxpr, consts: list[Any], args: list[Any]) -> list[Any]:
-    """The values of a traced function."""
-    values: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    values.update(
-        (var, wide(np.asarray(x))) for var, x in zip(jaxpr.constvars, consts, strict=True)
-    )
+def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of a vector, of `(numbers, columns)`: at each column by itself. It should have few
+    results: `vjp_on_host` takes as many passes backward as it has, however many figures.
+    """
 
-    def value(of):
-        return wide(np.asarray(of.val)) if isinstance(of, Literal) else values[of]
+    each = jax.vmap(function, in_axes=1, out_axes=1)
+    each.__name__ = COLUMNS
+    return jax.jit(each)
 
-    for equation in jaxpr.eqns:
-        found = _result(equation, [value(var) for var in equation.invars])
-        values.update(zip(equation.outvars, found, strict=True))
-    return [value(var) for var in jaxpr.outvars]
+
+def evaluated(function: ClosedJaxpr | Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """What a traced function returns."""
+    whole = flat(function)
+    values = values_of(whole, args)
+    return [values[number] for number in whole.outputs]
+
+
+def values_of(whole: Flat, args: Sequence[Any]) -> list[Any]:
+    """All values of a traced function."""
+    values = whole.start.copy()
+    for number, x in zip(whole.inputs, args, strict=True):
+        values[number] = x
+    for equation, reads, writes in whole.operations:
+        found = _result(equation, [values[number] for number in reads])
+        for number, x in zip(writes, found, strict=True):
+            values[number] = x
+    return values
 
 
 def _result(equation, args: list[Any]) -> list[Any]:
     """The values of one equation."""
     name, params = equation.primitive.name, equation.params
-    if name in _NESTED:
-        return _called(params[_NESTED[name]], args)
-    if name in _CONTROL:
-        return _CONTROL[name](params, args)
     if name in OPERATIONS:
         found = OPERATIONS[name](equation, *args)
+    elif name in NESTED:
+        return evaluated(params[NESTED[name]], args)
+    elif name in _CONTROL:
+        return _CONTROL[name](params, args)
     else:
         args = [
             x if _is_key(y.aval) else jnp.asarray(x, y.aval.dtype)
@@ -107,12 +138,6 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
-def _called(function: Any, args: list[Any]) -> list[Any]:
-    if isinstance(function, ClosedJaxpr):
-        return _evaluate(function.jaxpr, function.consts, args)
-    return _evaluate(function, [], args)
-
-
 def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
     """The same, remembered: programs that differ in one law have most of their segments in common,
     and each is an iteration of a loop over them.
@@ -124,14 +149,13 @@ def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
     if key not in _calls:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
-        _calls[key] = function, _called(function, args)  # Kept, so that its number stays its own.
+        _calls[key] = function, evaluated(function, args)  # Kept, so that its number stays its own.
     return _calls[key][1]
 
 
 # Equations that call a function of their own: under which name they have it.
-_NESTED = {
+NESTED = {
     "jit": "jaxpr",
-    "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
@@ -143,7 +167,7 @@ def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
     slices = args[num_consts + num_carry :]
     length = params["length"]
     each: list[Any] = [None] * length
-    call = _called if num_carry else _called_once
+    call = evaluated if num_carry else _called_once
     for i in reversed(range(length)) if params["reverse"] else range(length):
         found = call(params["jaxpr"], [*consts, *carry, *(x[i] for x in slices)])
         carry, each[i] = found[:num_carry], found[num_carry:]
@@ -157,8 +181,8 @@ def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     condition = args[:of_condition]
     body, carry = args[of_condition : of_condition + of_body], args[of_condition + of_body :]
-    while np.any(going := _called(params["cond_jaxpr"], [*condition, *carry])[0]):
-        after = _called(params["body_jaxpr"], [*body, *carry])
+    while np.any(going := evaluated(params["cond_jaxpr"], [*condition, *carry])[0]):
+        after = evaluated(params["body_jaxpr"], [*body, *carry])
         # In a batch, each loop goes on until its own end.
         carry = [
             np.where(
@@ -170,8 +194,12 @@ def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
 
 
 def _cond(params: dict[str, Any], args: list[Any]) -> list[Any]:
+    return evaluated(branch_of(params, args), args[1:])
+
+
+def branch_of(params: dict[str, Any], args: list[Any]) -> ClosedJaxpr:
     branches = params["branches"]
-    return _called(branches[min(max(int(args[0]), 0), len(branches) - 1)], args[1:])
+    return branches[min(max(int(args[0]), 0), len(branches) - 1)]
 
 
 _CONTROL: dict[str, Callable[..., list[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}

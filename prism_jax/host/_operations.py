@@ -64,31 +64,44 @@ def _slice(equation, x):
     return x[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
 
 
-def _pad(equation, x, fill):
+def pad_places(equation, shape):
+    """Where padding puts an array: how large it is with the gaps between its elements, where these
+    elements are in it, which part of it is kept, and where that is in the result.
+    """
     config = equation.params["padding_config"]
-    inner = [n + max(n - 1, 0) * gap for n, (_, _, gap) in zip(x.shape, config, strict=True)]
-    spread = np.full(inner, fill)
-    spread[tuple(slice(None, None, gap + 1) for _, _, gap in config)] = x
-    whole = np.full(_shape(equation), fill)
-    into, out_of = [], []
+    inner = [n + max(n - 1, 0) * gap for n, (_, _, gap) in zip(shape, config, strict=True)]
+    elements = tuple(slice(None, None, gap + 1) for _, _, gap in config)
+    kept, into = [], []
     for n, (low, high, _) in zip(inner, config, strict=True):  # Less than zero cuts.
+        kept.append(slice(max(-low, 0), n - max(-high, 0)))
         into.append(slice(max(low, 0), max(low, 0) + max(n + min(low, 0) + min(high, 0), 0)))
-        out_of.append(slice(max(-low, 0), n - max(-high, 0)))
-    whole[tuple(into)] = spread[tuple(out_of)]
+    return inner, elements, tuple(kept), tuple(into)
+
+
+def _pad(equation, x, fill):
+    inner, elements, kept, into = pad_places(equation, x.shape)
+    spread = np.full(inner, fill)
+    spread[elements] = x
+    whole = np.full(_shape(equation), fill)
+    whole[into] = spread[kept]
     return whole
 
 
-def _dot(equation, x, y):
+def dot_names(equation, ndim_x: int, ndim_y: int) -> tuple[str, str, str]:
+    """The letters that `einsum` has for the axes of both arguments and of the result."""
     (of_x, of_y), (batch_x, batch_y) = equation.params["dimension_numbers"]
-    letters = iter(string.ascii_letters)
-    names_x = [next(letters) for _ in range(x.ndim)]
-    names_y = [next(letters) for _ in range(y.ndim)]
+    names_x = string.ascii_lowercase[:ndim_x]
+    names_y = [*string.ascii_lowercase[ndim_x : ndim_x + ndim_y]]
     for i, j in zip((*of_x, *batch_x), (*of_y, *batch_y), strict=True):
         names_y[j] = names_x[i]
     free_x = [name for i, name in enumerate(names_x) if i not in (*of_x, *batch_x)]
     free_y = [name for j, name in enumerate(names_y) if j not in (*of_y, *batch_y)]
-    result = [names_x[i] for i in batch_x] + free_x + free_y
-    return np.einsum(f"{''.join(names_x)},{''.join(names_y)}->{''.join(result)}", x, y)
+    batch = [names_x[i] for i in batch_x]
+    return names_x, "".join(names_y), "".join([*batch, *free_x, *free_y])
+
+
+def _dot(equation, x, y):
+    return np.einsum("{},{}->{}".format(*dot_names(equation, x.ndim, y.ndim)), x, y)
 
 
 def _reduced(by: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +159,8 @@ def _places(shape, windows, indices, about) -> tuple[tuple[np.ndarray, ...], np.
     return tuple(places), valid
 
 
-def _gather(equation, x, indices):
+def places_of_gather(equation, x, indices) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The place in an array of each gathered element, and whether it is taken from there."""
     params, about = equation.params, equation.params["dimension_numbers"]
     places, valid = _places(
         x.shape,
@@ -160,9 +174,14 @@ def _gather(equation, x, indices):
             about.start_indices_batching_dims,
         ),
     )
+    return places, valid | ("FILL" not in str(params["mode"]))
+
+
+def _gather(equation, x, indices):
+    places, valid = places_of_gather(equation, x, indices)
     found = np.broadcast_to(x[places], _shape(equation))
-    if "FILL" in str(params["mode"]) and not valid.all():
-        fill = params["fill_value"]
+    if not valid.all():
+        fill = equation.params["fill_value"]
         if fill is None:
             real = np.issubdtype(x.dtype, np.inexact)
             fill = np.nan if real else np.iinfo(x.dtype).min if x.dtype.kind == "i" else 0
@@ -170,10 +189,8 @@ def _gather(equation, x, indices):
     return found
 
 
-def _scattered(equation, x, indices, updates):
-    """A copy of an array, the places of all updates in it, and these. What has no place is left
-    out.
-    """
+def places_of_scatter(equation, x, indices, updates) -> tuple[list[np.ndarray], np.ndarray]:
+    """The place in an array of each update, and whether there is such a place."""
     about = equation.params["dimension_numbers"]
     lacking = {*about.inserted_window_dims, *about.operand_batching_dims}
     sizes = iter(updates.shape[i] for i in about.update_window_dims)
@@ -191,8 +208,13 @@ def _scattered(equation, x, indices, updates):
         ),
     )
     valid = np.broadcast_to(valid | ("CLIP" in str(equation.params["mode"])), updates.shape)
-    places = tuple(np.broadcast_to(place, updates.shape)[valid] for place in places)
-    return np.array(x), places, updates[valid]
+    return [np.broadcast_to(place, updates.shape) for place in places], valid
+
+
+def _scattered(equation, x, indices, updates):
+    """A copy of an array, the places of updates in it, and these; without those that have none."""
+    places, valid = places_of_scatter(equation, x, indices, updates)
+    return np.array(x), tuple(place[valid] for place in places), updates[valid]
 
 
 def _scatter(equation, x, indices, updates):

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..host import on_host
+from ..host import vjp_on_host
 from ..program import Program
 from ._plan import Parameters, Tables, parameters_of, tabulate
-from ._structure import Classes, structure_of
+from ._structure import structure_of
 
 
 def gradient_of(program: Program, of_tables: Tables) -> Program:
@@ -24,8 +24,8 @@ def gradient_of(program: Program, of_tables: Tables) -> Program:
 def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
     """`gradient_of` of several figures of a program, which are the first axis of each table."""
     classes = structure_of(program).classes
-    found = on_host(_tabulate_vjp, classes, parameters_of(program), of_tables)
-    found = jax.tree.map(np.asarray, found)
+    _, backward = vjp_on_host(tabulate, classes, parameters_of(program))
+    found = backward(of_tables)
     rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables.mean))]
     return [_of_program(program, row) for row in rows]
 
@@ -61,10 +61,3 @@ def _of_program(program: Program, of_parameters: Parameters) -> Program:
 
 def _cut(x, like):
     return jnp.asarray(x[: len(like)])
-
-
-def _tabulate_vjp(classes: Classes, parameters: Parameters, of_tables: Tables) -> Parameters:
-    floats, rest = eqx.partition(parameters, eqx.is_inexact_array)
-    tables, vjp = jax.vjp(lambda floats: tabulate(classes, eqx.combine(floats, rest)), floats)
-    of_tables = jax.tree.map(lambda g, x: g.astype(x.dtype), of_tables, tables)
-    return jax.vmap(vjp)(of_tables)[0]

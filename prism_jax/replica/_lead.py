@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from ..host import on_host
+from ..host import on_host, vjp_on_host
 from ..maxplus import bucket, cells, critical_ops
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
@@ -103,13 +103,13 @@ def _gradient(
     op = np.where(np.arange(room) < num_ops, np.arange(room), -1)
     axes = _axes(program, plan, np.arange(number), room, op)
     of_ops = _in_one_line(program, plan, op), axes, words
-    latencies, regimes = on_host(_latencies, *of_ops, scores)
+    (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, scores)
     after = np.asarray(on_host(mean_reductions, without_graph(plan)))
     after = after[: program.sinks.number, np.asarray(regimes)]
     critical = np.zeros(latencies.shape, plan.dtype)
     critical[:num_ops] = critical_ops(program.levels, np.asarray(latencies)[:num_ops], after)
-    slopes = on_host(_latencies_vjp, *of_ops, scores, critical)
-    return np.mean(np.asarray(slopes)[:number], axis=1)
+    slopes = backward((critical[None], np.zeros((1, *regimes.shape))))
+    return np.mean(slopes[0, :number], axis=1)
 
 
 def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> Plan:
@@ -137,11 +137,6 @@ def _latencies(plan: Plan, axes: Axes, key: KeyData, scores: Float[Array, "axes 
     law = jax.tree.map(lambda table, row: table[row], latencies.tables, latencies.rows)
     found = law.latency(axes.ops[:, None], jnp.zeros((), plan.dtype), latencies.common)
     return jnp.broadcast_to(found, scores.shape), sampled.regimes
-
-
-def _latencies_vjp(plan, axes, key, scores, of_latencies):
-    _, vjp = jax.vjp(lambda scores: _latencies(plan, axes, key, scores)[0], scores)
-    return vjp(of_latencies)[0]
 
 
 def _direction(gradient: np.ndarray, order: np.ndarray, plan: Plan) -> Float[Array, " axes"]:

@@ -1,0 +1,230 @@
+"""Derivatives of a JAX function by NumPy, backward through what JAX has traced once.
+
+JAX can differentiate a function before it is traced, but to trace the derivative of thousands of
+operations takes seconds.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+
+from ._flat import Flat, flat
+from ._on_host import branch_of, evaluated, on_device, traced, values_of
+from ._slopes import has_slopes, slopes
+
+
+_of_equations: dict[Any, tuple[JaxprEqn, ClosedJaxpr]] = {}
+
+
+def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """What a function gives, and how derivatives go back through it: `jax.vjp` by NumPy, of several
+    figures at once.
+
+    **Arguments:**
+
+    - `function`, `args`: as of `on_host`; no argument may be traced.
+
+    **Returns:**
+
+    `function(*args)`, and a function. That takes the derivatives of figures with respect to the
+    real numbers in the result, of its structure and with an axis of figures before all others; and
+    gives those with respect to the real numbers in the last of `args`, of its structure and dtypes
+    and with the same axis, as NumPy arrays. `None` stands for what is not a real number.
+    """
+    trace, leaves, of_result = traced(function, args)
+    whole = flat(trace)
+    with np.errstate(all="ignore"):
+        values = values_of(whole, leaves)
+    arrays, structure = jax.tree.flatten(eqx.filter(args[-1], eqx.is_array))
+    others = len(leaves) - len(arrays)
+    active = [False] * others + [_is_real(x) for x in arrays]
+
+    def backward(of_outs: Any) -> Any:
+        pairs = zip(jax.tree.leaves(of_outs), trace.out_avals, strict=True)
+        given = [np.asarray(x, np.float64) if _is_real(out) else None for x, out in pairs]
+        zeros = np.zeros(next(len(x) for x in given if x is not None))
+        with np.errstate(all="ignore"):
+            found = _back(whole, values, given, active)[others:]
+        found = [
+            np.multiply.outer(zeros, x) if of_x is None else of_x
+            for x, of_x in zip(arrays, found, strict=True)
+        ]
+        pairs = zip(arrays, found, strict=True)
+        every = [of_x.astype(x.dtype) if _is_real(x) else None for x, of_x in pairs]
+        return jax.tree.unflatten(structure, every)
+
+    return on_device(values, whole, trace, of_result), backward
+
+
+def _is_real(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _pulled_back(
+    function: ClosedJaxpr | Jaxpr,
+    args: Sequence[Any],
+    of_results: Sequence[np.ndarray | None],
+    active: Sequence[bool],
+) -> list[np.ndarray | None]:
+    """The derivatives with respect to those arguments that are active; `None` stands for zeros."""
+    whole = flat(function)
+    return _back(whole, values_of(whole, args), of_results, active)
+
+
+def _back(
+    whole: Flat,
+    values: Sequence[Any],
+    of_results: Sequence[np.ndarray | None],
+    active: Sequence[bool],
+) -> list[np.ndarray | None]:
+    """The same, where all values are known."""
+    depends = {number for number, use in zip(whole.inputs, active, strict=True) if use}
+    for equation, reads, writes in whole.operations:
+        if not depends.isdisjoint(reads):
+            pairs = zip(writes, equation.outvars, strict=True)
+            depends.update(number for number, var in pairs if _is_real(var.aval))
+    found: dict[int, np.ndarray] = {}
+
+    def add(numbers, derivatives):
+        for number, x in zip(numbers, derivatives, strict=True):
+            if x is not None and number in depends:
+                found[number] = found[number] + x if number in found else x
+
+    add(whole.outputs, of_results)
+    for equation, reads, writes in reversed(whole.operations):
+        of_outs = [found.pop(number, None) for number in writes]
+        if any(x is not None for x in of_outs):
+            outs, args = [values[i] for i in writes], [values[i] for i in reads]
+            wanted = [number in depends for number in reads]
+            add(reads, _through(equation, of_outs, outs, args, wanted))
+    return [found.get(number) for number in whole.inputs]
+
+
+def _through(
+    equation: JaxprEqn, of_outs: list[Any], outs: list[Any], args: list[Any], wanted: list[bool]
+) -> Sequence[np.ndarray | None]:
+    """The derivatives with respect to the arguments of an equation, at least the wanted ones."""
+    name, params = equation.primitive.name, equation.params
+    if name == "jit":  # By columns, for others are inlined.
+        if len(of_outs[0]) > len(outs[0]):
+            return [_through_columns(params["jaxpr"], of_outs[0], args[0])]
+        return _pulled_back(params["jaxpr"], args, of_outs, wanted)
+    if name == "cond":
+        branch = branch_of(params, args)
+        return None, *_pulled_back(branch, args[1:], of_outs, wanted[1:])
+    if name == "scan":
+        return _through_scan(params, of_outs, args, wanted)
+    if not has_slopes(name):
+        return _by_jax(equation, of_outs, args, wanted)
+    if equation.primitive.multiple_results:
+        some = next(x for x in of_outs if x is not None)
+        of_outs = [
+            np.zeros((len(some), *out.shape)) if x is None else x
+            for x, out in zip(of_outs, outs, strict=True)
+        ]
+        found = slopes(equation, of_outs, outs, args)
+    else:
+        found = slopes(equation, of_outs[0], outs[0], args)
+    return [one() if use else None for one, use in zip(found, wanted, strict=True)]
+
+
+def _through_columns(function: ClosedJaxpr, of_outs: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Backward through a function of each column, by all its slopes."""
+    number = of_outs.shape[1]
+    each = np.broadcast_to(np.eye(number)[:, :, None], (number, number, columns.shape[1]))
+    (slopes,) = _pulled_back(function, [columns], [each], [True])
+    return (
+        np.zeros((1, *columns.shape))
+        if slopes is None
+        else np.einsum("foc,onc->fnc", of_outs, slopes)
+    )
+
+
+def _through_scan(params: dict[str, Any], of_outs, args, wanted) -> list[np.ndarray | None]:
+    """Backward through the iterations of a loop, those first that came last."""
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    first = num_consts + num_carry
+    consts, carry, slices = args[:num_consts], args[num_consts:first], args[first:]
+    function, length = params["jaxpr"], params["length"]
+    order = range(length)[::-1] if params["reverse"] else range(length)
+    carries = [carry]
+    for i in [*order][:-1] if num_carry else []:
+        inputs = [*consts, *carries[-1], *(x[i] for x in slices)]
+        carries.append(evaluated(function, inputs)[:num_carry])
+    # All that is carried may depend on what one iteration is given.
+    active = [*wanted[:num_consts], *[any(wanted)] * num_carry, *wanted[first:]]
+    of_consts, of_carry = [None] * num_consts, list(of_outs[:num_carry])
+    figures = next(len(x) for x in of_outs if x is not None)
+    of_slices = [
+        np.zeros((length, figures, *x.shape[1:])) if use else None
+        for x, use in zip(slices, wanted[first:], strict=True)
+    ]
+    for turn, i in reversed([*enumerate(order)]):
+        of_each = [None if x is None else x[:, i] for x in of_outs[num_carry:]]
+        given = [x if x is not None and x.any() else None for x in (*of_carry, *of_each)]
+        if all(x is None for x in given):
+            continue
+        before = carries[turn] if num_carry else []
+        inputs = [*consts, *before, *(x[i] for x in slices)]
+        found = _pulled_back(function, inputs, given, active)
+        of_consts = [_sum(x, y) for x, y in zip(of_consts, found[:num_consts], strict=True)]
+        of_carry = found[num_consts:first]
+        for whole, one in zip(of_slices, found[first:], strict=True):
+            if whole is not None and one is not None:
+                whole[i] = one
+    moved = [None if x is None else np.moveaxis(x, 0, 1) for x in of_slices]
+    return [*of_consts, *of_carry, *moved]
+
+
+def _sum(x: np.ndarray | None, y: np.ndarray | None) -> np.ndarray | None:
+    return y if x is None else x if y is None else x + y
+
+
+def _by_jax(equation: JaxprEqn, of_outs, args, wanted) -> list[np.ndarray | None]:
+    """The same for an operation that has derivatives of its own in JAX."""
+    pairs = zip(equation.invars, args, wanted, strict=True)
+    given = {var: (x, use) for var, x, use in pairs if not isinstance(var, Literal)}
+    inputs = [x for x, _ in given.values()]
+    about = id(equation), tuple(wanted), *(x is not None and len(x) for x in of_outs)
+    if about not in _of_equations:
+        uses = [use for _, use in given.values()]
+        _of_equations[about] = equation, _derivative(equation, list(given), uses, of_outs)
+    of_outs = [x for x in of_outs if x is not None]
+    found = iter(evaluated(_of_equations[about][1], [*inputs, *of_outs]))
+    of_variables = {var: next(found) for var, (_, use) in given.items() if use}
+    # Where a variable is given twice, the first has the derivatives of both.
+    return [None if isinstance(x, Literal) else of_variables.pop(x, None) for x in equation.invars]
+
+
+def _derivative(equation: JaxprEqn, variables, uses, of_outs) -> ClosedJaxpr:
+    """The derivatives with respect to used variables, from all variables and what is given of
+    results, as JAX traces it.
+    """
+    about = DebugInfo("vjp_on_host", equation.primitive.name, None, None)
+    alone = Jaxpr([], variables, equation.outvars, [equation], debug_info=about)
+    function = jaxpr_as_fun(ClosedJaxpr(alone, []))
+    number, given = len(variables), [x is not None for x in of_outs]
+
+    def of_used(*inputs):
+        values, of_results = inputs[:number], inputs[number:]
+
+        def results(*used):
+            rest = iter(used)
+            pairs = zip(values, uses, strict=True)
+            found = function(*(next(rest) if use else x for x, use in pairs))
+            return [x for x, keep in zip(found, given, strict=True) if keep]
+
+        used = [x for x, use in zip(values, uses, strict=True) if use]
+        return jax.vmap(jax.vjp(results, *used)[1])(list(of_results))
+
+    outs = zip(of_outs, equation.outvars, strict=True)
+    shapes = [
+        *(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables),
+        *(jax.ShapeDtypeStruct(x.shape, out.aval.dtype) for x, out in outs if x is not None),
+    ]
+    return jax.make_jaxpr(of_used)(*shapes)
