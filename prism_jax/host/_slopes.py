@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ._operations import dot_names, pad_places, places_of_gather, places_of_scatter
+from ._operations import dot_names
+from ._places import pad_places, places_of_gather, places_of_scatter
 
 
 _ROOT_OF_PI = math.sqrt(math.pi)
@@ -157,8 +158,8 @@ def _gathered(equation, g, z, x, indices):
     def of_x():
         places, valid = places_of_gather(equation, x, indices)
         whole = _zeros(g, x)
-        places = (np.broadcast_to(place, g.shape[1:]) for place in places)
-        np.add.at(whole, (slice(None), *places), np.where(valid, g, 0))
+        taken: Any = slice(None), *(np.broadcast_to(place, g.shape[1:]) for place in places)
+        np.add.at(whole, taken, np.where(valid, g, 0))
         return whole
 
     return [of_x, lambda: None]
