@@ -205,6 +205,7 @@ def _derivative(equation: JaxprEqn, variables, uses, of_outs) -> ClosedJaxpr:
     """The derivatives with respect to used variables, from all variables and what is given of
     results, as JAX traces it.
     """
+    every: list[Any] = [x.aval for x in (*variables, *equation.outvars)]
     about = DebugInfo("vjp_on_host", equation.primitive.name, None, None)
     alone = Jaxpr([], variables, equation.outvars, [equation], debug_info=about)
     function = jaxpr_as_fun(ClosedJaxpr(alone, []))
@@ -222,9 +223,9 @@ def _derivative(equation: JaxprEqn, variables, uses, of_outs) -> ClosedJaxpr:
         used = [x for x, use in zip(values, uses, strict=True) if use]
         return jax.vmap(jax.vjp(results, *used)[1])(list(of_results))
 
-    outs = zip(of_outs, equation.outvars, strict=True)
+    outs = zip(of_outs, every[number:], strict=True)
     shapes = [
-        *(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in variables),
-        *(jax.ShapeDtypeStruct(x.shape, out.aval.dtype) for x, out in outs if x is not None),
+        *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in every[:number]),
+        *(jax.ShapeDtypeStruct(x.shape, out.dtype) for x, out in outs if x is not None),
     ]
     return jax.make_jaxpr(of_used)(*shapes)

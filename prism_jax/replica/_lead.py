@@ -28,11 +28,11 @@ from ._plan import Plan, without_graph, without_steps
 _MOST_AXES = 256
 # Half of the samples are drawn by the law itself, so that no weight exceeds two.
 _SHIFTED = 0.5
-# The gradient is the mean over this many samples, or fewer if there are many axes. A quarter is
+# The gradient is the mean over this many samples, or fewer if there are many axes. A sixteenth is
 # enough for the direction along given axes.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**19
-_FOR_DIRECTION = 4
+_FOR_DIRECTION = 16
 # Sobol points that are made at once, a power of two.
 _POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
