@@ -1,4 +1,5 @@
 import abc
+import dataclasses
 import operator
 from typing import ClassVar
 
@@ -81,11 +82,31 @@ def check_positive(**counts: object) -> None:
             raise ValueError(f"`{name}={count!r}` must be a positive integer; use 1 or more.")
 
 
-def check_enough(schedule: AbstractSchedule) -> None:
-    """Raises a `ValueError` if there are fewer microbatches than the schedule is defined for."""
-    p, m, least = schedule.num_ranks, schedule.num_microbatches, schedule.microbatches_per_rank
-    if m < least * p:
-        raise ValueError(
-            f"`num_microbatches={m}` is too few for `{schedule.kind}` on {p} ranks; use "
-            f"{least * p} or more."
-        )
+@dataclasses.dataclass(frozen=True)
+class AbstractCounted(AbstractSchedule):
+    """Abstract base class for schedules that follow from how many ranks and microbatches there are.
+
+    Subclasses have a method `_order`, or `orders` if they find those of all ranks together.
+    """
+
+    num_ranks: int
+    num_microbatches: int
+
+    def __post_init__(self) -> None:
+        check_positive(num_ranks=self.num_ranks, num_microbatches=self.num_microbatches)
+
+    def orders(self) -> list[list[str]]:
+        return [self._order(rank) for rank in range(self.num_ranks)]
+
+    def _order(self, rank: int) -> list[str]:
+        """The ops of a rank in the order in which it runs them."""
+        raise NotImplementedError
+
+    def _check_enough(self) -> None:
+        """Raises a `ValueError` for fewer microbatches than the schedule is defined for."""
+        p, m, least = self.num_ranks, self.num_microbatches, self.microbatches_per_rank
+        if m < least * p:
+            raise ValueError(
+                f"`num_microbatches={m}` is too few for `{self.kind}` on {p} ranks; use "
+                f"{least * p} or more."
+            )

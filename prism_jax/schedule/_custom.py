@@ -1,12 +1,25 @@
+"""Schedules whose orders are given, and CSV files of PyTorch's schedule runtime with them."""
+
+import csv
 import dataclasses
-import math
+import io
 import operator
+import os
+import re
 from collections.abc import Sequence
 
+import numpy as np
+
+from .._files import shown, written_whole
+from ..data import read_text
 from ._base import AbstractSchedule
 from ._needs import find_needs
-from ._ops import parse_orders
-from ._token import parse_token
+from ._ops import Ops, parse_orders, parts_of
+
+
+_MOST_BYTES = 2**23  # A million ops.
+# Actions that PyTorch adds when it lowers a schedule; here they follow from the ops.
+_ADDED = re.compile(r"\d+((SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -53,13 +66,10 @@ class CustomSchedule(AbstractSchedule):
                     f"The order of rank {rank} is one string; `.split()` it into a list of tokens."
                 )
         tokens = tuple(tuple(order) for order in orders)
-        if chains is not None:
-            starts = _check_chains(chains, len(stages))
-        elif _is_dual_pipe(tokens, stages):
-            starts = (0, len(stages) // 2)
-        else:
-            starts = (0,)
+        starts = None if chains is None else _check_chains(chains, len(stages))
         ops = parse_orders(tokens)
+        if starts is None:
+            starts = (0, len(stages) // 2) if _is_dual_pipe(ops, stages) else (0,)
         if not len(ops.rank):
             raise ValueError("The orders hold no op; give at least one token, as in `0F0`.")
         find_needs(ops, stages, starts)
@@ -99,7 +109,7 @@ def _check_chains(chains: Sequence[Sequence[int]], num_stages: int) -> tuple[int
     return tuple(first for first, _ in chains)
 
 
-def _is_dual_pipe(orders: tuple[tuple[str, ...], ...], stages: tuple[int, ...]) -> bool:
+def _is_dual_pipe(ops: Ops, stages: tuple[int, ...]) -> bool:
     """Whether the rank in the middle of a V runs both ways against the direction of one chain.
 
     One chain has the forward of the lower middle stage before that of the upper, and the backwards
@@ -109,12 +119,82 @@ def _is_dual_pipe(orders: tuple[tuple[str, ...], ...], stages: tuple[int, ...]) 
     if num_stages < 4 or num_stages % 2 or stages != stages[::-1]:
         return False
     upper = num_stages // 2
-    rank = stages[upper]
-    first = {}
-    for position, token in enumerate(orders[rank]):
-        for phase, stage, _ in parse_token(token, rank, position).parts:
-            first.setdefault(("F" if phase == "F" else "B", stage), position)
-    forward_up, forward_down, backward_up, backward_down = (
-        first.get((phase, stage), math.inf) for phase in "FB" for stage in (upper, upper - 1)
+    parts = parts_of(ops)
+    here = parts.rank == stages[upper]
+    forward = parts.phase == "F"
+
+    def first(forwards: bool, stage: int) -> int:
+        found = parts.op[here & (forward == forwards) & (parts.stage == stage)]
+        return int(found.min(initial=len(ops.rank)))
+
+    return first(True, upper) < first(True, upper - 1) and (
+        first(False, upper - 1) < first(False, upper)
     )
-    return forward_up < forward_down and backward_down < backward_up
+
+
+def load_schedule(path: str | os.PathLike[str]) -> CustomSchedule:
+    """Reads a schedule from a CSV file of PyTorch's schedule runtime.
+
+    Idle slots and the communication of a lowered schedule (`3SEND_F7`, `3UNSHARD`) are ignored,
+    because sends and receives follow from the ops.
+
+    **Arguments:**
+
+    - `path`: the file. It has a line for each rank, with the tokens of its ops, as in
+        `CustomSchedule`, in the order in which it runs them.
+
+    **Returns:**
+
+    A [`prism_jax.CustomSchedule`][]. Each stage is placed on the first rank that runs one of its
+    ops.
+
+    **Raises:**
+
+    A `ValueError` that names the file, if it is not such a schedule.
+    """
+    # An empty line is a rank that is always idle.
+    reader = csv.reader(io.StringIO(read_text(path, _MOST_BYTES), newline=""))
+    try:
+        cells = [[cell.strip() for cell in row] for row in reader]
+    except csv.Error as error:
+        raise ValueError(
+            f"{shown(path)}, line {reader.line_num}: this is not valid CSV: {error}."
+        ) from None
+    orders = [[cell for cell in row if cell and not _ADDED.fullmatch(cell)] for row in cells]
+    try:
+        return CustomSchedule(orders, places(orders))
+    except ValueError as error:
+        raise ValueError(f"{shown(path)}: {error}") from None
+
+
+def save_schedule(schedule: AbstractSchedule, path: str | os.PathLike[str]) -> None:
+    """Writes a schedule as a CSV file that PyTorch's schedule runtime loads.
+
+    PyTorch only runs schedules with one chain of stages. Others are written too, for
+    `load_schedule`.
+
+    **Arguments:**
+
+    - `schedule`: any schedule.
+    - `path`: the file. An existing file is replaced.
+    """
+    with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(schedule.orders())
+
+
+def places(orders: Sequence[Sequence[str]]) -> list[int]:
+    """The rank of each stage, from the first of its ops.
+
+    **Raises:**
+
+    A `ValueError` where a stage is missing.
+    """
+    parts = parts_of(parse_orders(orders))
+    stages, first = np.unique(parts.stage, return_index=True)
+    missing = np.flatnonzero(stages != np.arange(len(stages)))
+    if len(missing):
+        raise ValueError(
+            f"no rank runs stage {missing[0]}, but there is a stage {stages[-1]}; number the "
+            "stages from 0 without a gap."
+        )
+    return parts.rank[first].tolist()

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ._base import AbstractSchedule, check_positive
-from ._ops import action, ops_of, parse_orders
+from ._ops import actions_of, ops_of, schedule_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +34,13 @@ class ForwardOnly(_OfAnother):
     """The forwards of a schedule in its order, as for an evaluation or a prefill."""
 
     def orders(self) -> list[list[str]]:
-        ops = ops_of(self.schedule)
-        return [
-            [
-                f"{stage}F{microbatch}"
-                for op in order
-                for phase, stage, microbatch in action(ops, op).parts
-                if phase == "F"
-            ]
-            for order in ops.orders
-        ]
+        parts = schedule_parts(self.schedule)
+        orders: list[list[str]] = [[] for _ in range(self.num_ranks)]
+        columns = (parts.phase.tolist(), parts.rank.tolist(), parts.stage, parts.microbatch)
+        for phase, rank, stage, microbatch in zip(*columns, strict=True):
+            if phase == "F":
+                orders[rank].append(f"{stage}F{microbatch}")
+        return orders
 
 
 ForwardOnly.__init__.__doc__ = """**Arguments:**
@@ -73,9 +70,9 @@ class Repeated(_OfAnother):
         return self.schedule.num_microbatches * self.num_steps
 
     def orders(self) -> list[list[str]]:
-        ops = parse_orders(self.schedule.orders())
+        ops = ops_of(self.schedule)
         each = self.schedule.num_microbatches // len(self.chain_starts)
-        actions = [[action(ops, op) for op in order] for order in ops.orders]
+        actions = actions_of(ops)
         return [
             [
                 one._replace(
@@ -83,9 +80,9 @@ class Repeated(_OfAnother):
                     other_microbatch=one.other_microbatch + each * step,
                 ).token
                 for step in range(self.num_steps)
-                for one in order
+                for one in actions[order.start : order.stop]
             ]
-            for order in actions
+            for order in ops.orders
         ]
 
 

@@ -8,8 +8,8 @@ from .._misc import check_type
 from ._base import AbstractSchedule
 from ._custom import CustomSchedule
 from ._graph import OpGraph, op_graph
+from ._ops import OVERLAPPED, PHASES, SEND_RECV, actions_of
 from ._replay import replay
-from ._token import OVERLAPPED, PHASES, SEND_RECV, Action
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +83,16 @@ def evaluate(
     links = _links(send_recv, schedule.num_ranks)
     graph = op_graph(schedule, blocking=blocking)
     latency = _latencies(graph, tables, links, overlap == "max")
-    return _run(graph, latency)
+    starts, ends = replay(graph.predecessors, latency)
+    tokens = [one.token for one in actions_of(graph)]
+    return Timeline(
+        makespan=float(ends.max()),
+        op=tuple([tokens[op] for op in order] for order in graph.orders),
+        start=tuple(starts[list(order)] for order in graph.orders),
+        end=tuple(ends[list(order)] for order in graph.orders),
+        rank_ends=np.array([ends[list(ops)].max(initial=0.0) for ops in graph.last]),
+        busy=np.array([latency[list(order)].sum() for order in graph.orders]),
+    )
 
 
 def _latencies(
@@ -106,26 +115,6 @@ def _latencies(
             parts.append(table[stage[at], microbatch[at]])
         latency[at] = np.maximum(*parts) if longest and phase == OVERLAPPED else sum(parts)
     return latency
-
-
-def _run(graph: OpGraph, latency: np.ndarray) -> Timeline:
-    starts, ends = replay(graph.predecessors, latency)
-    columns = (
-        graph.phase.tolist(),
-        graph.stage.tolist(),
-        graph.microbatch.tolist(),
-        graph.other_stage.tolist(),
-        graph.other_microbatch.tolist(),
-    )
-    tokens = [Action(*column).token for column in zip(*columns, strict=True)]
-    return Timeline(
-        makespan=float(ends.max()),
-        op=tuple([tokens[op] for op in order] for order in graph.orders),
-        start=tuple(starts[list(order)] for order in graph.orders),
-        end=tuple(ends[list(order)] for order in graph.orders),
-        rank_ends=np.array([ends[list(ops)].max(initial=0.0) for ops in graph.last]),
-        busy=np.array([latency[list(order)].sum() for order in graph.orders]),
-    )
 
 
 def _table(

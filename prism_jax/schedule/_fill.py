@@ -1,10 +1,11 @@
 """Improves orders by list scheduling: ops move forward into bubbles, within a memory limit."""
 
+import itertools as it
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ._token import parse_token
+from ._ops import parse_token
 
 
 Op = tuple[str, int, int]  # Phase, stage and microbatch.
@@ -25,6 +26,9 @@ class Rule(NamedTuple):
     patience: tuple[float, float] = (0.0, 0.0)
 
 
+_RULE = Rule()
+
+
 class Pipe(NamedTuple):
     """The costs of the stages, and where they are.
 
@@ -32,26 +36,19 @@ class Pipe(NamedTuple):
 
     - `stage_to_rank`: the rank of each stage.
     - `chain_starts`: the first stage of each chain.
-    - `cost`: how long an op of a phase and stage takes.
+    - `cost`: how long an op of a phase and stage takes. By default, a whole backward takes as long
+        as two forwards.
     - `send_recv`: how long a send_recv between two ranks takes.
     """
 
     stage_to_rank: tuple[int, ...]
-    chain_starts: tuple[int, ...]
-    cost: Callable[[str, int], float]
+    chain_starts: tuple[int, ...] = (0,)
+    cost: Callable[[str, int], float] = lambda phase, _: 2.0 if phase == "B" else 1.0
     send_recv: float = 0.0
 
 
-def parse_ops(orders: Sequence[Sequence[str]]) -> list[list[Op]]:
-    """The ops of tokens, none of which may be an overlapped pair."""
-    return [
-        [parse_token(token, rank, i).parts[0] for i, token in enumerate(order)]
-        for rank, order in enumerate(orders)
-    ]
-
-
 def fill(
-    base: Sequence[Sequence[Op]], pipe: Pipe, limits: Sequence[int], rule: Rule
+    base: Sequence[Sequence[str]], pipe: Pipe, limits: Sequence[int], rule: Rule = _RULE
 ) -> list[list[str]]:
     """Improves the orders of all ranks.
 
@@ -61,7 +58,7 @@ def fill(
 
     **Arguments:**
 
-    - `base`: the orders to improve.
+    - `base`: the orders to improve: the tokens of each rank, without overlapped pairs.
     - `pipe`: costs and places.
     - `limits`: for each rank, the most (stage, microbatch) pairs that it may hold.
     - `rule`: which of several ops goes first.
@@ -70,10 +67,10 @@ def fill(
 
     A list of tokens for each rank.
     """
-    inputs = {op: _inputs(op, pipe) for order in base for op in order}
+    ranks = [_Rank(_parse(order), limit) for order, limit in zip(base, limits, strict=True)]
+    inputs = {op: _inputs(op, pipe) for rank in ranks for op in rank.order}
     costs = {op: pipe.cost(op[0], op[1]) for op in inputs}
     ends: dict[Op, float] = {}
-    ranks = [_Rank(order, limit) for order, limit in zip(base, limits, strict=True)]
     choices: dict[int, tuple[float, int] | None] = {}
     for _ in inputs:
         for number, rank in enumerate(ranks):
@@ -89,7 +86,7 @@ def fill(
 
 
 def fill_units(
-    unit: Callable[[int], Sequence[Sequence[Op]]],
+    unit: Callable[[range], Sequence[Sequence[str]]],
     num_microbatches: int,
     size: int,
     pipe: Pipe,
@@ -99,34 +96,37 @@ def fill_units(
 
     **Arguments:**
 
-    - `unit`: the orders to improve, for a given number of microbatches.
+    - `unit`: the orders to improve, for some microbatches.
     - `num_microbatches`: the number of microbatches in all units together.
     - `size`: the number of microbatches in a unit; the last unit may be smaller.
     - `pipe`, `limits`: as in `fill`.
     """
-    joined: list[list[Op]] = [[] for _ in limits]
+    joined: list[list[str]] = [[] for _ in limits]
     for start in range(0, num_microbatches, size):
-        filled = fill(unit(min(size, num_microbatches - start)), pipe, limits, Rule())
-        for order, ops in zip(joined, parse_ops(filled), strict=True):
-            order += [(phase, stage, i + start) for phase, stage, i in ops]
-    return fill(joined, pipe, limits, Rule())
-
-
-def twice_backward(phase: str, stage: int) -> float:
-    """The cost of an op, if a whole backward takes as long as two forwards."""
-    del stage
-    return 2.0 if phase == "B" else 1.0
+        microbatches = range(start, min(start + size, num_microbatches))
+        for order, filled in zip(joined, fill(unit(microbatches), pipe, limits), strict=True):
+            order += filled
+    return fill(joined, pipe, limits)
 
 
 # The change of the number of microbatches that a rank holds, by phase.
 _CHANGE = {"F": 1, "I": 0, "W": -1, "B": -1}
 
 
+def most_held(order: Sequence[str]) -> int:
+    """The most (stage, microbatch) pairs that a rank holds in an order."""
+    return max(it.accumulate(_CHANGE[op[0]] for op in _parse(order)))
+
+
+def _parse(order: Sequence[str]) -> list[Op]:
+    return [parse_token(token, 0, i).parts[0] for i, token in enumerate(order)]
+
+
 class _Rank:
     """The ops that a rank has run, and those that are left."""
 
-    def __init__(self, order: Sequence[Op], limit: int):
-        self.order = list(order)
+    def __init__(self, order: list[Op], limit: int):
+        self.order = order
         self.limit = limit
         self.left = [True] * len(order)
         self.head = 0

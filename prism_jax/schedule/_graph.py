@@ -1,7 +1,10 @@
+"""The graph of a schedule: which op waits for which."""
+
 import dataclasses
 import functools as ft
 import itertools as it
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
@@ -9,60 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from .._ragged import group
 from ._base import AbstractSchedule
 from ._needs import Needs, find_needs
-from ._nodes import Nodes, asynchronous_nodes
-from ._ops import Ops, action, ops_of
-from ._token import SEND_RECV
-
-
-def topological_order(nodes: Nodes, num_nodes: int, describe: Callable[[int], str]) -> list[int]:
-    """The nodes in an order in which each comes after all nodes that it waits for.
-
-    **Arguments:**
-
-    - `nodes`: which node waits for which.
-    - `num_nodes`: how many there are.
-    - `describe`: how an error names a node.
-
-    **Raises:**
-
-    A `ValueError` that names the nodes of a cycle.
-    """
-    followers = group(nodes.before, nodes.after, num_nodes)
-    follower, start = followers.values.tolist(), followers.starts.tolist()
-    missing = np.bincount(nodes.after, minlength=num_nodes).tolist()
-    order = [node for node, count in enumerate(missing) if count == 0]
-    # The list grows while it is walked: it is its own queue.
-    for node in order:
-        for other in follower[start[node] : start[node + 1]]:
-            missing[other] -= 1
-            if missing[other] == 0:
-                order.append(other)
-    if len(order) < num_nodes:
-        cycle = _cycle(nodes, missing)
-        others = ", ".join(describe(node) for node in cycle[1:4])
-        raise ValueError(
-            f"The orders deadlock: {describe(cycle[0])} waits for itself, by way of {others}"
-            f"{' and others' if len(cycle) > 4 else ''}; change the order of these ranks, or the "
-            "number of microbatches."
-        )
-    return order
-
-
-def _cycle(nodes: Nodes, missing: list[int]) -> list[int]:
-    """The nodes of one cycle of waits, among those that never start; the lowest comes first."""
-    waits = [[] for _ in missing]
-    for other, node in zip(nodes.before.tolist(), nodes.after.tolist(), strict=True):
-        waits[node].append(other)
-    node = next(node for node, count in enumerate(missing) if count)
-    seen = {}
-    path = []
-    while node not in seen:
-        seen[node] = len(path)
-        path.append(node)
-        node = next(other for other in waits[node] if missing[other])
-    cycle = path[seen[node] :]
-    first = cycle.index(min(cycle))
-    return cycle[first:] + cycle[:first]
+from ._ops import SEND_RECV, Ops, actions_of, describe, ops_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,15 +90,26 @@ def op_graph(schedule: AbstractSchedule, *, blocking: bool = False) -> OpGraph:
     return _op_graph(schedule, blocking)
 
 
+class _Nodes(NamedTuple):
+    """A graph before it is numbered: nodes are the compute ops, then the send_recv of each need.
+
+    Node `after[i]` waits for node `before[i]`.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    last: list[list[int]]
+
+
 # The costs of a schedule are often evaluated many times over.
 @ft.lru_cache(maxsize=4)
 def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
     ops = ops_of(schedule)
     needs = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
-    nodes = (blocking_nodes if blocking else asynchronous_nodes)(ops, needs)
+    nodes = (_blocking if blocking else _asynchronous)(ops, needs)
     num_ops, num_sends = len(ops.rank), len(needs.producer)
-    describe = ft.partial(_describe, ops, needs)
-    order = np.array(topological_order(nodes, num_ops + num_sends, describe), np.int64)
+    name = ft.partial(_describe, ops, needs)
+    order = np.array(_topological_order(nodes, num_ops + num_sends, name), np.int64)
     new = np.empty(len(order), np.int64)
     new[order] = np.arange(len(order))
     before = group(new[nodes.after], new[nodes.before], len(order))
@@ -175,14 +136,61 @@ def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
     )
 
 
+def _topological_order(nodes: _Nodes, num_nodes: int, describe: Callable[[int], str]) -> list[int]:
+    """The nodes in an order in which each comes after all nodes that it waits for.
+
+    **Arguments:**
+
+    - `nodes`: which node waits for which.
+    - `num_nodes`: how many there are.
+    - `describe`: how an error names a node.
+
+    **Raises:**
+
+    A `ValueError` that names the nodes of a cycle.
+    """
+    followers = group(nodes.before, nodes.after, num_nodes)
+    follower, start = followers.values.tolist(), followers.starts.tolist()
+    missing = np.bincount(nodes.after, minlength=num_nodes).tolist()
+    order = [node for node, count in enumerate(missing) if count == 0]
+    # The list grows while it is walked: it is its own queue.
+    for node in order:
+        for other in follower[start[node] : start[node + 1]]:
+            missing[other] -= 1
+            if missing[other] == 0:
+                order.append(other)
+    if len(order) < num_nodes:
+        cycle = _cycle(nodes, missing)
+        others = ", ".join(describe(node) for node in cycle[1:4])
+        raise ValueError(
+            f"The orders deadlock: {describe(cycle[0])} waits for itself, by way of {others}"
+            f"{' and others' if len(cycle) > 4 else ''}; change the order of these ranks, or the "
+            "number of microbatches."
+        )
+    return order
+
+
+def _cycle(nodes: _Nodes, missing: list[int]) -> list[int]:
+    """The nodes of one cycle of waits, among those that never start; the lowest comes first."""
+    waits = [[] for _ in missing]
+    for other, node in zip(nodes.before.tolist(), nodes.after.tolist(), strict=True):
+        waits[node].append(other)
+    node = next(node for node, count in enumerate(missing) if count)
+    seen = {}
+    path = []
+    while node not in seen:
+        seen[node] = len(path)
+        path.append(node)
+        node = next(other for other in waits[node] if missing[other])
+    cycle = path[seen[node] :]
+    first = cycle.index(min(cycle))
+    return cycle[first:] + cycle[:first]
+
+
 def _describe(ops: Ops, needs: Needs, node: int) -> str:
     """How an error names a node."""
     if node < len(ops.rank):
-        one = action(ops, node)
-        return (
-            f"`{one.token}` (stage {one.stage}, microbatch {one.microbatch}) on rank "
-            f"{ops.rank[node]}"
-        )
+        return describe(actions_of(ops)[node], int(ops.rank[node]))
     send = node - len(ops.rank)
     what = "gradient" if needs.backward[send] else "activation"
     return (
@@ -192,7 +200,18 @@ def _describe(ops: Ops, needs: Needs, node: int) -> str:
     )
 
 
-def blocking_nodes(ops: Ops, needs: Needs) -> Nodes:
+def _asynchronous(ops: Ops, needs: Needs) -> _Nodes:
+    """The graph in which send_recvs start at once and occupy no rank."""
+    followers = 1 + np.flatnonzero(ops.rank[1:] == ops.rank[:-1])
+    transfers = len(ops.rank) + np.arange(len(needs.producer))
+    return _Nodes(
+        np.concatenate([followers - 1, needs.producer, transfers]),
+        np.concatenate([followers, transfers, needs.consumer]),
+        [list(span[-1:]) for span in ops.orders],
+    )
+
+
+def _blocking(ops: Ops, needs: Needs) -> _Nodes:
     """The graph in which a send_recv is a rendezvous that blocks both ranks.
 
     A rank is a sequence of compute ops and batches of transfers. Each item waits for the whole item
@@ -225,7 +244,7 @@ def blocking_nodes(ops: Ops, needs: Needs) -> Nodes:
             done = _follow(waits, sends[before], done)
         last.append(done)
     before, after = np.array(waits, np.int64).reshape(-1, 2).T
-    return Nodes(before, after, last)
+    return _Nodes(before, after, last)
 
 
 # The nodes of a batch wait for the last nodes of the rank, and then become its last nodes.

@@ -1,11 +1,55 @@
+"""Schedules with several stages on each rank, which are dealt out in turns."""
+
 import dataclasses
 from typing import ClassVar
 
-from ._base import AbstractSchedule, check_positive
+from ._base import AbstractCounted, check_positive
+from ._one_stage import alternate
 
 
 @dataclasses.dataclass(frozen=True)
-class AbstractInterleaved(AbstractSchedule):
+class AbstractLooped(AbstractCounted):
+    """Abstract base class for schedules whose stage `c * num_ranks + r` is on rank `r`."""
+
+    virtual_stages: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(virtual_stages=self.virtual_stages)
+
+    @property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        return tuple(range(self.num_ranks)) * self.virtual_stages
+
+    def _stages(self, rank: int) -> range:
+        return range(rank, self.num_stages, self.num_ranks)
+
+
+AbstractLooped.__init__.__doc__ = """**Arguments:**
+
+- `num_ranks`: the number of pipeline ranks.
+- `num_microbatches`: the number of microbatches in a step.
+- `virtual_stages`: the number of stages on each rank.
+"""
+
+
+class LoopedBFS(AbstractLooped):
+    """Breadth-first: a rank runs all microbatches through one of its stages, then through the next.
+
+    Stage `c * num_ranks + r` is on rank `r`. The backwards run in reverse order of stages, and of
+    microbatches in each stage.
+    """
+
+    kind: ClassVar[str] = "looped-bfs"
+
+    def _order(self, rank: int) -> list[str]:
+        stages, microbatches = self._stages(rank), range(self.num_microbatches)
+        forwards = [f"{stage}F{i}" for stage in stages for i in microbatches]
+        return forwards + [f"{s}B{i}" for s in reversed(stages) for i in reversed(microbatches)]
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractInterleaved(AbstractLooped):
     """Abstract base class for schedules that run groups of microbatches through each stage in turn.
 
     Stage `c * num_ranks + r` is on rank `r`.
@@ -13,47 +57,36 @@ class AbstractInterleaved(AbstractSchedule):
 
     whole_groups = True  # With others, orders can deadlock.
 
-    num_ranks: int
-    num_microbatches: int
-    virtual_stages: int
     microbatch_group_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive(
-            num_ranks=self.num_ranks,
-            num_microbatches=self.num_microbatches,
-            virtual_stages=self.virtual_stages,
-        )
+        super().__post_init__()
         if self.microbatch_group_size is not None:
             check_positive(microbatch_group_size=self.microbatch_group_size)
-
-    @property
-    def stage_to_rank(self) -> tuple[int, ...]:
-        return tuple(range(self.num_ranks)) * self.virtual_stages
 
     @property
     def group_size(self) -> int:
         """How many microbatches run through a stage before the rank turns to its next stage."""
         return self.microbatch_group_size or self.num_ranks
 
-    def turns(self, rank: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The stages and microbatches of a rank, in the order of its forwards and backwards."""
-        p, m, v, size = self.num_ranks, self.num_microbatches, self.virtual_stages, self.group_size
-        turns = [
-            (c, i)
+    def _turns(self, phase: str, rank: int) -> list[str]:
+        """The ops of a phase on a rank in their order: backwards take the last stage first."""
+        m, size, stages = self.num_microbatches, self.group_size, self._stages(rank)
+        return [
+            f"{stage}{phase}{i}"
             for start in range(0, m, size)
-            for c in range(v)
+            for stage in (stages if phase == "F" else reversed(stages))
             for i in range(start, min(start + size, m))
         ]
-        forwards = [(c * p + rank, i) for c, i in turns]
-        return forwards, [((v - 1 - c) * p + rank, i) for c, i in turns]
+
+    def _warmup(self, rank: int, hops: int) -> int:
+        """How many forwards precede the first backward: `hops` for each rank behind this one, and
+        the first group in all stages except the last.
+        """
+        return hops * (self.num_ranks - 1 - rank) + (self.virtual_stages - 1) * self.group_size
 
 
-AbstractInterleaved.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank.
+AbstractInterleaved.__init__.__doc__ = f"""{AbstractLooped.__init__.__doc__}\
 - `microbatch_group_size`: how many microbatches run through a stage before the rank turns to its
     next stage (Megatron's `microbatch_group_size_per_vp_stage`); the last group may be shorter.
     Default `num_ranks`. PyTorch's `Interleaved1F1B` and `InterleavedZeroBubble` have
@@ -76,17 +109,9 @@ class InterleavedOneFOneB(AbstractInterleaved):
 
     kind: ClassVar[str] = "interleaved-1f1b"
 
-    def orders(self) -> list[list[str]]:
-        p, v = self.num_ranks, self.virtual_stages
-        orders = []
-        for rank in range(p):
-            forwards, backwards = self.turns(rank)
-            warmup = 2 * (p - 1 - rank) + (v - 1) * self.group_size
-            order = [f"{stage}F{i}" for stage, i in forwards[:warmup]]
-            for k, (stage, i) in enumerate(backwards, warmup):
-                order += [f"{s}F{j}" for s, j in forwards[k : k + 1]] + [f"{stage}B{i}"]
-            orders.append(order)
-        return orders
+    def _order(self, rank: int) -> list[str]:
+        forwards, backwards = (self._turns(phase, rank) for phase in "FB")
+        return alternate(forwards, backwards, self._warmup(rank, 2))
 
 
 class OverlappedOneFOneB(AbstractInterleaved):
@@ -104,18 +129,12 @@ class OverlappedOneFOneB(AbstractInterleaved):
 
     kind: ClassVar[str] = "overlapped-1f1b"
 
-    def orders(self) -> list[list[str]]:
-        p, v = self.num_ranks, self.virtual_stages
-        orders = []
-        for rank in range(p):
-            forwards, backwards = self.turns(rank)
-            warmup = 2 * (p - 1 - rank) + (v - 1) * self.group_size + 1
-            order = [f"{stage}F{i}" for stage, i in forwards[:warmup]]
-            ahead = [f"{stage}F{i}" for stage, i in forwards[warmup:]]
-            back = [f"{stage}B{i}" for stage, i in backwards]
-            pairs = [f"({one};{other})OVERLAP_F_B" for one, other in zip(ahead, back, strict=False)]
-            orders.append([*order, *pairs, *back[len(pairs) :]])
-        return orders
+    def _order(self, rank: int) -> list[str]:
+        forwards, backwards = (self._turns(phase, rank) for phase in "FB")
+        warmup = self._warmup(rank, 2) + 1
+        ahead = forwards[warmup:]
+        pairs = [f"({f};{b})OVERLAP_F_B" for f, b in zip(ahead, backwards, strict=False)]
+        return [*forwards[:warmup], *pairs, *backwards[len(pairs) :]]
 
 
 class InterleavedZeroBubble(AbstractInterleaved):
@@ -133,17 +152,6 @@ class InterleavedZeroBubble(AbstractInterleaved):
 
     kind: ClassVar[str] = "interleaved-zero-bubble"
 
-    def orders(self) -> list[list[str]]:
-        p, v = self.num_ranks, self.virtual_stages
-        orders = []
-        for rank in range(p):
-            forwards, backwards = self.turns(rank)
-            weights = [f"{stage}W{i}" for stage, i in backwards]
-            warmup = p - 1 - rank + (v - 1) * self.group_size
-            order = [f"{stage}F{i}" for stage, i in forwards[:warmup]]
-            for k, (stage, i) in enumerate(backwards):
-                ahead = forwards[warmup + k : warmup + k + 1]
-                order += [f"{s}F{j}" for s, j in ahead] + [f"{stage}I{i}"]
-                order += weights[k - rank : k - rank + 1] if k >= rank else []
-            orders.append(order + weights[max(len(weights) - rank, 0) :])
-        return orders
+    def _order(self, rank: int) -> list[str]:
+        forwards, backwards, weights = (self._turns(phase, rank) for phase in "FIW")
+        return alternate(forwards, backwards, self._warmup(rank, 1), weights, late=rank)

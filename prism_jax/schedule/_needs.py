@@ -1,10 +1,11 @@
+"""What each op needs from other ops."""
+
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ._ops import Ops, action
-from ._parts import GRADIENT, Inputs, Parts, describe_input, describe_part, inputs_of, parts_of
+from ._ops import ACTIVATION, GRADIENT, Action, Ops, Parts, actions_of, describe, parts_of
 
 
 class Needs(NamedTuple):
@@ -15,6 +16,14 @@ class Needs(NamedTuple):
     stage: Int[np.ndarray, "needs"]
     microbatch: Int[np.ndarray, "needs"]
     backward: Bool[np.ndarray, "needs"]
+
+
+class Inputs(NamedTuple):
+    """The tensors, each of a stage, that parts read; they are of the part's own microbatch."""
+
+    part: Int[np.ndarray, "inputs"]
+    tensor: Int[np.ndarray, "inputs"]
+    stage: Int[np.ndarray, "inputs"]
 
 
 def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int, ...]) -> Needs:
@@ -29,7 +38,7 @@ def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int
     or if its producer comes after it on the same rank.
     """
     parts = parts_of(ops)
-    inputs = inputs_of(parts, len(stage_to_rank), chain_starts)
+    inputs = _inputs_of(parts, len(stage_to_rank), chain_starts)
     made, wanted = _keys(parts, inputs, len(stage_to_rank))
     by_key = np.argsort(made, kind="stable")
     made = made[by_key]
@@ -50,6 +59,24 @@ def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int
         stage=inputs.stage[received],
         microbatch=parts.microbatch[part],
         backward=inputs.tensor[received] == GRADIENT,
+    )
+
+
+def _inputs_of(parts: Parts, num_stages: int, chain_starts: tuple[int, ...]) -> Inputs:
+    """All that parts read, first from their own stages, then from the stages next to them."""
+    forward, weight = parts.phase == "F", parts.phase == "W"
+    own = np.flatnonzero(~forward)
+    own_tensor = np.where(weight[own], GRADIENT, ACTIVATION)
+    # A forward reads from the stage before its own, a backward from the one behind, in its chain.
+    starts = np.array(chain_starts)
+    ends = np.append(starts[1:] - 1, num_stages - 1)
+    outermost = np.where(forward, np.isin(parts.stage, starts), np.isin(parts.stage, ends))
+    near = np.flatnonzero(~outermost & ~weight)
+    near_stage = parts.stage[near] + np.where(forward[near], -1, 1)
+    return Inputs(
+        part=np.append(own, near),
+        tensor=np.append(own_tensor, parts.tensor[near]),
+        stage=np.append(parts.stage[own], near_stage),
     )
 
 
@@ -80,13 +107,13 @@ def _check_places(
         rank = int(parts.rank[part])
         own = [stage for stage, r in enumerate(stage_to_rank) if r == rank]
         raise ValueError(
-            f"{describe_part(parts, part)} is out of place: `stage_to_rank` gives rank {rank} the "
+            f"{_describe_part(parts, part)} is out of place: `stage_to_rank` gives rank {rank} the "
             f"stages {own}; move it to the order of the rank of its stage, or correct "
             "`stage_to_rank`."
         )
     same = [column == column[part] for column in (parts.tensor, parts.stage, parts.microbatch)]
-    token = action(ops, int(parts.op[np.argmax(np.all(same, axis=0))])).token
-    raise ValueError(f"{describe_part(parts, part)} repeats `{token}`; leave one of the two out.")
+    token = actions_of(ops)[parts.op[np.argmax(np.all(same, axis=0))]].token
+    raise ValueError(f"{_describe_part(parts, part)} repeats `{token}`; leave one of the two out.")
 
 
 def _check_producers(
@@ -102,10 +129,26 @@ def _check_producers(
         return
     first = int(bad[np.argmin(inputs.part[bad])])
     part = int(inputs.part[first])
-    what = f"{describe_part(parts, part)} needs {describe_input(parts, inputs, first)}"
+    what = f"{_describe_part(parts, part)} needs {_describe_input(parts, inputs, first)}"
     if missing[first]:
         rank = stage_to_rank[inputs.stage[first]]
         raise ValueError(f"{what}, which no rank runs; add it to the order of rank {rank}.")
     raise ValueError(
         f"{what}, which that rank does not run before it; move it forward, or the orders deadlock."
     )
+
+
+def _describe_part(parts: Parts, part: int) -> str:
+    one = Action(str(parts.phase[part]), int(parts.stage[part]), int(parts.microbatch[part]))
+    return describe(one, int(parts.rank[part]))
+
+
+def _describe_input(parts: Parts, inputs: Inputs, number: int) -> str:
+    """How an error names the op that would make an input."""
+    part = inputs.part[number]
+    stage, microbatch = inputs.stage[number], parts.microbatch[part]
+    if parts.phase[part] == "W":
+        return f"`{stage}I{microbatch}`"
+    if inputs.tensor[number] == GRADIENT:
+        return f"`{stage}B{microbatch}` or `{stage}I{microbatch}`"
+    return f"`{stage}F{microbatch}`"

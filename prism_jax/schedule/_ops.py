@@ -1,12 +1,75 @@
+"""The ops of a schedule: the tokens that stand for them, arrays of them, and their parts."""
+
 import functools as ft
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from .._misc import quoted
 from ._base import AbstractSchedule
-from ._token import OVERLAPPED, PHASES, Action, parse_tokens
+
+
+# A letter of a token, and the phase that it stands for.
+PHASES = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight"}
+OVERLAPPED = "FB"
+SEND_RECV = "SR"
+
+# The most digits that an integer of NumPy holds.
+_NUMBER = "(0|[1-9][0-9]{0,17})"
+_SINGLE = re.compile(f"{_NUMBER}([FBIW]){_NUMBER}")
+_SINGLES = re.compile(f"(?:{_NUMBER}[FBIW]{_NUMBER} )*+")
+_PAIR = re.compile(rf"\({_NUMBER}F{_NUMBER};{_NUMBER}B{_NUMBER}\)OVERLAP_F_B")
+_BLANK_LETTERS = str.maketrans("FBIW", "    ")
+_ONLY_LETTERS = str.maketrans("", "", "0123456789 ")
+
+
+class Action(NamedTuple):
+    """The contents of a token; `other_*` belong to the backward of an overlapped pair, else -1."""
+
+    phase: str
+    stage: int
+    microbatch: int
+    other_stage: int = -1
+    other_microbatch: int = -1
+
+    @property
+    def token(self) -> str:
+        if self.phase == OVERLAPPED:
+            backward = f"{self.other_stage}B{self.other_microbatch}"
+            return f"({self.stage}F{self.microbatch};{backward})OVERLAP_F_B"
+        return f"{self.stage}{self.phase}{self.microbatch}"
+
+    @property
+    def parts(self) -> tuple[tuple[str, int, int], ...]:
+        """The phase, stage and microbatch of each of the ops that run as this one."""
+        if self.phase == OVERLAPPED:
+            backward = ("B", self.other_stage, self.other_microbatch)
+            return ("F", self.stage, self.microbatch), backward
+        return ((self.phase, self.stage, self.microbatch),)
+
+
+def describe(one: Action, rank: int) -> str:
+    """How an error names an op of a rank."""
+    return f"`{one.token}` (stage {one.stage}, microbatch {one.microbatch}) on rank {rank}"
+
+
+def parse_token(token: object, rank: int, position: int) -> Action:
+    """Reads a token; `rank` and `position` say in an error where it stands."""
+    if isinstance(token, str):
+        if single := _SINGLE.fullmatch(token):
+            stage, phase, microbatch = single.groups()
+            return Action(phase, int(stage), int(microbatch))
+        if pair := _PAIR.fullmatch(token):
+            stage, microbatch, other_stage, other_microbatch = map(int, pair.groups())
+            return Action(OVERLAPPED, stage, microbatch, other_stage, other_microbatch)
+    given = f"'{quoted(token)}'" if isinstance(token, str) else quoted(token)
+    raise ValueError(
+        f"Op {position} of rank {rank} is {given}, which is no token; write the stage, one of "
+        "F, B, I and W, and the microbatch, as in `3F7`, or a pair as in `(0F3;7B1)OVERLAP_F_B`."
+    )
 
 
 class Ops(NamedTuple):
@@ -41,7 +104,7 @@ def phases_of(schedule: AbstractSchedule) -> frozenset[str]:
     return frozenset(one for one in (*PHASES, OVERLAPPED) if (found == one).any())
 
 
-def parse_orders(orders: Sequence[Sequence[str]]) -> Ops:
+def parse_orders(orders: Sequence[Sequence[object]]) -> Ops:
     """Reads the tokens of all ranks.
 
     **Raises:**
@@ -51,26 +114,96 @@ def parse_orders(orders: Sequence[Sequence[str]]) -> Ops:
     lengths = [len(order) for order in orders]
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     # A schedule without ranks is treated as one rank without ops.
-    tables = [parse_tokens(order, rank) for rank, order in enumerate(orders or [[]])]
-    phase, *numbers = (np.concatenate(column) for column in zip(*tables, strict=True))
-    stage, microbatch, other_stage, other_microbatch = numbers
+    tables = [_columns(order, rank) for rank, order in enumerate(orders or [[]])]
     return Ops(
-        phase,
-        stage,
-        microbatch,
-        other_stage,
-        other_microbatch,
+        *(np.concatenate(column) for column in zip(*tables, strict=True)),
         rank=np.repeat(np.arange(len(orders)), lengths),
         orders=[range(end - n, end) for end, n in zip(ends, lengths, strict=True)],
     )
 
 
-def action(ops: Ops, op: int) -> Action:
-    """The contents of the token of an op."""
-    return Action(
-        str(ops.phase[op]),
-        int(ops.stage[op]),
-        int(ops.microbatch[op]),
-        int(ops.other_stage[op]),
-        int(ops.other_microbatch[op]),
+def _columns(tokens: Sequence[object], rank: int) -> list[np.ndarray]:
+    """The ops of a rank: an array for each field of an `Action`."""
+    words = [token for token in tokens if isinstance(token, str)]
+    text = " ".join(words) + " "
+    # Orders are long, and nearly all of single ops, which read much faster as one text.
+    if text.count(" ") == len(words) == len(tokens) and _SINGLES.fullmatch(text):
+        numbers = np.array(text.translate(_BLANK_LETTERS).split(), np.int64).reshape(-1, 2)
+        letters = np.array([*text.translate(_ONLY_LETTERS)], "U2")
+        return [letters, *numbers.T, *np.full((2, len(words)), -1)]
+    actions = [parse_token(token, rank, i) for i, token in enumerate(tokens)]
+    columns = zip(*actions, strict=True) if actions else [()] * len(Action._fields)
+    dtypes = ["U2"] + [np.int64] * 4
+    return [np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+
+
+def actions_of(ops: Any) -> list[Action]:
+    """The contents of the tokens of all ops of an `Ops` or an `OpGraph`."""
+    return list(map(Action, *(getattr(ops, name).tolist() for name in Action._fields)))
+
+
+# The tensors of a stage and microbatch. A backward-input gives the same tensor as a whole backward.
+ACTIVATION, GRADIENT, WEIGHT_GRADIENT = range(3)
+_TENSORS = {"F": ACTIVATION, "B": GRADIENT, "I": GRADIENT, "W": WEIGHT_GRADIENT}
+
+
+class Parts(NamedTuple):
+    """The forwards and backwards that ops consist of: two for an overlapped pair, else one.
+
+    `tensor` is the tensor that a part produces.
+    """
+
+    op: Int[np.ndarray, "parts"]
+    phase: Shaped[np.ndarray, "parts"]
+    stage: Int[np.ndarray, "parts"]
+    microbatch: Int[np.ndarray, "parts"]
+    rank: Int[np.ndarray, "parts"]
+    tensor: Int[np.ndarray, "parts"]
+
+
+def parts_of(ops: Ops) -> Parts:
+    """The parts of all ops, op after op."""
+    pairs = ops.phase == OVERLAPPED
+    op = np.repeat(np.arange(len(pairs)), 1 + pairs)
+    second = np.append(False, op[1:] == op[:-1])[: len(op)]
+    phase = np.where(pairs[op], np.where(second, "B", "F"), ops.phase[op])
+    tensor = np.zeros(len(op), np.int64)
+    for letter, made in _TENSORS.items():
+        tensor[phase == letter] = made
+    return Parts(
+        op=op,
+        phase=phase,
+        stage=np.where(second, ops.other_stage[op], ops.stage[op]),
+        microbatch=np.where(second, ops.other_microbatch[op], ops.microbatch[op]),
+        rank=ops.rank[op],
+        tensor=tensor,
     )
+
+
+# As many orders are kept by `ops_of`.
+@ft.lru_cache(maxsize=4)
+def schedule_parts(schedule: AbstractSchedule) -> Parts:
+    """The forwards and backwards of a schedule, rank after rank, in the order in which they run."""
+    return parts_of(ops_of(schedule))
+
+
+def peak_in_flight(schedule: AbstractSchedule, *, until: str = "W") -> Int[np.ndarray, " ranks"]:
+    """The most (stage, microbatch) pairs whose activations each rank holds at once.
+
+    **Arguments:**
+
+    - `schedule`: any schedule.
+    - `until`: which half of a split backward frees the activations: `"W"`, because the gradients of
+        the weights need them, or `"I"`. A whole backward always frees them. The forward of an
+        overlapped pair counts before its backward.
+
+    **Returns:**
+
+    The number of (stage, microbatch) pairs for each rank.
+    """
+    if until not in ("I", "W"):
+        raise ValueError(f"`until={until!r}` is unknown; use 'I' or 'W'.")
+    parts = schedule_parts(schedule)
+    change = (parts.phase == "F") * 1 - ((parts.phase == "B") | (parts.phase == until))
+    held = [np.cumsum(change[parts.rank == rank]) for rank in range(schedule.num_ranks)]
+    return np.array([counts.max(initial=0) for counts in held])

@@ -1,9 +1,14 @@
 """Runs a graph of ops with given latencies on the host."""
 
+import functools as ft
+import itertools as it
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
+
+from ._graph import OpGraph
 
 
 def replay(
@@ -32,3 +37,74 @@ def replay(
         starts.append(start)
         ends.append(start + latency)
     return np.array(starts), np.array(ends)
+
+
+def latest_ends(
+    graph: OpGraph, latencies: Float[np.ndarray, " ops"], groups: Sequence[Sequence[int]]
+) -> Float[np.ndarray, " groups"]:
+    """When each of some groups of ops has ended, if every op starts as soon as it can, from zero.
+
+    As `replay`, bit by bit, and four times as fast where each send_recv waits for one op only.
+    """
+    small = _contracted(graph)
+    if small is None:
+        number, ends = np.arange(graph.num_ops), replay(graph.predecessors, latencies)[1]
+    else:
+        number, ends = small.number, np.array(_run(small, latencies))
+    return np.array([ends[number[list(ops)]].max(initial=0.0) for ops in groups])
+
+
+class _Contracted(NamedTuple):
+    """The ops that compute, with send_recvs as delays of the ops that wait for them. They are
+    numbered from one; zero stands for none, and ends at zero.
+
+    **Attributes:**
+
+    - `number`: of each op of the graph.
+    - `ops`: for each of them its place in the graph.
+    - `first`, `second`: which two it waits for.
+    - `delay`: the send_recv that brings the tensor of the second, or -1.
+    """
+
+    number: Int[np.ndarray, " all"]
+    ops: Int[np.ndarray, " ops"]
+    first: list[int]
+    second: list[int]
+    delay: Int[np.ndarray, " ops"]
+
+
+def _run(small: _Contracted, latencies: np.ndarray) -> list[float]:
+    delays = np.append(latencies, 0.0)[small.delay].tolist()
+    ends = [0.0]
+    add = ends.append
+    # Numbers of Python are faster one by one than arrays of a few.
+    for one, other, delay, latency in zip(
+        small.first, small.second, delays, latencies[small.ops].tolist(), strict=True
+    ):
+        start, arrival = ends[one], ends[other] + delay
+        add((start if start > arrival else arrival) + latency)
+    return ends
+
+
+# As many as the graphs that `op_graph` keeps and returns again.
+@ft.lru_cache(maxsize=4)
+def _contracted(graph: OpGraph) -> _Contracted | None:
+    """`None` where a send_recv waits for several ops, or an op for more than two or two of them."""
+    sends = np.append(graph.is_send_recv, False)  # The last stands for none.
+    counts = np.fromiter(map(len, graph.predecessors), np.int64, graph.num_ops)
+    if counts.max(initial=0) > 2 or (counts[sends[:-1]] != 1).any():
+        return None
+    before = np.append(np.fromiter(it.chain(*graph.predecessors), np.int64, counts.sum()), -1)
+    starts = np.cumsum(counts) - counts
+    one = np.where(counts > 0, before[starts], -1)
+    other = np.where(counts > 1, before[np.minimum(starts + 1, len(before) - 1)], -1)
+    one, other = np.where(sends[one], other, one), np.where(sends[one], one, other)
+    ops = np.flatnonzero(~sends[:-1])
+    if sends[one[ops]].any():
+        return None
+    number = np.append(np.cumsum(~sends[:-1]), 0)
+    delay = np.where(sends[other], other, -1)[ops]
+    # Of the ops that a send_recv waits for, the one that computes.
+    source = np.append(one, -1)
+    second = np.where(delay >= 0, source[delay], other[ops])
+    return _Contracted(number[:-1], ops, number[one[ops]].tolist(), number[second].tolist(), delay)

@@ -3,23 +3,20 @@ import functools as ft
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from ._base import AbstractSchedule, check_positive
+from ._base import AbstractCounted, check_positive
 from ._custom import CustomSchedule
 from ._evaluate import evaluate
-from ._fill import Pipe, Rule, fill, parse_ops
-from ._in_flight import peak_in_flight
-from ._v_block import VHalf, VMin
-from ._v_shape import v_shape
-from ._zb_h1 import ZBH1
-from ._zb_h2 import ZBH2
-from ._zbv import ZBV
+from ._fill import Pipe, Rule, fill
+from ._one_stage import ZBH1, ZBH2, alternate
+from ._ops import peak_in_flight
+from ._v_shape import ZBV, VHalf, VMin, v_shape
 
 
 Cost = float | tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class ZBGreedy(AbstractSchedule):
+class ZBGreedy(AbstractCounted):
     """The best zero-bubble schedule that list scheduling finds for given costs and memory.
 
     It starts from handcrafted zero-bubble orders that fit into the memory, and moves ops forward
@@ -33,8 +30,6 @@ class ZBGreedy(AbstractSchedule):
 
     kind: ClassVar[str] = "zb-greedy"
 
-    num_ranks: int
-    num_microbatches: int
     virtual_stages: int = 1
     memory_limit: int | None = None
     forward: Cost | None = None
@@ -43,11 +38,8 @@ class ZBGreedy(AbstractSchedule):
     send_recv: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive(
-            num_ranks=self.num_ranks,
-            num_microbatches=self.num_microbatches,
-            virtual_stages=self.virtual_stages,
-        )
+        super().__post_init__()
+        check_positive(virtual_stages=self.virtual_stages)
         if self.virtual_stages > 2:
             raise ValueError(
                 f"`virtual_stages={self.virtual_stages}` does not fit `{self.kind}`, which places "
@@ -68,8 +60,7 @@ class ZBGreedy(AbstractSchedule):
 
     @property
     def stage_to_rank(self) -> tuple[int, ...]:
-        one_way = tuple(range(self.num_ranks))
-        return one_way if self.virtual_stages == 1 else v_shape(self.num_ranks)
+        return v_shape(self.num_ranks)[: self.num_ranks * self.virtual_stages]
 
     def with_costs(
         self,
@@ -85,10 +76,8 @@ class ZBGreedy(AbstractSchedule):
             "backward_weight": backward_weight,
             "send_recv": send_recv,
         }
-        own = {name: getattr(self, name) for name in costs}
-        return dataclasses.replace(
-            self, **{name: costs[name] if own[name] is None else own[name] for name in costs}
-        )
+        missing = {name: cost for name, cost in costs.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
 
     def orders(self) -> list[list[str]]:
         return [list(order) for order in _best(self)]
@@ -127,48 +116,45 @@ def _best(schedule: ZBGreedy) -> tuple[tuple[str, ...], ...]:
     }
     of_phase = dict(zip("FIW", costs.values(), strict=True))
     delay = schedule.send_recv or 0.0
-    pipe = Pipe(places, (0,), lambda phase, stage: of_phase[phase][stage], delay)
+    pipe = Pipe(places, cost=lambda phase, stage: of_phase[phase][stage], send_recv=delay)
     # Arrays over stages and microbatches.
     tables = {name: [[cost] for cost in column] for name, column in costs.items()}
-    best = None
-    for base in _bases(schedule, limit):
-        ops, limits = parse_ops(base), [limit] * len(base)
-        filled = (fill(ops, pipe, limits, rule) for rule in _RULES)
-        for orders in (base, *filled):
-            found = CustomSchedule(orders, places)
-            timeline = evaluate(found, **tables, send_recv=delay)  # pyright: ignore[reportArgumentType]
-            ends = zip(timeline.start, timeline.end, strict=True)
-            score = timeline.makespan, max(float(end[-1] - start[0]) for start, end in ends)
-            if best is None or score < best[0]:
-                best = score, tuple(map(tuple, orders))
-    assert best is not None
-    return best[1]
+
+    def score(orders: list[list[str]]) -> tuple[float, float]:
+        found = CustomSchedule(orders, places)
+        timeline = evaluate(found, **tables, send_recv=delay)  # pyright: ignore[reportArgumentType]
+        ends = zip(timeline.start, timeline.end, strict=True)
+        return timeline.makespan, max(float(end[-1] - start[0]) for start, end in ends)
+
+    limits = [limit] * schedule.num_ranks
+    tried = (
+        orders
+        for base in _bases(schedule, limit)
+        for orders in (base, *(fill(base, pipe, limits, rule) for rule in _RULES))
+    )
+    return tuple(map(tuple, min(tried, key=score)))
 
 
 def _bases(schedule: ZBGreedy, limit: int) -> Iterator[list[list[str]]]:
     """Orders that hold no more than the limit."""
     p, m = schedule.num_ranks, schedule.num_microbatches
     by_hand = (ZBH1, ZBH2) if schedule.virtual_stages == 1 else (ZBV, VHalf, VMin)
-    fitting = [
-        one for one in (kind(p, m) for kind in by_hand) if peak_in_flight(one).max() <= limit
-    ]
-    yield from (one.orders() for one in fitting)
+    made = (kind(p, m) for kind in by_hand)
+    fitting = [one.orders() for one in made if peak_in_flight(one).max() <= limit]
+    yield from fitting
     if schedule.virtual_stages == 1 or not fitting:
         yield [_plain_order(schedule, limit, rank) for rank in range(p)]
 
 
 def _plain_order(schedule: ZBGreedy, limit: int, rank: int) -> list[str]:
     """1F1B within the limit or, with two stages, one microbatch at a time."""
-    p, m = schedule.num_ranks, schedule.num_microbatches
+    p, microbatches = schedule.num_ranks, range(schedule.num_microbatches)
     if schedule.virtual_stages == 2:
         down, up = rank, 2 * p - 1 - rank
         ops = f"{down}F", f"{up}F", f"{up}I", f"{up}W", f"{down}I", f"{down}W"
-        return [f"{op}{i}" for i in range(m) for op in ops]
-    warmup = min(p - 1 - rank, m, limit - 1)
-    order = [f"{rank}F{i}" for i in range(warmup)]
-    for i in range(m):
-        order += [f"{rank}F{warmup + i}"] * (warmup + i < m) + [f"{rank}I{i}", f"{rank}W{i}"]
-    return order
+        return [f"{op}{i}" for i in microbatches for op in ops]
+    forwards, backwards, weights = ([f"{rank}{x}{i}" for i in microbatches] for x in "FIW")
+    return alternate(forwards, backwards, min(p - 1 - rank, limit - 1), weights)
 
 
 def _by_stage(cost: Cost | None, num_stages: int) -> Sequence[float]:
