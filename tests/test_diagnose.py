@@ -15,7 +15,7 @@ from prism_jax.diagnosis._causes import EFFECTS, Explained
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._series import series_of, shape_of, student
 from prism_jax.trace import rank_times
-from prism_jax.trace._spans import HOST_OP, MESSAGE, RANGE, Message, RankTrace, SpanList
+from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 
 
 JOB = prism.load_job("gpt3-175b-h100-768")
@@ -127,10 +127,10 @@ def _traces(slow: int | None, num_ranks: int = 4, late: bool = False) -> list[Ra
             compute = 160 if rank == slow else 100
             begins = start + (compute if late else compute - 30) * 10**6
             end = start + (200 if late else 170) * 10**6
-            spans.add(RANGE, start, end, f"ProfilerStep#{step}", "host")
-            spans.add(HOST_OP, start, start + compute * 10**6, "aten::mm", "host")
+            spans.add(Kind.RANGE, start, end, f"ProfilerStep#{step}", "host")
+            spans.add(Kind.HOST_OP, start, start + compute * 10**6, "aten::mm", "host")
             message = Message("all_reduce")
-            spans.add(MESSAGE, begins, end, "gloo:all_reduce", "gloo", message=message)
+            spans.add(Kind.MESSAGE, begins, end, "gloo:all_reduce", "gloo", message=message)
         found.append(RankTrace(spans.spans(), {}, 0, rank))
     return found
 
@@ -230,7 +230,7 @@ def test_the_command_prints_what_it_found(tmp_path, capsys):
 
 
 def _kineto(trace: RankTrace) -> str:
-    spans, category = trace.spans, {RANGE: "user_annotation", HOST_OP: "cpu_op"}
+    spans, category = trace.spans, {Kind.RANGE: "user_annotation", Kind.HOST_OP: "cpu_op"}
     events = [
         {
             "ph": "X",

@@ -15,10 +15,9 @@ from prism_jax.trace import (
     read_ranks,
     read_trace,
 )
-from prism_jax.trace._contents import _gather, _pools
 from prism_jax.trace._json_array import read_array
 from prism_jax.trace._ranges import RangeNames, RangeRule
-from prism_jax.trace._spans import Spans
+from prism_jax.trace._spans import Kind, RankTrace, SpanList
 
 from .test_trace import _job, _made_trace, _plain, _stages
 
@@ -330,24 +329,14 @@ def test_what_is_no_number_is_none(tmp_path):
 
 def test_all_calls_of_a_kernel_count():
     """Also on a rank on which a hundred others take longer."""
-    durations: dict[str, list[np.ndarray]] = {}
-    for own in (1000, 1):
-        ends = np.array([own, own, *range(10, 160)])
-        zeros = np.zeros(len(ends), int)
-        spans = Spans(
-            zeros,
-            start=zeros,
-            end=ends,
-            name=np.array([0, 0, *range(1, 151)]),
-            lane=zeros,
-            link=zeros,
-            message=zeros,
-            sequence=zeros,
-            names=("matmul", *(f"kernel{i}" for i in range(150))),
-            messages=(),
-        )
-        _gather(durations, spans)
-    pools = _pools(durations)
+    traces = []
+    for rank, own in enumerate((1000, 1)):
+        spans = SpanList()
+        names = ("matmul", "matmul", *(f"kernel{i}" for i in range(150)))
+        for name, end in zip(names, (own, own, *range(10, 160)), strict=True):
+            spans.add(Kind.KERNEL, 0, end, name, "7")
+        traces.append(RankTrace(spans.spans(), {}, 0, rank))
+    pools = contents(traces).kernels
     assert len(pools) == 100
     assert (pools[0].name, pools[0].calls) == ("matmul", 4)
     assert pools[0].total_s == pytest.approx(2002e-9, rel=1e-12)

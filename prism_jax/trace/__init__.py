@@ -2,14 +2,13 @@
 # (`_spans`), `_ranges` says which of them are ops, `_rank_ops` gives the ops of the rank,
 # `_join_ranks` makes a table of the ops of all ranks, and `_read_trace` checks such a table, which
 # a file may hold too, for the `_trace`. `_read_ranks` calls them in this order.
-from ._compare_ranks import (
+from ._contents import (
     RankTimes as RankTimes,
+    contents as contents,
     rank_times as rank_times,
     step_times as step_times,
 )
-from ._contents import contents as contents
 from ._orders import stages_of_ranks as stages_of_ranks
-from ._outline import groups as groups, outline as outline
 from ._ranges import read_range_names as read_range_names
 from ._read_kernels import (
     check_columns as check_columns,
@@ -27,4 +26,10 @@ from ._tables import (
     read_runs as read_runs,
     read_step_times as read_step_times,
 )
-from ._trace import COMPUTE as COMPUTE, LETTERS as LETTERS, Trace as Trace
+from ._trace import (
+    COMPUTE as COMPUTE,
+    LETTERS as LETTERS,
+    Trace as Trace,
+    groups as groups,
+    outline as outline,
+)

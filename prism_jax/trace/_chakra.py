@@ -16,18 +16,14 @@ from typing import Any, BinaryIO
 from .._files import Path, read_file, shown
 from .._misc import counted
 from ._spans import (
-    AUTOGRAD_NODE,
-    BACKWARD,
-    HOST_OP,
-    KERNEL,
-    LAUNCH,
     MOST_NS,
-    RANGE,
     UNITS,
+    Kind,
     Message,
     RankTrace,
     SpanList,
     collective_of,
+    kind_on_host,
     opened,
     world_size_of,
 )
@@ -137,16 +133,15 @@ def _add_spans(spans: SpanList, nodes: list[_Node], unit: int, path: Path) -> No
             continue
         lane = str(node.attributes.get("stream", node.attributes.get("tid", "")))
         if node.attributes.get("is_cpu_op"):
-            operator = BACKWARD if node.name.startswith(AUTOGRAD_NODE) else HOST_OP
-            kind = operator if "::" in node.name else RANGE
+            kind = kind_on_host(node.name, "::" not in node.name)
             spans.add(kind, start, end, node.name, f"host {lane}")
             continue
         launched = [launches[parent] for parent in node.before if parent in launches]
         if not launched:  # An op by itself; it may be a collective too.
             launched = [(start, start)]
-            spans.add(RANGE, start, max(end, start + 1), node.name, "host")
-        spans.add(LAUNCH, *max(launched), "launch", "host", number)
-        spans.add(KERNEL, start, end, node.name, lane, number, _message(node))
+            spans.add(Kind.RANGE, start, max(end, start + 1), node.name, "host")
+        spans.add(Kind.LAUNCH, *max(launched), "launch", "host", number)
+        spans.add(Kind.KERNEL, start, end, node.name, lane, number, _message(node))
 
 
 def _message(node: _Node) -> Message | None:

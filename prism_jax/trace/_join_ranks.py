@@ -9,9 +9,8 @@ import msgspec
 
 from .._misc import counted, quoted
 from ..data import Job, Layout
-from ._clocks import set_clocks
 from ._orders import check_places, numbered, stated_schedule
-from ._rank_ops import RankOps
+from ._rank_ops import RankOps, set_clocks
 from ._spans import RankOp
 from ._trace import (
     BACKWARD_COMPUTE,

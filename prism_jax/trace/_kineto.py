@@ -12,19 +12,14 @@ from .._files import Path, shown
 from .._misc import counted, quoted
 from ._json_array import read_array
 from ._spans import (
-    AUTOGRAD_NODE,
-    BACKWARD,
-    HOST_OP,
-    KERNEL,
-    LAUNCH,
-    MESSAGE,
     MOST_NS,
-    RANGE,
     UNITS,
+    Kind,
     Message,
     RankTrace,
     SpanList,
     collective_of,
+    kind_on_host,
     message_of_kernel,
     world_size_of,
 )
@@ -87,6 +82,7 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
     own = beside.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
     rank, world_size = _whole(own.get("rank")), world_size_of(own.get("world_size"), path)
+    rank = rank if rank >= 0 else None
     if cut:
         number = sum(reader.events.values())
         reader.notes.append(f"the file ends early, after {counted(number, 'event')}")
@@ -98,16 +94,8 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
                 "give the trace as it was recorded."
             )
         spans = dataclasses.replace(spans, start=spans.start + base, end=spans.end + base)
-    return RankTrace(
-        spans,
-        dict(reader.events),
-        size,
-        rank if rank >= 0 else None,
-        world_size,
-        str(beside.get("host_name", "")),
-        tuple(reader.notes),
-        cut,
-    )
+    host, notes = str(beside.get("host_name", "")), tuple(reader.notes)
+    return RankTrace(spans, dict(reader.events), size, rank, world_size, host, notes, cut)
 
 
 class _Reader:
@@ -137,19 +125,16 @@ class _Reader:
         link, message, sequence = -1, None, -1
         if category in ("user_annotation", "cpu_op"):
             if args.collective is not None:
-                kind, message, sequence = MESSAGE, _message(args), _whole(args.sequence)
+                kind, message, sequence = Kind.MESSAGE, _message(args), _whole(args.sequence)
                 self.sequences[_whole(args.outer)] = sequence
             elif name.startswith("gloo:"):
-                kind, message = MESSAGE, Message(collective_of(name))
-            elif name.startswith(AUTOGRAD_NODE):
-                kind = BACKWARD
+                kind, message = Kind.MESSAGE, Message(collective_of(name))
             else:
-                kind = RANGE if category == "user_annotation" else HOST_OP
+                kind = kind_on_host(name, category == "user_annotation")
         elif category in _DEVICE:
-            kind, link = KERNEL, _whole(args.correlation)
-            outer = args.outer if args.outer is not None else args.outer_before_2023
-            sequence = _whole(args.sequence)
+            kind, link, sequence = Kind.KERNEL, _whole(args.correlation), _whole(args.sequence)
             if sequence < 0:
+                outer = args.outer_before_2023 if args.outer is None else args.outer
                 sequence = self.sequences.get(_whole(outer), -1)
             if args.collective is not None:
                 message = _message(args)
@@ -160,7 +145,7 @@ class _Reader:
         elif category in _LAUNCHES and args.correlation is not None:
             if not ("Launch" in name or "Memcpy" in name or "Memset" in name):
                 return
-            kind, link = LAUNCH, _whole(args.correlation)
+            kind, link = Kind.LAUNCH, _whole(args.correlation)
         else:
             return
         if dur < 0:

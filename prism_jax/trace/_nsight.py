@@ -1,5 +1,7 @@
 """Reads exports of Nsight Systems: SQLite, one report per rank."""
 
+import collections
+import contextlib
 import os
 import re
 import sqlite3
@@ -8,7 +10,7 @@ import urllib.parse
 
 from .._files import Path, shown
 from .._misc import quoted
-from ._spans import KERNEL, LAUNCH, RANGE, RankTrace, SpanList, message_of_kernel, opened
+from ._spans import Kind, RankTrace, SpanList, message_of_kernel, opened
 
 
 _MOST_BYTES = 2**42
@@ -20,12 +22,12 @@ _STREAM, _THREAD = "streamId, correlationId", "globalTid, correlationId"
 # The kind of span in each table, and the queries for its name and for its lane and link. A graph
 # may be traced as a whole.
 _TABLES = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": (KERNEL, "demangledName", _STREAM),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": (KERNEL, "'memcpy'", _STREAM),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (KERNEL, "'memset'", _STREAM),
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (KERNEL, "'graph'", _STREAM),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": (LAUNCH, "nameId", _THREAD),
-    "NVTX_EVENTS": (RANGE, "coalesce(text, textId)", "globalTid, -1"),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (Kind.KERNEL, "demangledName", _STREAM),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (Kind.KERNEL, "'memcpy'", _STREAM),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (Kind.KERNEL, "'memset'", _STREAM),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (Kind.KERNEL, "'graph'", _STREAM),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (Kind.LAUNCH, "nameId", _THREAD),
+    "NVTX_EVENTS": (Kind.RANGE, "coalesce(text, textId)", "globalTid, -1"),
 }
 
 
@@ -52,12 +54,10 @@ def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
     name = urllib.parse.quote(os.path.abspath(os.fspath(path)))
     try:
         # Nobody writes it, so that SQLite makes no files of its own beside it.
-        database = sqlite3.connect(f"file:{name}?mode=ro&immutable=1", uri=True)
-        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_A_TEXT)
-        try:
+        uri = f"file:{name}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_A_TEXT)
             return _read(database, path)
-        finally:
-            database.close()
     except sqlite3.Error as error:
         raise ValueError(
             f"{shown(path)}: it cannot be read as a report of Nsight Systems "
@@ -73,7 +73,7 @@ def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
                 f"{shown(path)}: its `{table}` is not a table of its own; export the report with "
                 "`nsys export --type sqlite`."
             )
-    events: dict[str, int] = {}
+    events = collections.Counter[str]()
     began = [time.monotonic()]
     database.set_progress_handler(lambda: time.monotonic() - began[0] > _MOST_S_OF_A_ROW, 10_000)
     texts = {}
@@ -87,14 +87,14 @@ def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
             continue
         columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
         grid = "gridX || 'x' || gridY || 'x' || gridZ" if "gridX" in columns else "''"
-        process = "globalPid" if "globalPid" in columns and kind == KERNEL else "0"
+        process = "globalPid" if "globalPid" in columns and kind == Kind.KERNEL else "0"
         # A range without an end is a mark.
-        where = "WHERE end IS NOT NULL" if kind == RANGE else ""
+        where = "WHERE end IS NOT NULL" if kind == Kind.RANGE else ""
         query = f"SELECT start, end, {name}, {grid}, {place}, {process} FROM {table} {where}"
         for start, end, text, size, lane, link, pid in database.execute(query):
             began[0] = time.monotonic()
             text = texts.get(text) if type(text) is int else text
-            message = message_of_kernel(str(text)) if kind == KERNEL else None
+            message = message_of_kernel(str(text)) if kind == Kind.KERNEL else None
             text = str(text) if message or not size else f"{text} {size}"
             try:
                 spans.add(kind, start, end, text, str(lane), link, message)
@@ -104,8 +104,8 @@ def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
                     f"with the id {quoted(link)}, and these must be whole numbers in the order of "
                     "time; export the report again."
                 ) from None
-            processes |= {pid} if kind == KERNEL else set()
-            events[table] = events.get(table, 0) + 1
+            processes |= {pid} if kind == Kind.KERNEL else set()
+            events[table] += 1
     if len(processes) > 1:
         raise ValueError(
             f"{shown(path)}: it has the kernels of {len(processes)} processes; profile "
@@ -115,4 +115,4 @@ def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
         raise ValueError(
             f"{shown(path)}: it has no kernels and no ranges; profile with `--trace=cuda,nvtx`."
         )
-    return RankTrace(spans.spans(), events, os.path.getsize(path))
+    return RankTrace(spans.spans(), dict(events), os.path.getsize(path))

@@ -13,16 +13,8 @@ import numpy as np
 from .._files import Path, shown
 from .._misc import quoted, unknown_name
 from ..data import convert, read_toml
-from ._spans import BACKWARD, HOST_OP, MESSAGE, WAITING, RankOp, Spans
-from ._trace import (
-    BACKWARD_COMPUTE,
-    FORWARD_COMPUTE,
-    LETTERS,
-    OPS,
-    OPTIMIZER,
-    REDUCE,
-    TRANSFERS,
-)
+from ._spans import Kind, RankOp, Spans
+from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, LETTERS, OPS, OPTIMIZER, REDUCE, TRANSFERS
 
 
 class RangeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +45,19 @@ class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: str = r"ProfilerStep#(?P<step>\d+)"
     order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
 
+    def op_of(self, name: str) -> tuple[str, int, int] | None:
+        """The kind, the microbatch and the stage of an op; -1 for what its name does not say."""
+        for text, op in (*((rule.range, rule.op) for rule in self.ops), *_FRAMEWORKS):
+            if found := re.fullmatch(text, name):
+                groups = found.groupdict()
+                number, stage = (_number(groups.get(g), name) for g in ("microbatch", "stage"))
+                return op, number, stage
+        return None
+
+    def step_of(self, name: str) -> int | None:
+        found = re.fullmatch(self.step, name)
+        return _number(found["step"], name, 2**31) if found else None
+
 
 _ACTION, _CALL = r"PP:(?P<stage>\d+)", r"(?P<microbatch>\d+)"
 _COMPUTE = rf"[-_ ]?(?:compute|step|pass)?(?:[-_ #]{_CALL})?"
@@ -73,32 +78,6 @@ _FRAMEWORKS = (
     (r"optimizer-clip-main-grad|clip_grad\w*", "optimizer-clip-main-grad"),
     (r"Optimizer\.step#.*|optimizer(?:[-_.]step)?|optimizer-inner-step", OPTIMIZER),
 )
-
-
-class Reader:
-    """Looks up the meaning of names, each name once."""
-
-    def __init__(self, names: RangeNames | None = None):
-        names = names or RangeNames()
-        given = [(rule.range, rule.op) for rule in names.ops]
-        self.order = names.order
-        self._rules = [(re.compile(text), op) for text, op in (*given, *_FRAMEWORKS)]
-        self._step = re.compile(names.step)
-        self._known: dict[str, tuple[str, int, int] | None] = {}
-
-    def op(self, name: str) -> tuple[str, int, int] | None:
-        """The kind, the microbatch and the stage of an op; -1 for what its name does not say."""
-        if name not in self._known:
-            matches = ((rule.fullmatch(name), op) for rule, op in self._rules)
-            found, op = next((pair for pair in matches if pair[0]), (None, ""))
-            groups = found.groupdict() if found else {}
-            number, stage = (_number(groups.get(g), name) for g in ("microbatch", "stage"))
-            self._known[name] = (op, number, stage) if found else None
-        return self._known[name]
-
-    def step(self, name: str) -> int | None:
-        found = self._step.fullmatch(name)
-        return _number(found["step"], name, 2**31) if found else None
 
 
 def _number(digits: str | None, name: str, most: int = 2**16) -> int:
@@ -202,15 +181,15 @@ def ops_of_pattern(
 
 
 def _runs(spans: Spans, start: int, end: int, known: Sequence[RankOp]) -> list[_Run]:
-    waits = np.array([name.startswith(WAITING) for name in spans.names] or [False])
-    kinds = np.isin(spans.kind, (HOST_OP, BACKWARD, MESSAGE))
+    kinds = np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD, Kind.MESSAGE))
     mine = spans[kinds & (spans.start >= start) & (spans.start < end)]
+    waits = mine.waits() | (mine.kind == Kind.MESSAGE)
     outermost: dict[int, int] = {}
     runs: list[_Run] = []
     others = sorted((op.start, op.end) for op in known)
     for i in np.lexsort((-mine.end, mine.start)).tolist():
         low, high, lane = int(mine.start[i]), int(mine.end[i]), int(mine.lane[i])
-        if mine.kind[i] == MESSAGE or waits[mine.name[i]]:  # It may last while other ops run.
+        if waits[i]:  # It may last while other ops run.
             if runs:
                 runs[-1].cuts.append(len(runs[-1].spans))
             continue
@@ -218,7 +197,7 @@ def _runs(spans: Spans, start: int, end: int, known: Sequence[RankOp]) -> list[_
         outermost[lane] = max(high, outermost.get(lane, low))
         if inside or any(a <= low < b for a, b in others):
             continue
-        op = BACKWARD_COMPUTE if mine.kind[i] == BACKWARD else FORWARD_COMPUTE
+        op = BACKWARD_COMPUTE if mine.kind[i] == Kind.BACKWARD else FORWARD_COMPUTE
         if not runs or runs[-1].op != op:
             runs.append(_Run(op, [], []))
         runs[-1].spans.append((low, high))

@@ -1,27 +1,17 @@
-"""The ops of one rank, from its named ranges, on the clock of the device."""
+"""The ops of one rank, from its named ranges, on the clock of the device; and how far the clocks of
+ranks are apart, from collectives, which all ranks leave together.
+"""
 
 import collections
 import dataclasses
 import itertools as it
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
-from ._ranges import Reader, ops_of_pattern
-from ._spans import (
-    BACKWARD,
-    HOST_OP,
-    KERNEL,
-    LAUNCH,
-    MESSAGE,
-    RANGE,
-    WAITING,
-    Message,
-    RankOp,
-    RankTrace,
-    Spans,
-)
+from ._ranges import RangeNames, ops_of_pattern
+from ._spans import Kind, Message, RankOp, RankTrace, Spans
 from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, TRANSFERS
 
 
@@ -46,7 +36,7 @@ class RankOps:
     by_pattern: bool = False
 
 
-def rank_ops(trace: RankTrace, reader: Reader, num_microbatches: int | None = None) -> RankOps:
+def rank_ops(trace: RankTrace, names: RangeNames, num_microbatches: int | None = None) -> RankOps:
     """The ops of one rank.
 
     The range of an op is on the host. The op lasts from the first to the last kernel that was
@@ -57,17 +47,17 @@ def rank_ops(trace: RankTrace, reader: Reader, num_microbatches: int | None = No
     **Arguments:**
 
     - `trace`: the trace of one rank.
-    - `reader`: the reader of names.
+    - `names`: the meaning of the names of ranges.
     - `num_microbatches`: how many microbatches a rank runs in a step, on all of its stages; without
         it, no pattern is looked for.
     """
     spans = trace.spans
-    ranges = _named(spans, reader)
-    steps = _steps(spans, reader, ranges)
-    device = spans.kind == KERNEL
+    ranges = _named(spans, names)
+    steps = _steps(spans, names, ranges)
+    device = spans.kind == Kind.KERNEL
     every = _Kernels(spans, spans[device])
     computing = _Kernels(spans, spans[device & (spans.message < 0)])
-    nodes = spans[spans.kind == BACKWARD]
+    nodes = spans[spans.kind == Kind.BACKWARD]
     ops: list[RankOp] = []
     by_pattern = False
     for number, start, end in steps.tolist():
@@ -97,15 +87,16 @@ def rank_ops(trace: RankTrace, reader: Reader, num_microbatches: int | None = No
     return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans), by_pattern)
 
 
-def _named(spans: Spans, reader: Reader) -> list[RankOp]:
+def _named(spans: Spans, names: RangeNames) -> list[RankOp]:
     """The outermost ranges of each kind, in the order of their starts."""
     found = []
-    of_name = [reader.op(name) for name in spans.names]
-    known = np.array([named is not None for named in of_name] or [False])
-    chosen = spans[(spans.kind == RANGE) & known[spans.name]]
+    of_name = [names.op_of(name) for name in spans.names]
+    chosen = spans[spans.kind == Kind.RANGE]
     last: dict[str, int] = {}
     for i in np.lexsort((-chosen.end, chosen.start)).tolist():
-        ops, microbatch, stage = of_name[chosen.name[i]] or ("", -1, -1)
+        if (named := of_name[chosen.name[i]]) is None:
+            continue
+        ops, microbatch, stage = named
         start, end = int(chosen.start[i]), int(chosen.end[i])
         if end > last.get(ops, start):
             last[ops] = end
@@ -113,13 +104,13 @@ def _named(spans: Spans, reader: Reader) -> list[RankOp]:
     return found
 
 
-def _steps(spans: Spans, reader: Reader, ranges: list[RankOp]) -> Int[np.ndarray, "steps 3"]:
+def _steps(spans: Spans, names: RangeNames, ranges: list[RankOp]) -> Int[np.ndarray, "steps 3"]:
     """The number, start and end of each step: from ranges of steps, or else up to the end of each
     optimizer.
     """
     found = {}
-    numbers = [reader.step(name) for name in spans.names]
-    for i in np.flatnonzero(spans.kind == RANGE).tolist():
+    numbers = [names.step_of(name) for name in spans.names]
+    for i in np.flatnonzero(spans.kind == Kind.RANGE).tolist():
         number = numbers[spans.name[i]]
         if number is not None:
             found.setdefault(number, (number, int(spans.start[i]), int(spans.end[i])))
@@ -151,16 +142,12 @@ class _Kernels:
 
     def __init__(self, spans: Spans, device: Spans):
         if len(device):
-            launches = spans[spans.kind == LAUNCH]
-            order = np.argsort(launches.link, kind="stable")
-            links = launches.link[order]
-            place = np.minimum(np.searchsorted(links, device.link), max(len(links) - 1, 0))
-            known = (links[place] == device.link) if len(links) else np.zeros(len(device), bool)
-            device = device[known]
-            launched = launches.start[order][place[known]] if len(links) else device.start
+            launches = spans[spans.kind == Kind.LAUNCH]
+            launches = launches[np.argsort(launches.link, kind="stable")]
+            device = device[np.isin(device.link, launches.link)]
+            launched = launches.start[np.searchsorted(launches.link, device.link)]
         else:
-            computes = np.array([not n.startswith(WAITING) for n in spans.names] or [False])
-            device = spans[(spans.kind == HOST_OP) & computes[spans.name]]
+            device = spans[(spans.kind == Kind.HOST_OP) & ~spans.waits()]
             launched = device.start
         order = np.argsort(launched, kind="stable")
         self.launched = launched[order]
@@ -184,9 +171,9 @@ def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
     """Collectives, identified by properties that all of their members know."""
     found = {}
     seen = collections.defaultdict(it.count)
-    mine = spans[(spans.kind == KERNEL) & (spans.message >= 0)]
+    mine = spans[(spans.kind == Kind.KERNEL) & (spans.message >= 0)]
     if not len(mine):
-        mine = spans[spans.kind == MESSAGE]
+        mine = spans[spans.kind == Kind.MESSAGE]
     for i in np.argsort(mine.start, kind="stable").tolist():
         message = mine.messages[mine.message[i]]
         number = next(seen[message])
@@ -194,3 +181,70 @@ def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
         key = (message, sequence if sequence >= 0 else number)
         found[key] = (int(mine.start[i]), int(mine.end[i]))
     return found
+
+
+# The largest difference, in scatters of two ends, that the order of leaving can explain.
+_BY_CHANCE = 2.0
+# All members leave these at the same time.
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clocks:
+    """The offsets between the clocks of ranks.
+
+    **Attributes:**
+
+    - `offsets`: for each rank, the nanoseconds to add to its times.
+    - `seen`: for each rank, by how much its clock was found to be ahead of that of the first rank.
+    - `scatter_ns`: the robust standard deviation of the remaining differences, over all
+        collectives.
+    - `matched`: how many collectives were matched.
+    - `unknown`: ranks that have no collective in common with the others.
+    """
+
+    offsets: dict[int, int]
+    seen: dict[int, int]
+    scatter_ns: float
+    matched: int
+    unknown: tuple[int, ...]
+
+
+def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
+    """Finds the offsets between clocks: the median difference between the ends of the collectives
+    that two ranks of a job ran together. A difference within twice their scatter is not corrected,
+    because it may be the order in which ranks leave; neither is a difference between two ranks of
+    one host.
+    """
+    first = min(ranks, key=lambda r: r.rank)
+    seen, offsets, scatters = {first.rank: 0}, {first.rank: 0}, []
+    matched: set = set()
+    waiting = [first]
+    while waiting:
+        one = waiting.pop()
+        for other in ranks:
+            both = _together(one, other)
+            alike = one.host == other.host != ""
+            if other.rank in seen or not (both or alike):
+                continue
+            apart = np.array([other.collectives[k][1] - one.collectives[k][1] for k in both] or [0])
+            median = float(np.median(apart))
+            scatter = 1.4826 * float(np.median(np.abs(apart - median)))
+            is_apart = not alike and abs(median) > _BY_CHANCE * scatter
+            seen[other.rank] = seen[one.rank] + round(median)
+            offsets[other.rank] = offsets[one.rank] - (round(median) if is_apart else 0)
+            scatters.append(scatter)
+            matched.update(both)
+            waiting.append(other)
+    unknown = tuple(sorted(r.rank for r in ranks if r.rank not in seen))
+    offsets |= dict.fromkeys(unknown, 0)
+    return Clocks(offsets, seen, max(scatters, default=0.0), len(matched), unknown)
+
+
+def _together(one: RankOps, other: RankOps) -> list:
+    """The collectives that both ranks ran together. If groups are not known, these are the kinds
+    that both ran equally often, because others may belong to different groups.
+    """
+    both = [k for k in other.collectives if k in one.collectives and k[0].name in _TOGETHER]
+    calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
+    return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]

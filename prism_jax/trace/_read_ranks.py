@@ -13,7 +13,7 @@ from ._chakra import read_chakra
 from ._join_ranks import join_ranks
 from ._kineto import read_kineto
 from ._nsight import read_nsight
-from ._ranges import RangeNames, Reader
+from ._ranges import RangeNames
 from ._rank_ops import rank_ops
 from ._read_trace import COLUMNS, trace_of_rows
 from ._spans import RankTrace
@@ -149,11 +149,11 @@ def _joined_ops(
     """The joined ops of all ranks. The spans of each rank are freed as soon as they are read."""
     import polars as pl
 
-    reader = Reader(names)
+    names = names or RangeNames()
     found, notes, cut = [], [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
     for trace in ranks:
-        found.append(rank_ops(trace, reader, number))
+        found.append(rank_ops(trace, names, number))
         cut += [found[-1].rank] if trace.cut else []
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
@@ -172,7 +172,7 @@ def _joined_ops(
             f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
             "microbatches were found by the pattern of the host's operators"
         )
-    rows, job, more = join_ranks(found, job, reader.order, shown(path))
+    rows, job, more = join_ranks(found, job, names.order, shown(path))
     table = pl.DataFrame(
         sorted(rows, key=lambda row: (row[3], row[0], row[1], row[6])),
         schema={name: getattr(pl, kind) for name, kind in COLUMNS.items()},

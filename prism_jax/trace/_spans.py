@@ -4,9 +4,10 @@ import array
 import collections
 import contextlib
 import dataclasses
+import enum
 import itertools as it
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -16,22 +17,25 @@ from .._files import Path, check_file, shown
 from .._misc import quoted
 
 
-# Kinds of spans.
-RANGE = 0  # A range that a program has named: `record_function`, NVTX.
-KERNEL = 1  # Work of a device: a kernel, a copy, a collective.
-LAUNCH = 2  # The host's call that launched such work.
-HOST_OP = 3  # An operator on the host; used as a kernel if there is no device.
-BACKWARD = 4  # A node of autograd on the host.
-MESSAGE = 5  # The host's call of a collective.
+class Kind(enum.IntEnum):
+    """What a span is."""
+
+    RANGE = 0  # A range that a program has named: `record_function`, NVTX.
+    KERNEL = 1  # Work of a device: a kernel, a copy, a collective.
+    LAUNCH = 2  # The host's call that launched such work.
+    HOST_OP = 3  # An operator on the host; used as a kernel if there is no device.
+    BACKWARD = 4  # A node of autograd on the host.
+    MESSAGE = 5  # The host's call of a collective.
+
 
 # Units of time in nanoseconds.
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # A time of so many nanoseconds is in the year 2116; the difference of two fits into 64 bits.
 MOST_NS = 2**62
 _MOST_RANKS = 2**20
-AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
+_AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
 # Operators of the host that wait for others.
-WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
+_WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 
 # In the order of a search: longer names first. NCCL, PyTorch and gloo use them in their names.
 _COLLECTIVES = (
@@ -39,6 +43,13 @@ _COLLECTIVES = (
     *("barrier", "gather", "scatter", "reduce", "send", "recv"),
 )
 _KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)(?:Dev)?Kernel\w*?_(\w+)", re.IGNORECASE)
+
+
+def kind_on_host(name: str, is_range: bool) -> Kind:
+    """The kind of what the host ran under a name."""
+    if name.startswith(_AUTOGRAD_NODE):
+        return Kind.BACKWARD
+    return Kind.RANGE if is_range else Kind.HOST_OP
 
 
 def collective_of(name: str) -> str:
@@ -78,7 +89,7 @@ class Spans:
 
     **Attributes:**
 
-    - `kind`: one of the constants above.
+    - `kind`: a `Kind`.
     - `start`, `end`: on the clock of the rank.
     - `name`, `message`: indices of `names` and of `messages`, or -1.
     - `lane`: the number of the thread or stream.
@@ -103,6 +114,14 @@ class Spans:
     def __getitem__(self, chosen: Bool[np.ndarray, " spans"] | Int[np.ndarray, " chosen"]):
         """Some of the spans."""
         return dataclasses.replace(self, **{c: getattr(self, c)[chosen] for c in _COLUMNS})
+
+    def named(self, holds: Callable[[str], bool]) -> Bool[np.ndarray, " spans"]:
+        """Which spans have a name for which something holds."""
+        return np.array([holds(name) for name in self.names] or [False])[self.name]
+
+    def waits(self) -> Bool[np.ndarray, " spans"]:
+        """Which spans wait for other ranks, by their names."""
+        return self.named(lambda name: name.startswith(_WAITING))
 
     def extent(self, chosen: Bool[np.ndarray, " spans"]) -> tuple[int, int] | None:
         """The first start and the last end of some spans; `None` if there are none."""
