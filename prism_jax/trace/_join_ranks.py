@@ -1,9 +1,8 @@
-"""Joins the ops of ranks to rows of a table: which rank is which worker, and what they exchange."""
+"""Joins the ops of ranks to a table: which rank is which worker, and what they exchange."""
 
 import itertools as it
-import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,28 +10,23 @@ from .._misc import counted, quoted
 from ..data import Job, Layout
 from ._orders import check_places, numbered, stated_schedule
 from ._rank_ops import RankOps, set_clocks
-from ._spans import RankOp
-from ._trace import (
-    BACKWARD_COMPUTE,
-    COMPUTE,
-    FORWARD_COMPUTE,
-    LOAD_DATA,
-    OPTIMIZER,
-    PIPELINED,
-    REDUCE,
-)
+from ._read_trace import COLUMNS
+from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, REDUCE
 
 
-Row = tuple[int, int, int, int, str, int, float, float]
+if TYPE_CHECKING:
+    import polars as pl
+
+
 _Worker = tuple[int, int]  # Replica and pipeline rank.
-_Key = tuple[int, str, int, int]  # Step, kind, virtual stage and microbatch.
-_Ops = dict[_Key, RankOp]
-_Times = dict[tuple[int, int, *_Key], tuple[int, int]]  # Replica and pipeline rank before.
+# The columns that tell workers and ops apart.
+_WORKER = ["dp_rank", "stage"]
+_OP = [*_WORKER, "virtual_stage", "step", "optype", "seq_id"]
 
 
 def join_ranks(
     ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str
-) -> tuple[list[Row], Job, list[str]]:
+) -> tuple["pl.DataFrame", Job, list[str]]:
     """Joins the ops of ranks.
 
     Of ranks that hold parts of the same layers, one is used. A replica is left out if one of its
@@ -48,13 +42,15 @@ def join_ranks(
 
     **Returns:**
 
-    Rows of `dp_rank`, `stage`, `virtual_stage`, `step`, `optype`, `seq_id`, `start_ts`, `duration`,
-    with times in seconds; the job, with as many replicas as are complete; and warnings for readers.
+    The table that `read_trace` describes; the job, with as many replicas as are complete; and
+    warnings for readers.
 
     **Raises:**
 
     `ValueError` if a rank is not in the layout, or if no replica is complete.
     """
+    import polars as pl
+
     clocks = set_clocks(ranks)
     workers, notes = _workers(ranks, job.layout, order, path)
     dp, pp = job.layout.dp, job.layout.pp
@@ -77,17 +73,17 @@ def join_ranks(
     layout = msgspec.structs.replace(job.layout, dp=len(whole))
     job = msgspec.structs.replace(job, layout=layout, world_size=None)
     schedule = stated_schedule(job)
-    tables: dict[_Worker, _Ops] = {}
+    rows = []
     for (i, d), s in it.product(enumerate(whole), range(pp)):
         offset = clocks.offsets[workers[d, s].rank]
-        ops = numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path)
-        tables[i, s] = {
-            (op.step, op.op, op.stage, op.microbatch): op.at((op.start + offset, op.end + offset))
-            for op in ops
-        }
-    pairs = {(key[2], s) for (_, s), ops in tables.items() for key in ops if key[1] in PIPELINED}
-    stage_to_rank = check_places(list(pairs), pp, schedule, path)
-    return _rows(tables, job, stage_to_rank), job, notes
+        for op in numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path):
+            times = op.start + offset, op.end + offset
+            rows.append((i, s, op.stage, op.step, op.op, op.microbatch, *times))
+    kinds = {name: pl.String if name == "optype" else pl.Int64 for name in (*_OP, "start", "end")}
+    ops = pl.DataFrame(rows, kinds, orient="row")
+    ops = ops.unique(_OP, keep="last", maintain_order=True)
+    check_places(ops.lazy(), path, pp, schedule)
+    return _with_exchanges(ops, job), job, notes
 
 
 def _workers(
@@ -120,125 +116,91 @@ def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
     return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
 
 
-def _rows(tables: dict[_Worker, _Ops], job: Job, stage_to_rank: Sequence[int]) -> list[Row]:
-    found: _Times = {}
-    origins = _origins(tables)
-    for (d, s), ops in tables.items():
-        for key, op in ops.items():
-            step, kind, *_ = key
-            if step in origins:
-                start = max(op.start, origins[step])
-                # Stages after the first one wait for a microbatch, not for data.
-                found[d, s, *key] = start, start if kind == LOAD_DATA and s else op.end
-    before = {worker: _ends_before(ops) for worker, ops in tables.items()}
-    waits = job.schedule.blocking is not False
-    for d, (stage, (low, high)) in it.product(
-        range(job.layout.dp), enumerate(it.pairwise(stage_to_rank))
-    ):
-        if low != high:
-            for link in (
-                _Link(d, "forward", stage, low, high),
-                _Link(d, "backward", stage + 1, high, low),
-            ):
-                # Recorded times are kept.
-                found = _transfers(tables, before, link, origins, waits) | found
+def _with_exchanges(ops: "pl.DataFrame", job: Job) -> "pl.DataFrame":
+    """The table of ops, with times from the start of each step, and with what is inferred; recorded
+    times are kept.
+    """
+    import polars as pl
+
+    # A step starts with the first op of a first stage. Other ranks wait for it.
+    origins = ops.filter(stage=0).group_by("step").agg(origin=pl.col("start").min())
+    ops = ops.join(origins, on="step", maintain_order="left")
+    start = pl.max_horizontal("start", "origin")
+    # Stages after the first one wait for a microbatch, not for data.
+    waits = (pl.col("optype") == LOAD_DATA) & (pl.col("stage") > 0)
+    recorded = ops.with_columns(start=start, end=pl.when(waits).then(start).otherwise("end"))
+    parts = [*_transfers(ops, job.schedule.blocking is not False), recorded]
+    found = pl.concat(part.select(recorded.columns) for part in parts)
+    found = found.unique(_OP, keep="last", maintain_order=True)
     if job.layout.dp > 1:
-        found |= _reductions(tables, origins)
-    rows = []
-    for (d, s, step, kind, stage, call), times in found.items():
-        # Multiples of 2^-30 s, whose sums are exact, so that ops still end when others start.
-        start, end = (round((time - origins[step]) * 1e-9 * 2**30) / 2**30 for time in times)
-        if end >= start:
-            rows.append((d, s, stage, step, kind, call, start, end - start))
-    return rows
+        found = pl.concat([found, _reductions(ops).select(found.columns)])
+    # Multiples of 2^-30 s, whose sums are exact, so that ops still end when others start.
+    times = ((pl.col("start", "end") - pl.col("origin")) * 1e-9 * 2**30).round() / 2**30
+    found = found.with_columns(times).filter(pl.col("end") >= pl.col("start"))
+    found = found.with_columns(start_ts="start", duration=pl.col("end") - pl.col("start"))
+    found = found.sort("step", *_WORKER, "start_ts", maintain_order=True)
+    return found.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in COLUMNS.items())
 
 
-def _origins(tables: dict[_Worker, _Ops]) -> dict[int, int]:
-    """When each step starts: with the first op of a first stage. Other ranks wait for it."""
-    origins: dict[int, int] = {}
-    for (_, s), ops in tables.items():
-        if s == 0:
-            for (step, *_), op in ops.items():
-                origins[step] = min(origins.get(step, op.start), op.start)
-    return origins
-
-
-class _Link(NamedTuple):
-    """A stage that sends to the next or the previous stage, and their ranks."""
-
-    replica: int
-    phase: str
-    stage: int
-    sender: int
-    receiver: int
-
-
-def _transfers(
-    tables: dict[_Worker, _Ops],
-    ends_before: dict[_Worker, dict[_Key, int]],
-    link: _Link,
-    origins: dict[int, int],
-    waits: bool,
-) -> _Times:
-    """Sends and receives between two stages.
+def _transfers(ops: "pl.DataFrame", waits: bool) -> Iterator["pl.DataFrame"]:
+    """Receives and sends between stages on two ranks.
 
     If the receiver was idle, its compute starts when the transfer has ended. If it was not, the
     transfer ended earlier, at an unknown time; it is assumed to have taken as long as other
-    transfers do. If exchanges block, it is instead assumed to end when both ranks are ready, as the
-    first exchange does.
+    transfers do. If exchanges block (`waits`), it is instead assumed to end when both ranks are
+    ready, as the first exchange does.
     """
-    forward = link.phase == "forward"
-    other = link.stage + (1 if forward else -1)
-    receiver = tables[link.replica, link.receiver]
-    before = ends_before[link.replica, link.receiver]
-    kinds = (FORWARD_COMPUTE,) if forward else (BACKWARD_COMPUTE, "backward-input")
-    pairs = []
-    for (step, kind, stage, call), op in tables[link.replica, link.sender].items():
-        if kind in kinds and stage == link.stage and step in origins:
-            keys = ((step, k, other, call) for k in kinds)
-            pairs += [(key, op, receiver[key]) for key in keys if key in receiver]
-    lags = [b.start - a.end for k, a, b in pairs if a.end >= before.get(k, a.end)]
-    typical = max(round(statistics.median(lags)), 0) if lags else 0
-    found: _Times = {}
-    for key, sent, received in pairs:
-        step, _, _, call = key
-        end = max(received.start, sent.end)
-        ready = before.get(key, _begin(receiver, step, origins[step]))
-        if key in before and sent.end < ready and not waits:
-            end = min(sent.end + typical, end)
-        start = max(origins[step], min(ready, end))
-        d, sender, receiver_rank = link.replica, link.sender, link.receiver
-        found[d, sender, step, f"{link.phase}-send", link.stage, call] = sent.end, end
-        found[d, receiver_rank, step, f"{link.phase}-recv", other, call] = start, end
-    return found
+    import polars as pl
+
+    sent, start, before = pl.col("sent"), pl.col("start"), pl.col("before")
+    loads = ops.filter(optype=LOAD_DATA).select(
+        *_WORKER, "step", begin=pl.max_horizontal("start", "origin") + 1
+    )
+    compute = ops.filter(pl.col("optype").is_in(COMPUTE))
+    compute = compute.sort("start", "step", "optype", "virtual_stage", "seq_id")
+    same_step = pl.col("step") == pl.col("step").shift(1)
+    # The end of the op before it in its step, and when its worker begins the step, with its data.
+    compute = compute.with_columns(
+        before=pl.when(same_step).then(pl.col("end").shift(1)).over(_WORKER)
+    ).join(loads, on=[*_WORKER, "step"], how="left", maintain_order="left")
+    backwards, call = (BACKWARD_COMPUTE, "backward-input"), ["dp_rank", "step", "seq_id"]
+    for phase, kinds, next_ in (("backward", backwards, -1), ("forward", (FORWARD_COMPUTE,), 1)):
+        mine = compute.filter(pl.col("optype").is_in(kinds))
+        senders = mine.select(*call, "virtual_stage", sender="stage", sent="end")
+        pairs = senders.with_columns(pl.col("virtual_stage") + next_)
+        pairs = pairs.join(mine, on=[*call, "virtual_stage"], maintain_order="left")
+        pairs = pairs.filter(pl.col("sender") != pl.col("stage"))
+        idle = before.is_null() | (sent >= before)
+        lag = (start - sent).filter(idle).median().round().cast(pl.Int64)
+        lag = lag.over("dp_rank", "virtual_stage").fill_null(0).clip(0)
+        end = pl.max_horizontal(start, sent)
+        known = pl.when(idle | waits).then(end).otherwise(pl.min_horizontal(sent + lag, end))
+        ready = pl.min_horizontal(pl.coalesce("before", "begin", "origin"), known)
+        receives = pairs.with_columns(
+            optype=pl.lit(f"{phase}-recv"), start=pl.max_horizontal("origin", ready), end=known
+        )
+        yield receives
+        yield receives.with_columns(
+            optype=pl.lit(f"{phase}-send"),
+            virtual_stage=pl.col("virtual_stage") - next_,
+            stage="sender",
+            start="sent",
+        )
 
 
-def _begin(ops: _Ops, step: int, origin: int) -> int:
-    """When a worker begins a step, after it has received its data."""
-    loads = ops.get((step, LOAD_DATA, 0, 0))
-    return origin if loads is None else max(origin, loads.start) + 1
-
-
-def _ends_before(ops: _Ops) -> dict[_Key, int]:
-    """The end of the op before each compute op in its step."""
-    compute = sorted((op.start, key) for key, op in ops.items() if key[1] in COMPUTE)
-    pairs = it.pairwise(key for _, key in compute)
-    return {key: ops[before].end for before, key in pairs if before[0] == key[0]}
-
-
-def _reductions(tables: dict[_Worker, _Ops], origins: dict[int, int]) -> _Times:
+def _reductions(ops: "pl.DataFrame") -> "pl.DataFrame":
     """Reductions from the last backward of a worker to its optimizer, if there are no ranges of
     them.
     """
-    found: _Times = {}
-    for (d, s), ops in tables.items():
-        last: dict[int, int] = {}
-        for (step, kind, *_), op in ops.items():
-            if kind in COMPUTE:
-                last[step] = max(last.get(step, op.end), op.end)
-        for step in last.keys() & origins.keys():
-            optimizer = ops.get((step, OPTIMIZER, 0, 0))
-            if optimizer is not None and (step, REDUCE, 0, 0) not in ops:
-                end = max(optimizer.start, last[step])
-                found[d, s, step, REDUCE, 0, 0] = last[step], end
-    return found
+    import polars as pl
+
+    of_step = [*_WORKER, "step"]
+    compute = ops.filter(pl.col("optype").is_in(COMPUTE)).group_by(of_step, maintain_order=True)
+    optimizers = ops.filter(optype=OPTIMIZER, seq_id=0).select(*of_step, "origin", begin="start")
+    last = compute.agg(start=pl.col("end").max()).join(
+        optimizers, on=of_step, maintain_order="left"
+    )
+    found = last.with_columns(
+        virtual_stage=0, seq_id=0, optype=pl.lit(REDUCE), end=pl.max_horizontal("start", "begin")
+    ).cast({"virtual_stage": pl.Int64, "seq_id": pl.Int64})
+    return found.join(ops, on=_OP, how="anti")

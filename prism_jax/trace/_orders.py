@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools as it
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool
@@ -12,7 +13,12 @@ from .._misc import counted, quoted
 from ..data import Job
 from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
 from ._spans import RankOp
+from ._tables import collect
 from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, LETTERS, PIPELINED, TRANSFERS
+
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 # The most steps of replicas whose order is compared.
@@ -49,15 +55,19 @@ def stages_of_ranks(stage_to_rank: Sequence[int], pp: int) -> tuple[tuple[int, .
 
 
 def check_places(
-    pairs: Sequence[tuple[int, int]], pp: int, schedule: AbstractSchedule | None, path: str
+    rows: "pl.LazyFrame", path: str, pp: int, schedule: AbstractSchedule | None
 ) -> tuple[int, ...]:
-    """The rank of each stage, from the pairs of a stage and a rank in the rows, of `pp` ranks.
+    """The rank of each stage in a table of ops of `pp` ranks.
 
     **Raises:**
 
     `ValueError` if a stage is on two ranks or on another rank than in the job's schedule, a stage
     is missing, or ranks have different numbers of stages.
     """
+    import polars as pl
+
+    places = rows.filter(pl.col("optype").is_in(PIPELINED)).select("virtual_stage", "stage")
+    pairs = collect(places.unique(), path).rows()
     if not pairs:
         raise ValueError(f"{path}: it has no pipeline ops; give at least `forward-compute`.")
     found: dict[int, int] = {}

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .._files import Path, shown, written_whole
 from .._misc import counted, unknown_name
@@ -15,7 +15,7 @@ from ._kineto import read_kineto
 from ._nsight import read_nsight
 from ._ranges import RangeNames
 from ._rank_ops import rank_ops
-from ._read_trace import COLUMNS, trace_of_rows
+from ._read_trace import trace_of_rows
 from ._spans import RankTrace
 from ._trace import Trace
 
@@ -61,23 +61,20 @@ def read_profile_traces(
 
     As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
-    joined = _joined_ops(read_ranks(path, format, time_unit=time_unit), job, names, path)
-    hint = _ends_early(sorted(joined.cut)) if joined.cut else None
-    trace = trace_of_rows(joined.table.lazy(), path, joined.job, hint)
-    return dataclasses.replace(trace, notes=tuple(joined.notes))
+    ranks = read_ranks(path, format, time_unit=time_unit)
+    table, job, notes, cut = _joined_ops(ranks, job, names, path)
+    hint = _ends_early(sorted(cut)) if cut else None
+    trace = trace_of_rows(table.lazy(), path, job, hint)
+    return dataclasses.replace(trace, notes=tuple(notes))
 
 
 def write_ops(
-    out: Path,
-    ranks: Iterable[RankTrace],
-    job: Job,
-    names: RangeNames | None,
-    path: Path,
+    out: Path, ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: Path
 ) -> None:
     """Writes the table of ops that `read_trace` reads, to a `.parquet` file. Other arguments are as
     in `read_profile_traces`; `path` is for messages.
     """
-    table = _joined_ops(ranks, job, names, path).table
+    table, *_ = _joined_ops(ranks, job, names, path)
     with written_whole(out) as partial:
         table.write_parquet(partial)
 
@@ -132,23 +129,13 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
     return files
 
 
-class _JoinedOps(NamedTuple):
-    """The table of ops that `read_trace` reads, the job with the replicas that are complete,
-    warnings for readers, and the ranks whose file ends early.
-    """
-
-    table: "pl.DataFrame"
-    job: Job
-    notes: list[str]
-    cut: list[int]
-
-
 def _joined_ops(
     ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: Path
-) -> _JoinedOps:
-    """The joined ops of all ranks. The spans of each rank are freed as soon as they are read."""
-    import polars as pl
-
+) -> tuple["pl.DataFrame", Job, list[str], list[int]]:
+    """The table of ops that `read_trace` reads, the job with the replicas that are complete,
+    warnings for readers, and the ranks whose file ends early. The spans of each rank are freed as
+    soon as they are read.
+    """
     names = names or RangeNames()
     found, notes, cut = [], [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
@@ -172,13 +159,8 @@ def _joined_ops(
             f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
             "microbatches were found by the pattern of the host's operators"
         )
-    rows, job, more = join_ranks(found, job, names.order, shown(path))
-    table = pl.DataFrame(
-        sorted(rows, key=lambda row: (row[3], row[0], row[1], row[6])),
-        schema={name: getattr(pl, kind) for name, kind in COLUMNS.items()},
-        orient="row",
-    )
-    return _JoinedOps(table, job, notes + more, cut)
+    table, job, more = join_ranks(found, job, names.order, shown(path))
+    return table, job, notes + more, cut
 
 
 def _ends_early(ranks: Sequence[int]) -> str:

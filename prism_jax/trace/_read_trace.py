@@ -92,8 +92,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
     _check_rows(rows, path, dp, pp, microbatches)
-    mine = rows.filter(pl.col("optype").is_in(PIPELINED)).select("virtual_stage", "stage")
-    stage_to_rank = check_places(collect(mine.unique(), path).rows(), pp, schedule, shown(path))
+    stage_to_rank = check_places(rows, shown(path), pp, schedule)
     local = {s: i for stages in stages_of_ranks(stage_to_rank, pp) for i, s in enumerate(stages)}
     virtual_stages = max(local.values(), default=0) + 1
     own = pl.col("virtual_stage").replace_strict(local, return_dtype=pl.Int32)
