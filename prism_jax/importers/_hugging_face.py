@@ -1,11 +1,13 @@
-"""Makes a job from a `config.json` of Hugging Face."""
+"""Makes a job from a `config.json` of Hugging Face; and the published batches of models, which such
+a file does not have.
+"""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from .._misc import quoted
-from ._dense_models import gemma, gpt2, gpt_neox, llama, qwen2, qwen3
-from ._expert_models import deepseek, glm4_moe, gpt_oss, llama4, mixtral, qwen3_next, qwen_moe
+from ._models import ARCHITECTURES
 from ._problems import InexpressibleError, Reader, Table
 
 
@@ -15,14 +17,8 @@ _STRUCTURE = re.compile(
     r"expert|moe|window|layer_types|lora|ssm|mamba|vision|audio|nextn|attn_layer"
 )
 _HARMLESS = {
-    "ep_size",
-    "experts_per_token",
-    "max_window_layers",
-    "moe_layer_freq",
-    "norm_topk_prob",
-    "num_experts_per_token",
-    "routed_scaling_factor",
-    "use_sliding_window",
+    *("ep_size", "experts_per_token", "max_window_layers", "moe_layer_freq", "norm_topk_prob"),
+    *("num_experts_per_token", "routed_scaling_factor", "use_sliding_window"),
 }
 
 # The model's longest sequence, but at most the usual length in pre-training.
@@ -57,11 +53,11 @@ def read_hugging_face(read: Reader, num_gpus: int, where: str) -> Table:
     each other.
     """
     kind = read.text("model_type")
-    if kind not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
+    if kind not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         problem = f"`model_type` {quoted(kind) or 'is missing'}; known are only {known}"
         raise InexpressibleError(where, [problem])
-    model = _ARCHITECTURES[kind](read)
+    model = ARCHITECTURES[kind](read)
     longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))
     read.problems += [f"`{key}`" for key in read.unread() if _changes(key, read.get(key))]
     if read.problems:
@@ -81,23 +77,44 @@ def _changes(key: str, value: object) -> bool:
     return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
 
 
-_ARCHITECTURES: dict[str, Callable[[Reader], Table]] = {
-    "llama": llama,
-    "mistral": llama,
-    "mixtral": mixtral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "qwen2_moe": qwen_moe,
-    "qwen3_moe": qwen_moe,
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
-    "kimi_k2": deepseek,
-    "glm4_moe": glm4_moe,
-    "gpt_oss": gpt_oss,
-    "llama4": llama4,
-    "llama4_text": llama4,
-    "qwen3_next": qwen3_next,
-    "gemma": gemma,
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
+class Batch(NamedTuple):
+    """A batch of pre-training, the last where it grew.
+
+    **Attributes:**
+
+    - `sequences`: the number of sequences in a step.
+    - `length`: the number of tokens in each.
+    - `source`: who published it.
+    """
+
+    sequences: int
+    length: int
+    source: str
+
+
+# By `model_type`, width, number of layers and size of the vocabulary. Touvron et al. 2023 say 4
+# million tokens for all sizes, Moonshot AI 67 million and Zhipu AI 64 million.
+_LLAMA_2 = Batch(1024, 4096, "Touvron et al. 2023, arXiv:2307.09288")
+_PUBLISHED = {
+    ("llama", 4096, 32, 32000): _LLAMA_2,
+    ("llama", 5120, 40, 32000): _LLAMA_2,
+    ("llama", 8192, 80, 32000): _LLAMA_2,
+    ("llama", 16384, 126, 128256): Batch(2048, 8192, "Llama 3, arXiv:2407.21783"),
+    ("deepseek_v2", 2048, 27, 102400): Batch(4608, 4096, "DeepSeek-V2, arXiv:2405.04434"),
+    ("deepseek_v2", 5120, 60, 102400): Batch(9216, 4096, "DeepSeek-V2, arXiv:2405.04434"),
+    ("deepseek_v3", 7168, 61, 129280): Batch(15360, 4096, "DeepSeek-V3, arXiv:2412.19437"),
+    ("kimi_k2", 7168, 61, 163840): Batch(16384, 4096, "Kimi K2, arXiv:2507.20534"),
+    ("glm4_moe", 5120, 92, 151552): Batch(16384, 4096, "GLM-4.5, arXiv:2508.06471"),
+    ("gpt2", 1600, 48, 50257): Batch(512, 1024, "Radford et al. 2019"),
 }
+
+
+def published_batch(kind: str, model: Table) -> Batch | None:
+    """The batch of a model of a `model_type`, if its shape is that of a published one.
+
+    **Arguments:**
+
+    - `model`: the table of the model in a job.
+    """
+    layers = model.get("num_layers") or sum(layer["repeat"] for layer in model["layers"])
+    return _PUBLISHED.get((kind, model["hidden_size"], layers, model["vocab_size"]))

@@ -10,11 +10,10 @@ from typing import Any
 from .._files import shown
 from .._misc import quoted
 from ..data import Job, Layout, list_clusters, load_cluster, make_job, read_text
-from ._batches import published_batch
-from ._hugging_face import hugging_face_reader, read_hugging_face
+from ._hugging_face import hugging_face_reader, published_batch, read_hugging_face
 from ._megatron import megatron_reader, read_megatron
+from ._megatron_flags import parse_command, parse_model_config
 from ._problems import Reader, Table
-from ._read_megatron import parse_command, parse_model_config
 
 
 # Configurations are a few kilobytes.

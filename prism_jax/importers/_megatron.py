@@ -3,17 +3,16 @@
 from collections.abc import Mapping
 
 from .._misc import quoted
-from ._megatron_flags import check_flags, tables, usual_names
-from ._megatron_kernels import kernels_of
-from ._megatron_layers import (
-    encoder_and_decoder,
-    has_encoder,
-    is_encoder,
-    layers_of,
-    window_of,
-)
-from ._megatron_schedule import schedule_of
+from ._megatron_flags import check_flags, usual_names
+from ._megatron_model import has_encoder, model_of
+from ._megatron_schedule import layout_of, schedule_of
 from ._problems import InexpressibleError, Reader, Table, is_off
+
+
+_IN_FP8 = {
+    "fp8_attention": ("fp8-dot-product-attention", "fp8-multi-head-attention"),
+    "fp8_head": ("fp8-output-proj",),
+}
 
 
 def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
@@ -40,157 +39,14 @@ def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) ->
 
 def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
     """As `from_megatron`, with notes in `read`."""
-    model = _model(read)
-    layout = _layout(read, num_gpus)
+    model = model_of(read)
+    layout = layout_of(read, num_gpus)
     training = _training(read, model)
     schedule = schedule_of(read, model, layout, training)
     check_flags(read, training["dtype"])
     if read.problems:
         raise InexpressibleError(where, read.problems)
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}
-
-
-def _model(read: Reader) -> Table:
-    hidden = read.count("hidden-size")
-    swiglu, heads = read.flag("swiglu"), read.count("num-attention-heads")
-    ffn = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
-    activation = "squared_relu" if read.flag("squared-relu") else "swiglu" if swiglu else "gelu"
-    activation = "geglu" if read.flag("quick-geglu") else activation
-    if "kv-channels" not in read and hidden % heads != 0:
-        read.problems.append(
-            f"`num-attention-heads` {heads} does not divide `hidden-size` {hidden}"
-        )
-    groups = read.count("num-query-groups", 1)
-    dropout = [read.rate(f"{what}-dropout", 0.1) for what in ("hidden", "attention")]
-    norm = read.choice("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
-    model = {
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": groups if read.flag("group-query-attention") else heads,
-        "head_size": read.count("kv-channels", max(1, hidden // heads)),
-        "ffn_size": read.count("ffn-hidden-size", ffn),
-        "vocab_size": _vocabulary(read),
-        "activation": activation,
-        "position": _position(read),
-        "max_positions": read.count("max-position-embeddings"),
-        "norm": norm.lower(),
-        "bias": not read.flag("disable-bias-linear"),
-        "tied_embeddings": not read.flag("untie-embeddings-and-output-weights"),
-        "dropout": any(dropout),
-    }
-    modules: Table = {"attention": {"kind": "attention"}}
-    if is_encoder(read):
-        modules["attention"]["causal"] = False
-        model["head_transforms"] = 1 if read.flag("bert-no-binary-head") else 2
-    modules["attention"]["qk_norm"] = read.flag("qk-layernorm")
-    modules["attention"]["qkv_bias"] = read.flag("add-qkv-bias")
-    attention = "attention"
-    if "window-size" in read:
-        window = window_of(read)
-        modules["local"] = modules["attention"] | {"window": window} if window else {}
-    if read.flag("multi-latent-attention"):
-        attention = "mla"
-        modules["mla"] = _mla(read)
-    if "num-experts" in read:
-        modules["moe"] = _moe(read, model)
-    layers, mtp = layers_of(read, attention, windowed=bool(modules.get("local")))
-    if has_encoder(read):
-        layers, added = encoder_and_decoder(read)
-        modules |= added
-    names = {name for layer in layers for name in layer["modules"]}
-    if "mamba" in names:
-        modules["mamba"] = _mamba(read, hidden)
-    if "moe" in names and "moe" not in modules:
-        read.problems.append("layers of experts without `num-experts`")
-    if mtp:
-        model["num_mtp_layers"] = mtp
-    kept = {name: modules[name] for name in sorted(names) if name in modules}
-    return {**model, "layers": layers, "modules": kept}
-
-
-def _position(read: Reader) -> str:
-    known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
-    known |= {"yarn": "rotary", "mrope": "rotary"}
-    named = known[read.choice("position-embedding-type", "learned_absolute", known)]
-    if read.flag("no-position-embedding") and named == "learned":
-        named = "none"
-    return "rotary" if read.flag("use-rotary-position-embeddings") else named
-
-
-def _vocabulary(read: Reader) -> int:
-    """The vocabulary size, padded as in Megatron-LM to a multiple for each tensor-parallel rank."""
-    multiple = read.count("make-vocab-size-divisible-by", 128)
-    multiple *= read.count("tensor-model-parallel-size", 1)
-    names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
-    kind, extra = read.text("tokenizer-type"), read.count("vocab-extra-ids", 0, least=0)
-    known = _size_of_words("by_file", names)[1]
-    padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
-    if padded:
-        return padded
-    if not size and not known:
-        of, known = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
-        read.notes.append(
-            f"The size of the vocabulary is not said, so {known:,} words are taken, as is usual "
-            f"for `{of}`: give `--vocab-size` for others."
-        )
-    return -(-(size or known + extra) // multiple) * multiple
-
-
-def _size_of_words(table: str, text: str) -> tuple[str, int]:
-    """The first name of a table of vocabularies that is in a text, and its size; or nothing."""
-    known = tables()["vocabularies"][table].items()
-    return next(((name, size) for name, size in known if name in text), ("", 0))
-
-
-def _mla(read: Reader) -> Table:
-    table = {"kv_lora_rank": read.count("kv-lora-rank", 32)}
-    if "q-lora-rank" in read:
-        table["q_lora_rank"] = read.count("q-lora-rank")
-    table["qk_head_size"] = read.count("qk-head-dim", 128)
-    table["qk_rope_head_size"] = read.count("qk-pos-emb-head-dim", 64)
-    table["value_head_size"] = read.count("v-head-dim", 128)
-    return table
-
-
-def _moe(read: Reader, model: Table) -> Table:
-    table = {
-        "num_experts": read.count("num-experts"),
-        "top_k": read.count("moe-router-topk", 2),
-        "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
-    }
-    groups = read.count("moe-router-num-groups", 1)
-    chosen = read.count("moe-router-group-topk", groups)  # Without effect in a single group.
-    if groups > 1:
-        table |= {"num_groups": groups, "top_k_groups": chosen}
-    shared = read.count("moe-shared-expert-intermediate-size", 0, least=0)
-    gate = {"shared_gate": True} if read.flag("moe-shared-expert-gate") else {}
-    return {**table, "shared_ffn_size": shared, **gate} if shared else table
-
-
-def _mamba(read: Reader, hidden: int) -> Table:
-    size = read.count("mamba-head-dim", 64)
-    return {
-        "mamba_num_heads": read.count("mamba-num-heads", max(1, 2 * hidden // size)),
-        "mamba_head_size": size,
-        "state_size": read.count("mamba-state-dim", 128),
-        "num_groups": read.count("mamba-num-groups", 8),
-    }
-
-
-def _layout(read: Reader, num_gpus: int) -> Table:
-    tp = read.count("tensor-model-parallel-size", 1)
-    pp = read.count("pipeline-model-parallel-size", 1)
-    cp = read.count("context-parallel-size", 1)
-    layout = {"tp": tp, "pp": pp, "cp": cp, "ep": read.count("expert-model-parallel-size", 1)}
-    if "expert-tensor-parallel-size" in read:
-        layout["etp"] = read.count("expert-tensor-parallel-size")
-    if num_gpus % (tp * pp * cp) != 0:
-        read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
-    layout["dp"] = max(1, num_gpus // (tp * pp * cp))
-    if "num-experts" not in read:
-        layout["ep"] = 1
-        layout.pop("etp", None)
-    return layout
 
 
 def _training(read: Reader, model: Table) -> Table:
@@ -229,7 +85,7 @@ def _training(read: Reader, model: Table) -> Table:
         training["token_dispatcher"] = read.choice(
             "moe-flex-dispatcher-backend", backends[0], backends
         )
-    training |= kernels_of(read)
+    training |= _kernels(read)
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
@@ -237,6 +93,19 @@ def _training(read: Reader, model: Table) -> Table:
     if "ddp-bucket-size" in read:
         training["gradient_bucket_size"] = read.count("ddp-bucket-size")
     return {**training, **_recompute(read)}
+
+
+def _kernels(read: Reader) -> Table:
+    """How kernels run: in fp8, and from CUDA graphs."""
+    found: Table = {
+        key: True for key, names in _IN_FP8.items() if any(read.flag(name) for name in names)
+    }
+    implementation = read.choice("cuda-graph-impl", "none", ("none", "local", "transformer_engine"))
+    older = [read.flag("enable-cuda-graph"), read.flag("external-cuda-graph")]
+    if implementation != "none" or any(older):
+        is_whole = "full_iteration" in read.text("cuda-graph-scope")
+        found["cuda_graphs"] = "iteration" if is_whole else "modules"
+    return found
 
 
 def _dtype(read: Reader) -> str | None:

@@ -1,8 +1,25 @@
-"""The schedule in arguments of Megatron-LM, and the layers of its stages."""
+"""The layout and the schedule in arguments of Megatron-LM, and the layers of its stages."""
 
 import re
 
 from ._problems import MOST_LAYERS, Reader, Table
+
+
+def layout_of(read: Reader, num_gpus: int) -> Table:
+    """The table of the layout of a job."""
+    tp = read.count("tensor-model-parallel-size", 1)
+    pp = read.count("pipeline-model-parallel-size", 1)
+    cp = read.count("context-parallel-size", 1)
+    layout = {"tp": tp, "pp": pp, "cp": cp, "ep": read.count("expert-model-parallel-size", 1)}
+    if "expert-tensor-parallel-size" in read:
+        layout["etp"] = read.count("expert-tensor-parallel-size")
+    if num_gpus % (tp * pp * cp) != 0:
+        read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
+    layout["dp"] = max(1, num_gpus // (tp * pp * cp))
+    if "num-experts" not in read:
+        layout["ep"] = 1
+        layout.pop("etp", None)
+    return layout
 
 
 def schedule_of(read: Reader, model: Table, layout: Table, training: Table) -> Table:

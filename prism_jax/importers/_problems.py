@@ -1,5 +1,6 @@
 """Everything in a configuration of another framework that a job cannot express."""
 
+import itertools as it
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -95,6 +96,11 @@ class Reader:
         """A number of layers, which is at least 1."""
         return self.count(key, default, most=MOST_LAYERS)
 
+    def check_divisor(self, key: str, number: int, of: str, total: int) -> None:
+        """A number that does not divide another key's is a problem."""
+        if total % number != 0:
+            self.problems.append(f"`{key}` {number} does not divide `{of}` {total}")
+
     def text(self, key: str, default: str = "") -> str:
         value = self.get(key, default)
         return value if isinstance(value, str) else quoted(value, 10_000)
@@ -102,6 +108,11 @@ class Reader:
     def unread(self) -> list[str]:
         """The keys that were not read."""
         return [key for key in self._table if key not in self._seen]
+
+
+def merged(names: Iterable[tuple[str, ...]]) -> list[Table]:
+    """Layers by the names of their modules, with equal neighbours merged."""
+    return [{"modules": [*key], "repeat": len([*run])} for key, run in it.groupby(names)]
 
 
 # No model has more layers; what is listed one by one takes time and memory for each.

@@ -1,0 +1,253 @@
+"""The model in arguments of Megatron-LM: of a decoder, of BERT, or of T5, which has both."""
+
+import re
+from collections.abc import Callable
+
+from ._megatron_flags import tables
+from ._problems import MOST_LAYERS, Reader, Table, merged
+
+
+_SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_WORD_PIECE = ("bert", "vocab.txt")
+
+
+def model_of(read: Reader) -> Table:
+    """The table of the model of a job."""
+    hidden = read.count("hidden-size")
+    swiglu, heads = read.flag("swiglu"), read.count("num-attention-heads")
+    ffn = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+    activation = "squared_relu" if read.flag("squared-relu") else "swiglu" if swiglu else "gelu"
+    activation = "geglu" if read.flag("quick-geglu") else activation
+    if "kv-channels" not in read:
+        read.check_divisor("num-attention-heads", heads, "hidden-size", hidden)
+    groups = read.count("num-query-groups", 1)
+    dropout = [read.rate(f"{what}-dropout", 0.1) for what in ("hidden", "attention")]
+    norm = read.choice("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
+    model = {
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": groups if read.flag("group-query-attention") else heads,
+        "head_size": read.count("kv-channels", max(1, hidden // heads)),
+        "ffn_size": read.count("ffn-hidden-size", ffn),
+        "vocab_size": _vocabulary(read),
+        "activation": activation,
+        "position": _position(read),
+        "max_positions": read.count("max-position-embeddings"),
+        "norm": norm.lower(),
+        "bias": not read.flag("disable-bias-linear"),
+        "tied_embeddings": not read.flag("untie-embeddings-and-output-weights"),
+        "dropout": any(dropout),
+    }
+    attention: Table = {"kind": "attention"}
+    if _is_encoder(read):
+        attention["causal"] = False
+        model["head_transforms"] = 1 if read.flag("bert-no-binary-head") else 2
+    attention |= {"qk_norm": read.flag("qk-layernorm"), "qkv_bias": read.flag("add-qkv-bias")}
+    modules: Table = {"attention": attention}
+    if window := _window(read):
+        modules["local"] = attention | {"window": window}
+    if read.flag("multi-latent-attention"):
+        modules["mla"] = _mla(read)
+    if "num-experts" in read:
+        modules["moe"] = _moe(read, model)
+    mtp = read.count("mtp-num-layers", 0, least=0)
+    layers = _layers(read, "mla" if "mla" in modules else "attention", "local" in modules)
+    if has_encoder(read):
+        layers, added = _encoder_and_decoder(read)
+        modules |= added
+    names = {name for layer in layers for name in layer["modules"]}
+    if "mamba" in names:
+        modules["mamba"] = _mamba(read, hidden)
+    if "moe" in names and "moe" not in modules:
+        read.problems.append("layers of experts without `num-experts`")
+    if mtp:
+        model["num_mtp_layers"] = mtp
+    kept = {name: modules[name] for name in sorted(names) if name in modules}
+    return {**model, "layers": layers, "modules": kept}
+
+
+def _position(read: Reader) -> str:
+    known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+    known |= {"yarn": "rotary", "mrope": "rotary"}
+    named = known[read.choice("position-embedding-type", "learned_absolute", known)]
+    if read.flag("no-position-embedding") and named == "learned":
+        named = "none"
+    return "rotary" if read.flag("use-rotary-position-embeddings") else named
+
+
+def _vocabulary(read: Reader) -> int:
+    """The vocabulary size, padded as in Megatron-LM to a multiple for each tensor-parallel rank."""
+    multiple = read.count("make-vocab-size-divisible-by", 128)
+    multiple *= read.count("tensor-model-parallel-size", 1)
+    names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
+    kind, extra = read.text("tokenizer-type"), read.count("vocab-extra-ids", 0, least=0)
+    known = _size_of_words("by_file", names)[1]
+    padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
+    if padded:
+        return padded
+    if not size and not known:
+        of, known = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
+        read.notes.append(
+            f"The size of the vocabulary is not said, so {known:,} words are taken, as is usual "
+            f"for `{of}`: give `--vocab-size` for others."
+        )
+    return -(-(size or known + extra) // multiple) * multiple
+
+
+def _size_of_words(table: str, text: str) -> tuple[str, int]:
+    """The first name of a table of vocabularies that is in a text, and its size; or nothing."""
+    known = tables()["vocabularies"][table].items()
+    return next(((name, size) for name, size in known if name in text), ("", 0))
+
+
+def _mla(read: Reader) -> Table:
+    table = {"kv_lora_rank": read.count("kv-lora-rank", 32)}
+    if "q-lora-rank" in read:
+        table["q_lora_rank"] = read.count("q-lora-rank")
+    table["qk_head_size"] = read.count("qk-head-dim", 128)
+    table["qk_rope_head_size"] = read.count("qk-pos-emb-head-dim", 64)
+    table["value_head_size"] = read.count("v-head-dim", 128)
+    return table
+
+
+def _moe(read: Reader, model: Table) -> Table:
+    table = {
+        "num_experts": read.count("num-experts"),
+        "top_k": read.count("moe-router-topk", 2),
+        "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
+    }
+    groups = read.count("moe-router-num-groups", 1)
+    chosen = read.count("moe-router-group-topk", groups)  # Without effect in a single group.
+    if groups > 1:
+        table |= {"num_groups": groups, "top_k_groups": chosen}
+    shared = read.count("moe-shared-expert-intermediate-size", 0, least=0)
+    gate = {"shared_gate": True} if read.flag("moe-shared-expert-gate") else {}
+    return {**table, "shared_ffn_size": shared, **gate} if shared else table
+
+
+def _mamba(read: Reader, hidden: int) -> Table:
+    size = read.count("mamba-head-dim", 64)
+    return {
+        "mamba_num_heads": read.count("mamba-num-heads", max(1, 2 * hidden // size)),
+        "mamba_head_size": size,
+        "state_size": read.count("mamba-state-dim", 128),
+        "num_groups": read.count("mamba-num-groups", 8),
+    }
+
+
+def _is_encoder(read: Reader) -> bool:
+    """Whether the arguments are of BERT, as its vocabulary or `bert-no-binary-head` shows."""
+    words = read.text("vocab-file").startswith(_WORD_PIECE)
+    return not has_encoder(read) and (words or read.flag("bert-no-binary-head"))
+
+
+def has_encoder(read: Reader) -> bool:
+    """Whether the arguments are of T5."""
+    return "encoder-num-layers" in read
+
+
+def _encoder_and_decoder(read: Reader) -> tuple[list[Table], Table]:
+    """The layers of T5 and their modules. The encoder has a sequence length of its own."""
+    length = read.count("encoder-seq-length", read.count("seq-length", 512))
+    if read.count("pipeline-model-parallel-size", 1) > 1:
+        read.problems.append("a pipeline whose first stages are an encoder")
+    layers = [
+        {
+            "modules": ["encoder_attention", "mlp"],
+            "repeat": read.layers("encoder-num-layers"),
+            "sequence_length": length,
+        },
+        {
+            "modules": ["attention", "cross_attention", "mlp"],
+            "repeat": read.layers("decoder-num-layers", read.layers("encoder-num-layers")),
+        },
+    ]
+    modules = {
+        "encoder_attention": {"kind": "attention", "causal": False},
+        "cross_attention": {"kind": "attention", "causal": False, "context_length": length},
+    }
+    return layers, modules
+
+
+def _layers(read: Reader, attention: str, windowed: bool) -> list[Table]:
+    """The layers with a module of attention, which is `local` in those that see only a window."""
+    pattern = read.text("hybrid-layer-pattern") or read.text("hybrid-override-pattern")
+    if pattern:
+        main, *further = pattern.split("/")
+        unknown = set(main) - {*_SYMBOLS, "|"}
+        if unknown:
+            read.problems.append(f"`hybrid-layer-pattern` with {' '.join(sorted(unknown))}")
+        if further:
+            read.problems.append("further layers of multi-token prediction in a hybrid pattern")
+        if len(main) > MOST_LAYERS:
+            read.problems.append(f"`hybrid-layer-pattern` of {len(main)} layers")
+            main = ""
+        read.get("num-layers")
+        return merged((_SYMBOLS[symbol],) for symbol in main if symbol in _SYMBOLS)
+    count = read.layers("num-layers", 1 if has_encoder(read) else None)
+    local, experts = [windowed] * count, ["num-experts" in read] * count
+    if windowed and attention != "attention":
+        read.problems.append("`window-size` with `multi-latent-attention`")
+    if windowed and "window-attn-skip-freq" in read:
+        numbers = range(1, count + 1)
+        local = _chosen(read, "window-attn-skip-freq", numbers, lambda i, every: i % every != 0)
+    if "num-experts" in read:
+        experts = _chosen(read, "moe-layer-freq", range(count), lambda i, every: i % every == 0)
+    seen = ("local" if one else attention for one in local)
+    return merged(zip(seen, ("moe" if one else "mlp" for one in experts), strict=True))
+
+
+def _window(read: Reader) -> int | None:
+    """The number of keys that a query sees, including its own, from `(keys before, keys after)`;
+    `None` if it sees all.
+    """
+    if "window-size" not in read:
+        return None
+    words = re.sub(r"[\[\](),]", " ", read.text("window-size")).split()
+    if len(words) == 2 and words[0] == "-1":
+        return None
+    if len(words) != 2 or not re.fullmatch(r"\d{1,9}", words[0]) or words[1] not in ("0", "-1"):
+        read.problems.append(f"`window-size` {' '.join(words)}")
+        return None
+    return int(words[0]) + 1
+
+
+def _chosen(
+    read: Reader, key: str, numbers: range, chosen: Callable[[int, int], bool]
+) -> list[bool]:
+    """Which layers are chosen, by a zero or one for each, or by a number: if `chosen` is true of
+    the layer's number and that one.
+    """
+    given, every = read.text(key, "1"), 1
+    if re.fullmatch(r"0*[1-9]\d{0,8}", given):
+        every = int(given)
+    else:
+        try:
+            found = repeated(given)
+            if len(found) == len(numbers):
+                return [bool(one) for one in found]
+            read.problems.append(f"`{key}` for {len(found)} layers of {len(numbers)}")
+        except ValueError as error:
+            read.problems.append(f"`{key}` of {error}")
+    return [chosen(i, every) for i in numbers]
+
+
+def repeated(text: str) -> list[int]:
+    """The entries of `([0]*3+[1]*11)` or `[0, 1, 1]`.
+
+    **Raises:**
+
+    A `ValueError` if it is neither.
+    """
+    compact = re.sub(r"[\s()]", "", text)
+    found: list[int] = []
+    for term in compact.split("+"):
+        match = re.fullmatch(r"\[(\d(?:,\d)*)\](?:\*(\d{1,5}))?", term)
+        if not match:
+            raise ValueError(f"`{text[:40]}`, which is no list of zeros and ones")
+        digits, times = [int(digit) for digit in match[1].split(",")], int(match[2] or 1)
+        # Before they are written out, which may take more memory than there is.
+        if len(found) + len(digits) * times > MOST_LAYERS:
+            raise ValueError("more layers than any model has")
+        found += digits * times
+    return found
