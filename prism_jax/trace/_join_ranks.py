@@ -1,21 +1,31 @@
 """Joins the ops of ranks to a table: which rank is which worker, and what they exchange."""
 
+import collections
+import dataclasses
 import itertools as it
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from .._misc import counted, quoted
 from ..data import Job, Layout
-from ._orders import check_places, numbered, stated_schedule
+from ..schedule import AbstractSchedule, parse_token
+from ._orders import check_places, stated_schedule
 from ._rank_ops import RankOps, set_clocks
 from ._read_trace import COLUMNS
-from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, REDUCE
-
-
-if TYPE_CHECKING:
-    import polars as pl
+from ._spans import RankOp
+from ._tables import pl
+from ._trace import (
+    BACKWARD_COMPUTE,
+    COMPUTE,
+    FORWARD_COMPUTE,
+    LETTERS,
+    LOAD_DATA,
+    OPTIMIZER,
+    PIPELINED,
+    REDUCE,
+    TRANSFERS,
+)
 
 
 _Worker = tuple[int, int]  # Replica and pipeline rank.
@@ -49,8 +59,6 @@ def join_ranks(
 
     `ValueError` if a rank is not in the layout, or if no replica is complete.
     """
-    import polars as pl
-
     clocks = set_clocks(ranks)
     workers, notes = _workers(ranks, job.layout, order, path)
     dp, pp = job.layout.dp, job.layout.pp
@@ -76,7 +84,7 @@ def join_ranks(
     rows = []
     for (i, d), s in it.product(enumerate(whole), range(pp)):
         offset = clocks.offsets[workers[d, s].rank]
-        for op in numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path):
+        for op in _numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path):
             times = op.start + offset, op.end + offset
             rows.append((i, s, op.stage, op.step, op.op, op.microbatch, *times))
     kinds = {name: pl.String if name == "optype" else pl.Int64 for name in (*_OP, "start", "end")}
@@ -116,12 +124,61 @@ def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
     return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
 
 
+def _numbered(
+    ops: Sequence[RankOp],
+    rank: int,
+    schedule: AbstractSchedule | None,
+    num_microbatches: int,
+    path: str,
+) -> Iterator[RankOp]:
+    """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
+    are then those of the schedule that the job gives, in its order.
+
+    **Raises:**
+
+    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
+    """
+    seen = collections.defaultdict(it.count)
+    for op in sorted(ops, key=lambda op: op.start):
+        if op.op not in PIPELINED:
+            yield dataclasses.replace(op, stage=0)
+        elif op.stage >= 0:
+            yield op
+        elif schedule is None or schedule.num_stages == schedule.num_ranks:
+            yield dataclasses.replace(op, stage=rank)
+        else:
+            number = next(seen[op.step, op.op])
+            places = _calls_of(op.op, rank, schedule)
+            if number < len(places):  # Further ops are not part of this schedule.
+                stage, microbatch = places[number]
+                yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
+    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
+    if schedule is None and max(unknown, default=-1) >= num_microbatches:
+        raise ValueError(
+            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
+            f"{num_microbatches} microbatches, and their names do not give their stages; give the "
+            "schedule that was traced in place of `traced`."
+        )
+
+
+def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
+    """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
+    forward = op.startswith("forward")
+    letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
+    found = []
+    for token in schedule.orders()[rank]:
+        letter, stage, microbatch, *_ = parse_token(token, rank, 0)
+        other = stage + TRANSFERS.get(op, 0)
+        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
+        if letter in letters and (op not in TRANSFERS or at != rank):
+            found.append((stage, microbatch))
+    return found
+
+
 def _with_exchanges(ops: "pl.DataFrame", job: Job) -> "pl.DataFrame":
     """The table of ops, with times from the start of each step, and with what is inferred; recorded
     times are kept.
     """
-    import polars as pl
-
     # A step starts with the first op of a first stage. Other ranks wait for it.
     origins = ops.filter(stage=0).group_by("step").agg(origin=pl.col("start").min())
     ops = ops.join(origins, on="step", maintain_order="left")
@@ -150,8 +207,6 @@ def _transfers(ops: "pl.DataFrame", waits: bool) -> Iterator["pl.DataFrame"]:
     transfers do. If exchanges block (`waits`), it is instead assumed to end when both ranks are
     ready, as the first exchange does.
     """
-    import polars as pl
-
     sent, start, before = pl.col("sent"), pl.col("start"), pl.col("before")
     loads = ops.filter(optype=LOAD_DATA).select(
         *_WORKER, "step", begin=pl.max_horizontal("start", "origin") + 1
@@ -192,8 +247,6 @@ def _reductions(ops: "pl.DataFrame") -> "pl.DataFrame":
     """Reductions from the last backward of a worker to its optimizer, if there are no ranges of
     them.
     """
-    import polars as pl
-
     of_step = [*_WORKER, "step"]
     compute = ops.filter(pl.col("optype").is_in(COMPUTE)).group_by(of_step, maintain_order=True)
     optimizers = ops.filter(optype=OPTIMIZER, seq_id=0).select(*of_step, "origin", begin="start")

@@ -1,28 +1,26 @@
-"""The stages of the ranks of a trace, their ops for each microbatch, and the order of these ops."""
+"""The stages of the ranks of a trace, which ops steps should have, and the order of these ops."""
 
-import collections
 import dataclasses
 import itertools as it
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool
 
-from .._misc import counted, quoted
+from .._misc import quoted
 from ..data import Job
-from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
-from ._spans import RankOp
-from ._tables import collect
-from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, LETTERS, PIPELINED, TRANSFERS
-
-
-if TYPE_CHECKING:
-    import polars as pl
+from ..schedule import TRACED, AbstractSchedule, order_of
+from ._tables import collect, pl
+from ._trace import FORWARD_COMPUTE, LETTERS, PIPELINED, TRANSFERS, Trace
 
 
 # The most steps of replicas whose order is compared.
 _MOST_LOOKS = 1000
+# A larger share of steps with other orders gives a note.
+_NOTED = 0.05
+# A mean step time beyond these limits, in seconds, is likely in another unit.
+_SHORTEST, _LONGEST = 1e-3, 600.0
 
 
 def stated_schedule(job: Job) -> AbstractSchedule | None:
@@ -64,8 +62,6 @@ def check_places(
     `ValueError` if a stage is on two ranks or on another rank than in the job's schedule, a stage
     is missing, or ranks have different numbers of stages.
     """
-    import polars as pl
-
     places = rows.filter(pl.col("optype").is_in(PIPELINED)).select("virtual_stage", "stage")
     pairs = collect(places.unique(), path).rows()
     if not pairs:
@@ -101,57 +97,6 @@ def check_places(
     return stage_to_rank
 
 
-def numbered(
-    ops: Sequence[RankOp],
-    rank: int,
-    schedule: AbstractSchedule | None,
-    num_microbatches: int,
-    path: str,
-) -> Iterator[RankOp]:
-    """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
-    are then those of the schedule that the job gives, in its order.
-
-    **Raises:**
-
-    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
-    """
-    seen = collections.defaultdict(it.count)
-    for op in sorted(ops, key=lambda op: op.start):
-        if op.op not in PIPELINED:
-            yield dataclasses.replace(op, stage=0)
-        elif op.stage >= 0:
-            yield op
-        elif schedule is None or schedule.num_stages == schedule.num_ranks:
-            yield dataclasses.replace(op, stage=rank)
-        else:
-            number = next(seen[op.step, op.op])
-            places = _calls_of(op.op, rank, schedule)
-            if number < len(places):  # Further ops are not part of this schedule.
-                stage, microbatch = places[number]
-                yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
-    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
-    if schedule is None and max(unknown, default=-1) >= num_microbatches:
-        raise ValueError(
-            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
-            f"{num_microbatches} microbatches, and their names do not give their stages; give the "
-            "schedule that was traced in place of `traced`."
-        )
-
-
-def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
-    """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
-    forward = op.startswith("forward")
-    letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
-    found = []
-    for token in schedule.orders()[rank]:
-        letter, stage, microbatch, *_ = parse_token(token, rank, 0)
-        other = stage + TRANSFERS.get(op, 0)
-        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
-        if letter in letters and (op not in TRANSFERS or at != rank):
-            found.append((stage, microbatch))
-    return found
-
-
 def expected_calls(
     op: str,
     there: Bool[np.ndarray, "steps dp pp calls"],
@@ -182,35 +127,57 @@ def expected_calls(
     return expected if op in TRANSFERS else expected | usual
 
 
-def needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
-    """Kinds of ops that every step needs, besides those that were found."""
-    halves = {"backward-input", "backward-weight"} & {*found}
-    compute = (FORWARD_COMPUTE, "backward-input" if halves else BACKWARD_COMPUTE)
-    return compute if pp == 1 else (*compute, *TRANSFERS)
+def in_order(
+    trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
+) -> Trace:
+    """The trace with the order of its ops, which must be that of the job if the job gives one, and
+    with notes about what is unlikely.
+    """
+    orders, others = _traced_orders(trace, stage_to_rank, schedule)
+    notes, mean = [], float(np.mean(trace.step_times()))
+    if others > _NOTED:
+        notes.append(
+            f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in "
+            "most"
+        )
+    if not _SHORTEST < mean < _LONGEST:
+        notes.append(
+            f"a step takes {mean:.4g} s on average: `start_ts` and `duration` are read as seconds, "
+            "so check that they are in seconds"
+        )
+    trace = dataclasses.replace(trace, notes=tuple(notes))
+    if schedule is not None:
+        _check_orders(orders, schedule, trace.job.schedule.kind, path)
+        return trace
+    _check_backwards(orders, path)
+    config = msgspec.structs.replace(
+        trace.job.schedule,
+        orders=tuple(" ".join(order) for order in orders),
+        virtual_stages=len(stage_to_rank) // trace.job.layout.pp,
+    )
+    try:
+        order_of(config, trace.job.layout)
+    except ValueError as error:
+        raise ValueError(f"{path}: the order of its ops could not run: {error}") from None
+    return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
 
 
-def traced_orders(
-    start: dict[str, np.ndarray],
-    end: dict[str, np.ndarray],
-    stage_to_rank: Sequence[int],
-    schedule: AbstractSchedule | None,
+def _traced_orders(
+    trace: Trace, stage_to_rank: Sequence[int], schedule: AbstractSchedule | None
 ) -> tuple[list[list[str]], float]:
     """The tokens of each rank in the order in which most replicas start them in most steps, and the
     largest share of a rank's steps with another order. Ops that start at the same time are in the
     order of the schedule, if one is given.
     """
     orders, others = [], 0.0
-    pp = next(iter(start.values())).shape[2]
-    for rank, stages in enumerate(stages_of_ranks(stage_to_rank, pp)):
+    for rank, stages in enumerate(stages_of_ranks(stage_to_rank, trace.job.layout.pp)):
         columns = {}
-        for op, letter in LETTERS.items():
-            if op not in start:
-                continue
-            calls = start[op].shape[3] // max(len(stages), 1)
+        for op in (op for op in LETTERS if op in trace.start):
+            calls = trace.start[op].shape[3] // max(len(stages), 1)
             for number, (stage, m) in enumerate(it.product(stages, range(calls))):
-                times = [x[op][:, :, rank, number].reshape(-1) for x in (start, end)]
+                times = [x[op][:, :, rank, number].reshape(-1) for x in (trace.start, trace.end)]
                 if not np.isnan(times[0]).all():
-                    columns[f"{stage}{letter}{m}"] = times
+                    columns[f"{stage}{LETTERS[op]}{m}"] = times
         stated = [] if schedule is None else schedule.orders()[rank]
         tokens = [token for token in stated if token in columns]
         tokens += [token for token in columns if token not in {*stated}]
@@ -223,14 +190,16 @@ def traced_orders(
     return orders, others
 
 
-def check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str, path: str) -> None:
+def _check_orders(
+    orders: list[list[str]], schedule: AbstractSchedule, kind: str, path: str
+) -> None:
     """Raises a `ValueError` that names the first op that differs from the schedule."""
-    differs = []
-    for rank, pair in enumerate(zip(orders, schedule.orders(), strict=True)):
-        for position, (found, stated) in enumerate(it.zip_longest(*pair)):
-            if found != stated:
-                differs.append((position, rank, found, stated))
-                break
+    differs = [
+        (position, rank, found, stated)
+        for rank, pair in enumerate(zip(orders, schedule.orders(), strict=True))
+        for position, (found, stated) in enumerate(it.zip_longest(*pair))
+        if found != stated
+    ]
     if differs:
         position, rank, found, stated = min(differs, key=lambda place: place[:2])
         found, stated = (f"`{x}`" if x else "none" for x in (found, stated))
@@ -241,7 +210,7 @@ def check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str,
         )
 
 
-def check_backwards(orders: list[list[str]], path: str) -> None:
+def _check_backwards(orders: list[list[str]], path: str) -> None:
     """Raises a `ValueError` that names a forward without a backward, or with half a backward."""
     tokens = set(it.chain(*orders))
     for token in it.chain(*orders):

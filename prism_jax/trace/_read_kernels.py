@@ -2,18 +2,14 @@
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ..cluster import KINDS, Measured, attention_sizes
-from ._tables import collect, columns_of, scan, with_numbers
-
-
-if TYPE_CHECKING:
-    import polars as pl
+from ._tables import collect, columns_of, pl, scan, with_numbers
 
 
 def _columns(text: str) -> dict[str, int | None]:
@@ -52,8 +48,6 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     A `ValueError` of one sentence if a kernel, a dtype or a column is not known or is missing, or a
     size or a latency is not a positive number.
     """
-    import polars as pl
-
     frame = scan(path)
     given = columns_of(frame, path, ["kernel", "latency_s"])
     check_columns(given, shown(path))
@@ -84,8 +78,6 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
 
     Other columns are left alone.
     """
-    import polars as pl
-
     if "dtype" not in table.columns:
         table = table.with_columns(dtype=pl.lit(""))
     dtype = pl.col("dtype").fill_null("").replace(_DTYPES)

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from .._files import Path, shown, written_whole
 from .._misc import counted, unknown_name
@@ -17,11 +16,8 @@ from ._ranges import RangeNames
 from ._rank_ops import rank_ops
 from ._read_trace import trace_of_rows
 from ._spans import RankTrace
+from ._tables import pl
 from ._trace import Trace
-
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 _FORMATS: dict[str, tuple[tuple[str, ...], Callable[..., RankTrace]]] = {

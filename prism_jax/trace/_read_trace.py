@@ -1,33 +1,17 @@
 """Reads a trace: a table of ops with their starts and durations, checked against a job."""
 
-import dataclasses
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from .._files import Path, shown
 from .._misc import check_type, counted, unknown_name
 from ..data import Job
-from ..schedule import AbstractSchedule, order_of
-from ._orders import (
-    check_backwards,
-    check_orders,
-    check_places,
-    expected_calls,
-    needed_ops,
-    stages_of_ranks,
-    stated_schedule,
-    traced_orders,
-)
-from ._tables import collect, columns_of, rows_have, scan, with_numbers
-from ._trace import OPS, PIPELINED, Trace
-
-
-if TYPE_CHECKING:
-    import polars as pl
+from ._orders import check_places, expected_calls, in_order, stages_of_ranks, stated_schedule
+from ._tables import collect, columns_of, pl, rows_have, scan, with_numbers
+from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPS, PIPELINED, TRANSFERS, Trace
 
 
 # Columns and their polars types, by the names of ByteDance's StragglerAnalysis (arXiv 2505.05713).
@@ -46,10 +30,6 @@ COLUMNS = {
 # The most cells of a table of ops for each row of the trace; complete steps have less than one.
 _MOST_SPARSE = 4
 _MOST_STAGES = 10**5
-# A larger share of steps with other orders gives a note.
-_NOTED = 0.05
-# A mean step time beyond these limits, in seconds, is likely in another unit.
-_SHORTEST, _LONGEST = 1e-3, 600.0
 
 
 def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
@@ -85,8 +65,6 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
     a reason for missing ops, by default that the job may be another one.
     """
     hint = hint or "check that the job is the traced one"
-    import polars as pl
-
     schedule = stated_schedule(job)
     rows = _typed(frame, path, job)
     pp, dp = job.layout.pp, job.layout.dp
@@ -122,7 +100,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
         whole &= np.all(there | ~expected, axis=(1, 2, 3))
         start[op][:, ~expected] = np.nan
         end[op][:, ~expected] = np.nan
-    needed = needed_ops(pp, start)
+    needed = _needed_ops(pp, start)
     missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
@@ -139,50 +117,20 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
         )
     trace = Trace(job, steps, start, end, dropped)
     trace = trace if whole.all() else trace[np.flatnonzero(whole)]
-    return _in_order(trace, stage_to_rank, schedule, shown(path))
+    return in_order(trace, stage_to_rank, schedule, shown(path))
 
 
-def _in_order(
-    trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
-) -> Trace:
-    """The trace with the order of its ops, which must be that of the job if the job gives one, and
-    with notes about what is unlikely.
-    """
-    orders, others = traced_orders(trace.start, trace.end, stage_to_rank, schedule)
-    notes, mean = [], float(np.mean(trace.step_times()))
-    if others > _NOTED:
-        notes.append(
-            f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in "
-            "most"
-        )
-    if not _SHORTEST < mean < _LONGEST:
-        notes.append(
-            f"a step takes {mean:.4g} s on average: `start_ts` and `duration` are read as seconds, "
-            "so check that they are in seconds"
-        )
-    trace = dataclasses.replace(trace, notes=tuple(notes))
-    if schedule is not None:
-        check_orders(orders, schedule, trace.job.schedule.kind, path)
-        return trace
-    check_backwards(orders, path)
-    config = msgspec.structs.replace(
-        trace.job.schedule,
-        orders=tuple(" ".join(order) for order in orders),
-        virtual_stages=len(stage_to_rank) // trace.job.layout.pp,
-    )
-    try:
-        order_of(config, trace.job.layout)
-    except ValueError as error:
-        raise ValueError(f"{path}: the order of its ops could not run: {error}") from None
-    return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
+def _needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
+    """Kinds of ops that every step needs, besides those that were found."""
+    halves = {"backward-input", "backward-weight"} & {*found}
+    compute = (FORWARD_COMPUTE, "backward-input" if halves else BACKWARD_COMPUTE)
+    return compute if pp == 1 else (*compute, *TRANSFERS)
 
 
 def _typed(frame: "pl.LazyFrame", path: Path, job: Job) -> "pl.LazyFrame":
     """The required columns, with the right types. If all ranks have one stage, `virtual_stage` may
     be missing. Ops that run once in a step have none, and get zero.
     """
-    import polars as pl
-
     given = columns_of(frame, path, [name for name in COLUMNS if name != "virtual_stage"])
     if "virtual_stage" not in given:
         if job.schedule.virtual_stages > 1:
@@ -202,8 +150,6 @@ def _typed(frame: "pl.LazyFrame", path: Path, job: Job) -> "pl.LazyFrame":
 
 def _check_rows(rows: "pl.LazyFrame", path: Path, dp: int, pp: int, microbatches: int) -> None:
     """Raises a `ValueError` of one sentence if a row cannot belong to this job."""
-    import polars as pl
-
     pipelined = pl.col("optype").is_in(PIPELINED)
     finite = pl.col("start_ts").is_finite() & pl.col("duration").is_finite()
     wrongs = (

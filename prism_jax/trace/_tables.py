@@ -4,12 +4,13 @@ step times, and of how much longer compute takes on each GPU or node.
 
 import contextlib
 import csv
+import importlib
 import math
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -18,8 +19,20 @@ from .._files import Path, check_file, shown
 from .._misc import MOST_QUOTED, counted, quoted
 
 
+class _Lazy:
+    """A module that is imported when it is first used, because that takes a while."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 if TYPE_CHECKING:
     import polars as pl
+else:
+    pl = _Lazy("polars")
 
 # The most bytes of a table. Tables larger than memory are read in batches; a stream may be endless.
 _MOST_BYTES = 2**40
@@ -47,8 +60,6 @@ def read_runs(path: Path) -> list[Float[np.ndarray, " steps"]]:
     """As `read_step_times`, but with a separate array for each `run`, if there is such a column.
     Without the column `step`, the steps of a run are in the order of the file.
     """
-    import polars as pl
-
     frame = scan(path)
     given = columns_of(frame, path, ["step_time_s"])
     integers = ["step"] if "step" in given else []
@@ -107,8 +118,6 @@ def _positive(
     """The table, with the numbers of a column in the new column `value`. It refuses a table without
     rows, empty cells, and values that are not numbers between `1 / most` and `most`.
     """
-    import polars as pl
-
     value = pl.col(column).cast(pl.Float64, strict=False).alias("value")
     names = frame.collect_schema().names()
     table = collect(frame.with_columns(value), path)
@@ -133,8 +142,6 @@ def _positive(
 
 def scan(path: Path) -> "pl.LazyFrame":
     """A lazy table of the file with exactly this name."""
-    import polars as pl
-
     name = os.fspath(path)
     suffix = os.path.splitext(name)[1]
     if suffix not in (".parquet", ".csv"):
@@ -189,8 +196,6 @@ def collect(frame: "pl.LazyFrame", path: Path) -> "pl.DataFrame":
 
 def _errors() -> tuple[type[BaseException], ...]:
     """The errors that polars raises. Its panics are not an `Exception`."""
-    import polars as pl
-
     return (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
@@ -233,8 +238,6 @@ def with_numbers(
     values that a cast would change silently (booleans, times, fractions), and strings in place of
     integers.
     """
-    import polars as pl
-
     given = frame.collect_schema()
     for name in numbers:
         kind = given[name]
