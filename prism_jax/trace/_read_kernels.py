@@ -106,11 +106,9 @@ def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]
     for name, default in {**_GIVEN[kind], "latency_s": None}.items():
         if name not in rows.columns and default is None:
             raise ValueError(f"{where}: `{kind}` needs a column `{name}`; add it.")
-        if name in rows.columns:
-            cells = rows[name] if default is None else rows[name].fill_null(default)
-            values = cells.fill_null(np.nan).to_numpy().astype(float)
-        else:
-            values = np.full(len(rows), float(default or 0))
+        cells = pl.col(name) if name in rows.columns else pl.repeat(None, pl.len())
+        filled = cells.cast(pl.Float64).fill_null(np.nan if default is None else default)
+        values = rows.select(filled).to_series().to_numpy()
         least = 0.0 if name in _SWITCHES else 1e-12 if name == "latency_s" else 1.0
         wrong = ~((values >= least) & (values <= _MOST))
         if wrong.any():

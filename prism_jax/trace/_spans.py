@@ -125,9 +125,9 @@ class Spans:
 
     def extent(self, chosen: Bool[np.ndarray, " spans"]) -> tuple[int, int] | None:
         """The first start and the last end of some spans; `None` if there are none."""
-        return (
-            (int(self.start[chosen].min()), int(self.end[chosen].max())) if chosen.any() else None
-        )
+        if not chosen.any():
+            return None
+        return int(self.start[chosen].min()), int(self.end[chosen].max())
 
 
 # The columns, with their types in an `array`.

@@ -160,9 +160,8 @@ def scan(path: Path) -> "pl.LazyFrame":
     except FileNotFoundError:
         raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
     except (*_errors(), OSError) as error:
-        raise ValueError(
-            f"{shown(path)}: it cannot be read as {suffix[1:]}: {_line(error)}."
-        ) from None
+        what = f"it cannot be read as {suffix[1:]}: {_line(error)}"
+        raise ValueError(f"{shown(path)}: {what}.") from None
     return frame
 
 
@@ -220,8 +219,7 @@ def _silence() -> Iterator[None]:
 def columns_of(frame: "pl.LazyFrame", path: Path, needed: Iterable[str]) -> list[str]:
     """The names of the columns. Raises a `ValueError` if a required column is missing."""
     given = frame.collect_schema().names()
-    missing = [name for name in needed if name not in given]
-    if missing:
+    if missing := [name for name in needed if name not in given]:
         are = "column {} is" if len(missing) == 1 else "columns {} are"
         names = " and ".join(f"`{name}`" for name in missing)
         raise ValueError(
@@ -242,30 +240,28 @@ def with_numbers(
     for name in numbers:
         kind = given[name]
         if not (kind.is_numeric() or kind in (pl.String, pl.Null)):
-            what = quoted(str(kind))
-            raise ValueError(
-                f"{shown(path)}: the column `{name}` holds {what} values; give numbers."
-            )
-    as_float = {name: pl.col(name).cast(pl.Float64, strict=False) for name in integers}
-    casts = {
-        name: pl.col(name).cast(pl.Int64, strict=False)
-        if given[name].is_integer()
+            holds = f"the column `{name}` holds {quoted(str(kind))} values"
+            raise ValueError(f"{shown(path)}: {holds}; give numbers.")
+    if not integers:
+        return frame
+    casts = {}
+    for name in integers:
+        x = pl.col(name).cast(pl.Float64, strict=False)
         # Larger floats cannot represent all whole numbers.
-        else pl.when(x.round() == x, x.abs() <= 2**53).then(x).cast(pl.Int64, strict=False)
-        for name, x in as_float.items()
-    }
+        whole = pl.when(x.round() == x, x.abs() <= 2**53).then(x)
+        kept = pl.col(name) if given[name].is_integer() else whole
+        casts[name] = kept.cast(pl.Int64, strict=False)
     wrong = {name: pl.col(name).is_not_null() & cast.is_null() for name, cast in casts.items()}
-    if integers:
-        found = collect(frame.select(x.sum().alias(name) for name, x in wrong.items()), path)
-        for name, number in found.row(0, named=True).items():
-            if number:
-                first = collect(frame.filter(wrong[name]).select(name).head(1), path)[name][0]
-                fraction = isinstance(first, float) and math.isfinite(first)
-                what = f"a fractional `{name}`" if fraction else f"a `{name}` that is not one"
-                raise ValueError(
-                    f"{shown(path)}: {rows_have(number)} {what}, the first {_cell(first)}; give "
-                    "whole numbers."
-                )
+    found = collect(frame.select(**{name: x.sum() for name, x in wrong.items()}), path)
+    for name in integers:
+        if number := found[name][0]:
+            first = collect(frame.filter(wrong[name]).select(name).head(1), path)[name][0]
+            fraction = isinstance(first, float) and math.isfinite(first)
+            what = f"a fractional `{name}`" if fraction else f"a `{name}` that is not one"
+            raise ValueError(
+                f"{shown(path)}: {rows_have(number)} {what}, the first {_cell(first)}; give "
+                "whole numbers."
+            )
     return frame.with_columns(**casts)
 
 
