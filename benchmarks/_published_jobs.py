@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from prism_jax import data
-from prism_jax.importers._megatron_schedule import layers_of_layout
+from prism_jax.importers._megatron import layers_of_layout
 
 from ._published_machines import cluster_of, job_on, switches_of
 from ._published_models import has_experts, is_known, model_of, plain_name

@@ -1,18 +1,20 @@
-"""Makes a job from the arguments of Megatron-LM."""
+"""Makes a job from the arguments of Megatron-LM: its layout, schedule and training."""
 
+import re
 from collections.abc import Mapping
 
 from .._misc import quoted
 from ._megatron_flags import check_flags, usual_names
 from ._megatron_model import has_encoder, model_of
-from ._megatron_schedule import layout_of, schedule_of
-from ._problems import InexpressibleError, Reader, Table, is_off
+from ._problems import MOST_LAYERS, InexpressibleError, Reader, Table, is_off
 
 
 _IN_FP8 = {
     "fp8_attention": ("fp8-dot-product-attention", "fp8-multi-head-attention"),
     "fp8_head": ("fp8-output-proj",),
 }
+# What counts as a layer if the arguments say so.
+_ENDS = {"embedding": "embedding_counts_as_layer", "loss": "head_counts_as_layer"}
 
 
 def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
@@ -40,20 +42,157 @@ def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) ->
 def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
     """As `from_megatron`, with notes in `read`."""
     model = model_of(read)
-    layout = layout_of(read, num_gpus)
+    layout = _layout(read, num_gpus)
     training = _training(read, model)
-    schedule = schedule_of(read, model, layout, training)
+    schedule = _schedule(read, model, layout, training)
     check_flags(read, training["dtype"])
     if read.problems:
         raise InexpressibleError(where, read.problems)
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}
 
 
+def _layout(read: Reader, num_gpus: int) -> Table:
+    names = ("tensor-model", "pipeline-model", "context")
+    tp, pp, cp = (read.count(f"{name}-parallel-size", 1) for name in names)
+    layout = {"tp": tp, "pp": pp, "cp": cp, "ep": read.count("expert-model-parallel-size", 1)}
+    if "expert-tensor-parallel-size" in read:
+        layout["etp"] = read.count("expert-tensor-parallel-size")
+    if num_gpus % (tp * pp * cp) != 0:
+        read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
+    layout["dp"] = max(1, num_gpus // (tp * pp * cp))
+    if "num-experts" not in read:
+        layout["ep"] = 1
+        layout.pop("etp", None)
+    return layout
+
+
+def _schedule(read: Reader, model: Table, layout: Table, training: Table) -> Table:
+    """The kind of schedule, and how the layers are distributed over its stages."""
+    replicas = layout["dp"] * training["microbatch_size"]
+    batch = read.count("global-batch-size", replicas)
+    if batch % replicas != 0:
+        read.problems.append(
+            f"`global-batch-size` {batch}, which dp*micro-batch-size = {replicas} does not divide"
+        )
+    pp, count = layout["pp"], sum(layer["repeat"] for layer in model["layers"])
+    dealt = _dealt(read, pp, count)
+    virtual = len(dealt) // pp if dealt else _virtual_stages(read, pp, count)
+    schedule: Table = {
+        "kind": _kind(read, layout, virtual),
+        "num_microbatches": max(1, batch // replicas),
+        "virtual_stages": virtual,
+    }
+    if read.flag("no-overlap-p2p-communication") and layout["pp"] > 1:
+        if virtual > 1:
+            read.problems.append("`no-overlap-p2p-communication` with several stages on a rank")
+        schedule["blocking"] = True
+    group = read.count("microbatch-group-size-per-virtual-pipeline-stage", 0, least=0)
+    if group and virtual > 1:
+        schedule["microbatch_group_size"] = group
+    if dealt and len(set(dealt)) > 1:
+        schedule["layers_per_stage"] = dealt
+    for end, key in _ENDS.items():
+        if read.flag(f"account-for-{end}-in-pipeline-split"):
+            schedule[key] = True
+    return schedule
+
+
+def _kind(read: Reader, layout: Table, virtual: int) -> str:
+    if read.flag("overlap-moe-expert-parallel-comm") and layout["ep"] > 1:
+        if layout["pp"] == 1 or virtual > 1:
+            return "overlapped-1f1b"
+        read.problems.append(
+            "`overlap-moe-expert-parallel-comm` on several pipeline ranks of one stage each"
+        )
+    return "interleaved-1f1b" if virtual > 1 else "1f1b"
+
+
+def _virtual_stages(read: Reader, pp: int, count: int) -> int:
+    each = read.count("num-layers-per-virtual-pipeline-stage", 0, least=0)
+    if each:
+        ends = sum(read.flag(f"account-for-{end}-in-pipeline-split") for end in _ENDS)
+        return max(1, (count + ends) // (pp * each))
+    return read.count("num-virtual-stages-per-pipeline-rank", 1)
+
+
+def _dealt(read: Reader, pp: int, count: int) -> list[int]:
+    """The number of layers in each stage, if the arguments give them."""
+    text, pattern = read.text("pipeline-model-parallel-layout"), read.text("hybrid-layer-pattern")
+    main = pattern.partition("/")[0]
+    found: list[int] = []
+    if text:
+        try:
+            found = layers_of_layout(text)
+        except ValueError as error:
+            read.problems.append(f"`pipeline-model-parallel-layout` of {error}")
+    elif "|" in main:
+        found = [len(stage) for stage in main.split("|")]
+    first = read.count("decoder-first-pipeline-num-layers", 0, least=0)
+    last = read.count("decoder-last-pipeline-num-layers", 0, least=0)
+    if first or last:
+        found = _uneven(read, pp, count, first, last)
+    if found and (len(found) % pp or sum(found) != count):
+        read.problems.append(
+            f"{len(found)} stages with {sum(found)} layers, of {count} on {pp} ranks"
+        )
+        return []
+    return found
+
+
+def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[int]:
+    """The given numbers of layers for the first and the last rank, and equal ones between them."""
+    virtual = _virtual_stages(read, pp, count)
+    of_stage = "num-layers-per-virtual-pipeline-stage"
+    if of_stage in read:
+        virtual = max(1, first // read.count(of_stage)) if first else 1
+    between = pp - bool(first) - bool(last)
+    rest = count - first - last
+    if pp * virtual > MOST_LAYERS:
+        read.problems.append(f"{pp}*{virtual} stages for {count} layers")
+        return []
+    each = rest // between if between else 0
+    ranks = [first or each, *[each] * (pp - 2), last or each]
+    if pp < 2 or rest != each * between or any(rank % virtual for rank in ranks):
+        read.problems.append("uneven stages that do not divide")
+        return []
+    return [rank // virtual for rank in ranks] * virtual
+
+
+# A repeated letter or pair of brackets, and how deep these may lie in each other.
+_REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL|]))\*(\d{1,6})(?!\d)")
+_DEEPEST = 100
+
+
+def layers_of_layout(text: str) -> list[int]:
+    """The number of layers (`t`) in each virtual stage. Stages are separated by `|`, `x*3` and
+    `(...)*3` repeat, `E` is the embedding, `L` the loss and `m` a multi-token-prediction layer.
+
+    **Raises:**
+
+    A `ValueError` if it cannot be read, or if the embedding or the loss is not at its end.
+    """
+    spread = "".join(text.split()).replace(",", "")
+    for _ in range(_DEEPEST):
+        # Before they are written out, which may take more memory than there is.
+        if sum(len(m[1] or m[2] or "") * int(m[3]) for m in _REPEAT.finditer(spread)) > MOST_LAYERS:
+            raise ValueError("more layers than any model has")
+        spread, found = _REPEAT.subn(lambda m: (m[1] or m[2] or "") * int(m[3]), spread)
+        if not found:
+            break
+    if "*" in spread:
+        raise ValueError("repeats that are no numbers of layers")
+    spread = re.sub(r"[()]", "", spread)
+    stages = spread.split("|")
+    if not re.fullmatch(r"E[t|]*m*L", spread):
+        raise ValueError("a pipeline whose ends are not on its outer stages")
+    return [stage.count("t") for stage in stages]
+
+
 def _training(read: Reader, model: Table) -> Table:
     half = "fp16" if read.flag("fp16") else "bf16"
     if not (read.flag("bf16") or half == "fp16"):
         read.problems.append("training in float32 (neither `bf16` nor `fp16`)")
-    read.choice("optimizer", "adam", ("adam",))
+    read.choice("optimizer", "adam")
     backend, local = read.text("attention-backend", "auto"), read.text("transformer-impl")
     unfused = backend in ("unfused", "local") or (local == "local" and backend == "auto")
     if read.flag("use-flash-attn"):
@@ -61,11 +200,10 @@ def _training(read: Reader, model: Table) -> Table:
     in_float32 = not read.flag("grad-reduce-in-bf16")
     if half == "fp16":
         in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
+    length = "decoder-seq-length" if has_encoder(read) else "seq-length"
     training: Table = {
         "microbatch_size": read.count("micro-batch-size"),
-        "sequence_length": read.count(
-            "decoder-seq-length" if has_encoder(read) else "seq-length", model["max_positions"]
-        ),
+        "sequence_length": read.count(length, model["max_positions"]),
         "dtype": _dtype(read) or half,
         "zero": _zero(read),
         "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
@@ -79,12 +217,9 @@ def _training(read: Reader, model: Table) -> Table:
         "software": "megatron-core-2024",  # What the host needs to launch kernels.
     }
     # As in Megatron-Core, `allgather` is for one expert-parallel rank.
-    kinds = ("allgather", "alltoall", "flex")
-    if read.choice("moe-token-dispatcher-type", "allgather", kinds) == "flex":
-        backends = ("deepep", "hybridep")
-        training["token_dispatcher"] = read.choice(
-            "moe-flex-dispatcher-backend", backends[0], backends
-        )
+    if read.choice("moe-token-dispatcher-type", "allgather", "alltoall", "flex") == "flex":
+        backend = read.choice("moe-flex-dispatcher-backend", "deepep", "hybridep")
+        training["token_dispatcher"] = backend
     training |= _kernels(read)
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
@@ -100,7 +235,7 @@ def _kernels(read: Reader) -> Table:
     found: Table = {
         key: True for key, names in _IN_FP8.items() if any(read.flag(name) for name in names)
     }
-    implementation = read.choice("cuda-graph-impl", "none", ("none", "local", "transformer_engine"))
+    implementation = read.choice("cuda-graph-impl", "none", "local", "transformer_engine")
     older = [read.flag("enable-cuda-graph"), read.flag("external-cuda-graph")]
     if implementation != "none" or any(older):
         is_whole = "full_iteration" in read.text("cuda-graph-scope")
@@ -110,8 +245,7 @@ def _kernels(read: Reader) -> Table:
 
 def _dtype(read: Reader) -> str | None:
     """The dtype of matrix multiplications, if it has fewer than 16 bits."""
-    recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
-    recipe = read.choice("fp8-recipe", recipes[0], recipes)
+    recipe = read.choice("fp8-recipe", "delayed", "tensorwise", "blockwise", "mxfp8")
     # A flag and its older name, both of which are read.
     fp8, fp4 = ([not is_off(read.get(k)) for k in (f"{w}-format", w)] for w in ("fp8", "fp4"))
     if any(fp4):
@@ -139,14 +273,13 @@ def _zero(read: Reader) -> int:
         return 3
     if not read.flag("use-megatron-fsdp"):
         return zero
-    read.choice("outer-dp-sharding-strategy", "no_shard", ("no_shard",))
+    read.choice("outer-dp-sharding-strategy", "no_shard")
     strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-    strategy = read.choice("data-parallel-sharding-strategy", strategies[0], strategies)
-    return strategies.index(strategy)
+    return strategies.index(read.choice("data-parallel-sharding-strategy", *strategies))
 
 
 def _recompute(read: Reader) -> Table:
-    granularity = read.choice("recompute-granularity", "none", ("none", "selective", "full"))
+    granularity = read.choice("recompute-granularity", "none", "selective", "full")
     if read.flag("recompute-activations"):
         granularity = "selective"
     found: Table = {"recompute": granularity}

@@ -96,7 +96,7 @@ def check_flags(read: Reader, dtype: str) -> None:
     almost a known one, and with `read.strict`.
     """
     for flag in _IN_FLOAT32:
-        read.choice(flag, "fp32", ("fp32", "auto"))
+        read.choice(flag, "fp32", "auto")
     refusals = ("refused", "refused_in_fp8") if dtype in ("fp8", "mxfp8", "fp4") else ("refused",)
     unknown: list[str] = []
     for key in read.unread():

@@ -22,7 +22,7 @@ def model_of(read: Reader) -> Table:
         read.check_divisor("num-attention-heads", heads, "hidden-size", hidden)
     groups = read.count("num-query-groups", 1)
     dropout = [read.rate(f"{what}-dropout", 0.1) for what in ("hidden", "attention")]
-    norm = read.choice("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
+    norm = read.choice("normalization", "LayerNorm", "RMSNorm")
     model = {
         "hidden_size": hidden,
         "num_heads": heads,
@@ -69,7 +69,7 @@ def model_of(read: Reader) -> Table:
 def _position(read: Reader) -> str:
     known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
     known |= {"yarn": "rotary", "mrope": "rotary"}
-    named = known[read.choice("position-embedding-type", "learned_absolute", known)]
+    named = known[read.choice("position-embedding-type", *known)]
     if read.flag("no-position-embedding") and named == "learned":
         named = "none"
     return "rotary" if read.flag("use-rotary-position-embeddings") else named

@@ -69,12 +69,12 @@ class Reader:
             self.problems.append(f"`{key}` is {quoted(value)}, but must be a number from 0 to 1")
         return number
 
-    def choice(self, key: str, default: str, known: Iterable[str]) -> str:
-        """One of the known words. Any other value is a problem."""
-        word = self.text(key, default)
+    def choice(self, key: str, *known: str) -> str:
+        """One of the known words, by default the first. Any other value is a problem."""
+        word = self.text(key, known[0])
         if word not in known:
             self.problems.append(f"`{key}` {quoted(word)}")
-            return default
+            return known[0]
         return word
 
     def count(
