@@ -40,23 +40,18 @@ _COLLECTIVES = (
     *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all"),
     *("reduce_scatter", "reduce_scatter", "barrier"),
 )
-_KINDS = (
-    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
-    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string"),
-)
 # The fields of each message that are read: type, name and number, with a `*` if there are several.
 # An attribute has one value; those that are lists or bytes are not read.
 _SCHEMA = {
-    "Attribute": (
-        "string name 1",
-        *(f"{kind} {kind}_val {3 + 2 * i}" for i, kind in enumerate(_KINDS)),
-    ),
-    "Metadata": ("Attribute* attr 2",),
-    "Node": (
-        *("uint64 id 1", "string name 2", "uint64 type 3", "uint64* ctrl_deps 4"),
-        *("uint64* data_deps 5", "uint64 start_time_micros 6", "uint64 duration_micros 7"),
-        "Attribute* attr 10",
-    ),
+    "Attribute": """
+        string name 1, double double_val 3, float float_val 5, int32 int32_val 7, int64 int64_val 9,
+        uint32 uint32_val 11, uint64 uint64_val 13, sint32 sint32_val 15, sint64 sint64_val 17,
+        fixed32 fixed32_val 19, fixed64 fixed64_val 21, sfixed32 sfixed32_val 23,
+        sfixed64 sfixed64_val 25, bool bool_val 27, string string_val 29""",
+    "Metadata": "Attribute* attr 2",
+    "Node": """
+        uint64 id 1, string name 2, uint64 type 3, uint64* ctrl_deps 4, uint64* data_deps 5,
+        uint64 start_time_micros 6, uint64 duration_micros 7, Attribute* attr 10""",
 }
 
 
@@ -188,7 +183,7 @@ def _classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", syntax="proto3")
     for message, fields in _SCHEMA.items():
         table = file.message_type.add(name=message)
-        for kind, name, number in map(str.split, fields):
+        for kind, name, number in map(str.split, fields.split(",")):
             field = table.field.add(name=name, number=int(number))
             field.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
             kind = kind.rstrip("*")

@@ -1,7 +1,5 @@
 """Joins the ops of ranks to a table: which rank is which worker, and what they exchange."""
 
-import collections
-import dataclasses
 import itertools as it
 from collections.abc import Iterator, Sequence
 
@@ -9,23 +7,11 @@ import msgspec
 
 from .._misc import counted, quoted
 from ..data import Job, Layout
-from ..schedule import AbstractSchedule, parse_token
-from ._orders import check_places, stated_schedule
+from ._orders import check_places, numbered, stated_schedule
 from ._rank_ops import RankOps, set_clocks
 from ._read_trace import COLUMNS
-from ._spans import RankOp
 from ._tables import pl
-from ._trace import (
-    BACKWARD_COMPUTE,
-    COMPUTE,
-    FORWARD_COMPUTE,
-    LETTERS,
-    LOAD_DATA,
-    OPTIMIZER,
-    PIPELINED,
-    REDUCE,
-    TRANSFERS,
-)
+from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, REDUCE
 
 
 _Worker = tuple[int, int]  # Replica and pipeline rank.
@@ -84,7 +70,7 @@ def join_ranks(
     rows = []
     for (i, d), s in it.product(enumerate(whole), range(pp)):
         offset = clocks.offsets[workers[d, s].rank]
-        for op in _numbered(workers[d, s].ops, s, schedule, job.schedule.num_microbatches, path):
+        for op in numbered(workers[d, s].ops, s, schedule, job, path):
             times = op.start + offset, op.end + offset
             rows.append((i, s, op.stage, op.step, op.op, op.microbatch, *times))
     kinds = {name: pl.String if name == "optype" else pl.Int64 for name in (*_OP, "start", "end")}
@@ -122,57 +108,6 @@ def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
     every = range(layout.world_size)
     found = [str(rank) for rank in every if _worker(rank, layout, order) == (d, s)]
     return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
-
-
-def _numbered(
-    ops: Sequence[RankOp],
-    rank: int,
-    schedule: AbstractSchedule | None,
-    num_microbatches: int,
-    path: str,
-) -> Iterator[RankOp]:
-    """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
-    are then those of the schedule that the job gives, in its order.
-
-    **Raises:**
-
-    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
-    """
-    seen = collections.defaultdict(it.count)
-    for op in sorted(ops, key=lambda op: op.start):
-        if op.op not in PIPELINED:
-            yield dataclasses.replace(op, stage=0)
-        elif op.stage >= 0:
-            yield op
-        elif schedule is None or schedule.num_stages == schedule.num_ranks:
-            yield dataclasses.replace(op, stage=rank)
-        else:
-            number = next(seen[op.step, op.op])
-            places = _calls_of(op.op, rank, schedule)
-            if number < len(places):  # Further ops are not part of this schedule.
-                stage, microbatch = places[number]
-                yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
-    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
-    if schedule is None and max(unknown, default=-1) >= num_microbatches:
-        raise ValueError(
-            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
-            f"{num_microbatches} microbatches, and their names do not give their stages; give the "
-            "schedule that was traced in place of `traced`."
-        )
-
-
-def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
-    """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
-    forward = op.startswith("forward")
-    letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
-    found = []
-    for token in schedule.orders()[rank]:
-        letter, stage, microbatch, *_ = parse_token(token, rank, 0)
-        other = stage + TRANSFERS.get(op, 0)
-        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
-        if letter in letters and (op not in TRANSFERS or at != rank):
-            found.append((stage, microbatch))
-    return found
 
 
 def _with_exchanges(ops: "pl.DataFrame", job: Job) -> "pl.DataFrame":

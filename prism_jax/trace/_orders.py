@@ -1,16 +1,18 @@
-"""The stages of the ranks of a trace, which ops steps should have, and the order of these ops."""
+"""The stages of the ranks of a trace, their ops for each microbatch, and the order of these ops."""
 
+import collections
 import dataclasses
 import itertools as it
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 from jaxtyping import Bool
 
-from .._misc import quoted
+from .._misc import counted, quoted
 from ..data import Job
-from ..schedule import TRACED, AbstractSchedule, order_of
+from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
+from ._spans import RankOp
 from ._tables import collect, pl
 from ._trace import FORWARD_COMPUTE, LETTERS, PIPELINED, TRANSFERS, Trace
 
@@ -95,6 +97,53 @@ def check_places(
             f"{path}: {what}; number them from 0 without a gap, equally many for each rank."
         )
     return stage_to_rank
+
+
+def numbered(
+    ops: Sequence[RankOp], rank: int, schedule: AbstractSchedule | None, job: Job, path: str
+) -> Iterator[RankOp]:
+    """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
+    are then those of the schedule that the job gives, in its order.
+
+    **Raises:**
+
+    `ValueError` if a step has more ops of a kind than microbatches, and no schedule is given.
+    """
+    seen = collections.defaultdict(it.count)
+    for op in sorted(ops, key=lambda op: op.start):
+        if op.op not in PIPELINED:
+            yield dataclasses.replace(op, stage=0)
+        elif op.stage >= 0:
+            yield op
+        elif schedule is None or schedule.num_stages == schedule.num_ranks:
+            yield dataclasses.replace(op, stage=rank)
+        else:
+            number = next(seen[op.step, op.op])
+            places = _calls_of(op.op, rank, schedule)
+            if number < len(places):  # Further ops are not part of this schedule.
+                stage, microbatch = places[number]
+                yield dataclasses.replace(op, stage=stage, microbatch=microbatch)
+    unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
+    if schedule is None and max(unknown, default=-1) >= job.schedule.num_microbatches:
+        raise ValueError(
+            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
+            f"{job.schedule.num_microbatches} microbatches, and their names do not give their stages; give the "
+            "schedule that was traced in place of `traced`."
+        )
+
+
+def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int, int]]:
+    """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
+    forward = op.startswith("forward")
+    letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
+    found = []
+    for token in schedule.orders()[rank]:
+        letter, stage, microbatch, *_ = parse_token(token, rank, 0)
+        other = stage + TRANSFERS.get(op, 0)
+        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
+        if letter in letters and (op not in TRANSFERS or at != rank):
+            found.append((stage, microbatch))
+    return found
 
 
 def expected_calls(
