@@ -1,31 +1,70 @@
-"""Imports a job from a configuration of another framework."""
+"""Imports a job from a configuration of another framework. That of Hugging Face has no training, so
+that published batches are known here.
+"""
 
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from .._files import shown
 from .._misc import quoted
 from ..data import Job, Layout, list_clusters, load_cluster, make_job, read_text
-from ._hugging_face import hugging_face_reader, published_batch, read_hugging_face
 from ._megatron import megatron_reader, read_megatron
 from ._megatron_flags import parse_command, parse_model_config
-from ._problems import Reader, Table
+from ._models import ARCHITECTURES
+from ._problems import InexpressibleError, Reader, Table
 
 
 # Configurations are a few kilobytes.
 _MOST = 2**20
 _CLUSTER = "dgx-h100"
-_Megatron = (megatron_reader, read_megatron)
-_KINDS: dict[str, tuple[Callable[[str], Any], Callable[..., Reader], Callable[..., Table]]] = {
-    ".json": (json.loads, hugging_face_reader, read_hugging_face),
-    ".yaml": (parse_model_config, *_Megatron),
-    ".yml": (parse_model_config, *_Megatron),
-    ".sh": (parse_command, *_Megatron),
-    ".txt": (parse_command, *_Megatron),
+# Keys about experts, windows, latents and states. The excluded keys are about routing and losses,
+# which a job does not have.
+_STRUCTURE = re.compile(
+    r"expert|moe|window|layer_types|lora|ssm|mamba|vision|audio|nextn|attn_layer"
+)
+_HARMLESS = {
+    *("ep_size", "experts_per_token", "max_window_layers", "moe_layer_freq", "norm_topk_prob"),
+    *("num_experts_per_token", "routed_scaling_factor", "use_sliding_window"),
+}
+
+# The model's longest sequence, but at most the usual length in pre-training.
+_LONGEST = 8192
+
+
+class _Batch(NamedTuple):
+    """A batch of pre-training, the last where it grew.
+
+    **Attributes:**
+
+    - `sequences`: the number of sequences in a step.
+    - `length`: the number of tokens in each.
+    - `source`: who published it.
+    """
+
+    sequences: int
+    length: int
+    source: str
+
+
+# By `model_type`, width, number of layers and size of the vocabulary. Touvron et al. 2023 say 4
+# million tokens for all sizes, Moonshot AI 67 million and Zhipu AI 64 million.
+_LLAMA_2 = _Batch(1024, 4096, "Touvron et al. 2023, arXiv:2307.09288")
+_PUBLISHED = {
+    ("llama", 4096, 32, 32000): _LLAMA_2,
+    ("llama", 5120, 40, 32000): _LLAMA_2,
+    ("llama", 8192, 80, 32000): _LLAMA_2,
+    ("llama", 16384, 126, 128256): _Batch(2048, 8192, "Llama 3, arXiv:2407.21783"),
+    ("deepseek_v2", 2048, 27, 102400): _Batch(4608, 4096, "DeepSeek-V2, arXiv:2405.04434"),
+    ("deepseek_v2", 5120, 60, 102400): _Batch(9216, 4096, "DeepSeek-V2, arXiv:2405.04434"),
+    ("deepseek_v3", 7168, 61, 129280): _Batch(15360, 4096, "DeepSeek-V3, arXiv:2412.19437"),
+    ("kimi_k2", 7168, 61, 163840): _Batch(16384, 4096, "Kimi K2, arXiv:2507.20534"),
+    ("glm4_moe", 5120, 92, 151552): _Batch(16384, 4096, "GLM-4.5, arXiv:2508.06471"),
+    ("gpt2", 1600, 48, 50257): _Batch(512, 1024, "Radford et al. 2019"),
 }
 
 
@@ -94,7 +133,7 @@ def import_job(
         both = "`--batch` and `schedule.num_microbatches`"
         raise ValueError(f"{where}: {both} say the same; give one of them.")
     if batch is None and suffix == ".json" and "schedule.num_microbatches" not in keys:
-        published = published_batch(read.text("model_type"), raw["model"])
+        published = _published_batch(read.text("model_type"), raw["model"])
         asked = "the batch is not known; give the sequences of a step with `--batch`"
     if published is not None:
         raw["training"]["sequence_length"], asked = published.length, ""
@@ -128,6 +167,12 @@ def import_job(
             f"{num_gpus}; leave it out, and it follows."
         )
     return Imported(job, tuple(dict.fromkeys(read.notes)), f"{where}: {asked}." if asked else "")
+
+
+def _published_batch(kind: str, model: Table) -> _Batch | None:
+    """The batch of a model of a `model_type`, if its shape is that of a published one."""
+    layers = model.get("num_layers") or sum(layer["repeat"] for layer in model["layers"])
+    return _PUBLISHED.get((kind, model["hidden_size"], layers, model["vocab_size"]))
 
 
 def _table(path: pathlib.Path, where: str) -> dict[str, Any]:
@@ -164,3 +209,65 @@ def _replicas(layout: Layout, num_gpus: int, where: str) -> int:
             f"{num_gpus} GPUs; use a divisor."
         )
     return num_gpus // layout.world_size
+
+
+def _hugging_face_reader(config: Mapping[str, object], *, strict: bool = False) -> Reader:
+    """Reads a configuration, or that of its part for text."""
+    text = config.get("text_config")
+    read = Reader({**config, **text} if isinstance(text, dict) else config, strict=strict)
+    if isinstance(text, dict):
+        read.notes.append("Only the model of text is imported, without what reads images or sound.")
+        for key in ("text_config", "vision_config", "audio_config"):
+            read.get(key)
+    return read
+
+
+def _read_hugging_face(read: Reader, num_gpus: int, where: str) -> Table:
+    """The tables `model`, `layout`, `schedule` and `training` of a job. A configuration describes
+    only the model, so the rest has simple defaults: replicas only, one microbatch of one sequence,
+    bfloat16.
+
+    **Arguments:**
+
+    - `read`: the table of the file; gets notes about what was assumed.
+    - `num_gpus`: the number of GPUs of the job.
+    - `where`: the origin of the table, for messages.
+
+    **Raises:**
+
+    `InexpressibleError` for an unknown architecture, and for sizes that are missing or contradict
+    each other.
+    """
+    kind = read.text("model_type")
+    if kind not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        problem = f"`model_type` {quoted(kind) or 'is missing'}; known are only {known}"
+        raise InexpressibleError(where, [problem])
+    model = ARCHITECTURES[kind](read)
+    longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))
+    read.problems += [f"`{key}`" for key in read.unread() if _changes(key, read.get(key))]
+    if read.problems:
+        raise InexpressibleError(where, read.problems)
+    return {
+        "model": model,
+        "layout": {"dp": num_gpus},
+        "schedule": {"kind": "1f1b", "num_microbatches": 1},
+        "training": {"microbatch_size": 1, "sequence_length": min(longest, _LONGEST)},
+    }
+
+
+def _changes(key: str, value: object) -> bool:
+    """Whether an unread key says that the model differs from the known architectures."""
+    if key == "layer_types" and isinstance(value, list):
+        return any(kind != "full_attention" for kind in value)
+    return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
+
+
+_Megatron = (megatron_reader, read_megatron)
+_KINDS: dict[str, tuple[Callable[[str], Any], Callable[..., Reader], Callable[..., Table]]] = {
+    ".json": (json.loads, _hugging_face_reader, _read_hugging_face),
+    ".yaml": (parse_model_config, *_Megatron),
+    ".yml": (parse_model_config, *_Megatron),
+    ".sh": (parse_command, *_Megatron),
+    ".txt": (parse_command, *_Megatron),
+}

@@ -87,12 +87,10 @@ def check_places(
         return stated
     stage_to_rank = tuple(found.get(stage, -1) for stage in range(max(found, default=-1) + 1))
     numbers = sorted({len(stages) for stages in stages_of_ranks(stage_to_rank, pp)})
-    if -1 in stage_to_rank or len(numbers) > 1:
-        what = (
-            f"`virtual_stage` {stage_to_rank.index(-1)} is missing"
-            if -1 in stage_to_rank
-            else f"ranks have {numbers[0]} to {numbers[-1]} stages"
-        )
+    what = f"ranks have {numbers[0]} to {numbers[-1]} stages" if len(numbers) > 1 else ""
+    if -1 in stage_to_rank:
+        what = f"`virtual_stage` {stage_to_rank.index(-1)} is missing"
+    if what:
         raise ValueError(
             f"{path}: {what}; number them from 0 without a gap, equally many for each rank."
         )
@@ -127,8 +125,8 @@ def numbered(
     if schedule is None and max(unknown, default=-1) >= job.schedule.num_microbatches:
         raise ValueError(
             f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
-            f"{job.schedule.num_microbatches} microbatches, and their names do not give their stages; give the "
-            "schedule that was traced in place of `traced`."
+            f"{job.schedule.num_microbatches} microbatches, and their names do not give their "
+            "stages; give the schedule that was traced in place of `traced`."
         )
 
 
@@ -161,15 +159,14 @@ def expected_calls(
     stated = set() if schedule is None else set(it.chain(*schedule.orders()))
     last = len(stage_to_rank) - 1
     for rank, stages in enumerate(ranks):
-        if not stages:
-            continue
-        numbers = np.arange(there.shape[3]).reshape(len(stages), -1)
-        for stage, calls in zip(stages, numbers, strict=True):
+        for i, stage in enumerate(stages):
+            number = there.shape[3] // len(stages)
+            calls = slice(i * number, (i + 1) * number)
             if op in TRANSFERS:
                 other = stage + TRANSFERS[op]
                 expected[:, rank, calls] = 0 <= other <= last and stage_to_rank[other] != rank
             elif schedule is not None:
-                mine = [f"{stage}{LETTERS[op]}{m}" in stated for m in range(len(calls))]
+                mine = [f"{stage}{LETTERS[op]}{m}" in stated for m in range(number)]
                 expected[:, rank, calls] = mine
             else:
                 expected[:, rank, calls] = op == FORWARD_COMPUTE

@@ -141,11 +141,8 @@ def _joined_ops(
         notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     for ops in found:
         if not ops.ops:
-            hint = (
-                "give their meaning with --names, or record them with `record_function`"
-                if ops.rank not in cut
-                else _ends_early([ops.rank])
-            )
+            hint = "give their meaning with --names, or record them with `record_function`"
+            hint = _ends_early([ops.rank]) if ops.rank in cut else hint
             raise ValueError(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')}, and no op "
                 f"was found by names of ranges or by its pattern; {hint}."
