@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -12,21 +11,15 @@ from ..cluster import KINDS, Measured, attention_sizes
 from ._tables import collect, columns_of, pl, scan, with_numbers
 
 
-def _columns(text: str) -> dict[str, int | None]:
-    pairs = (word.partition("=")[::2] for word in text.split())
-    return {name: int(value) if value else None for name, value in pairs}
-
-
 # The columns that the rows of a kernel have, and the values of those that may be left out.
-_GIVEN = {
-    name: dict.fromkeys(kind.columns)
-    for name, kind in KINDS.items()
-    if not name.startswith(("attention", "experts", "deepep"))
-}
-_GIVEN["attention"] = _columns("batch sequence heads kv_heads head_dim window=0 causal=1")
-_GIVEN["experts"] = _columns("tokens hidden intermediate topk experts ep tp=1 gated=1 exponent=0")
-for _name in ("deepep_dispatch", "deepep_combine"):
-    _GIVEN[_name] = _columns("tokens hidden topk experts sms nodes=1")
+_OTHERS = ("attention", "experts", "deepep")  # Their tables have other columns than their rows.
+_GIVEN = {name: kind.columns for name, kind in KINDS.items() if not name.startswith(_OTHERS)}
+_GIVEN["attention"] = ("batch", "sequence", "heads", "kv_heads", "head_dim", "window", "causal")
+_GIVEN["experts"] = ("tokens", "hidden", "intermediate", "topk", "experts", "ep", "tp")
+_GIVEN["experts"] += ("gated", "exponent")
+_GIVEN["deepep_dispatch"] = ("tokens", "hidden", "topk", "experts", "sms", "nodes")
+_GIVEN["deepep_combine"] = _GIVEN["deepep_dispatch"]
+_DEFAULTS = {"window": 0, "causal": 1, "tp": 1, "gated": 1, "exponent": 0, "nodes": 1}
 # Zero is a value of these.
 _SWITCHES = ("window", "causal", "gated", "exponent")
 _DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
@@ -93,17 +86,39 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
             raise ValueError(f"{first}: {unknown_name('dtype', dtype, (*_KNOWN[1:], *_DTYPES))}")
         sizes = _sizes(rows, kind, where)
         seconds = sizes.pop("latency_s")
-        for case, chosen, table_name, columns in _cases(kind, sizes):
-            kept = {name: values[chosen] for name, values in columns.items()}
-            about = (f"{table_name}{colon}{suffix}", str(dtype), case)
-            found.append(Measured(*about, kept, seconds[chosen]))
+        tables, cases = _tables_and_cases(kind, sizes)
+        for one, case in sorted({*zip(tables.tolist(), cases.tolist(), strict=True)}):
+            chosen = (tables == one) & (cases == case)
+            columns = {name: values[chosen] for name, values in sizes.items()}
+            if kind == "attention":
+                columns = attention_sizes(one.removeprefix("attention_"), **columns)
+            about = (f"{one}{colon}{suffix}", str(dtype), case)
+            found.append(Measured(*about, columns, seconds[chosen]))
     return found
+
+
+def _tables_and_cases(kind: str, sizes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The table and the case of each row of a kernel; what these say is taken out of `sizes`."""
+    number = len(next(iter(sizes.values())))
+    tables, cases = np.full(number, kind), np.zeros(number)
+    if kind == "attention":
+        causal, cases = sizes.pop("causal"), sizes.pop("head_dim")
+        windows = np.where(sizes["window"] > 0, "attention_window", "attention_causal")
+        tables = np.where(causal == 0, "attention_full", windows)
+    if kind == "experts":
+        cases = sizes.pop("exponent")
+        sizes["width"] = sizes.pop("intermediate") / sizes.pop("tp")
+        sizes["matrices"] = 2 + (sizes.pop("gated") > 0)
+    if kind in ("deepep_dispatch", "deepep_combine"):
+        tables = np.where(sizes["nodes"] > 1, f"{kind}_nodes", kind)
+    return tables, cases
 
 
 def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]:
     """The columns of the rows of a kernel, which are all positive."""
     found = {}
-    for name, default in {**_GIVEN[kind], "latency_s": None}.items():
+    for name in (*_GIVEN[kind], "latency_s"):
+        default = _DEFAULTS.get(name)
         if name not in rows.columns and default is None:
             raise ValueError(f"{where}: `{kind}` needs a column `{name}`; add it.")
         cells = pl.col(name) if name in rows.columns else pl.repeat(None, pl.len())
@@ -120,28 +135,3 @@ def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]
             )
         found[name] = values
     return found
-
-
-def _cases(kind: str, sizes: dict[str, np.ndarray]) -> list[tuple[float, Any, str, Any]]:
-    """The tables that the rows of a kernel belong to: case, which rows, name, and columns."""
-    if kind == "attention":
-        window, causal = sizes.pop("window"), sizes.pop("causal")
-        head_dim = sizes.pop("head_dim")
-        modes = np.where(causal == 0, "full", np.where(window > 0, "window", "causal"))
-        found = []
-        for mode in np.unique(modes):
-            columns = attention_sizes(mode, **sizes, window=window)
-            for case in np.unique(head_dim[modes == mode]):
-                chosen = (modes == mode) & (head_dim == case)
-                found.append((float(case), chosen, f"attention_{mode}", columns))
-        return found
-    if kind == "experts":
-        exponent = sizes.pop("exponent")
-        sizes["width"] = sizes.pop("intermediate") / sizes.pop("tp")
-        sizes["matrices"] = 2 + (sizes.pop("gated") > 0)
-        return [(float(case), exponent == case, kind, sizes) for case in np.unique(exponent)]
-    if kind in ("deepep_dispatch", "deepep_combine"):
-        between = sizes["nodes"] > 1
-        names = ((kind, ~between), (f"{kind}_nodes", between))
-        return [(0.0, chosen, name, sizes) for name, chosen in names if chosen.any()]
-    return [(0.0, np.full(len(next(iter(sizes.values()))), True), kind, sizes)]

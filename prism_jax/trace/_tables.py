@@ -159,7 +159,7 @@ def scan(path: Path) -> "pl.LazyFrame":
             frame.collect_schema()
     except FileNotFoundError:
         raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
-    except (*_errors(), OSError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         what = f"it cannot be read as {suffix[1:]}: {_line(error)}"
         raise ValueError(f"{shown(path)}: {what}.") from None
     return frame
@@ -187,15 +187,10 @@ def collect(frame: "pl.LazyFrame", path: Path) -> "pl.DataFrame":
     try:
         with _silence():
             return frame.collect(engine="streaming")
-    except _errors() as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ValueError(
             f"{shown(path)}: it is damaged, or a column holds something else: {_line(error)}."
         ) from None
-
-
-def _errors() -> tuple[type[BaseException], ...]:
-    """The errors that polars raises. Its panics are not an `Exception`."""
-    return (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
 @contextlib.contextmanager
@@ -274,7 +269,7 @@ def _cell(value: object) -> str:
 
 
 def _line(error: BaseException) -> str:
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception):  # A panic of polars.
         return "it is damaged"
     lines = str(error).strip().split("\n")
     return quoted(lines[0].rstrip("."), 2 * MOST_QUOTED)
