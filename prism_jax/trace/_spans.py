@@ -172,7 +172,10 @@ class SpanList:
             append(value)
 
     def spans(self) -> Spans:
-        columns = {name: np.asarray(column) for name, column in self._columns.items()}
+        columns = {
+            name: np.frombuffer(column, f"i{column.itemsize}") if column else np.zeros(0, np.int32)
+            for name, column in self._columns.items()
+        }
         return Spans(**columns, names=tuple(self._names), messages=tuple(self._messages))
 
 
