@@ -20,7 +20,7 @@ from prism_jax.analysis import Criticality, Part, Sensitivity
 from prism_jax.cli import main
 from prism_jax.engine import simulated_steps
 from prism_jax.plot._chrome_trace import op_name
-from prism_jax.plot._gantt import critical_line
+from prism_jax.plot._pipeline import critical_line
 from prism_jax.prediction._memory import RankMemory
 from prism_jax.runs import RunLaw
 from prism_jax.trace._kineto import read_kineto

@@ -51,19 +51,16 @@ def _new_axes(figure_type: Any, size: tuple[float, float]) -> Any:
     return plt.figure(figsize=size, layout="constrained").subplots()
 
 
-def finished(ax: Any, *, xlabel: str, ylabel: str, legend: bool = True) -> Any:
-    """Labels axes, and removes decoration. Without `legend`, see `legend_above`."""
+def finished(ax: Any, xlabel: str, ylabel: str, *, columns: int = 0) -> Any:
+    """Labels axes and removes decoration. A legend of so many `columns` is above the axes, because
+    they have no room for one.
+    """
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.spines[["top", "right"]].set_visible(False)
-    if legend and ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize="small")
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": columns}
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, fontsize="small", **(above if columns else {}))
     return ax
-
-
-def legend_above(ax: Any, columns: int) -> None:
-    """Adds a legend above axes that have no room for one."""
-    where: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
-    ax.legend(frameon=False, fontsize="small", ncols=columns, **where)
 
 
 def plain_numbers(axis: Any) -> None:

@@ -8,17 +8,7 @@ import numpy as np
 from .._misc import check_type
 from ..law import QUANTILES, Law
 from ..runs import RunLaw
-from ._axes import (
-    ACCENT,
-    DARK,
-    LIGHT,
-    LINE_STYLES,
-    axes,
-    finished,
-    legend_above,
-    measured_steps,
-    plain_numbers,
-)
+from ._axes import ACCENT, DARK, LIGHT, LINE_STYLES, axes, finished, measured_steps, plain_numbers
 
 
 # The law is shown between these of its quantiles.
@@ -50,9 +40,7 @@ def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None)
     if measured is not None:
         measured = measured_steps(measured)
         low, high = min(low, measured.min()), max(high, np.quantile(measured, 0.99))
-    if high <= low:  # Nothing varies.
-        low, high = 0.99 * low, 1.01 * high
-    edges = np.linspace(low, high, bins + 1)
+    edges = _edges(low, high, bins)
     share = np.diff(np.asarray(law.cdf(edges)))
     share[0] += law.cdf(float(edges[0]))
     ax.stairs(100 * share, edges, fill=True, color=LIGHT, label="predicted")
@@ -62,8 +50,7 @@ def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None)
         label = f"measured, {len(measured):,} steps" + (f" ({beyond} slower)" if beyond else "")
         ax.stairs(100 * counts / len(measured), edges, color=ACCENT, linewidth=1.2, label=label)
     _quantiles(ax, law, QUANTILES, "s")
-    legend_above(ax, 3)
-    return finished(ax, xlabel="step time (s)", ylabel="steps per bin (%)", legend=False)
+    return finished(ax, "step time (s)", "steps per bin (%)", columns=3)
 
 
 def cdf(law: Law, measured: Any = None, *, ax: Any = None) -> Any:
@@ -89,27 +76,20 @@ def cdf(law: Law, measured: Any = None, *, ax: Any = None) -> Any:
     ax = axes(ax)
     levels = np.linspace(*_ENDS, 1000)
     ax.plot(np.asarray(law.quantile(levels)), levels, color=DARK, label="predicted")
-    labelled = False
+    label: str | None = "95 % interval"
     for q in QUANTILES.values():
         low, high = law.quantile_interval(q)
         if np.isfinite(low) and high > low:
-            label = None if labelled else "95 % interval"
-            labelled = True
             ax.plot([low, high], [q, q], color=LIGHT, linewidth=5, zorder=1, label=label)
+            label = None
     if measured is not None:
         steps = np.sort(measured_steps(measured))
         share = np.arange(1, len(steps) + 1) / len(steps)
-        ax.step(
-            steps,
-            share,
-            where="post",
-            color=ACCENT,
-            linestyle="--",
-            label=f"measured, {len(steps):,} steps",
-        )
+        look = {"color": ACCENT, "linestyle": "--", "where": "post"}
+        ax.step(steps, share, label=f"measured, {len(steps):,} steps", **look)
     plain_numbers(ax.xaxis)
     ax.set_ylim(0, 1.02)
-    return finished(ax, xlabel="step time (s)", ylabel="probability of a faster step")
+    return finished(ax, "step time (s)", "probability of a faster step")
 
 
 def qq(law: Law, measured: Any, *, ax: Any = None) -> Any:
@@ -144,7 +124,7 @@ def qq(law: Law, measured: Any, *, ax: Any = None) -> Any:
         plain_numbers(axis)
         axis.get_major_locator().set_params(nbins=4)
     ax.set_aspect("equal", adjustable="datalim")
-    return finished(ax, xlabel="predicted step time (s)", ylabel="measured step time (s)")
+    return finished(ax, "predicted step time (s)", "measured step time (s)")
 
 
 def training_run(
@@ -169,10 +149,8 @@ def training_run(
     `ValueError` for a deadline that is not positive; `ImportError` without matplotlib.
     """
     ax = axes(ax)
-    low, high = law.quantile(0.001), law.quantile(0.999)
-    if high <= low:  # Nothing varies.
-        low, high = 0.99 * low, 1.01 * high
-    counts, edges = np.histogram(law.days, bins, (low, high))
+    edges = _edges(law.quantile(0.001), law.quantile(0.999), bins)
+    counts, _ = np.histogram(law.days, edges)
     label = f"{len(law.days):,} simulated runs"
     ax.stairs(100 * counts / len(law.days), edges, fill=True, color=LIGHT, label=label)
     _quantiles(ax, law, {"p5": 0.05, "p50": 0.5, "p95": 0.95}, "days")
@@ -180,7 +158,13 @@ def training_run(
         chance = 100 * law.probability(deadline_days).value
         label = f"deadline: {chance:.3g} % by then"
         ax.axvline(deadline_days, color=ACCENT, linewidth=2.5, label=label)
-    return finished(ax, xlabel="days from first to last step", ylabel="runs per bin (%)")
+    return finished(ax, "days from first to last step", "runs per bin (%)")
+
+
+def _edges(low: float, high: float, bins: int) -> np.ndarray:
+    if high <= low:  # Nothing varies.
+        low, high = 0.99 * low, 1.01 * high
+    return np.linspace(low, high, bins + 1)
 
 
 def _quantiles(ax: Any, law: Law | RunLaw, levels: Mapping[str, float], unit: str) -> None:

@@ -1,16 +1,24 @@
-"""Plots with a row for each part or layout, the first on top."""
+"""Plots of tables: a row for each part or layout, the first on top, and figures over a size."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from .._misc import check_type, quoted, unit_of_seconds
 from ..analysis import Part, Sensitivity
-from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, legend_above, plain_numbers
+from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, plain_numbers
 
 
 _MOST_OF_A_NAME = 44
+# The colour, the line and the marker of a figure over a size.
+_STYLES = {
+    "mean": (DARK, "-", "o"),
+    "p50": ("0.45", ":", "v"),
+    "p95": (ACCENT, "--", "s"),
+    "p99": ("black", "-.", "^"),
+}
+_ROOM = 0.11  # The least distance of two labels, as a share of the axis.
 
 
 def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
@@ -43,7 +51,7 @@ def breakdown(parts: Mapping[str, float], *, ax: Any = None) -> Any:
     ax.margins(x=0.12)  # Room for the shares.
     ax.axvline(0, color="black", linewidth=0.8)
     _named(ax, parts)
-    return finished(ax, xlabel=f"part of the mean step time ({unit})", ylabel="part")
+    return finished(ax, f"part of the mean step time ({unit})", "part")
 
 
 def layouts(
@@ -80,7 +88,7 @@ def layouts(
     _named(ax, names)
     ax.grid(axis="x", color="0.9")
     ax.set_axisbelow(True)
-    return finished(ax, xlabel="step time (s)", ylabel="layout")
+    return finished(ax, "step time (s)", "layout")
 
 
 def tornado(
@@ -120,27 +128,74 @@ def tornado(
     per_second, unit = 1.0, "probability"
     if sensitivity.unit == "s":
         per_second, unit = unit_of_seconds(_height(part, of) for part in parts)
-    places = np.arange(len(parts))
     bars = [part.gain if of == "spread" else part.mean for part in parts]
-    there = [(place, bar) for place, bar in zip(places, bars, strict=True) if bar is not None]
+    bars = {place: bar for place, bar in enumerate(bars) if bar is not None}
+    look = {"color": MEDIUM, "error_kw": {"ecolor": DARK, "capsize": 2}}
+    values = [per_second * bar.value for bar in bars.values()]
+    errors = [per_second * (bar.interval()[1] - bar.value) for bar in bars.values()]
     label = "simulated, 95 % interval" if of == "spread" else "first order, 95 % interval"
-    ax.barh(
-        [place for place, _ in there],
-        [per_second * bar.value for _, bar in there],
-        xerr=[per_second * (bar.interval()[1] - bar.value) for _, bar in there],
-        color=MEDIUM,
-        error_kw={"ecolor": DARK, "capsize": 2},
-        label=label,
-    )
+    ax.barh([*bars], values, xerr=errors, label=label, **look)
     if of == "spread":
         slopes = [per_second * part.spread.value for part in parts if part.spread]
-        ax.plot(slopes, places, "D", color=ACCENT, markersize=5, label="first order")
+        ax.plot(slopes, range(len(parts)), "D", color=ACCENT, markersize=5, label="first order")
     _named(ax, [part.name for part in parts])
     ax.axvline(0, color="black", linewidth=0.8)
     what = "without its variability" if of == "spread" else "if it took no time"
     label = f"fall of {sensitivity.objective} {what} ({unit})"
-    legend_above(ax, 2)
-    return finished(ax, xlabel=label, ylabel="part", legend=False)
+    return finished(ax, label, "part", columns=2)
+
+
+def scale(
+    rows: Any,
+    over: str,
+    *,
+    figures: Sequence[str] = ("mean", "p95"),
+    label: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Plots figures of the step time over the size of a job, or over any other swept parameter.
+
+    **Arguments:**
+
+    - `rows`: from `prism.sweep`, or any polars frame or dictionaries with the column `over` and,
+        for a figure such as `mean`, the columns `mean_s` and, if its interval is known,
+        `mean_low_s` and `mean_high_s`.
+    - `over`: the column of numbers on the horizontal axis.
+    - `figures`: some of `mean`, `p50`, `p95`, `p99`.
+    - `label`: the label of the horizontal axis, with its unit; by default the name of the column.
+    - `ax`: matplotlib's axes; new ones by default.
+
+    **Returns:**
+
+    The axes: step time in seconds. The horizontal axis is logarithmic if the largest value is at
+    least eight times the smallest.
+
+    **Raises:**
+
+    `ValueError` if a column is missing; `ImportError` without matplotlib.
+    """
+    ax = axes(ax)
+    (sizes,) = columns_of(rows, over)
+    order = np.argsort(sizes, kind="stable")
+    sizes = np.asarray(sizes, float)[order]
+    for name in figures:
+        color, line, marker = _STYLES.get(name, ("0.3", "-", "x"))
+        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 4, "capsize": 2}
+        (values,) = columns_of(rows, f"{name}_s")
+        values = np.asarray(values, float)[order]
+        ends = _interval(rows, name, order, values)
+        ax.errorbar(sizes, values, yerr=ends, label=name, **look)
+    if sizes[0] > 0 and sizes[-1] >= 8 * sizes[0]:
+        ax.set_xscale("log", base=2)
+        ticks = _apart(sizes)
+        ax.set_xticks(ticks, [f"{x:,.12g}" for x in ticks])
+        ax.minorticks_off()
+    elif sizes[0] == sizes[-1]:
+        ax.set_xticks(sizes[:1], [f"{sizes[0]:,.12g}"])
+    else:
+        plain_numbers(ax.xaxis)
+    plain_numbers(ax.yaxis)
+    return finished(ax, label or over, "step time (s)")
 
 
 def _height(part: Part, of: str) -> float:
@@ -153,3 +208,25 @@ def _named(ax: Any, names: Collection[object]) -> None:
     ax.set_yticks(range(len(names)), [quoted(name, _MOST_OF_A_NAME) for name in names])
     ax.set_ylim(max(len(names), 1) - 0.5, -0.5)
     plain_numbers(ax.xaxis)
+
+
+def _apart(sizes: np.ndarray) -> list[float]:
+    """The sizes whose labels fit on a logarithmic axis, chosen from the largest on."""
+    least = _ROOM * np.log(sizes[-1] / sizes[0])
+    kept = [float(sizes[-1])]
+    for size in sizes[::-1].tolist():
+        if np.log(kept[-1] / size) >= least:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _interval(rows, name, order, values) -> Any:
+    """How far the interval reaches below and above each value; `None` if there is no interval."""
+    try:
+        low, high = columns_of(rows, f"{name}_low_s", f"{name}_high_s")
+    except ValueError:
+        return None
+    ends = np.stack(
+        [values - np.asarray(low, float)[order], np.asarray(high, float)[order] - values]
+    )
+    return np.maximum(np.nan_to_num(ends), 0)
