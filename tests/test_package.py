@@ -117,5 +117,6 @@ def test_the_wheel_holds_the_data(tmp_path):
         for file in files:
             assert file.suffix in (".toml", ".csv"), file
             assert f"prism_jax/data/{file.relative_to(_ROOT)}" in names
-    assert {"prism_jax/report/_page.css", "prism_jax/report/_page.js"} <= names
+    files = ("_accuracy.toml", "_page.css", "_page.js", "_sliders.js")
+    assert {f"prism_jax/report/{name}" for name in files} <= names
     assert not any(name.startswith("tests/") for name in names)

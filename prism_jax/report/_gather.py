@@ -1,6 +1,8 @@
-"""Runs the simulations that a page shows."""
+"""The contents of a page, and the simulations that they come from."""
 
+import dataclasses
 import datetime
+import functools as ft
 import importlib.metadata
 import platform
 from collections import Counter
@@ -14,27 +16,97 @@ from jaxtyping import Float, PRNGKeyArray
 from .._interrupt import interruptible
 from ..analysis import (
     AbstractObjective,
+    Criticality,
     Quantile,
+    SampledStep,
+    Sensitivity,
+    Sliders,
     criticality,
     moved,
     sample_step,
     sensitivity,
     sliders,
 )
-from ..calibration import epistemic
+from ..calibration import Epistemic, epistemic
 from ..data import Job
-from ..diagnosis import diagnose, hypotheses, quickest_change
+from ..diagnosis import Diagnosis, diagnose, hypotheses, quickest_change
 from ..engine import simulate
-from ..law import QUANTILES
-from ..prediction import memory, throughput
+from ..law import QUANTILES, Law
+from ..prediction import Memory, Throughput, memory, throughput
 from ..profile import Profile, compile_profile
 from ..program import Program, compile_job
-from ._report import Origin, Report
 
 
 T = TypeVar("T")
 # Sensitivities, critical paths and sampled steps take longer per step than the law, and need fewer.
 MOST_STEPS = 8_192
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the figures of a report come from.
+
+    **Attributes:**
+
+    - `num_samples`: the number of steps of the law.
+    - `num_steps`: the most steps of sensitivities, criticality and the sampled step.
+    - `seed`: how the key was made, in words.
+    - `commands`: the command that prints a figure again, for each figure; empty for a report made
+        from Python.
+    - `version`, `jax`: the versions of the packages.
+    - `machine`: the system, the processor and the devices, without the machine's name.
+    - `date`: the day of the report.
+    """
+
+    num_samples: int
+    num_steps: int
+    seed: str
+    commands: Mapping[str, str]
+    version: str
+    jax: str
+    machine: str
+    date: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """The results that a page shows. `missing` says why a result is `None`.
+
+    **Attributes:**
+
+    - `of`: the job, or the profile of a measured one.
+    - `num_ops`: the number of ops of a replica.
+    - `law`: the law of the step time.
+    - `levels`: quantiles by name.
+    - `epistemic`: the laws of possible runs; `None` without a model.
+    - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
+    - `sliders`, `sensitivity`, `criticality`, `step`: those of the simulated step time.
+    - `quickest`: the cheap setting that shortens a step most, and by which share, if there is any.
+    - `diagnosis`: of measured step times, if there are any.
+    - `missing`: why a figure is missing, by its name.
+    - `origin`: how the figures were obtained.
+    """
+
+    of: Job | Profile
+    num_ops: int
+    law: Law
+    levels: dict[str, float]
+    epistemic: Epistemic | None
+    throughput: Throughput | None
+    memory: Memory | None
+    quickest: tuple[tuple[str, ...], float] | None
+    sliders: Sliders | None
+    sensitivity: Sensitivity | None
+    criticality: Criticality | None
+    step: SampledStep | None
+    missing: dict[str, str]
+    origin: Origin
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """The job; `None` for a profile."""
+        return self.of if isinstance(self.of, Job) else None
 
 
 def gather(
@@ -83,24 +155,19 @@ def gather(
     if not 0 <= quantile <= 1:
         raise ValueError(f"`quantile={quantile!r}` must be a number in [0, 1].")
     job = of if isinstance(of, Job) else None
+    modelled = None if job is None or job.model is None else job
     if program is None:
         program = compile_job(of) if isinstance(of, Job) else compile_profile(of)
     # With factors of one, so that all figures share the code that sensitivities need.
     alike = moved(program, {})
     with interruptible() as interrupt:
-        law = simulate(
-            alike,
-            num_samples=num_samples,
-            key=key,
-            sampling=sampling,
-            allocations=allocations,
-            progress=progress,
-        )
+        how = {"sampling": sampling, "allocations": allocations, "progress": progress}
+        law = simulate(alike, num_samples=num_samples, key=key, **how)
     missing: dict[str, str] = {}
     if law.interrupted or interrupt.late:
         missing["law"] = "interrupted; the law has the steps until then"
-    steps = min(num_samples, MOST_STEPS)
-    few = min(num_samples, MOST_STEPS // 2)
+    found = ft.partial(_found, missing)
+    steps, few = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     return Report(
@@ -108,21 +175,21 @@ def gather(
         num_ops=program.num_ops,
         law=law,
         levels={**levels},
-        epistemic=None if job is None or job.model is None else epistemic(job, law),
+        epistemic=modelled and epistemic(modelled, law),
         throughput=throughput(job, law.mean),
-        memory=None if job is None or job.model is None else memory(job),
-        quickest=None
-        if job is None or job.model is None
-        else _found(missing, "first change", lambda: quickest_change(job)),
-        sensitivity=_found(missing, "sensitivities", lambda: sensitivity(program, wanted, **same)),
-        criticality=_found(missing, "criticality", lambda: criticality(alike, **same)),
-        step=_found(missing, "timeline", lambda: sample_step(alike, quantile=quantile, **same)),
-        sliders=_found(missing, "sliders", lambda: sliders(program, num_samples=few, key=key)),
+        memory=modelled and memory(modelled),
+        quickest=modelled and found("first change", lambda: quickest_change(modelled)),
+        sensitivity=found("sensitivities", lambda: sensitivity(program, wanted, **same)),
+        criticality=found("criticality", lambda: criticality(alike, **same)),
+        step=found("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
+        sliders=found("sliders", lambda: sliders(program, num_samples=few, key=key)),
         missing=missing,
-        origin=_origin(num_samples, steps, key, commands or {}, seed),
+        origin=_origin(
+            num_samples, steps, seed or f"key {jax.random.key_data(key).tolist()}", commands or {}
+        ),
         diagnosis=None
         if job is None or not len(measured)
-        else _found(missing, "diagnosis", lambda: diagnose(hypotheses(job, key=key), measured)),
+        else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), measured)),
     )
 
 
@@ -140,22 +207,10 @@ def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | Non
     return None
 
 
-def _origin(
-    num_samples: int,
-    num_steps: int,
-    key: PRNGKeyArray,
-    commands: Mapping[str, str],
-    seed: str | None,
-) -> Origin:
+def _origin(num_samples: int, num_steps: int, seed: str, commands: Mapping[str, str]) -> Origin:
     kinds = Counter(device.device_kind for device in jax.devices())
     devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
-    return Origin(
-        num_samples=num_samples,
-        num_steps=num_steps,
-        seed=seed or f"key {jax.random.key_data(key).tolist()}",
-        commands=commands,
-        version=importlib.metadata.version("prism-jax"),
-        jax=jax.__version__,
-        machine=f"{platform.system()} {platform.machine()}; devices of JAX: {devices}",
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-    )
+    machine = f"{platform.system()} {platform.machine()}; devices of JAX: {devices}"
+    version, date = importlib.metadata.version("prism-jax"), datetime.datetime.now(datetime.UTC)
+    today = date.date().isoformat()
+    return Origin(num_samples, num_steps, seed, commands, version, jax.__version__, machine, today)

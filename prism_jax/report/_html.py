@@ -1,14 +1,30 @@
-"""HTML from texts: whatever comes from a user is escaped here, and nowhere else."""
+"""HTML from texts, tables and figures: whatever comes from a user is escaped here, and nowhere
+else.
+"""
 
 import dataclasses
 import html
-from collections.abc import Iterable
+import importlib.resources
+import io
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._summary import Table, number_of
 
 
 _MOST_ROWS = 16  # A longer table is folded.
+# Colours of `plot`, and their variables in the page's style, which is light or dark.
+_COLOURS = {
+    "#000000": "--ink",
+    "#ffffff": "--paper",
+    "#c9d8ee": "--light",
+    "#7c9fd0": "--medium",
+    "#17335f": "--dark",
+    "#b5301c": "--accent",
+    "#d9d9d9": "--grey",
+}
+_WIDTH = 9.0  # Of figures, in inches, of 100 pixels.
 
 
 class Markup(str):
@@ -57,3 +73,48 @@ def _cell(text: str, name: str) -> Markup:
         about |= {"class_": "number"} if name == "td" else {}
         about["data_value"] = "" if number != number else repr(number)
     return tag(name, text, **about)
+
+
+def resource(name: str) -> str:
+    """The text of a file beside this one."""
+    return importlib.resources.files("prism_jax.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def check_matplotlib() -> None:
+    """Raises a `ValueError` if matplotlib is not installed; called before the simulation."""
+    try:
+        # What figures need, so that a page is written at once after Ctrl-C.
+        from matplotlib.figure import Figure as Figure
+    except ImportError:
+        raise ValueError(
+            "A report needs matplotlib, which is not installed; run `pip install "
+            "'prism-jax[plot]'`."
+        ) from None
+
+
+def figure(name: str, about: str, height: float, draw: Callable[[Any], Any]) -> Markup:
+    """A figure as SVG, so many inches high. Its caption also describes it to readers who cannot
+    see it.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(_WIDTH, height), layout="constrained")
+    written = io.StringIO()
+    # Without a salt, the ids within the file would differ each time.
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
+        draw(drawn.subplots())
+        nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        drawn.savefig(written, format="svg", transparent=True, dpi=200, metadata=nothing)
+    return tag("figure", _inline(written.getvalue(), name, about), tag("figcaption", about))
+
+
+def _inline(svg: str, name: str, about: str) -> Markup:
+    """An SVG file as part of a page, in which no other figure has its ids."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r'\bfill="(#\w+)"', r'style="fill: \1"', svg)  # Only styles know variables.
+    for colour, variable in _COLOURS.items():
+        svg = svg.replace(f" {colour}", f" var({variable})")
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{markup(about)}"', 1))

@@ -1,50 +1,92 @@
 """The sections of a page that show results."""
 
+import functools as ft
+from collections.abc import Iterable
+from typing import Any
+
+from .. import plot
 from .._misc import counted
 from .._summary import Table
-from ..law import about_noise, law_table
-from ..prediction import parts_table
-from . import _figures
-from ._html import Markup, join, table, tag
-from ._report import Report
+from ..analysis import Criticality, SampledStep, Sensitivity
+from ..diagnosis import Diagnosis
+from ..law import Law, about_noise, law_table
+from ..prediction import Memory, Throughput, parts_table
+from ._gather import Report
+from ._html import Markup, figure, join, table, tag
+from ._sliders import sliders
 
 
 _MOST_ROWS = 12  # Rows of a table that is not folded.
+# A step with more ops is drawn as pixels, because so many shapes make a page slow.
+_MOST_SHAPES = 6_000
+_NO_MODEL = "a profile has no model, so"
 
 
-def law(report: Report) -> Markup:
+def sections(report: Report) -> dict[str, Markup]:
+    """The sections by their headings. Of what a report lacks, a section says why."""
+    work, missing = report.throughput, report.missing
+    sections = {
+        "Sliders": (ft.partial(sliders, report), report.sliders, missing.get("sliders")),
+        "Step time": (ft.partial(_law, report), report.law, None),
+        "Diagnosis": (_diagnosis, report.diagnosis, missing.get("diagnosis")),
+        "Throughput": (_throughput, work, f"{_NO_MODEL} its work is not known"),
+        "Breakdown of the mean": (
+            _breakdown,
+            work,
+            f"{_NO_MODEL} the parts of its mean are not known",
+        ),
+        "Sensitivities": (_sensitivities, report.sensitivity, missing.get("sensitivities")),
+        "Criticality": (_criticality, report.criticality, missing.get("criticality")),
+        "Memory": (_memory, report.memory, f"{_NO_MODEL} its memory is not known"),
+        "One step": (_timeline, report.step, missing.get("timeline")),
+    }
+    return {
+        name: tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
+        if found is None
+        else show(found)
+        for name, (show, found, why) in sections.items()
+        if found is not None or why is not None  # Without measured steps there is no diagnosis.
+    }
+
+
+def _sentences(lines: Iterable[str]) -> Markup:
+    return join(tag("p", f"{line[0].upper()}{line[1:]}.") for line in lines)
+
+
+def _law(report: Report, law: Law) -> Markup:
     """The law of the step time, beside what was measured."""
+    name = "Histogram of the step time"
+    caption = (
+        f"{name}, with its quantiles, of {counted(law.num_samples, 'simulated step')}. "
+        "Each bar is the share of steps in its bin; the further p95 is from p50, the more they "
+        "vary."
+    )
     measured = report.job.measured if report.job is not None else None
     future = report.epistemic
     expected = None if future is None else future.intervals(report.levels)
-    found = law_table(report.law, report.levels, measured and measured.figures, expected)
-    parts = [_figures.histogram(report), table(found, title="The law of the step time")]
+    found = law_table(law, report.levels, measured and measured.figures, expected)
+    parts = [
+        figure("law", caption, 3.4, lambda ax: plot.histogram(law, ax=ax)),
+        table(found, title="The law of the step time"),
+    ]
     if measured is not None:
         parts.append(tag("p", f"Measured: {measured.source}", class_="faint"))
-    about = report.law.about_allocations()
+    about = law.about_allocations()
     if future is not None and expected is not None:
         about.insert(0, f"90 % of such runs: {future.error}")
-        about.append(about_noise(report.law, expected))
-    return join([*parts, *(tag("p", f"{line[0].upper()}{line[1:]}.") for line in about)])
+        about.append(about_noise(law, expected))
+    return join([*parts, _sentences(about)])
 
 
-def diagnosis(report: Report) -> Markup | None:
-    """Whether measured step times are normal, what explains them, and what to change; `None` if
-    none were given.
-    """
-    found = report.diagnosis
-    if found is None:
-        why = report.missing.get("diagnosis")
-        return None if why is None else _absent(why)
-    tables = map(table, (found.summary(), *found.changes_tables()))
-    return join([*(tag("p", f"{x[0].upper()}{x[1:]}.") for x in found.lines()), *tables])
+def _diagnosis(found: Diagnosis) -> Markup:
+    """Whether measured step times are normal, what explains them, and what to change."""
+    return join(
+        [_sentences(found.lines()), *map(table, (found.summary(), *found.changes_tables()))]
+    )
 
 
-def throughput(report: Report) -> Markup:
+def _throughput(found: Throughput) -> Markup:
     """Tokens, FLOP/s and MFU at the mean step time."""
-    found = report.throughput
-    if found is None:
-        return _absent("a profile has no model, so its work is not known")
     each, mfu = found.tokens_per_s_per_gpu, found.mfu
     rows = [
         ("GPUs", found.world_size, ""),
@@ -61,26 +103,32 @@ def throughput(report: Report) -> Markup:
     return join([listed, tag("p", about, class_="faint")])
 
 
-def breakdown(report: Report) -> Markup:
+def _breakdown(found: Throughput) -> Markup:
     """The parts of the mean step time."""
-    if report.throughput is None:
-        return _absent("a profile has no model, so the parts of its mean are not known")
-    parts = report.throughput.breakdown
+    parts = found.breakdown
+    caption = (
+        "What the mean step time is made of, and the share of each part: all but compute is time "
+        "that another layout or schedule may save."
+    )
     about = (
         "Bubble: waiting for other stages. Exposed: communication during which the rank computes "
         "nothing, by degree of parallelism. Variability: the mean step minus a step without "
         "variability. The other parts are those of a step without variability, on the average "
         "pipeline rank."
     )
+    height = 0.9 + 0.3 * len(parts)
+    drawn = figure("breakdown", caption, height, lambda ax: plot.breakdown(parts, ax=ax))
     listed = table(parts_table(parts, "Breakdown of the mean step time"))
-    return join([_figures.breakdown(parts), listed, tag("p", about, class_="faint")])
+    return join([drawn, listed, tag("p", about, class_="faint")])
 
 
-def sensitivities(report: Report) -> Markup:
+def _sensitivities(found: Sensitivity) -> Markup:
     """What variability costs."""
-    found = report.sensitivity
-    if found is None:
-        return _absent(report.missing["sensitivities"])
+    caption = (
+        f"By how much {found.objective} would fall without the variability of each part: simulated "
+        "(bars, with 95 % intervals) and to first order (diamonds). The longest of up to ten bars "
+        "is the part to make steadier first."
+    )
     unit, seconds = ("", "") if found.unit == "1" else (" s", " (both in seconds)")
     about = (
         f"By how much {found.objective}, {found.value}{unit}, would fall. Mean: if the part took "
@@ -88,19 +136,22 @@ def sensitivities(report: Report) -> Markup:
         f"vary, simulated. Without any variability it would fall by {found.whole_gain}; the sum of "
         f"the gains of kernels, factors and stalls is {found.sum_of_gains}{seconds}."
     )
-    parts, listed = [_figures.tornado(found), tag("p", about)], found.summary()
+    height = 1.0 + 0.32 * min(len(found.parts), 10)
+    drawn = figure("sensitivities", caption, height, lambda ax: plot.tornado(found, ax=ax))
+    parts, listed = [drawn, tag("p", about)], found.summary()
     if len(found.parts) > _MOST_ROWS:
         most = found.parts[:_MOST_ROWS]
         parts.append(table(listed, title="The parts that cost most", rows=most, notes=()))
-    parts.append(table(listed, "parts", title="Sensitivities"))
-    return join(parts)
+    return join([*parts, table(listed, "parts", title="Sensitivities")])
 
 
-def criticality(report: Report) -> Markup:
+def _criticality(found: Criticality) -> Markup:
     """Where the critical path runs."""
-    found = report.criticality
-    if found is None:
-        return _absent(report.missing["criticality"])
+    caption = (
+        "How likely the compute of each stage and microbatch is on the critical path: light is "
+        "unlikely, dark is likely. Only what is dark shortens a step when it becomes faster."
+    )
+    drawn = figure("criticality", caption, 3.4, lambda ax: plot.heat_map(found, ax=ax))
     title, what = "Criticality of pipeline", "of the pipeline"
     ranks = table(found.summary(), f"ranks {what}", title=f"{title} ranks", notes=())
     stages = table(found.summary("stages"), f"stages {what}", title=f"{title} stages")
@@ -111,27 +162,31 @@ def criticality(report: Report) -> Markup:
         f"{counted(found.num_steps, 'step')}, decided by "
         f"{counted(round(found.num_replicas_seen), 'replica')}."
     )
-    return join([_figures.heat_map(found), ranks, stages, tag("p", about)])
+    return join([drawn, ranks, stages, tag("p", about)])
 
 
-def memory(report: Report) -> Markup:
+def _memory(found: Memory) -> Markup:
     """The memory of the GPUs of each pipeline rank."""
-    found = report.memory
-    if found is None:
-        return _absent("a profile has no model, so its memory is not known")
+    caption = (
+        "The peak memory of each pipeline rank, by part; what is left to the dashed line, the "
+        "memory of a device, is free."
+    )
+    height = 1.6 + 0.24 * min(len(found.ranks), 32)
+    drawn = figure("memory", caption, height, lambda ax: plot.memory(found, ax=ax))
     fits = "fits" if found.fits else "does not fit"
     about = (
         f"The fullest rank has {found.fullest.bytes / 1e9:.1f} GB and {fits} a device of "
         f"{found.device_bytes / 1e9:.1f} GB (1e9 bytes each)."
     )
-    return join([_figures.memory(found), tag("p", about), table(found.summary())])
+    return join([drawn, tag("p", about), table(found.summary())])
 
 
-def timeline(report: Report) -> Markup:
+def _timeline(step: SampledStep) -> Markup:
     """One simulated step, op by op."""
-    step = report.step
-    if step is None:
-        return _absent(report.missing["timeline"])
+    caption = (
+        f"One simulated step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of the step "
+        "time: the ops of each pipeline rank over time, and the critical path. Gaps are waits."
+    )
     of = f", of the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
     about = (
         f"{len(step.receivers):,} ops on {counted(step.num_ranks, 'pipeline rank')}{of}; "
@@ -139,8 +194,11 @@ def timeline(report: Report) -> Markup:
         f"{step.last_rank}. "
     )
     perfetto = tag("code", "prism-jax timeline"), " writes such a step for Perfetto."
-    return join([_figures.gantt(step), tag("p", about, *perfetto)])
 
+    def draw(ax: Any) -> None:
+        plot.gantt(step, ax=ax)
+        for shapes in ax.collections if len(step.receivers) > _MOST_SHAPES else ():
+            shapes.set_rasterized(True)
 
-def _absent(why: str) -> Markup:
-    return tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
+    drawn = figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
+    return join([drawn, tag("p", about, *perfetto)])

@@ -1,21 +1,24 @@
 """What to expect, what makes it slow or wide, what to change; and sliders that the law follows."""
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 
 from ..analysis import LEVELS, SHARED, AbstractSlider, Rare, Sliders
+from ._gather import Report
 from ._html import Markup, join, tag
-from ._report import Report
+
+
+_SHOWN = ("p50", "p95")
+_SHARES = (0, 0.5, 1)
+_TICKS = (("start", 60), ("middle", 430), ("end", 800))
 
 
 def headline(report: Report) -> Markup:
     """Three sentences: what to expect, what makes it slow or wide, what to change first."""
-    return tag("ol", *map(_item, (_expected(report), _slow(report), _first(report))), class_="lead")
-
-
-def _item(sentence: str) -> Markup:
-    return tag("li", sentence)
+    sentences = (_expected(report), _slow(report), _first(report))
+    return tag("ol", *(tag("li", sentence) for sentence in sentences), class_="lead")
 
 
 def _expected(report: Report) -> str:
@@ -79,11 +82,8 @@ def _best_slower(found: Sliders | None) -> tuple[str, float] | None:
     return (name, gain) if gain > 0 else None
 
 
-def sliders(report: Report) -> Markup:
+def sliders(report: Report, found: Sliders) -> Markup:
     """A slider for each parameter, and the law, which the page's script moves."""
-    found = report.sliders
-    if found is None:
-        return tag("p", f"Missing: {report.missing['sliders'].rstrip('.')}.", class_="note")
     own = report.law.quantile(LEVELS)
     rows = [[one.change(v).round(7).tolist() for v in one.positions()] for one in found.sliders]
     data = {"levels": LEVELS.tolist(), "law": np.asarray(own, float).tolist(), "rows": rows}
@@ -97,37 +97,30 @@ def sliders(report: Report) -> Markup:
         f"{100 * abs(check.p95 / check.simulated - 1):.2g} % off."
     )
     caption = "Share of steps that are done by a time: as the job is (grey), and as set (dark)."
-    text = {"class_": "tick", "y": 238}
-    drawn = tag(
-        "svg",
+    axes = [
         tag("path", d="M60 5V210H800", style="stroke: var(--ink); stroke-width: 1"),
         *(tag("path", d="", class_=name) for name in ("own", "moved")),
-        *(tag("text", "", text_anchor=a, x=x, **text) for a, x in _TICKS),
-        *(
-            tag("text", f"{100 * y:.0f} %", class_="tick", x=0, y=214 - 200 * y)
-            for y in (0, 0.5, 1)
-        ),
-        viewBox="0 0 810 250",
-        role="img",
-        aria_label=caption,
-    )
-    tiles = [
-        tag("div", tag("dt", f"{name} step time"), tag("dd", tag("output", ""))) for name in _SHOWN
+        *(tag("text", "", text_anchor=a, x=x, class_="tick", y=238) for a, x in _TICKS),
+        *(tag("text", f"{100 * y:.0f} %", class_="tick", x=0, y=214 - 200 * y) for y in _SHARES),
     ]
+    drawn = tag("svg", *axes, viewBox="0 0 810 250", role="img", aria_label=caption)
+    moved = {f"{name} step time": tag("output", "") for name in _SHOWN}
     return tag(
         "div",
         tag("p", about),
         *(_slider(number, one) for number, one in enumerate(found.sliders)),
         tag("p", tag("button", "as the job is", type="button")),
-        tag("dl", *tiles, class_="tiles", aria_live="polite"),
+        tiles(moved, aria_live="polite"),
         tag("figure", drawn, tag("figcaption", caption)),
         class_="sliders",
         data_law=json.dumps(data, separators=(",", ":")),
     )
 
 
-_SHOWN = ("p50", "p95")
-_TICKS = (("start", 60), ("middle", 430), ("end", 800))
+def tiles(figures: Mapping[str, object], **attributes: str) -> Markup:
+    """Figures by their names."""
+    listed = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
+    return tag("dl", *listed, class_="tiles", **attributes)
 
 
 def _slider(number: int, of: AbstractSlider) -> Markup:
