@@ -10,7 +10,7 @@ import pytest
 from prism_jax.calibration import epistemic
 from prism_jax.calibration._level import Point, fit_level
 from prism_jax.cli import main
-from prism_jax.cli._calibrate import _agreement
+from prism_jax.cli._measured import _agreement
 from prism_jax.data import (
     Calibrated,
     Uncertainty,

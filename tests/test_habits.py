@@ -30,7 +30,7 @@ def test_an_unknown_option_has_a_near_one(capsys):
 
 def test_every_command_has_an_example_that_it_takes():
     parser, commands = make_parser()
-    assert (*commands,) == COMMANDS
+    assert (*commands,) == (*COMMANDS,)
     for name, command in commands.items():
         before, example = str(command.epilog).split("prism-jax ")
         assert before == "example: ", name
@@ -69,7 +69,7 @@ def test_doctor_tells_what_is_there_and_what_is_wrong(capsys, monkeypatch, tmp_p
     assert found["cache"]["files"] == 0
     assert found["problems"] == []
     monkeypatch.setenv("PRISM_JAX_CACHE", "off")
-    monkeypatch.setattr("prism_jax.cli._doctor._PACKAGES", ("jax", "jaxlib", "not-there"))
+    monkeypatch.setattr("prism_jax.cli._installation._PACKAGES", ("jax", "jaxlib", "not-there"))
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "problem: `not-there` is not installed." in text

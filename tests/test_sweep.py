@@ -12,7 +12,7 @@ import pytest
 
 from prism_jax import Variability, simulate, sweep
 from prism_jax.cli import main
-from prism_jax.cli._over import values
+from prism_jax.cli._values import values
 from prism_jax.schedule import OneFOneB
 
 from .helpers import lognormal, pipeline_program

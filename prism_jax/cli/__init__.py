@@ -1,1 +1,1 @@
-from ._entry import main as main
+from ._main import main as main

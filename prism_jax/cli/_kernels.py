@@ -1,37 +1,216 @@
-import msgspec
+"""Kernels that were measured: those of this machine, and tables of them as laws by shape."""
+
+import datetime
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
 
 from .. import data
-from .._summary import Column, Table
-from ._options import Given, Output, command, flag
+from .._files import shown
+from .._misc import counted, quoted
+from .._summary import Column, Table, plain
+from . import _load, _prism as prism
+from ._options import PROGRESS, Given, Output, argument, command, flag
+from ._values import check_out_folder, count, number
 
 
-@command("--variability", flag("--variability", "how much kernels vary, with sources"))
-def run(given: Given) -> Output:
-    """List the shipped kernel profiles, with their sources."""
-    if given.variability:
-        return _variability()
-    sources = [data.load_source(name) for name in data.list_kernels()]
-    stacks = [data.load_software(name) for name in data.list_software()]
-    blocks = []
-    for source in sources:
-        lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
-        lines += [f"  chosen: {c.name} = {c.value}: {c.reason}" for c in source.constants]
-        blocks.append("\n".join(lines))
-    for stack in stacks:
-        switches = (f"  {key} = {value}" for key, value in stack.training.items())
-        blocks.append("\n".join([f"software {stack.name}: {stack.source}", *switches]))
-    return Output(msgspec.to_builtins({"kernels": sources, "software": stacks}), blocks)
+_FILES = ("shapes.csv", "source.toml")
+_SECONDS, _QUICK = 600.0, 60.0
 
 
-def _variability() -> Output:
-    """The laws of all profiles as a table, and below it their numbered sources."""
-    found = {name: data.load_variability(name) for name in data.list_kernels()}
-    laws = [law for of_profile in found.values() for law in of_profile]
-    sources = list(dict.fromkeys(law.source for law in laws))
-    names = [name for name, of_profile in found.items() for _ in of_profile]
-    number = Column("source", lambda law: f"[{sources.index(law.source) + 1}]")
-    table = data.law_table(laws, number)
-    rows = [(name, *cells) for name, cells in zip(names, table.cells(), strict=True)]
-    table = Table(("profile", *table.header()), rows, most=None)
-    notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
-    return Output(msgspec.to_builtins({"variability": found}), [table, notes])
+@command(
+    "--quick --out my_machine",
+    argument(
+        "--job JOB",
+        "a job, whose layers on one device have the measured shapes (a grid of widths, in bf16)",
+    ),
+    flag("--quick", "measure for a minute, not for ten"),
+    argument("--seconds S", "for how long to measure (600)", number(0, "seconds, 0 to 1e9")),
+    argument("--out FOLDER", "the folder to write", required=True),
+    flag("--force", "overwrite files that are there"),
+    PROGRESS,
+    csv=True,
+)
+def measure(given: Given) -> Output:
+    """Measure the kernels of this machine through JAX, and write it as a cluster for jobs."""
+    import jax
+
+    machine = prism.measure
+    check_out_folder(given.out, () if given.force else machine.FILES)
+    check_out_folder(os.path.join(given.out, "network"))
+    path = os.path.join(given.out, "cluster.toml")
+    seconds = (_QUICK if given.quick else _SECONDS) if given.seconds is None else given.seconds
+    job = data.load_job(given.job) if given.job else None
+    calls = machine.calls_for(job, jax.local_devices(), seconds)
+    _load.say(given, f"measuring {len(calls[0])} calls on each device")
+    timed = machine.time_calls(calls, seconds, progress=_load.wants_progress(given))
+    if timed.interrupted:
+        _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
+    scatter = machine.split_scatter(timed.seconds, timed.kinds)
+    words = f"{f'--job {quoted(given.job)} ' if given.job else ''}--seconds {seconds:g}"
+    machine.save_machine(given.out, timed, scatter, f"prism-jax measure {words}")
+    devices, _, rounds = timed.seconds.shape
+    result = {
+        "machine": given.out,
+        "devices": devices,
+        "rounds": rounds,
+        "dispatch_s": timed.dispatch_s,
+        "left_out": timed.left_out,
+        "kernels": plain(machine.rates_of(timed)),
+        **plain(scatter),
+    }
+    use = f"{shown(path)}: written; for a job: `--set cluster={shown(path)} --set num_nodes=1`"
+    return Output(result, [_rates(result), use])
+
+
+def _rates(result: dict[str, Any]) -> Table:
+    residual, rank = result["residual"], result["rank"]
+    columns = (
+        "kernel",
+        "dtype",
+        Column("size", "size", ".4g"),
+        Column("mean", "seconds", ".4g", "ms", scale=1e3),
+        Column("per second", lambda row: row["size"] / row["seconds"], ".4g"),
+        Column("residual", lambda row: residual[row["kernel"].removesuffix("_backward")], ".3f"),
+    )
+    rounds, devices = counted(result["rounds"], "round"), counted(result["devices"], "device")
+    notes = [
+        "residual: the standard deviation of the logarithm of one call; that of what a round has "
+        f"in common is {result['step']:.3f}, with an autocorrelation of "
+        f"{result['autocorrelation']:.2f}" + ("" if rank is None else f", of devices {rank:.3f}"),
+        f"dispatch: {1e6 * result['dispatch_s']:.3g} us, subtracted; shorter calls that are left "
+        f"out: {result['left_out']}",
+    ]
+    title = f"{rounds} on {devices}; sizes in FLOPs, or in bytes without a dtype:"
+    return Table(columns, result["kernels"], title, notes, most=None)
+
+
+@command(
+    "kernels.csv --device my-gpu --out shapes/my-gpu",
+    argument(
+        "table TABLE",
+        "a .csv or .parquet file with a row for each measured shape: kernel, dtype, latency_s, and "
+        "m n k (gemm), batch sequence heads kv_heads head_dim window causal (attention), tokens "
+        "hidden intermediate topk experts ep tp gated exponent (experts), or bytes gpus "
+        "(all_reduce and other collectives within a node)",
+    ),
+    argument("--device DEVICE", "the name of the device that was measured", required=True),
+    argument("--sms N", "its multiprocessors, for the waves of a product's tiles", count, 0),
+    argument("--software TEXT", "with which software it was measured", default="not stated"),
+    argument(
+        "--ask SHAPE",
+        "predict a shape, such as 'gemm bf16 m=4096 n=4096 k=4096', and say whether it lies in the "
+        "fitted range",
+    ),
+    argument("--out FOLDER", "the folder to write", required=True),
+    flag("--force", "overwrite tables that are there"),
+    PROGRESS,
+    csv=True,
+)
+def fit_kernels(given: Given) -> Output:
+    """Fit latencies by shape to measured kernels, and test them on shapes that are left out. They
+    do not change predicted steps."""
+    check_out_folder(given.out, () if given.force else _FILES)
+    tables, rows = [], []
+    for one in prism.trace.read_kernels(given.table):
+        _load.say(given, f"fitting {one.kernel} {one.dtype}")
+        tables.append(prism.cluster.fit_shapes(one, given.sms))
+        errors = prism.cluster.cross_validate(one, given.sms)
+        rows.append(_row(one, tables[-1], errors))
+    asked = _asked(given.ask, tables) if given.ask is not None else None
+    os.makedirs(given.out, exist_ok=True)
+    data.save_shapes(given.out, tables, _source(given, rows))
+    result = {"kernels": given.out, "device": given.device, "tables": rows, "asked": asked}
+    written = f"{shown(given.out)}: written, for {quoted(given.device)}"
+    return Output(result, [_errors(rows), written, asked["text"] if asked else ""])
+
+
+def _row(measured: Any, table: Any, errors: np.ndarray) -> dict[str, Any]:
+    known = not np.isnan(errors).any()
+    return {
+        "kernel": measured.kernel,
+        "dtype": measured.dtype,
+        "case": measured.case,
+        "rows": len(errors),
+        "error": float(np.std(errors)) if known else None,
+        "bias": float(np.mean(errors)) if known else None,
+        "range": {name: list(ends) for name, ends in table.ranges.items()},
+    }
+
+
+def _source(given: Given, rows: list[dict[str, Any]]) -> Any:
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts[f"rows of {row['kernel']} {row['dtype']}".rstrip()] += row["rows"]
+    command = f"prism-jax fit-kernels {quoted(os.path.basename(given.table))}"
+    made = data.Constant("command", command, f"fitted to measurements of {quoted(given.device)}")
+    today = datetime.date.today().isoformat()
+    who = "the owner of the measurements"
+    return data.Source(
+        who, today, given.software or "not stated", "not stated", {**counts}, (made,)
+    )
+
+
+def _errors(rows: list[dict[str, Any]]) -> Table:
+    columns = (
+        "kernel",
+        "dtype",
+        Column("case", lambda row: f"{row['case']:g}" if row["case"] else ""),
+        "rows",
+        Column("error", "error", ".3f"),
+        Column("bias", "bias", "+.3f"),
+        Column("range", lambda row: _range_text(row["range"])),
+    )
+    title = (
+        "errors of shapes that were left out of the fit: the standard deviation and the mean of "
+        "log(predicted / measured); `case` is the size of heads, or the exponent of loads:"
+    )
+    return Table(columns, rows, title, most=None)
+
+
+def _range_text(ranges: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in ranges.items())
+
+
+def _asked(text: str, tables: list[Any]) -> dict[str, Any]:
+    """What a table predicts for a shape, and which of its sizes lie beyond the fitted range."""
+    import polars as pl
+
+    kernel, *words = text.split() or [""]
+    dtype = words.pop(0) if words and "=" not in words[0] else ""
+    sizes = {name: _size(value) for name, _, value in (word.partition("=") for word in words)}
+    prism.trace.check_columns(sizes, "--ask")
+    row = {"latency_s": 1.0, **sizes, "kernel": kernel, "dtype": dtype}
+    (one,) = prism.trace.measured_kernels(pl.DataFrame([row]), "--ask")
+    key = (one.kernel, one.dtype, one.case)
+    table = next((t for t in tables if (t.kernel, t.dtype, t.case) == key), None)
+    if table is None:
+        known = ", ".join(dict.fromkeys(map(_name, tables)))
+        raise ValueError(
+            f"--ask: no table is fitted for `{quoted(_name(one))}`; ask for one of "
+            f"{quoted(known, 300)}."
+        )
+    shape = {name: float(values[0]) for name, values in one.columns.items()}
+    latency, beyond = prism.cluster.shape_latency(table, shape), data.outside(table, shape)
+    said = f"{quoted(text)}: {latency:.4g} s"
+    for name in beyond:
+        low, high = table.ranges[name]
+        said += f"; `{name}` is {shape[name]:g}, beyond the fitted range from {low:g} to {high:g}"
+    said += ", whose end is used in its place" if beyond else ", within the fitted range"
+    return {"text": said, "latency_s": latency, "outside": list(beyond)}
+
+
+def _name(table: Any) -> str:
+    case = f"{table.case:g}" if table.case else ""
+    return " ".join(filter(None, (table.kernel, table.dtype, case)))
+
+
+def _size(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"--ask: `{quoted(text)}` is not a number; write sizes such as `m=4096`."
+        ) from None

@@ -1,3 +1,4 @@
+import itertools as it
 import os
 import time
 from typing import Any
@@ -5,13 +6,20 @@ from typing import Any
 import msgspec
 
 from .._misc import counted, quoted, unknown_name
-from . import _load
-from ._cost import COST, check_cost
-from ._options import OBJECTIVE, RANDOM, Given, Output, argument, command, over, repeated
-from ._over import changes_of, values
-from ._ranking import as_json, as_table
-from ._values import check_out_folder, count, duration, objective, percentage
-from ._workers import RAY, ray_executor
+from ..data import load_job
+from . import _load, _prism as prism
+from ._compare import as_json, as_table, check_cost
+from ._options import COST, OBJECTIVE, RANDOM, RAY, Given, Output, argument, command, over, repeated
+from ._values import (
+    changes_of,
+    check_out_folder,
+    count,
+    duration,
+    objective,
+    percentage,
+    points,
+    values,
+)
 
 
 @command(
@@ -56,21 +64,18 @@ from ._workers import RAY, ray_executor
     over(),
     *RAY,
 )
-def run(given: Given) -> Output:
+def layouts(given: Given) -> Output:
     """Find the best layouts of a model on a given number of GPUs, by a figure of the step time."""
     began = time.monotonic()
     of, space = objective(given.objective), _space(given.choose)
     check_out_folder(given.out)
     check_cost(given)
-    points = changes_of(given.over)
-    _check_kept([*given.overrides, *(change for point in points for change in point)])
-    jobs = [_asked(given, changes) for changes in points]  # Bad input fails before JAX starts.
-
-    from ..layouts import check_ranks
-
-    check_ranks(of)
+    all_changes = [*map(changes_of, points(given.over))]
+    _check_kept([*given.overrides, *it.chain(*all_changes)])
+    jobs = [_asked(given, changes) for changes in all_changes]
+    prism.layouts.check_ranks(of)
     rankings: list[Any] = []
-    with ray_executor(given) as executor:  # First, because the cluster may not answer.
+    with _load.ray_executor(given) as executor:  # First, because the cluster may not answer.
         for job, batch in jobs:
             left = given.budget - (time.monotonic() - began)
             budget = left / (len(jobs) - len(rankings))
@@ -81,7 +86,7 @@ def run(given: Given) -> Output:
                 break
     _load.tell_notes([job for job, _ in jobs])
     blocks, results = [], []
-    for changes, (job, batch), one in zip(points, jobs, rankings, strict=False):
+    for changes, (job, batch), one in zip(all_changes, jobs, rankings, strict=False):
         results.append({"over": changes, "sequences": batch, **as_json(one, given.top, given)})
         blocks += [_title(given, job, batch, changes), as_table(one, given.top, given)]
     return Output({"job": jobs[0][0].name, "gpus": given.gpus, "searches": results}, blocks)
@@ -91,8 +96,7 @@ def _searched(
     given: Given, job: Any, batch: int, of: Any, space: Any, options: dict[str, Any]
 ) -> Any:
     """The ranking of the layouts of a job."""
-    from ..layouts import NothingFitsError, enumerate_layouts, rank_layouts
-
+    enumerate_layouts = prism.layouts.enumerate_layouts
     parts = {"training": job.training, "kernels": job.kernels, "batch_size": batch, "space": space}
     asked = (job.model, job.cluster, given.gpus)
     margin = given.memory_margin
@@ -104,8 +108,9 @@ def _searched(
             _load.use_all_cores()
         options |= _load.options_of(given) | {"progress": not given.json or given.progress}
     try:
-        found = rank_layouts(enumerate_layouts(*asked, any_memory=True, **parts), of, **options)
-    except NothingFitsError:
+        listed = enumerate_layouts(*asked, any_memory=True, **parts)
+        found = prism.layouts.rank_layouts(listed, of, **options)
+    except prism.layouts.NothingFitsError:
         enumerate_layouts(*asked, memory_margin=margin, **parts)  # Says what would.
         raise
     if found.ended == "interrupted":
@@ -117,8 +122,6 @@ def _searched(
 
 def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:
     """The job with a cluster that is large enough, and the number of sequences in a step."""
-    from ..data import load_job
-
     changes = [*given.overrides, *changes]
     job = load_job(given.job, changes)
     if job.model is None or job.cluster is None or job.training is None:
@@ -145,9 +148,7 @@ def _check_kept(changes: list[str]) -> None:
 
 def _space(texts: list[str]) -> Any:
     """Raises a `ValueError` of one sentence."""
-    from ..layouts import LayoutSpace
-
-    known = {field.name for field in msgspec.structs.fields(LayoutSpace)}
+    known = {field.name for field in msgspec.structs.fields(prism.layouts.LayoutSpace)}
     space: dict[str, Any] = {}
     for text in texts:
         key, choices = values(text, "--choose", "tp=4,8")
@@ -164,7 +165,7 @@ def _space(texts: list[str]) -> Any:
             choices = [*map(int, choices)]
         space[key] = choices
     try:
-        return msgspec.convert(space, LayoutSpace)
+        return msgspec.convert(space, prism.layouts.LayoutSpace)
     except msgspec.ValidationError as error:
         raise ValueError(f"`--choose` cannot be used: {quoted(str(error))}.") from None
 

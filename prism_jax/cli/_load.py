@@ -5,17 +5,16 @@ import dataclasses
 import itertools as it
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, Executor
+from typing import Any
 
 from .._files import shown
 from .._interrupt import told_interrupt
+from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
+from . import _prism as prism
 from ._options import Given
-
-
-if TYPE_CHECKING:
-    from ..profile import Profile
 
 
 # Steps that differ from the prediction by this factor are in another unit.
@@ -27,7 +26,7 @@ class Loaded:
     """The job or the profile that was named on the command line, and its name."""
 
     name: str
-    of: "Job | Profile"
+    of: "Job | prism.profile.Profile"
     allow_oom: bool
 
     @property
@@ -46,15 +45,11 @@ class Loaded:
 
     def compile(self) -> Any:
         """The program. JAX is imported only here."""
-        from ..prediction import check_memory
-        from ..profile import compile_profile
-        from ..program import compile_job
-
         if not isinstance(self.of, Job):
-            return compile_profile(self.of)
+            return prism.profile.compile_profile(self.of)
         if not self.allow_oom:
-            check_memory(self.of)
-        return compile_job(self.of)
+            prism.prediction.check_memory(self.of)
+        return prism.program.compile_job(self.of)
 
 
 def load(given: Given, *changes: str) -> Loaded:
@@ -72,9 +67,7 @@ def load(given: Given, *changes: str) -> Loaded:
             f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
             "jobs."
         )
-    from ..profile import load_profile
-
-    profile = load_profile(name)
+    profile = prism.profile.load_profile(name)
     return Loaded(profile.name or name, profile, False)
 
 
@@ -91,10 +84,14 @@ def compiled(given: Given, job: Loaded) -> tuple[Any, dict[str, Any]]:
 
 def options_of(given: Given) -> dict[str, Any]:
     """The options of all functions that simulate: `num_samples`, `key`, `progress`."""
+    progress = wants_progress(given)
+    return {"num_samples": given.samples, "key": key_of(given), "progress": progress}
+
+
+def key_of(given: Given) -> Any:
     import jax
 
-    key, progress = jax.random.key(given.seed), wants_progress(given)
-    return {"num_samples": given.samples, "key": key, "progress": progress}
+    return jax.random.key(given.seed)
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
@@ -113,9 +110,7 @@ def tell_note(note: str) -> None:
 
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
-    from ..prediction import costly_keys, idle_keys
-
-    return (*notes_of(job), *idle_keys(job), *costly_keys(job))
+    return (*notes_of(job), *prism.prediction.idle_keys(job), *prism.prediction.costly_keys(job))
 
 
 def tell_unit(path: str, measured: float, predicted: float) -> None:
@@ -171,3 +166,27 @@ def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
         f"note: the jobs have different numbers of GPUs ({listed}), so their steps may have other "
         "numbers of tokens; compare tokens/s per GPU."
     ]
+
+
+def expected_error_json(error: Any) -> dict[str, Any]:
+    """An expected error, as `--json` prints it."""
+    return picked(error, "bias", "spread", "num_runs", "table")
+
+
+@contextlib.contextmanager
+def ray_executor(given: Given) -> Iterator[Executor | None]:
+    """The executor of `--ray`; `None` without it. Ctrl-C and errors end the work of its workers."""
+    if given.ray is None:
+        if given.worker_gpus is not None:
+            raise ValueError("`--worker-gpus` applies to the workers of `--ray`; give both.")
+        yield None
+        return
+    where = None if given.ray is True else given.ray
+    gpus, keep = given.worker_gpus or 0, not given.no_cache
+    executor = prism.workers.RayExecutor(where, num_gpus=gpus, keep=keep)
+    try:
+        yield executor
+    except BrokenExecutor as error:
+        raise RuntimeError(str(error)) from None
+    finally:
+        executor.shutdown(cancel_futures=True)

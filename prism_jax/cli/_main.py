@@ -1,24 +1,31 @@
-"""Parses a command line and runs its command. JAX is imported only by the commands that need it, so
-that help is quick.
+"""The command `prism-jax`. Everything slow is imported where Ctrl-C is held back, and JAX only by
+the commands that need it, so that help is quick.
 """
 
 import argparse
+import contextlib
+import importlib
+import keyword
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from .._interrupt import check_interrupt
-from ._options import Command, Output
+from .._interrupt import check_interrupt, ending_at_interrupt
 
 
-# Each has a file of its own, and stands in this order in `--help`.
+# The file of each command, which is the function of its name there; in the order of `--help`.
 # fmt: off
-COMMANDS = (
-    "simulate", "diagnose", "sensitivity", "criticality", "timeline", "report", "whatif", "place",
-    "improve", "target", "sweep", "layouts", "compare", "run", "predict", "memory", "import",
-    "trace", "fit", "measure", "fit-kernels", "calibrate", "score", "init", "show", "jobs",
-    "models", "hardware", "kernels", "doctor", "completion",
-)
+COMMANDS = {
+    "simulate": "simulate", "diagnose": "measured", "sensitivity": "sensitivity",
+    "criticality": "criticality", "timeline": "criticality", "report": "report",
+    "whatif": "whatif", "place": "place", "improve": "sensitivity", "target": "sensitivity",
+    "sweep": "sweep", "layouts": "layouts", "compare": "compare", "run": "run",
+    "predict": "predict", "memory": "predict", "import": "job_files", "trace": "trace",
+    "fit": "trace", "measure": "kernels", "fit-kernels": "kernels", "calibrate": "measured",
+    "score": "measured", "init": "job_files", "show": "job_files", "jobs": "shipped",
+    "models": "shipped", "hardware": "shipped", "kernels": "shipped", "doctor": "installation",
+    "completion": "installation",
+}
 # fmt: on
 # Longer than any sentence.
 _MOST_CHARACTERS = 600
@@ -34,19 +41,46 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see `{self.prog} --help`.")
 
 
-def status(arguments: Sequence[str], keep: bool = False) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    **Arguments:**
+
+    - `arguments`: the words of the command line; by default those of the process.
+
+    **Returns:**
+
+    The exit status: 0, 1 for a failure, 2 for bad input, 130 when interrupted.
+    """
+    if arguments is not None:
+        return _status(arguments)
+    with ending_at_interrupt() as interrupt:
+        code = _status(sys.argv[1:], keep=True)
+        if interrupt.ever and code == 0:
+            if not interrupt.told:
+                print("prism-jax: interrupted when all was done.", file=sys.stderr)
+            code = 130
+        # XLA may be compiling, and crashes if the interpreter is taken down.
+        if code == 130 or interrupt.left:
+            with contextlib.suppress(OSError, AttributeError):  # Closed, or none.
+                sys.stdout.flush()
+            os._exit(code)
+    return code
+
+
+def _status(arguments: Sequence[str], keep: bool = False) -> int:
     """Runs a command, with or without keeping compiled code, and returns the exit status."""
     try:
-        parsed = _parse(arguments)
-        if keep and not parsed.no_cache:
+        given = _parse(arguments)
+        if keep and not given.no_cache:
             from .._cache import keep_compiled
 
             keep_compiled()
         check_interrupt()
-        found: Output = parsed.run(parsed)
+        found = given.run(given)
         if sys.stdout is None:
             return 1
-        print(found.printed(parsed))
+        print(found.printed(given))
         sys.stdout.flush()
     except ValueError as error:
         _tell(str(error))
@@ -74,8 +108,7 @@ def _tell(sentence: str) -> None:
 
 def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command line, and the parser of each command."""
-    import importlib.metadata
-
+    from .. import __version__
     from .._cache import VARIABLE
 
     parser = _Parser(
@@ -83,11 +116,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
         description="The distribution of a distributed training step's time.",
         allow_abbrev=False,
     )
-    version = importlib.metadata.version("prism-jax")
-    parser.add_argument("--version", action="version", version=f"prism-jax {version}")
+    parser.add_argument("--version", action="version", version=f"prism-jax {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name in COMMANDS:
-        command: Command = importlib.import_module(f"{__package__}._{name.replace('-', '_')}").run
+    for name, file in COMMANDS.items():
+        function = name.replace("-", "_") + "_" * keyword.iskeyword(name)
+        command = getattr(importlib.import_module(f"{__package__}._{file}"), function)
         what = " ".join(str(command.run.__doc__).split())
         sub = commands.add_parser(
             name,
@@ -100,11 +133,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
         formats.add_argument("--json", action="store_true", help="print one JSON object")
         if command.csv:
             formats.add_argument("--csv", action="store_true", help="print the table as CSV")
-        sub.add_argument(
-            "--no-cache",
-            action="store_true",
-            help=f"do not use the cache of compiled code ({VARIABLE}=off does the same)",
-        )
+        no_cache = f"do not use the cache of compiled code ({VARIABLE}=off does the same)"
+        sub.add_argument("--no-cache", action="store_true", help=no_cache)
         for word, how in command.arguments:
             sub.add_argument(word, **how)
         sub.set_defaults(run=command.run)
@@ -130,23 +160,24 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     name = arguments[0]
     if not name.startswith("-") and name not in commands:
         raise ValueError(unknown_name("command", name, commands))
-    parsed, unknown = parser.parse_known_args(arguments)
+    given, unknown = parser.parse_known_args(arguments)
     for word in unknown:
         if word.startswith("--") and name in commands:
             word = word.partition("=")[0]
             raise ValueError(unknown_name("option", word, options_of(commands[name])))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    _check_once(getattr(parsed, "overrides", ()))
-    return parsed
+    _check_once(getattr(given, "overrides", ()))
+    return given
 
 
 def _check_once(overrides: Sequence[str]) -> None:
     """Raises a `ValueError` for a key that `--set` gives twice."""
     from .._misc import quoted
 
-    keys = [text.partition("=")[0].replace(" ", "") for text in overrides]
-    for first, key in enumerate(keys):
-        if key in keys[:first]:
-            texts = [quoted(text) for text, one in zip(overrides, keys, strict=True) if one == key]
-            raise ValueError(f"`--set` gives `{quoted(key)}` twice, {', '.join(texts)}; keep one.")
+    texts: dict[str, list[str]] = {}
+    for text in overrides:
+        texts.setdefault(text.partition("=")[0].replace(" ", ""), []).append(quoted(text))
+    for key, same in texts.items():
+        if len(same) > 1:
+            raise ValueError(f"`--set` gives `{quoted(key)}` twice, {', '.join(same)}; keep one.")

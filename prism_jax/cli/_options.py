@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._summary import Table
-from ._values import count, quantiles, seed, steps
+from ._values import address, count, number, quantiles, seed, steps, tokens
 
 
 Given = argparse.Namespace
@@ -85,7 +85,6 @@ def flag(name: str, help: str) -> Argument:
 JOB = argument(
     "job JOB", "a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile"
 )
-SOURCES = flag("--sources", "also print where the numbers are from (--json always has it)")
 # Of commands that take no profile.
 NO_PROFILE = argument("job JOB", "a shipped job (`prism-jax jobs`), or a .toml file")
 SET = (
@@ -159,4 +158,30 @@ LAW = (
         quantiles,
         {},
     ),
+)
+PRICE = argument(
+    "--price PER_GPU_HOUR",
+    "also print the cost, in the unit of this price of an hour of one GPU",
+    number(0, "a price from 0 to 1e9"),
+)
+COST = (
+    argument(
+        "--tokens N", "also print the GPU hours of training on N tokens, such as 15e12", tokens
+    ),
+    PRICE,
+)
+RAY = (
+    argument(
+        "--ray ADDRESS",
+        "simulate on the workers of a Ray cluster: host:port, or auto for the cluster on this "
+        "machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine",
+        address,
+        nargs="?",
+        const=True,
+    ),
+    argument("--worker-gpus N", "GPUs for each worker of --ray (0)", count),
+)
+MEASURED = (
+    "measured step times in the order of steps: a .csv or .parquet file with a column "
+    "`step_time_s`, and a column `run` if there are several runs"
 )

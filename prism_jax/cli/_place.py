@@ -1,6 +1,8 @@
+import numpy as np
+
 from .._files import shown
 from .._summary import picked
-from . import _load
+from . import _load, _prism as prism
 from ._options import ALLOW_OOM, JOB, OBJECTIVE, RANDOM, Given, Output, argument, command
 from ._values import check_out, count, objective
 
@@ -27,18 +29,15 @@ _MOST_GPUS = 10_000_000
     *RANDOM,
     ALLOW_OOM,
 )
-def run(given: Given) -> Output:
+def place(given: Given) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time."""
-    from ..trace import read_factors
-
-    check_out(given.out, ".csv")  # Bad input fails before JAX starts.
+    check_out(given.out, ".csv")
     job = _load.load(given)
-    factors, of = (None, None) if given.factors is None else read_factors(given.factors)
+    factors, of = None, None
+    if given.factors is not None:
+        factors, of = prism.trace.read_factors(given.factors)
 
     import jax
-    import numpy as np
-
-    from ..placement import place
 
     wanted, name = objective(given.objective), shown(given.job)
     world_size = job.of.layout.world_size
@@ -60,7 +59,8 @@ def run(given: Given) -> Output:
             f"{shown(given.factors or '')}: it has {len(factors)} rows by `{of}`; the job has "
             f"{expected['gpu']} GPUs in {expected['node']} nodes."
         )
-    found = place(program, factors, devices_per_node=devices, objective=wanted, **options)
+    options |= {"devices_per_node": devices, "objective": wanted}
+    found = prism.placement.place(program, factors, **options)
     lines = [f"{found.num_samples:,} steps"]
     if given.out is not None:
         found.table().write_csv(given.out)

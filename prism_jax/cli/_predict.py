@@ -1,40 +1,31 @@
+"""What needs no sampling: the step without variability, and the memory."""
+
 from .._summary import plain
-from . import _load
-from ._expected import expected_error_json
+from ..data import load_job
+from . import _load, _prism as prism
 from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
 
 
 @command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, *SET, ALLOW_OOM, csv=True)
-def run(given: Given) -> Output:
+def predict(given: Given) -> Output:
     """Print the step time without variability, and its parts, within seconds."""
-    from ..data import load_job
-    from ..prediction import (
-        check_memory,
-        energy,
-        expected_error,
-        parts_table,
-        predict,
-        throughput,
-    )
-
-    job = load_job(given.job, given.overrides)
+    job, prediction = load_job(given.job, given.overrides), prism.prediction
     if not given.allow_oom:
-        check_memory(job)
-    found = predict(job)
+        prediction.check_memory(job)
+    found = prediction.predict(job)
     _load.tell_notes([job])
-    per_gpu = throughput(job)
+    per_gpu, drawn = prediction.throughput(job), prediction.energy(job, found)
     assert per_gpu is not None  # `predict` raises where a job has no model.
     result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}
     result["step_time_s"] = {"mean": result.pop("mean")}
     result["throughput"] = plain(per_gpu)
     result["memory_bytes"] = per_gpu.memory_bytes
-    drawn = energy(job, found)
     if drawn is not None:
         result["energy"] = plain(drawn)
-    error = expected_error(job)
+    error = prediction.expected_error(job)
     low, high = (found.mean * factor for factor in error.interval())
     result["prediction_interval_90"] = {"mean": [low, high]}
-    result["expected_error"] = expected_error_json(error)
+    result["expected_error"] = _load.expected_error_json(error)
     head = (
         f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, without "
         "variability"
@@ -42,4 +33,18 @@ def run(given: Given) -> Output:
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
-    return Output(result, ["\n".join(lines), parts_table(parts)])
+    return Output(result, ["\n".join(lines), prediction.parts_table(parts)])
+
+
+@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, *SET, csv=True)
+def memory(given: Given) -> Output:
+    """Print the peak memory of each pipeline rank, by part."""
+    job = load_job(given.job, given.overrides)
+    found = prism.prediction.memory(job)
+    assert job.cluster is not None
+    fits = "fits" if found.fits else "does not fit"
+    text = (
+        f"{job.name} {fits} {job.cluster.device.name}, which has {found.device_bytes / 1e9:.1f} GB."
+    )
+    table = found.summary().named(job.name, most=None)
+    return Output({**plain(found), "fits": found.fits}, [table, text])

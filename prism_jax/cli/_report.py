@@ -2,7 +2,7 @@ import shlex
 
 from .._files import shown
 from .._interrupt import told_interrupt
-from . import _load
+from . import _load, _prism as prism
 from ._options import LAW, OBJECTIVE, Given, Output, argument, command
 from ._values import check_out, objective, quantile
 
@@ -20,37 +20,32 @@ from ._values import check_out, objective, quantile
     argument("--measured STEP_TIMES", "diagnose these step times, as of `prism-jax diagnose`"),
     argument("--out PAGE.html", "the file to write", required=True),
 )
-def run(given: Given) -> Output:
+def report(given: Given) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions."""
-    check_out(given.out, ".html")  # Bad input fails before JAX starts.
+    check_out(given.out, ".html")
     job = _load.load(given)
     wanted = objective(given.objective)
     if given.measured is not None and job.modelled is None:
         raise ValueError(
             f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
         )
-
-    from ..law import QUANTILES
-    from ..report import MOST_STEPS, check_matplotlib, gather, save_html
-    from ..trace import read_runs
-
-    check_matplotlib()
-    measured = [] if given.measured is None else read_runs(given.measured)
+    prism.report.check_matplotlib()
+    measured = [] if given.measured is None else prism.trace.read_runs(given.measured)
     program, options = _load.compiled(given, job)
-    found = gather(
+    found = prism.report.gather(
         job.of,
         program,
         **options,
         sampling=given.sampling,
         allocations=given.allocations,
-        levels={**QUANTILES, **given.quantiles},
+        levels={**prism.law.QUANTILES, **given.quantiles},
         objective=wanted,
         quantile=given.quantile,
         measured=measured,
-        commands=_commands(given, MOST_STEPS),
+        commands=_commands(given),
         seed=str(given.seed),
     )
-    save_html(found, given.out)
+    prism.report.save_html(found, given.out)
     if any("interrupted" in why for why in found.missing.values()):
         told_interrupt()
     for name, why in found.missing.items():
@@ -71,13 +66,13 @@ def run(given: Given) -> Output:
     return Output(result, [text])
 
 
-def _commands(given: Given, most: int) -> dict[str, str]:
+def _commands(given: Given) -> dict[str, str]:
     """A command that prints a figure of the page again, for the function behind each figure. All
-    figures except the law use at most `most` steps.
+    figures except the law use few steps.
     """
     job = [given.job, *(word for one in given.overrides for word in ("--set", one))]
     seed = ["--seed", str(given.seed), *["--allow-oom"] * given.allow_oom]
-    few = [*job, "--samples", str(min(given.samples, most)), *seed]
+    few = [*job, "--samples", str(min(given.samples, prism.report.MOST_STEPS)), *seed]
     law = [*job, "--samples", str(given.samples), *seed, "--sampling", given.sampling]
     if given.allocations is not None:
         law += ["--allocations", str(given.allocations)]

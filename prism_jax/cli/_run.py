@@ -1,16 +1,15 @@
 import dataclasses
-import functools as ft
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from .._summary import Column, Table, picked, plain
-from . import _load
-from ._cost import PRICE, cost, steps_of
-from ._expected import expected_error_json
-from ._options import Given, Output, argument, command, flag, simulated
-from ._values import count, number, tokens
+from ..data import load_failures
+from . import _load, _prism as prism
+from ._compare import cost
+from ._options import PRICE, Given, Output, argument, command, flag, simulated
+from ._values import count, number, tokens, whole
 
 
 _COSTS = {
@@ -43,7 +42,7 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
         default="llama-3",
     ),
     *(argument(f"--{name} S", f"seconds: {what}", _SECONDS) for name, what in _COSTS.items()),
-    argument("--spares K", "spare nodes (unlimited)", ft.partial(count, least=0)),
+    argument("--spares K", "spare nodes (unlimited)", whole(0)),
     argument("--find-slow S", "seconds until a slow node is found and replaced (never)", _SECONDS),
     argument(
         "--autocorrelation STEPS",
@@ -61,21 +60,13 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 )
 def run(given: Given) -> Output:
     """Print how long a whole training run takes, including interruptions."""
-    job = _load.load(given)  # Bad input fails before JAX starts.
-
-    from ..data import load_failures
-
+    job = _load.load(given)
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
-
-    from ..calibration import level_of_runs
-    from ..prediction import expected_error, levels_of_law
-    from ..runs import training_run
-
-    steps, costs = steps_of(given, job.job), _costs(given, failures, world_size)
+    steps, costs = _steps(given, job.job), _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
-    level, drift = (0.0, 0.0) if job.job is None else level_of_runs(job.job)
+    level, drift = (0.0, 0.0) if job.job is None else prism.calibration.level_of_runs(job.job)
     level = level if given.level is None else given.level
-    law = training_run(
+    law = prism.runs.training_run(
         program,
         num_steps=steps,
         failures=failures,
@@ -89,17 +80,32 @@ def run(given: Given) -> Output:
         derivatives=given.derivatives,
         **options,
     )
-    error = None if job.modelled is None else expected_error(job.modelled)
-    future = law if error is None else law.at_levels(levels_of_law(error, _LEVELS))
-    result: dict[str, Any] = {"job": job.name, "world_size": world_size, "steps": steps}
-    result |= _figures(law) | cost(given, world_size, 86_400 * law.mean.value)
-    result |= {"level_std": level, "drift": drift, "failures": failures.source}
+    error = None if job.modelled is None else prism.prediction.expected_error(job.modelled)
+    future = law
+    if error is not None:
+        future = law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))
+    days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
+    names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
+    result: dict[str, Any] = {
+        "job": job.name,
+        "world_size": world_size,
+        "steps": steps,
+        "days": {"mean": law.mean.value, **days},
+        "parts_days": law.parts,
+        **picked(law, *names),
+        "num_runs": len(law.days),
+        "requested_runs": law.requested,
+        **cost(given, world_size, 86_400 * law.mean.value),
+        "level_std": level,
+        "drift": drift,
+        "failures": failures.source,
+    }
     _load.tell_interrupted("runs", law, len(law.days))
     name = f"{job.name}, {steps:,} steps on {world_size:,} GPUs"
     table, blocks = law.summary().named(name), []
     if error is not None:
         result["prediction_interval_90"] = _intervals(result["days"], law.parts, error)
-        result["expected_error"] = expected_error_json(error)
+        result["expected_error"] = _load.expected_error_json(error)
         low, high = future.quantile(0.05), future.quantile(0.95)
         blocks.append(f"{name}: 90 % of such runs take {low:.4g} .. {high:.4g} days, {error}")
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
@@ -116,33 +122,28 @@ def run(given: Given) -> Output:
     return Output(result, [*blocks, f"failures: {failures.source}"])
 
 
-def _figures(law: Any) -> dict[str, Any]:
-    names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
-    days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
-    return {
-        "days": {"mean": law.mean.value, **days},
-        "parts_days": law.parts,
-        **picked(law, *names),
-        "num_runs": len(law.days),
-        "requested_runs": law.requested,
-    }
+def _steps(given: Given, job: Any) -> int:
+    """The steps of a run: those given, or as many as have the given tokens."""
+    if (given.steps is None) == (given.tokens is None):
+        raise ValueError("A run has `--steps` or `--tokens`; give one of them.")
+    if given.steps is not None:
+        return given.steps
+    if job is None:
+        raise ValueError("A profile does not say how many tokens a step has; give `--steps`.")
+    return max(1, -(-given.tokens // job.tokens_per_step))
 
 
 def _intervals(
     days: dict[str, float], parts: Mapping[str, float], error: Any
 ) -> dict[str, list[float]]:
     """In which interval each figure lies, in days: steps that count take longer or shorter."""
-    from ..prediction import levels_of_law
-
     work = parts["work"] + parts["slow"]
-    longer = [work * float(levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
+    longer = [work * float(prism.prediction.levels_of_law(error, q) - 1) for q in (0.05, 0.95)]
     return {name: [value + more for more in longer] for name, value in days.items()}
 
 
 def _costs(given: Given, failures: Any, world_size: int) -> Any:
     """The given costs, completed by those of the failures; `None` if none were given."""
-    from ..runs import RunCosts, best_interval, check_costs
-
     costs = {f"{n}_s": v for n in _COSTS if (v := getattr(given, n)) is not None}
     if not costs:
         return None
@@ -156,9 +157,9 @@ def _costs(given: Given, failures: Any, world_size: int) -> Any:
                 "There is no best interval between checkpoints if they cost nothing or if no "
                 "interruption loses work; give `--interval`."
             )
-        costs["interval_s"] = best_interval(rate, costs["blocking_s"])
-    found = RunCosts(**costs)
-    check_costs(found)
+        costs["interval_s"] = prism.runs.best_interval(rate, costs["blocking_s"])
+    found = prism.runs.RunCosts(**costs)
+    prism.runs.check_costs(found)
     return found
 
 

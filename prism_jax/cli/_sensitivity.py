@@ -1,7 +1,9 @@
-from .._summary import plain
-from . import _load
-from ._options import OBJECTIVE, SIMULATED, TOP, Given, Output, argument, command
-from ._values import objective
+"""What variability costs: of each part, down to a target, and within a budget."""
+
+from .._summary import Column, Table, plain
+from . import _load, _prism as prism
+from ._options import OBJECTIVE, SIMULATED, TOP, Given, Output, argument, command, repeated
+from ._values import count, named_factor, objective
 
 
 @command(
@@ -16,16 +18,12 @@ from ._values import objective
     ),
     csv=True,
 )
-def run(given: Given) -> Output:
+def sensitivity(given: Given) -> Output:
     """Print on which kernels, stages, ranks and factors a figure of the step time depends."""
-    job = _load.load(given)  # Bad input fails before JAX starts.
-
-    from ..analysis import sensitivity
-
-    wanted = objective(given.objective)
+    job, wanted = _load.load(given), objective(given.objective)
     program, options = _load.compiled(given, job)
     shapley = [name.strip() for name in given.shapley.split(",") if name.strip()]
-    found = sensitivity(program, wanted, shapley=shapley, **options)
+    found = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
     shown, others = found.parts[: given.top], found.parts[given.top :]
     longest = max((part.mean.value for part in shown if part.mean), default=0.0)
     long = [part for part in others if part.mean and part.mean.value > longest]
@@ -40,3 +38,61 @@ def run(given: Given) -> Output:
         f"{found.num_samples:,} steps",
     ]
     return Output({"job": job.name, **plain(found)}, [table, "\n".join(lines)])
+
+
+@command(
+    "gpt3-175b-h100-4096 --part rank --at 1.605",
+    *SIMULATED,
+    OBJECTIVE,
+    argument("--part PART", "the part, such as all_gather", required=True),
+    argument("--at X", "the target, in the figure's unit", float, required=True),
+)
+def target(given: Given) -> Output:
+    """Print how much a part may vary for a figure of the step time to meet a target."""
+    job, wanted = _load.load(given), objective(given.objective)
+    program, options = _load.compiled(given, job)
+    found = prism.analysis.target(program, wanted, given.part, given.at, **options)
+    text = (
+        f"{job.name}: with {found.factor} times its spread, `{given.part}` gives {wanted} = "
+        f"{found.reached:.6g}; with its present spread {found.as_it_is:.6g}, without any "
+        f"{found.without:.6g} ({found.num_samples:,} steps)"
+    )
+    about = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
+    result = {**about, "part": given.part, **plain(found)}
+    return Output(result, ["\n".join([text, *found.notes])])
+
+
+@command(
+    "gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2",
+    *SIMULATED,
+    OBJECTIVE,
+    repeated(
+        "--cost PART=COST",
+        "the cost of removing all of a part's spread, such as all_gather=3 or rank=2",
+        required=True,
+    ),
+    argument("--budget B", "the budget, in the unit of the costs", float, required=True),
+    argument("--iterations K", "iterations of the descent (20)", count, 20),
+    csv=True,
+)
+def improve(given: Given) -> Output:
+    """Find where to reduce variability within a budget, to lower a figure of the step time."""
+    job = _load.load(given)
+    costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in given.cost)
+    if len(costs) < len(given.cost):
+        raise ValueError("--cost names a part twice; give one cost for each.")
+    wanted = objective(given.objective)
+    program, options = _load.compiled(given, job)
+    options["num_iterations"] = given.iterations
+    found = prism.analysis.improve(program, wanted, costs, given.budget, **options)
+    parts = [{"part": name, "share": share} for name, share in found.removed.items()]
+    unit = "" if found.unit == "1" else f" {found.unit}"
+    lines = [
+        f"as it is {found.before}{unit}, improved {found.after}{unit}, gain {found.gain}{unit}",
+        f"{found.num_samples:,} steps for each figure, {len(found.path) - 2} iterations",
+        *found.notes,
+    ]
+    title = f"{job.name}: {found.objective}, with {found.spent:.4g} spent"
+    shares = (Column("part"), Column("share of its spread to remove", "share", ".3f"))
+    table = Table(shares, sorted(parts, key=lambda row: -row["share"]), most=None)
+    return Output({"job": job.name, **plain(found)}, [title, table, "\n".join(lines)])

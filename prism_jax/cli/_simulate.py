@@ -1,12 +1,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from .._files import shown
 from .._misc import counted
 from .._summary import plain
 from ..data import layout_and_order
-from . import _load
-from ._expected import expected_error_json
+from . import _load, _prism as prism
 from ._options import LAW, Given, Output, argument, command, flag
 from ._values import check_out
 
@@ -21,46 +22,43 @@ from ._values import check_out
     argument("--out LAW.npz", "a file to write the law to, for prism_jax.load_law"),
     csv=True,
 )
-def run(given: Given) -> Output:
+def simulate(given: Given) -> Output:
     """Simulate a job and print the law of its step time."""
-    check_out(given.out, ".npz")  # Bad input fails before JAX starts.
+    check_out(given.out, ".npz")
     job = _load.load(given)
     if given.epistemic and job.modelled is None:
         raise ValueError(
             f"{shown(given.job)}: this has no model, and it is not known how far its level may be "
             "off; leave `--epistemic` out, or give a job with a model."
         )
-
-    from ..calibration import epistemic
-    from ..engine import simulate
-    from ..law import QUANTILES, law_table, save_law
-    from ..prediction import throughput
-
     program, options = _load.compiled(given, job)
-    law = simulate(program, sampling=given.sampling, allocations=given.allocations, **options)
+    drawn = {"sampling": given.sampling, "allocations": given.allocations}
+    law = prism.engine.simulate(program, **drawn, **options)
     if given.out is not None:
-        save_law(law, given.out)
-    measured = _measured(job.job, given.overrides)
-    levels = {**QUANTILES, **given.quantiles}
-    future = None if job.modelled is None else epistemic(job.modelled, law)
+        prism.law.save_law(law, given.out)
+    # Of a job as it is shipped; a changed one was not measured.
+    measured = None if job.job is None or given.overrides else job.job.measured
+    levels = {**prism.law.QUANTILES, **given.quantiles}
+    future = None if job.modelled is None else prism.calibration.epistemic(job.modelled, law)
     expected = None if future is None else future.intervals(levels)
-    table = law_table(law, levels, job.job.measured.figures if measured else None, expected)
+    table = prism.law.law_table(law, levels, measured and measured.figures, expected)
     result = {"job": job.name, "world_size": job.of.layout.world_size, **law.to_json(levels)}
     if future is not None:
         result["prediction_interval_90"] = plain(expected)
-        result["expected_error"] = expected_error_json(future.error)
+        result["expected_error"] = _load.expected_error_json(future.error)
     if job.job is not None and job.job.kernels is not None:
         sources = job.job.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
         result["notes"] = list(_load.all_notes(job.job))
-    if measured:
-        result["measured"] = measured
+    if measured is not None:
+        known = plain(measured).items()
+        result["measured"] = {name: value for name, value in known if value is not None}
         result["relative_error"] = {
             row["figure"]: row["predicted_s"] / row["measured_s"] - 1
             for row in table.rows
             if row["measured_s"] is not None
         }
-    per_gpu = throughput(job.job, law.mean)
+    per_gpu = prism.prediction.throughput(job.job, law.mean)
     if per_gpu is not None:
         result["throughput"] = plain(per_gpu)
     result["exposed_data_parallel_s"] = _exposed(program, options)
@@ -75,8 +73,6 @@ def run(given: Given) -> Output:
 
 def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[str]:
     """What is said below the table: first what an interval means, last the simulation's noise."""
-    from ..law import about_noise
-
     lines = [] if future is None else [f"90 % of such runs: {future.error}"]
     if result.get("measured"):
         lines.append(f"measured: {result['measured'].get('source')}")
@@ -90,7 +86,7 @@ def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[
     lines += law.about_allocations()
     lines += [str(future)] * ("epistemic" in result)
     if future is not None:
-        lines.append(about_noise(law, future.intervals()))
+        lines.append(prism.law.about_noise(law, future.intervals()))
     lines.append(
         f"{counted(law.num_samples, 'step')} ({law.sampling} sampling, replicas: {law.replicas}); "
         f"set-up {law.compile_s:.1f} s, simulation {law.run_s:.1f} s "
@@ -99,18 +95,9 @@ def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[
     return lines
 
 
-def _measured(job: Any, overrides: list[str]) -> dict[str, Any]:
-    """The measured figures; none for a changed job, because the unchanged one was measured."""
-    found = {} if job is None or job.measured is None or overrides else plain(job.measured)
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     """The exposed communication of data parallelism, in seconds of a step."""
-    import numpy as np
-
-    from ..analysis import exposed_data_parallel
-
-    found = exposed_data_parallel(program, num_samples=options["num_samples"], key=options["key"])
+    options = {name: options[name] for name in ("num_samples", "key")}
+    found = prism.analysis.exposed_data_parallel(program, **options)
     p50, p95 = np.quantile(found, (0.5, 0.95)).tolist()
     return {"mean": float(found.mean()), "p50": p50, "p95": p95}

@@ -1,16 +1,14 @@
 import hashlib
-import itertools as it
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from .. import data
 from .._summary import Column, Table, plain
-from . import _load
-from ._options import SIMULATED, Given, Output, argument, command, over
-from ._over import choices_of
-from ._values import check_out_folder, shard
-from ._workers import RAY, ray_executor
+from . import _load, _prism as prism
+from ._options import RAY, SIMULATED, Given, Output, argument, command, over
+from ._values import changes_of, check_out_folder, points, shard
 
 
 _FIGURES = ("mean", "std", "p50", "p95", "p99")
@@ -33,29 +31,20 @@ _FIGURES = ("mean", "std", "p50", "p95", "p99")
     *RAY,
     csv=True,
 )
-def run(given: Given) -> Output:
+def sweep(given: Given) -> Output:
     """Simulate a job over a grid of values."""
-    from ..data import load_job
-
     check_out_folder(given.out)
-    choices = choices_of(given.over)
+    grid = points(given.over)
     if given.shard != (1, 1) and given.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")
-    points = [dict(zip(choices, row, strict=True)) for row in it.product(*choices.values())]
-    jobs = [  # Bad input fails before JAX starts.
-        load_job(given.job, [*given.overrides, *(f"{k}={v}" for k, v in point.items())])
-        for point in points
-    ]
-
-    from ..prediction import check_memory
-
+    jobs = [data.load_job(given.job, [*given.overrides, *changes_of(point)]) for point in grid]
     if not given.allow_oom:
         # Laws and latencies of kernels do not change the memory of a job.
         shapes = (msgspec.structs.replace(job, kernels=jobs[0].kernels) for job in jobs)
         for job in {msgspec.json.encode(job): job for job in shapes}.values():
-            check_memory(job)
+            prism.prediction.check_memory(job)
     try:
-        frame = _simulated(given, points, jobs)
+        frame = _simulated(given, grid, jobs)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
         if given.out is None:
             raise
@@ -73,41 +62,38 @@ def run(given: Given) -> Output:
     sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}
     notes = _load.other_sizes(sizes, jobs[0].layout.world_size)
     figures = [Column(f"{name}_s", error=_interval(name)) for name in _FIGURES]
-    columns = (*choices, *figures, Column("world_size", form="d"), "tokens_per_s_per_gpu")
+    columns = (*grid[0], *figures, Column("world_size", form="d"), "tokens_per_s_per_gpu")
     table = Table(columns, rows, most=None)
     return Output({"job": given.job, "rows": rows}, [table, *notes])
 
 
-def _simulated(given: Given, points: Sequence[Any], jobs: Sequence[Any]) -> Any:
+def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
     """The rows of a sweep."""
-    from ..analysis import Points, sweep_points
-    from ..program import compile_job
-
-    many = Points(
-        points,
+    many = prism.analysis.Points(
+        grid,
         jobs,
-        compile_job,
+        prism.program.compile_job,
         hashlib.sha256(msgspec.json.encode(jobs)).hexdigest(),
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
-    with ray_executor(given) as executor:
+    with _load.ray_executor(given) as executor:
         if executor is None:
             _load.use_all_cores()
         _load.say(given, f"compiling and simulating {len(jobs):,} rows of {given.samples:,} steps")
         where = {"out": given.out, "executor": executor, "shard": given.shard}
-        return sweep_points(many, **where, **_load.options_of(given))
+        return prism.analysis.sweep_points(many, **where, **_load.options_of(given))
 
 
 def _with_throughput(rows: list[dict[str, Any]], jobs: Sequence[Any]) -> None:
     """Adds GPUs, tokens/s per GPU and MFU to all rows, or to those of a shard."""
-    from ..prediction import throughput
-
     known: dict[bytes, Any] = {}  # Without laws, because they do not change it.
     for row in rows:
         job = jobs[row["row"]]
         laws = job.kernels and msgspec.structs.replace(job.kernels, variability=())
         key = msgspec.json.encode(msgspec.structs.replace(job, kernels=laws))
-        constant = known[key] if key in known else known.setdefault(key, throughput(job))
+        constant = (
+            known[key] if key in known else known.setdefault(key, prism.prediction.throughput(job))
+        )
         row["world_size"] = job.layout.world_size
         if constant is not None and row["mean_s"]:
             faster = sum(constant.breakdown.values()) / row["mean_s"]

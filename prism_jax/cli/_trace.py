@@ -1,14 +1,23 @@
+"""Traces of profilers: what they contain, and the laws of the job that was traced."""
+
+import dataclasses
+import itertools as it
 from typing import Any
 
+from .. import data
+from .._files import shown
+from .._misc import counted
 from .._summary import Column, Table, plain
-from ._options import Argument, Given, Output, argument, command
+from . import _load, _prism as prism
+from ._options import PROGRESS, STEPS, Argument, Given, Output, argument, command
+from ._values import check_out_folder
 
 
-_MOST_KERNELS = 10
+_MOST_KERNELS, _MOST_MOVES = 10, 3
 _WIDEST = 70
 
 
-def formats(default: str = "kineto") -> tuple[Argument, ...]:
+def _formats(default: str = "kineto") -> tuple[Argument, ...]:
     """How to read a profiler's trace."""
     known = ", ".join(dict.fromkeys([default, "kineto", "nsight", "chakra"]))
     return (
@@ -24,27 +33,23 @@ def formats(default: str = "kineto") -> tuple[Argument, ...]:
 
 def read_names(given: Given) -> Any:
     """The meaning of ranges, if a file with it is given."""
-    from ..trace import read_range_names
-
-    return read_range_names(given.names) if given.names else None
+    return prism.trace.read_range_names(given.names) if given.names else None
 
 
 @command(
     "traces/ --format kineto",
     argument("trace TRACE", "a file, or a folder with a file for each rank"),
-    *formats(),
+    *_formats(),
     argument("--ops OPS", "a .parquet file to write the ops of all ranks to"),
     argument("--job JOB", "a .toml file with the layout and schedule, for --ops"),
 )
-def run(given: Given) -> Output:
+def trace(given: Given) -> Output:
     """Print what a profiler's trace contains, and what can and cannot be learned from it."""
-    from ..trace import contents, write_ops
-
     names = read_names(given)
     job = _job_of_ops(given)
-    found = contents(_ranks(given), names)
+    found = prism.trace.contents(_ranks(given), names)
     if job is not None:
-        write_ops(given.ops, _ranks(given), job, names, given.trace)
+        prism.trace.write_ops(given.ops, _ranks(given), job, names, given.trace)
     kernels = Table(
         (
             Column("kernel", lambda kernel: _short(kernel.name)),
@@ -66,15 +71,11 @@ def run(given: Given) -> Output:
 
 
 def _ranks(given: Given) -> Any:
-    from ..trace import read_ranks
-
-    return read_ranks(given.trace, given.format, time_unit=given.time_unit)
+    return prism.trace.read_ranks(given.trace, given.format, time_unit=given.time_unit)
 
 
 def _job_of_ops(given: Given) -> Any:
     """The traced job, if ops are to be written."""
-    from ..data import load_job
-
     if not given.ops and not given.job:
         return None
     if not given.job or not (given.ops or "").endswith(".parquet"):
@@ -82,7 +83,7 @@ def _job_of_ops(given: Given) -> Any:
             "--ops and --job go together; give a file name that ends in `.parquet`, and the job "
             "whose layout says which rank is which worker."
         )
-    return load_job(given.job)
+    return data.load_job(given.job)
 
 
 def _lines(path: str, found: Any) -> list[str]:
@@ -110,3 +111,97 @@ def _lines(path: str, found: Any) -> list[str]:
 def _short(name: str) -> str:
     """The start of a kernel's name, and its grid."""
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 20]}...{name[-17:]}"
+
+
+@command(
+    "trace.parquet --job job.toml --out profile",
+    argument(
+        "trace TRACE",
+        "a table of ops (.parquet or .csv), or a folder with the profiler's file of each rank",
+    ),
+    *_formats("ops"),
+    argument("--job JOB", "a .toml file with the layout and the schedule", required=True),
+    STEPS,
+    argument("--out PROFILE", "the folder to write", required=True),
+    PROGRESS,
+)
+def fit(given: Given) -> Output:
+    """Fit the latencies of a traced job, and write them as a profile."""
+    check_out_folder(given.out)
+    job = data.load_job(given.job)
+    _load.say(given, f"reading {shown(given.trace)}")
+    trace = _read(given, job)
+    chosen = trace[given.steps]
+    if not len(chosen.steps):
+        raise ValueError(
+            f"`--steps` leaves no step of {counted(len(trace.steps), 'whole step')}; give another "
+            "slice."
+        )
+    _load.use_all_cores()
+    _load.say(given, f"fitting {counted(len(chosen.steps), 'step')}")
+    profile = prism.profile.fit_profile(chosen)
+    prism.profile.save_profile(profile, given.out)
+    _load.say(given, "replaying the steps with more and more parts sampled from the fitted laws")
+    step = prism.program.step_graph(trace.job, profile.outline)
+    latencies = prism.program.op_latencies(chosen, step)
+    again = prism.program.replay(step, latencies)
+    moved = prism.profile.shuffled_means(step, latencies)
+    measured, fitted = chosen.step_times(), profile.fitted
+    rungs = prism.profile.ladder(chosen, profile)
+    result = {
+        "profile": given.out,
+        "num_steps": len(chosen.steps),
+        "dropped": trace.dropped,
+        "replay_error": float(max(abs(again / measured - 1))),
+        "mean_step_time_s": float(measured.mean()),
+        "components": plain(fitted.components),
+        "notes": list(fitted.notes),
+        "moved_by_shuffling": moved,
+        "ladder": plain(rungs),
+    }
+    head = (
+        f"{given.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on average; "
+        f"their replay is within {100 * result['replay_error']:.2g} %"
+    )
+    dropped = [f"dropped: {what} ({number})" for what, number in trace.dropped.items()]
+    notes = [*dropped, *(f"note: {note}" for note in fitted.notes)]
+    components = dataclasses.replace(fitted.summary(), notes=notes)
+    return Output(result, [head, components, _ladder(rungs), _moved(moved)])
+
+
+def _ladder(rungs: Any) -> Table:
+    changes = [None, *(100 * (b.mean_s / a.mean_s - 1) for a, b in it.pairwise(rungs))]
+    rows = [{"rung": rung, "change": change} for rung, change in zip(rungs, changes, strict=True)]
+    columns = (
+        Column("part", "rung.name"),
+        Column("mean", "rung.mean_s", ".5g", "s"),
+        Column("p95", "rung.p95_s", ".5g", "s"),
+        Column("change of the mean from the row above", "change", "+.2f", "%"),
+    )
+    title = "replayed steps; each row samples one more part from its fitted law:"
+    return Table(columns, rows, title)
+
+
+def _read(given: Given, job: Any) -> Any:
+    if given.format == "ops":
+        for option in ("names", "time_unit"):
+            if getattr(given, option) is not None:
+                raise ValueError(
+                    f"--{option.replace('_', '-')} is for a profiler's trace; give its --format, "
+                    "too, or leave this out: a table of ops has a column of op types, and its "
+                    "times must be in seconds."
+                )
+        return prism.trace.read_trace(given.trace, job)
+    how = {"names": read_names(given), "time_unit": given.time_unit}
+    return prism.trace.read_profile_traces(given.trace, job, given.format, **how)
+
+
+def _moved(moved: dict[str, float]) -> str:
+    """The largest changes of the mean from shuffling a kind of op over the steps."""
+    largest = sorted(moved, key=lambda kind: -abs(moved[kind]))[:_MOST_MOVES]
+    listed = ", ".join(f"{100 * moved[kind]:+.2g} % (`{kind}`)" for kind in largest)
+    return (
+        f"change of the mean: {listed or 'none'}, if the latencies of one kind of op are shuffled "
+        "among the steps; if a kind changes the mean by more than 0.5 %, its latencies contain a "
+        "wait"
+    )

@@ -1,35 +1,43 @@
-"""Values of given. Each error says what was given and what is allowed."""
+"""Values of arguments. Each error says what was given and what is allowed."""
 
 import argparse
+import itertools as it
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from .._files import check_writable, shown
 from .._misc import quoted
+from . import _prism as prism
 
 
 T = TypeVar("T")
 # Samples and seeds have numbers of 32 bits.
 _MOST = 2**32
+# The most values of one key, and the most combinations: each takes a tenth of a second or more.
+_MOST_POINTS = 10_000
+_IN_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def read(text: str, convert: Callable[[str], T], allowed: Callable[[T], bool], what: str) -> T:
-    """A value that is allowed. Raises an `ArgumentTypeError` that says what it must be."""
-    try:
-        value = convert(text)
-        if allowed(value):
-            return value
-    except (ValueError, OverflowError, AttributeError, KeyError):
-        pass
-    raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be {what}")
+def reader(
+    convert: Callable[[str], T], allowed: Callable[[T], bool], what: str
+) -> Callable[[str], T]:
+    """Reads values that are allowed. Others raise an `ArgumentTypeError` that says what they must
+    be.
+    """
 
+    def read(text: str) -> T:
+        try:
+            value = convert(text)
+            if allowed(value):
+                return value
+        except (ValueError, OverflowError, AttributeError, KeyError):
+            pass
+        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be {what}")
 
-def count(text: str, least: int = 1) -> int:
-    """A whole number of at least `least`; `1e6` and `1_000_000` are fine too."""
-    what = f"a whole number of at least {least} and below 2^32, such as 8192"
-    return read(text, _whole, lambda value: least <= value < _MOST, what)
+    return read
 
 
 def _whole(text: str) -> int:
@@ -40,53 +48,13 @@ def _whole(text: str) -> int:
         return int(number) if number == int(number) else -1
 
 
-def tokens(text: str) -> int:
-    """A whole number of tokens; `15e12` is fine too."""
-    what = "a whole number, such as 15e12, from 1 to 1e18"
-    return read(text, _whole, lambda value: 1 <= value <= 10**18, what)
-
-
-def seed(text: str) -> int:
-    """A whole number that JAX accepts as a seed."""
-    return read(text, int, lambda value: 0 <= value < _MOST, "a whole number from 0 to 2^32 - 1")
-
-
-_IN_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def duration(text: str) -> float:
-    """Seconds: `90`, `60s`, `2m` or `1h`."""
-    what = "a time such as 60s, 2m or 90 (seconds), from 1 s to 1e9 s"
-    return read(text, _seconds, lambda seconds: 1 <= seconds <= 1e9, what)
-
-
 def _seconds(text: str) -> float:
     number, unit = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower() or "").groups()  # pyright: ignore
     return float(number) * _IN_SECONDS[unit]
 
 
-def percentage(text: str) -> float:
-    """A share below 1: `10%` or `0.1`."""
-    what = "a share such as 10% or 0.1, below 100%"
-    return read(text, _share_of_one, lambda share: 0 <= share < 1, what)
-
-
-def _share_of_one(text: str) -> float:
+def _share(text: str) -> float:
     return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-
-
-def number(least: float, what: str) -> Callable[[str], float]:
-    """Reads numbers from `least` to 1e9."""
-    return lambda text: read(text, float, lambda x: least <= x <= 1e9, f"a number of {what}")
-
-
-def quantile(text: str) -> float:
-    return read(text, float, lambda q: 0 <= q <= 1, "a number in [0, 1]")
-
-
-def steps(text: str) -> slice:
-    """A slice, `A:B` or `A:B:S`. Each number may be left out."""
-    return read(text, _slice, lambda _: True, "a slice such as 0:100 or ::2")
 
 
 def _slice(text: str) -> slice:
@@ -96,27 +64,62 @@ def _slice(text: str) -> slice:
     return slice(*numbers)
 
 
+def _shard(text: str) -> tuple[int, int]:
+    which, many = (int(n) if re.fullmatch(r"\s*\d{1,9}\s*", n) else 0 for n in text.split("/"))
+    return which, many
+
+
 def _level(text: str) -> float:
     percentage = text.lower().removeprefix("p")
     return float(text) if percentage == text.lower() else float(f"{percentage}e-2")
 
 
+def whole(least: int) -> Callable[[str], int]:
+    """Reads whole numbers of at least `least`; `1e6` and `1_000_000` are fine too."""
+    what = f"a whole number of at least {least} and below 2^32, such as 8192"
+    return reader(_whole, lambda value: least <= value < _MOST, what)
+
+
+def number(least: float, what: str) -> Callable[[str], float]:
+    """Reads numbers from `least` to 1e9."""
+    return reader(float, lambda x: least <= x <= 1e9, f"a number of {what}")
+
+
+count = whole(1)
+# That JAX accepts.
+seed = reader(int, lambda value: 0 <= value < _MOST, "a whole number from 0 to 2^32 - 1")
+tokens = reader(
+    _whole, lambda value: 1 <= value <= 10**18, "a whole number, such as 15e12, from 1 to 1e18"
+)
+duration = reader(
+    _seconds, lambda s: 1 <= s <= 1e9, "a time such as 60s, 2m or 90 (seconds), from 1 s to 1e9 s"
+)
+percentage = reader(_share, lambda share: 0 <= share < 1, "a share such as 10% or 0.1, below 100%")
+quantile = reader(float, lambda q: 0 <= q <= 1, "a number in [0, 1]")
+# Each number may be left out.
+steps = reader(_slice, lambda _: True, "a slice such as 0:100 or ::2")
+shard = reader(
+    _shard, lambda one: 1 <= one[0] <= one[1], "a share such as 3/16, from 1/16 to 16/16"
+)
+_quantile = reader(
+    _level,
+    lambda q: 0 < q < 1,
+    "a number between 0 and 1, such as 0.999, or a percentage, such as p99.9",
+)
+
+
 def quantiles(text: str) -> dict[str, float]:
     """Numbers between 0 and 1, separated by commas, with their names: `0.999` is `p99.9`."""
-    what = "a number between 0 and 1, such as 0.999, or a percentage, such as p99.9"
-    found = [read(word.strip(), _level, lambda q: 0 < q < 1, what) for word in text.split(",")]
-    return {f"p{100 * q:.12g}": q for q in found}
+    return {f"p{100 * q:.12g}": q for q in (_quantile(word.strip()) for word in text.split(","))}
 
 
-def shard(text: str) -> tuple[int, int]:
-    """`I/N`, from `1/N` to `N/N`."""
-    what = "a share such as 3/16, from 1/16 to 16/16"
-    return read(text, _share, lambda share: 1 <= share[0] <= share[1], what)
-
-
-def _share(text: str) -> tuple[int, int]:
-    which, many = (int(n) if re.fullmatch(r"\s*\d{1,9}\s*", n) else 0 for n in text.split("/"))
-    return which, many
+def address(text: str) -> str:
+    """The address of a Ray cluster."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            "the address is empty; give host:port or auto, or leave it out for this machine"
+        )
+    return text
 
 
 def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> tuple[str, float]:
@@ -138,28 +141,87 @@ def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> 
 
 def objective(text: str) -> Any:
     """`mean`, `std`, `p95`, `cvar95`, or `over1.7` for the probability of more than 1.7 s."""
-    from ..analysis import CVaR, Exceedance, Mean, Quantile, Std
-
+    given = f"--objective `{quoted(text)}`"
     found = re.fullmatch(r"(mean|std)|(p|cvar|over)(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
     if not found:
         raise ValueError(
-            f"--objective `{quoted(text)}` must be mean, std, p95, p99.9, cvar95, or over1.7 (the "
-            "probability of more than 1.7 s)."
+            f"{given} must be mean, std, p95, p99.9, cvar95, or over1.7 (the probability of more "
+            "than 1.7 s)."
         )
     if found[1]:
-        return Mean() if found[1] == "mean" else Std()
+        return prism.analysis.Mean() if found[1] == "mean" else prism.analysis.Std()
     level = float(found[3])
     if found[2] == "over":
         try:
-            return Exceedance(level)
+            return prism.analysis.Exceedance(level)
         except ValueError as error:
-            raise ValueError(f"--objective `{quoted(text)}`: {error}") from None
+            raise ValueError(f"{given}: {error}") from None
     if not 0 < level / 100 < 1:
+        raise ValueError(f"{given} must have a percentage between 0 and 100, as p95 or cvar99.9.")
+    return (prism.analysis.Quantile if found[2] == "p" else prism.analysis.CVaR)(level / 100)
+
+
+def values(
+    text: str, option: str = "--over", example: str = "layout.dp=16,32,64"
+) -> tuple[str, list[str]]:
+    """A key and its values: `key=a,b,c` or `key=from:to:how_many`. Raises a `ValueError`."""
+    option = f"`{option} {quoted(text)}`"
+    key, equals, given = (part.strip() for part in text.partition("="))
+    if not key or not equals or not given:
+        raise ValueError(f"{option} is not a key and its values; write it as `{example}`.")
+    if given[0] in "[{":
         raise ValueError(
-            f"--objective `{quoted(text)}` must have a percentage between 0 and 100, as p95 or "
-            "cvar99.9."
+            f"{option} gives lists or tables; vary keys that have one number or word, as in "
+            f"`{example}`, and give a list by `--set`."
         )
-    return (Quantile if found[2] == "p" else CVaR)(level / 100)
+    if ":" not in given:
+        choices = [choice.strip() for choice in given.split(",")]
+        if len(choices) > _MOST_POINTS:
+            raise ValueError(
+                f"{option} has {len(choices):,} values; a sweep takes up to {_MOST_POINTS:,}, so "
+                "give fewer."
+            )
+        if not all(choices):
+            raise ValueError(f"{option} has an empty value; separate values by one comma.")
+        return key, choices
+    try:
+        first, last, number = given.split(":")
+        low, high, many = float(first), float(last), int(number)
+        if not (1 <= many <= _MOST_POINTS and math.isfinite(high - low)):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"{option} is not a range; write from, to and how many (1 to {_MOST_POINTS}), as in "
+            "`kernels.all_gather.sigma=0.01:0.2:20`."
+        ) from None
+    step = (high - low) / max(many - 1, 1)
+    return key, [f"{low + i * step:.12g}" for i in range(many)]
+
+
+def points(texts: list[str]) -> list[dict[str, str]]:
+    """All combinations of the values of keys (`--over`); a single empty one if there are none.
+    Raises a `ValueError`.
+    """
+    over: dict[str, list[str]] = {}
+    for text in texts:
+        key, choices = values(text)
+        if key in over:
+            raise ValueError(
+                f"`--over {quoted(key)}` was given twice; give all of its values at once."
+            )
+        over[key] = choices
+    many = math.prod(map(len, over.values()))
+    if many > _MOST_POINTS:
+        raise ValueError(
+            f"The values of `--over` make {many:,} combinations; a sweep takes up to "
+            f"{_MOST_POINTS:,}, so give fewer values."
+        )
+    return [dict(zip(over, row, strict=True)) for row in it.product(*over.values())]
+
+
+def changes_of(point: dict[str, str]) -> list[str]:
+    """A combination of values as changes of a job."""
+    return [f"{key}={value}" for key, value in point.items()]
 
 
 def check_out(path: str | None, suffix: str) -> None:
@@ -179,8 +241,10 @@ def check_out(path: str | None, suffix: str) -> None:
         )
 
 
-def check_out_folder(path: str | None) -> None:
-    """Raises a `ValueError` unless files can be written to that folder, which need not exist."""
+def check_out_folder(path: str | None, files: Collection[str] = ()) -> None:
+    """Raises a `ValueError` unless files can be written to that folder, which need not exist, and
+    none of these is there.
+    """
     if path is None:
         return
     if not path or (os.path.exists(path) and not os.path.isdir(path)):
@@ -192,3 +256,9 @@ def check_out_folder(path: str | None) -> None:
             f"--out `{shown(path)}`: nothing can be written there ({error.strerror}); give another "
             "folder."
         ) from None
+    there = [name for name in files if os.path.lexists(os.path.join(path, name))]
+    if there:
+        raise ValueError(
+            f"--out `{shown(path)}` has a `{there[0]}` already; give another folder, or `--force` "
+            "to overwrite it."
+        )

@@ -3,7 +3,7 @@ from typing import Any
 from .._files import shown
 from .._misc import quoted, unknown_name
 from .._summary import Column, Table, picked, plain
-from . import _load
+from . import _load, _prism as prism
 from ._options import SIMULATED, Given, Output, command, repeated
 from ._values import named_factor
 
@@ -21,9 +21,9 @@ from ._values import named_factor
     repeated("--change KEY=VALUE", "a key of the job, such as schedule.virtual_stages=6"),
     csv=True,
 )
-def run(given: Given) -> Output:
+def whatif(given: Given) -> Output:
     """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change."""
-    job = _load.load(given)  # Bad input fails before JAX starts.
+    job = _load.load(given)
     changed = {text: _load.load(given, text) for text in given.change}
     for text in given.link:
         changed[f"link {text}"] = _load.load(given, _slower_link(given, job, text))
@@ -36,25 +36,21 @@ def run(given: Given) -> Output:
             "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
             "--change."
         )
-
-    from ..analysis import Scenario, scale_kernel, slow_rank, what_if
-    from ..prediction import throughput
-
     program, options = _load.compiled(given, job)
     scenarios = {}
     of_node = max(job.devices_per_node // program.group_size, 1) if hot else 1
     for name, (of, number, factor) in places.items():
         rank = number if of == "rank" else _rank_of_stage(program, number)
         replicas = min(of_node, program.num_replicas) if name in hot else 1
-        scenarios[name] = slow_rank(program, rank, factor, replicas=replicas)
+        scenarios[name] = prism.analysis.slow_rank(program, rank, factor, replicas=replicas)
     for text, (kind, factor) in kernels.items():
-        scenarios[f"kernel {text}"] = scale_kernel(program, kind, factor)
+        scenarios[f"kernel {text}"] = prism.analysis.scale_kernel(program, kind, factor)
     for text, other in changed.items():
-        scenarios[text] = Scenario(other.compile())
+        scenarios[text] = prism.analysis.Scenario(other.compile())
         if other.job and job.job and other.job.cluster != job.job.cluster:
             _load.tell_notes([other.job])
-    found = what_if(program, scenarios, **options)
-    mean = found.before["mean"].value
+    found = prism.analysis.what_if(program, scenarios, **options)
+    mean, throughput = found.before["mean"].value, prism.prediction.throughput
     each = {"as it is": throughput(job.job, mean)}
     for name, changes in found.changes.items():
         other = changed.get(name, job).job or job.job
@@ -104,9 +100,7 @@ def _place(text: str, option: str) -> tuple[str, int, float]:
 
 
 def _rank_of_stage(program: Any, stage: int) -> int:
-    from ..analysis import ranks_of_stages
-
-    ranks = ranks_of_stages(program)
+    ranks = prism.analysis.ranks_of_stages(program)
     if stage >= len(ranks):
         raise ValueError(f"There is no stage {stage}; the program has 0 to {len(ranks) - 1}.")
     return int(ranks[stage])

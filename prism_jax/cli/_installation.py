@@ -1,22 +1,47 @@
+"""What is installed: whether it works, and its completion in a shell."""
+
+import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
+
+import numpy as np
 
 from .._cache import VARIABLE, cache_folder
 from .._summary import Table
+from ..data import list_clusters, list_failures, list_jobs
 from ._load import use_all_cores
-from ._options import Given, Output, command
+from ._options import Given, Output, argument, command
 
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
 _OPTIONAL = ("matplotlib", "torch")
+_BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
+_SCRIPT = """\
+_prism_jax() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words="{commands}"
+    else
+        case "${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD-1]}}" in
+{values}
+        *)
+            case "${{COMP_WORDS[1]}}" in
+{options}
+            esac
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _prism_jax prism-jax
+"""
 
 
 @command("")
-def run(given: Given) -> Output:
+def doctor(given: Given) -> Output:
     """Check the installation, and print versions, devices and caches for a bug report."""
     del given
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
@@ -38,7 +63,8 @@ def run(given: Given) -> Output:
         "cache": cache,
         "problems": problems,
     }
-    return Output(result, [*_blocks(result)])
+    lines = [f"problem: {problem}" for problem in problems] or ["No problem was found."]
+    return Output(result, [_table(result), "\n".join(lines)])
 
 
 def _version(name: str) -> str | None:
@@ -52,13 +78,10 @@ def _devices() -> tuple[dict[str, int], list[str]]:
     """The number of devices of each kind, and whether JAX computes the same on them as NumPy."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     use_all_cores()
     try:
-        found: dict[str, int] = {}
-        for device in jax.devices():
-            found[device.device_kind] = found.get(device.device_kind, 0) + 1
+        found = dict(Counter(device.device_kind for device in jax.devices()))
         number = float(jax.jit(lambda x: jnp.sum(x**2))(jnp.arange(4.0)))
     except RuntimeError as error:  # Raised by a plugin whose driver is missing, for example.
         return {}, [f"JAX finds no device that works: {error}"]
@@ -82,7 +105,7 @@ def _cache() -> tuple[dict[str, Any], list[str]]:
     return about, [f"The cache folder cannot be written; name another as {VARIABLE}."]
 
 
-def _blocks(result: dict[str, Any]) -> Iterator[Table | str]:
+def _table(result: dict[str, Any]) -> Table:
     devices = ", ".join(f"{number} x {kind}" for kind, number in result["devices"].items())
     cache = result["cache"]
     if cache["files"] is None:
@@ -95,6 +118,42 @@ def _blocks(result: dict[str, Any]) -> Iterator[Table | str]:
         ("devices", f"{devices or 'none'} ({result['cores']} cores)"),
         ("cache", kept),
     ]
-    yield Table((), rows, most=None)
-    problems = [f"problem: {problem}" for problem in result["problems"]]
-    yield "\n".join(problems or ["No problem was found."])
+    return Table((), rows, most=None)
+
+
+@command("bash", argument("shell", "the shell", choices=tuple(_BEFORE)))
+def completion(given: Given) -> Output:
+    """Print a script with which bash or zsh completes commands, options, jobs and clusters."""
+    script = _script()
+    shell = given.shell
+    how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
+    script = f"{how}{_BEFORE[shell]}{script}".rstrip()
+    return Output({"shell": shell, "script": script}, [script])
+
+
+def _script() -> str:
+    """The function for bash, which zsh runs too. If it knows no word, it completes file names."""
+    from ._main import make_parser, options_of
+
+    _, commands = make_parser()
+    options, values = [], []
+    for name, parser in commands.items():
+        known = options_of(parser)
+        positional = [_words(action) for action in parser._actions if not action.option_strings]
+        words = " ".join([*known, *filter(None, positional)])
+        options.append(f'            {name}) words="{words}" ;;')
+        for option, action in known.items():
+            if action.nargs != 0:
+                values.append(f'        {name}:{option}) words="{_words(action)}" ;;')
+    return _SCRIPT.format(
+        commands=" ".join(commands), options="\n".join(options), values="\n".join(values)
+    )
+
+
+def _words(action: argparse.Action) -> str:
+    """The values of an argument that have names."""
+    if action.choices is not None:
+        return " ".join(map(str, action.choices))
+    names = {"JOB": list_jobs, "CLUSTER": list_clusters, "FAILURES": list_failures}
+    listed = names.get(str(action.metavar))
+    return " ".join(listed()) if listed is not None else ""

@@ -1,0 +1,217 @@
+"""Predictions beside measured step times: calibrated to them, scored, and explained."""
+
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+
+from .._files import shown
+from .._misc import counted
+from .._summary import Column, Table, picked, plain
+from ..data import check_job_path, is_profile, law_table, load_job, read_toml, save_job
+from . import _load, _prism as prism
+from ._options import (
+    ALLOW_OOM,
+    MEASURED,
+    NO_PROFILE,
+    RANDOM,
+    SIMULATED,
+    STEPS,
+    Given,
+    Output,
+    argument,
+    command,
+    repeated,
+)
+from ._trace import read_names
+from ._values import number, whole
+
+
+_LEGEND = """\
+mean_error, p95_error: predicted over measured, minus one; std_ratio: predicted over measured
+ks: the Kolmogorov-Smirnov distance; ks_aligned: the same after the medians are made equal
+w1_s, crps_s: the Wasserstein-1 distance and the continuous ranked probability score, in seconds
+coverage_90: the share of measured steps between the predicted p5 and p95
+noise: the scatter of the figure by chance, given the number of measured steps"""
+
+
+@command(
+    "job.toml --to step_times.csv --out mine.toml",
+    argument(
+        "job JOB",
+        "a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job",
+        nargs="?",
+    ),
+    repeated(
+        "--to STEP_TIMES",
+        f"{MEASURED}; can be repeated, each with the --job that was measured",
+        required=True,
+    ),
+    repeated(
+        "--job JOB",
+        "the job of each --to, in the same order: on the same software and machine, at another "
+        "scale or in another layout; the first is calibrated and written",
+        dest="jobs",
+    ),
+    argument("--out JOB2", "the .toml file to write", required=True),
+    *RANDOM,
+)
+def calibrate(given: Given) -> Output:
+    """Calibrate a job to measured step times, so that it predicts other scales."""
+    names = [*[given.job] * (given.job is not None), *given.jobs]
+    if len(names) != len(given.to):
+        raise ValueError(
+            f"There are {len(names)} jobs for {len(given.to)} files of step times; give each --to "
+            "one --job, or the first the JOB."
+        )
+    for name in filter(is_profile, names):
+        raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
+    jobs = [load_job(name, given.overrides) for name in names]
+    all_runs = [prism.trace.read_runs(path) for path in given.to]
+    check_job_path(given.out)
+    if os.path.exists(given.out) and not _is_calibrated(given.out):
+        what = "a file is there that this command did not write; give another name"
+        raise ValueError(f"{shown(given.out)}: {what}.")
+    calibration, agreement = prism.calibration, prism.calibration.agreement
+    for path, runs in zip(given.to, all_runs, strict=True):
+        calibration.check_runs(runs, f"{shown(path)}: ")
+    for path, runs, one in zip(given.to, all_runs, jobs, strict=True):
+        if one.model is not None and one.cluster is not None:
+            predicted = prism.prediction.predict(one).mean
+            _load.tell_unit(path, float(np.median(np.concatenate(runs))), predicted)
+    _load.use_all_cores()
+    others = list(zip(jobs[1:], all_runs[1:], strict=True))
+    source = f"calibrated to {', '.join(map(os.path.basename, given.to))}"
+    options = {"key": _load.key_of(given), "progress": _load.wants_progress(given)}
+    job = calibration.calibrate(jobs[0], all_runs[0], others=others, source=source, **options)
+    save_job(job, given.out)
+    found = job.calibrated
+    assert found is not None
+    _load.tell_notes([job])
+    law_of = ("kernel", "component", "family")
+    result = {
+        "job": given.out,
+        "num_steps": sum(len(run) for runs in all_runs for run in runs),
+        "num_runs": sum(map(len, all_runs)),
+        **{name: figure.value for name, figure in found.level.items()},
+        "standard_errors": {name: figure.standard_error for name, figure in found.level.items()},
+        **picked(found.uncertainty, "prior"),
+        "variability": [picked(law, *law_of) | law.parameters for law in found.variability],
+        "agreement": agreement(job, all_runs[0]),
+        "agreement_of_others": [
+            {"job": name, "to": path, **agreement(calibration.calibrated_as(one, job), runs)}
+            for name, path, one, runs in [*zip(names, given.to, jobs, all_runs, strict=True)][1:]
+        ],
+    }
+    what = f"calibrated to {result['num_steps']:,} steps of {result['num_runs']} run(s)"
+    level = dataclasses.replace(found.summary(), title=f"{given.out}: {what}")
+    return Output(result, [level, law_table(found.variability), _agreement(result, given.to[0])])
+
+
+def _agreement(result: dict[str, Any], first: str) -> Table:
+    """Figures of the calibrated steps beside the measured ones."""
+    others = result["agreement_of_others"]
+    rows = [
+        {"of": figures["to"], "figure": name, "ours": pair[0], "theirs": pair[1]}
+        for figures in ({"to": first, **result["agreement"]}, *others)
+        for name, pair in figures.items()
+        if name not in ("job", "to")
+    ]
+    columns = (
+        *[Column("steps", "of")] * bool(others),
+        Column("of one run", "figure"),
+        Column("calibrated", "ours", ".5g"),
+        Column("measured", "theirs", ".5g"),
+    )
+    return Table(columns, rows, most=None)
+
+
+def _is_calibrated(path: str) -> bool:
+    """Whether a file is one that this command wrote."""
+    with contextlib.suppress(ValueError):
+        return "calibrated" in read_toml(path, "job")
+    return False
+
+
+@command(
+    "mine.toml --against step_times.csv",
+    *SIMULATED,
+    argument(
+        "--against STEP_TIMES",
+        "measured step times: a .csv or .parquet file with a column `step_time_s`",
+        required=True,
+    ),
+    STEPS,
+    csv=True,
+)
+def score(given: Given) -> Output:
+    """Compare the predicted law of the step time with measured step times."""
+    steps = prism.trace.read_step_times(given.against)
+    measured = steps[given.steps]
+    if len(measured) < 2:
+        raise ValueError(
+            f"{shown(given.against)}: {counted(len(measured), 'step')} of {len(steps)} left to "
+            "score against; give at least two steps, and a `--steps` that keeps them."
+        )
+    job = _load.load(given)
+    program, options = _load.compiled(given, job)
+    law = prism.engine.simulate(program, **options)
+    _load.tell_unit(given.against, float(np.median(measured)), float(law.quantile(0.5)))
+    found = prism.analysis.score(law, measured, key=options["key"])
+    table = found.summary().named(job.name)
+    result = {"name": job.name, "num_steps": found.num_steps}
+    # A ratio to the spread of measured steps that are all equal is not defined.
+    result |= {row.pop("score"): row for row in plain(table.rows)}
+    return Output(result, [table, _LEGEND])
+
+
+@command(
+    "gpt3-175b-h100-4096 --step-time 1.9",
+    NO_PROFILE,
+    argument("--measured STEP_TIMES", MEASURED),
+    argument("--step-time S", "one measured step time, in seconds", number(1e-6, "seconds")),
+    argument("--trace DIR", "a folder with a Kineto trace of each rank, of the same steps"),
+    argument("--names NAMES", "a .toml file with the meaning of ranges in traces"),
+    # Of fewer steps no spread is known.
+    argument(
+        "--samples N", "steps to simulate of each change (1024), at least 32", whole(32), 1024
+    ),
+    *RANDOM,
+    ALLOW_OOM,
+)
+def diagnose(given: Given) -> Output:
+    """Say whether a measured step time is normal, what explains it, and what to change."""
+    if sum(one is not None for one in (given.measured, given.step_time, given.trace)) != 1:
+        raise ValueError("Give one of --measured, --step-time and --trace.")
+    if given.names and not given.trace:
+        raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
+    job = _load.load(given)
+    if job.job is None or (job.modelled is None and given.trace is None):
+        what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
+        raise ValueError(f"{shown(given.job)}: {what}.")
+    runs: list[Any] = [] if given.measured is None else prism.trace.read_runs(given.measured)
+    if given.step_time is not None:
+        runs = [np.array([given.step_time])]
+    ranks: list[Any] = []
+    if given.trace:
+        ranks = prism.trace.rank_times(prism.trace.read_ranks(given.trace), read_names(given))
+    if job.modelled is None:
+        found = prism.diagnosis.diagnose_ranks(job.job, ranks)
+    else:
+        if not given.allow_oom:
+            prism.prediction.check_memory(job.job)
+        typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
+        where = given.measured or given.trace or "--step-time"
+        _load.tell_unit(where, typical, prism.prediction.predict(job.job).mean)
+        _load.tell_notes([job.job])
+        _load.use_all_cores()
+        _load.say(given, f"simulating causes and changes of {job.name}")
+        options = {"num_samples": given.samples, "key": _load.key_of(given)}
+        causes = prism.diagnosis.hypotheses(job.job, **options)
+        found = prism.diagnosis.diagnose(causes, runs, ranks)
+    lines = "\n".join([f"{job.name}:", *found.lines()])
+    result = {"job": job.name, **plain(found), "tell": found.tell}
+    tables = [found.summary()] if found.causes else []  # The lines say why there is none.
+    return Output(result, [lines, *tables, *found.changes_tables()])
