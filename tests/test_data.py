@@ -11,18 +11,19 @@ import pytest
 
 from prism_jax.data import (
     list_clusters,
+    list_devices,
     list_jobs,
+    list_kernels,
+    list_software,
     load_cluster,
     load_device,
     load_job,
     load_kernels,
     load_model,
     load_software,
+    load_source,
     save_job,
 )
-from prism_jax.data._load import list_devices, list_kernels
-from prism_jax.data._load_kernels import load_source
-from prism_jax.data._software import list_software
 from prism_jax.latency import families
 from prism_jax.workload import count_parameters
 

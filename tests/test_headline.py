@@ -11,7 +11,7 @@ import prism_jax as prism
 from prism_jax.calibration import epistemic
 from prism_jax.cli import main
 from prism_jax.data import list_clusters, load_cluster
-from prism_jax.data._plausible import SHIPPED
+from prism_jax.data._check import SHIPPED
 from prism_jax.law import about_noise, law_table
 from prism_jax.prediction import levels_of_law
 from prism_jax.runs import RunLaw

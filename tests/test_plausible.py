@@ -11,8 +11,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._load import tell_unit
-from prism_jax.data import Link, list_clusters, list_jobs, notes_of
-from prism_jax.data._load import list_models
+from prism_jax.data import Link, list_clusters, list_jobs, list_models, notes_of
 from prism_jax.prediction import idle_keys, throughput
 
 

@@ -10,9 +10,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import list_jobs
-from prism_jax.data._load import list_models
-from prism_jax.data._reference import job_keys
+from prism_jax.data import job_keys, list_jobs, list_models
 
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"

@@ -52,8 +52,8 @@ def test_seconds_add_to_the_spread_of_a_step_as_variances():
     assert _sigma(alone, step_s=1.0, experts=True) == pytest.approx(0.005)
     assert _sigma({"sigma": 0.003}, step_s=1.0) == 0.003
     for wrong in (("gemm", "residual", "lognormal"), ("", "step", "gamma")):
-        with pytest.raises(ValueError, match=r"here: `seconds` is a parameter of .* `step`"):
-            check_variation(Variation(*wrong, {"seconds": 1.0}), "here")
+        with pytest.raises(ValueError, match=r"^`seconds` is a parameter of .* `step`"):
+            check_variation(Variation(*wrong, {"seconds": 1.0}))
 
 
 def test_a_job_has_the_spread_of_its_own_step():

@@ -1,4 +1,3 @@
-from ._assumed import AssumedKey as AssumedKey, assumed_keys as assumed_keys
 from ._calibrated import (
     LEVEL as LEVEL,
     Calibrated as Calibrated,
@@ -9,12 +8,7 @@ from ._check import (
     MAX_BLOCKS as MAX_BLOCKS,
     check_job as check_job,
     check_parts as check_parts,
-)
-from ._expected_errors import (
-    ErrorClass as ErrorClass,
-    ExpectedErrors as ExpectedErrors,
-    generation_of as generation_of,
-    load_expected_errors as load_expected_errors,
+    notes_of as notes_of,
 )
 from ._failures import (
     Cause as Cause,
@@ -22,45 +16,38 @@ from ._failures import (
     Slow as Slow,
     UnequalNodes as UnequalNodes,
     UnequalWeeks as UnequalWeeks,
-    list_failures as list_failures,
     load_failures as load_failures,
 )
-from ._find import is_profile as is_profile
-from ._hardware import (
-    Cluster as Cluster,
-    Device as Device,
-    Link as Link,
-    Power as Power,
+from ._find import (
+    is_profile as is_profile,
+    list_clusters as list_clusters,
+    list_devices as list_devices,
+    list_failures as list_failures,
+    list_jobs as list_jobs,
+    list_kernels as list_kernels,
+    list_models as list_models,
+    list_software as list_software,
 )
+from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
 from ._job import (
+    Call as Call,
     Job as Job,
     Layout as Layout,
     Measured as Measured,
+    Outline as Outline,
     ScheduleConfig as ScheduleConfig,
     balances as balances,
     layout_and_order as layout_and_order,
 )
-from ._kernels import (
-    COMPONENTS as COMPONENTS,
-    Constant as Constant,
-    Efficiency as Efficiency,
-    Kernels as Kernels,
-    Overlap as Overlap,
-    Source as Source,
-    Variation as Variation,
-    law_table as law_table,
-)
+from ._kernels import Constant as Constant, Kernels as Kernels, Source as Source
 from ._load import (
-    list_clusters as list_clusters,
-    list_devices as list_devices,
-    list_jobs as list_jobs,
-    list_kernels as list_kernels,
-    list_models as list_models,
+    check_job_path as check_job_path,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,
     load_model as load_model,
     make_job as make_job,
+    save_job as save_job,
 )
 from ._load_kernels import (
     load_kernels as load_kernels,
@@ -71,29 +58,35 @@ from ._load_kernels import (
     save_source as save_source,
 )
 from ._model import Layer as Layer, Model as Model
-from ._outline import Call as Call, Outline as Outline
 from ._override import (
     apply_kernel_override as apply_kernel_override,
     parse_override as parse_override,
 )
-from ._plausible import notes_of as notes_of
 from ._priors import (
+    ErrorClass as ErrorClass,
     Priors as Priors,
     Sampled as Sampled,
+    generation_of as generation_of,
+    load_expected_errors as load_expected_errors,
     load_priors as load_priors,
 )
 from ._read import (
     convert as convert,
+    located as located,
     read_csv as read_csv,
     read_rows as read_rows,
+    read_struct as read_struct,
     read_text as read_text,
     read_toml as read_toml,
-    without_none as without_none,
     write_csv as write_csv,
     write_toml as write_toml,
 )
-from ._reference import Key as Key, job_keys as job_keys, toml_value as toml_value, unit as unit
-from ._save import check_job_path as check_job_path, save_job as save_job
+from ._reference import (
+    assumed_keys as assumed_keys,
+    job_keys as job_keys,
+    toml_value as toml_value,
+    unit as unit,
+)
 from ._shapes import (
     Product as Product,
     Shapes as Shapes,
@@ -106,12 +99,7 @@ from ._shapes import (
     read_shapes as read_shapes,
     shape_key as shape_key,
 )
-from ._software import (
-    Software as Software,
-    list_software as list_software,
-    load_software as load_software,
-)
-from ._training import Training as Training
+from ._training import Software as Software, Training as Training, load_software as load_software
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,
@@ -123,7 +111,9 @@ from ._types import (
 )
 from ._variations import (
     SECONDS as SECONDS,
+    Variation as Variation,
     has_seconds as has_seconds,
+    law_table as law_table,
     read_variations as read_variations,
     replace_variations as replace_variations,
     write_variations as write_variations,

@@ -7,9 +7,10 @@ import msgspec
 
 from .._estimate import Estimate
 from .._summary import Column, Shown, Table
-from ._kernels import Kernels, Variation
-from ._types import Count, NonNegative, Positive, Text
-from ._variations import check_variation, replace_variations
+from ._kernels import Kernels
+from ._read import located
+from ._types import Count, NonNegative, Number, Positive, Text
+from ._variations import Variation, check_variation, replace_variations
 
 
 # The order of the rows and columns of a covariance.
@@ -22,8 +23,7 @@ _LEVEL = {
 LEVEL = (*_LEVEL,)
 
 _Exponent: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=1)]
-_Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
-_Row: TypeAlias = tuple[_Number, _Number, _Number, _Number]
+_Row: TypeAlias = tuple[Number, Number, Number, Number]
 
 
 class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,8 +109,9 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
 
     A `ValueError` for an invalid law: see `check_variation`.
     """
-    for variation in calibrated.variability:
-        check_variation(variation, where)
+    with located(where):
+        for variation in calibrated.variability:
+            check_variation(variation)
     return msgspec.structs.replace(
         kernels,
         compute=calibrated.compute,

@@ -6,8 +6,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from .._files import shown
-from ._find import find_file, list_names
-from ._read import convert, read_toml
+from ._find import find_file
+from ._read import read_struct
 from ._types import Count, Name, NonNegative, Positive, Text
 
 
@@ -114,11 +114,6 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slow: tuple[Slow, ...] = ()
 
 
-def list_failures() -> tuple[str, ...]:
-    """The names of the shipped counts of failures."""
-    return list_names("hardware/failures")
-
-
 def load_failures(name: str | os.PathLike[str]) -> Failures:
     """Loads counts of failures by their name, if they are shipped, or by the path of a file.
 
@@ -126,8 +121,8 @@ def load_failures(name: str | os.PathLike[str]) -> Failures:
 
     A `ValueError` of one sentence that names the file and the key.
     """
-    path = find_file("hardware/failures", name)
-    found = convert(read_toml(path, "failures"), Failures, lambda key: shown(path))
+    path = find_file("count of failures", name)
+    found = read_struct(path, "failures", Failures)
     names = [cause.name for cause in found.causes]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -8,19 +8,18 @@ from .._files import shown
 from .._misc import unknown_name
 
 
-_WHAT = {
-    "jobs": "job",
-    "jobs/models": "model",
-    "hardware/devices": "device",
-    "hardware/clusters": "cluster",
-    "hardware/failures": "count of failures",
-    "kernels": "profile of kernels",
-    "kernels/software": "software stack",
+_FOLDERS = {
+    "job": "jobs",
+    "model": "jobs/models",
+    "device": "hardware/devices",
+    "cluster": "hardware/clusters",
+    "count of failures": "hardware/failures",
+    "software stack": "kernels/software",
 }
 
 
 def data_folder(kind: str) -> pathlib.Path:
-    """The folder of `kind`, such as `"hardware/devices"`, in the wheel or in the checkout."""
+    """The folder of a kind, such as `"hardware/devices"`, in the wheel or in the checkout."""
     package = pathlib.Path(str(importlib.resources.files("prism_jax.data")))
     installed = package / kind
     return installed if installed.is_dir() else package.parents[1] / kind
@@ -43,8 +42,43 @@ def is_path(name: str | os.PathLike[str]) -> bool:
     return name.endswith(".toml") or "/" in name or os.sep in name or name in (".", "..")
 
 
+def list_jobs() -> tuple[str, ...]:
+    """The names of the shipped jobs."""
+    return list_names("jobs")
+
+
+def list_models() -> tuple[str, ...]:
+    """The names of the shipped models."""
+    return list_names("jobs/models")
+
+
+def list_devices() -> tuple[str, ...]:
+    """The names of the shipped devices."""
+    return list_names("hardware/devices")
+
+
+def list_clusters() -> tuple[str, ...]:
+    """The names of the shipped families of clusters."""
+    return list_names("hardware/clusters")
+
+
+def list_kernels() -> tuple[str, ...]:
+    """The names of the shipped profiles of kernels: of devices and of clusters."""
+    return list_names("kernels")
+
+
+def list_software() -> tuple[str, ...]:
+    """The names of the shipped stacks."""
+    return list_names("kernels/software")
+
+
+def list_failures() -> tuple[str, ...]:
+    """The names of the shipped counts of failures."""
+    return list_names("hardware/failures")
+
+
 def find_file(
-    kind: str, name: str | os.PathLike[str], given_by: pathlib.Path | None = None
+    what: str, name: str | os.PathLike[str], given_by: pathlib.Path | None = None
 ) -> pathlib.Path:
     """The file with a name or a path. A relative path is first looked up in the folder of the file
     that gives it.
@@ -53,18 +87,16 @@ def find_file(
 
     A `ValueError` if there is no such file.
     """
-    what = _WHAT[kind]
-    by = f"{shown(given_by)}: " if given_by else ""
+    folder, by = _FOLDERS[what], f"{shown(given_by)}: " if given_by else ""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(
             f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the "
             "name of a shipped one, or the path of a `.toml` file."
         )
     if not is_path(name):
-        names = list_names(kind)
-        if name not in names:
-            raise ValueError(by + unknown_name(what, name, names))
-        return data_folder(kind) / f"{name}.toml"
+        if name not in list_names(folder):
+            raise ValueError(by + unknown_name(what, name, list_names(folder)))
+        return data_folder(folder) / f"{name}.toml"
     name = os.fspath(name)
     # By the name as given, because `pathlib` drops a `/` at its end.
     if given_by is not None and not os.path.isabs(name):
@@ -77,7 +109,7 @@ def find_file(
     if not os.path.exists(name):
         raise ValueError(
             f"{by}{shown(name)}: there is no such file; give a `.toml` file, or one of the shipped "
-            f"names: {', '.join(list_names(kind)[:12]) or 'none'}."
+            f"names: {', '.join(list_names(folder)[:12]) or 'none'}."
         )
     return pathlib.Path(name)
 

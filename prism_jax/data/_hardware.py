@@ -1,6 +1,7 @@
 """Machines: devices, and clusters of them."""
 
-from typing import Annotated
+import itertools as it
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +17,9 @@ from ._types import (
     Text,
     Watts,
 )
+
+
+_MOST = 10**9  # The largest value of any count in a file.
 
 
 class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,3 +125,71 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raises a `ValueError` of one sentence if the links of a cluster do not nest, or if its device
+    draws less than at rest.
+    """
+    if not cluster.links:
+        raise ValueError("the key `links` is empty; give at least one link.")
+    if len({link.name for link in cluster.links}) < len(cluster.links):
+        raise ValueError("`links` has two links with one name; rename one of them.")
+    for inner, outer in it.pairwise(cluster.links):
+        if outer.group <= inner.group:
+            raise ValueError(
+                f"the link `{outer.name}` joins {outer.group} ranks, not more than "
+                f"`{inner.name}` before it ({inner.group}); list links innermost first."
+            )
+    if not cluster.device.peak_flop_per_s:
+        raise ValueError("`peak_flop_per_s` is empty; give one dtype at least.")
+    if (power := cluster.device.power) is None:
+        return
+    for name in ("limit_w", "rated_w", "gemm_w", "attention_w", "moving_w"):
+        if getattr(power, name) <= power.static_w:
+            raise ValueError(
+                f"`power.{name}` is {getattr(power, name):g} W, not more than the "
+                f"{power.static_w:g} W that the device draws at any clock (`static_w`); raise it."
+            )
+
+
+def sized(table: dict[str, Any], num_nodes: int | None = None) -> dict[str, Any]:
+    """The table of a cluster with `num_nodes` nodes, by default the number in the table itself.
+
+    A link without a `group` joins all devices. It is left out if a link before it already does.
+
+    **Raises:**
+
+    A `ValueError` if the number of nodes is not given or is too large.
+    """
+    table = dict(table)
+    if num_nodes is not None:
+        table["num_nodes"] = num_nodes
+    if "num_nodes" not in table:
+        raise ValueError(
+            f"the cluster `{table.get('name', '')}` is a family; say how many nodes it has as "
+            "`num_nodes`."
+        )
+    nodes, each, links = (table.get(key) for key in ("num_nodes", "devices_per_node", "links"))
+    if not isinstance(links, list):
+        return table
+    # A value that is not a number is refused later, when the table is converted.
+    devices = nodes * each if type(nodes) is int and type(each) is int else 1
+    if devices > _MOST:
+        raise ValueError(
+            f"`num_nodes` = {nodes} with {each} devices each is more than the {_MOST:,} devices "
+            "that a cluster may have; give fewer."
+        )
+    kept: list[Any] = []
+    for link in links:
+        if isinstance(link, dict) and "group" not in link:
+            if kept and _joined(kept[-1]) >= devices:
+                continue
+            link = {**link, "group": max(devices, 1)}
+        kept.append(link)
+    return {**table, "links": kept}
+
+
+def _joined(link: Any) -> int:
+    group = link.get("group") if isinstance(link, dict) else None
+    return group if type(group) is int else 0

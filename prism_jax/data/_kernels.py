@@ -4,18 +4,13 @@ vary.
 
 import functools as ft
 import math
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from .._summary import Column, Table
 from ._shapes import Shapes, ShapeTable, shape_key
-from ._types import Fraction, Label, Name, NonNegative, Positive, Text
-
-
-COMPONENTS = ("rank", "step", "worker_step", "microbatch", "residual", "stall", "network")
-SHARED = ("rank", "step", "worker_step", "microbatch", "network")
+from ._types import Fraction, Text
+from ._variations import Variation
 
 
 class Efficiency(msgspec.Struct, frozen=True, cache_hash=True):
@@ -49,48 +44,6 @@ class Efficiency(msgspec.Struct, frozen=True, cache_hash=True):
                 weight = math.log(size / sizes[i - 1]) / math.log(sizes[i] / sizes[i - 1])
                 return (1 - weight) * values[i - 1] + weight * values[i]
         return values[-1]
-
-
-class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One cause of variation of one kind of kernel, or of all of them.
-
-    **Attributes:**
-
-    - `kernel`: the kind of kernel; empty for components that kernels share.
-    - `component`: `residual` (the noise of each call), `stall`, or a shared component: `rank`,
-        `step`, `worker_step`, `microbatch`, `network`.
-    - `family`: the family of the law of the factor, or of the duration of a stall; `two-regimes`
-        for `network`.
-    - `parameters`: the parameters of the law. Stalls also have `rate` (stalls per call) and
-        `median_s`; the network has `probability` and `slowdown`. The `sigma` of a log-normal `step`
-        may have `seconds` beside it, the part of the standard deviation that is as many seconds
-        whatever a step takes, `experts_seconds` for models with experts, and `seconds_share`, the
-        largest share of a step that these seconds are. The two parts add as variances.
-    - `source`: where the numbers are from.
-    """
-
-    kernel: Label
-    component: Name
-    family: Name
-    parameters: dict[Name, float]
-    source: str = ""
-
-
-def _parameters(law: Variation) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in law.parameters.items())
-
-
-def law_table(laws: Sequence[Variation], *more: Column | str, title: str = "") -> Table:
-    """A row for each cause of variation, with further columns."""
-    columns = (
-        Column("kernel", lambda law: law.kernel or "all"),
-        "component",
-        "family",
-        Column(
-            "parameters", lambda law: ", ".join(f"{k} {x:.3g}" for k, x in law.parameters.items())
-        ),
-    )
-    return Table((*columns, *more), laws, title, most=None)
 
 
 class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -220,32 +173,3 @@ class Kernels(msgspec.Struct, frozen=True):
             if variation.component == component and variation.kernel == kernel:
                 return variation
         return None
-
-
-class EfficiencyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of a device's `efficiency.csv`."""
-
-    kernel: Name
-    size: Positive
-    efficiency: Positive
-    dtype: Label = ""
-    latency_s: NonNegative = 0.0
-
-
-class CollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of a cluster's `efficiency.csv`."""
-
-    kernel: Name
-    bytes: Positive
-    efficiency: Positive
-    link: Label = ""
-
-
-class VariationRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of `variability.csv`."""
-
-    component: Literal["rank", "step", "worker_step", "microbatch", "residual", "stall", "network"]
-    family: Name
-    source: Text
-    kernel: Label = ""
-    parameters: str = ""

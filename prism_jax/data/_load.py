@@ -1,51 +1,30 @@
-"""Loading jobs, models and machines by name or path."""
+"""Loading jobs, models and machines by name or path, and saving jobs."""
 
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from .._files import shown
+from .._files import check_writable, shown
 from .._misc import quoted
 from ._calibrated import apply_calibrated
-from ._check import check_cluster, check_job
-from ._find import find_file, is_path, list_names
-from ._hardware import Cluster, Device
+from ._check import check_job, check_plausible
+from ._find import find_file, is_path, list_devices, list_names
+from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
-from ._plausible import check_plausible
-from ._read import check_keys, convert, read_toml
-from ._sized import sized
-from ._software import load_software
+from ._read import check_keys, convert, located, read_toml, write_toml
+from ._training import load_software
 
 
-def list_jobs() -> tuple[str, ...]:
-    """The names of the shipped jobs."""
-    return list_names("jobs")
+_T = TypeVar("_T", bound=msgspec.Struct)
 
-
-def list_models() -> tuple[str, ...]:
-    """The names of the shipped models."""
-    return list_names("jobs/models")
-
-
-def list_devices() -> tuple[str, ...]:
-    """The names of the shipped devices."""
-    return list_names("hardware/devices")
-
-
-def list_clusters() -> tuple[str, ...]:
-    """The names of the shipped families of clusters."""
-    return list_names("hardware/clusters")
-
-
-def list_kernels() -> tuple[str, ...]:
-    """The names of the shipped profiles of kernels: of devices and of clusters."""
-    return list_names("kernels")
+# Names of dtypes in PyTorch.
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 
 
 def load_model(name: str | os.PathLike[str]) -> Model:
@@ -55,8 +34,9 @@ def load_model(name: str | os.PathLike[str]) -> Model:
 
     A `ValueError` of one sentence that names the file and the key.
     """
-    model = _load("jobs/models", "model", name, Model, None)[0]
-    check_model(model, shown(name))
+    model, _ = _load("model", Model, name)
+    with located(shown(name)):
+        check_model(model)
     return model
 
 
@@ -67,7 +47,7 @@ def load_device(name: str | os.PathLike[str]) -> Device:
 
     A `ValueError` of one sentence that names the file and the key.
     """
-    return _load("hardware/devices", "device", name, Device, None)[0]
+    return _load("device", Device, name)[0]
 
 
 def load_cluster(name: str | os.PathLike[str], num_nodes: int | None = None) -> Cluster:
@@ -82,7 +62,7 @@ def load_cluster(name: str | os.PathLike[str], num_nodes: int | None = None) -> 
 
     A `ValueError` of one sentence that names the file and the key.
     """
-    path = find_file("hardware/clusters", name)
+    path = find_file("cluster", name)
     return _cluster_of(_cluster_table(path), shown(path), num_nodes)
 
 
@@ -105,19 +85,19 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
 
     A `ValueError` of one sentence that names the file and the key, or the override.
     """
-    path = find_file("jobs", name_or_path)
+    path = find_file("job", name_or_path)
     return make_job(read_toml(path, "job"), path, overrides)
 
 
 def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] = ()) -> Job:
     """`load_job`, for the table of a file at `path`, which need not exist."""
-    if isinstance(overrides, str):
-        overrides = (overrides,)
+    overrides = (overrides,) if isinstance(overrides, str) else overrides
     parsed = [parse_override(text) for text in overrides]
+    file = shown(path)
     if "kernels" in raw:
         raise ValueError(
-            f"{shown(path)}: the key `kernels` is for overrides; a file names a profile as "
-            "`kernels` of its cluster and device."
+            f"{file}: the key `kernels` is for overrides; a file names a profile as `kernels` of "
+            "its cluster and device."
         )
     changes = []
     for override in parsed:
@@ -130,51 +110,50 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
         elif override.keys[0] != "kernels":
             changes.append(override)
     num_nodes = raw.pop("num_nodes", None)
-    check_keys(raw, Job, lambda key: shown(path))
+    check_keys(raw, Job, lambda key: file)
     if num_nodes is not None and "cluster" not in raw:
         raise ValueError(
-            f"{shown(path)}: `num_nodes` belongs to a cluster, but there is none; add `cluster`, "
-            "or leave `num_nodes` out."
+            f"{file}: `num_nodes` belongs to a cluster, but there is none; add `cluster`, or leave "
+            "`num_nodes` out."
         )
     origin = {override.key: override for override in parsed}
 
     def where(key: str) -> str:
-        while key:
-            if key in origin:
-                return f"override `{origin[key]}`"
+        while key and key not in origin:
             key = key.rpartition(".")[0]
-        return shown(path)
+        return f"override `{origin[key]}`" if key else file
 
     _resolve(raw, path, changes, num_nodes)
     for override in changes:
-        origin[apply_override(raw, override)] = override
+        with located(f"override `{override}`"):
+            origin[apply_override(raw, override)] = override
     if isinstance(raw.get("cluster"), dict):
-        raw["cluster"] = _sized(raw["cluster"], shown(path))
+        with located(file):
+            raw["cluster"] = sized(raw["cluster"])
     raw.setdefault("name", quoted(path.stem))
     _call_dtypes_by_their_names(raw.get("training"))
     job = convert(raw, Job, where)
     if job.cluster is not None:
-        check_cluster(job.cluster, shown(path))
-        if not job.allow_implausible:
-            check_plausible(job.cluster, shown(path))
+        with located(file):
+            check_cluster(job.cluster)
+            if not job.allow_implausible:
+                check_plausible(job.cluster)
         kernels = load_kernels(job.cluster)
         if job.calibrated is not None:
-            kernels = apply_calibrated(kernels, job.calibrated, f"{shown(path)}, `calibrated`")
+            kernels = apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")
         job = msgspec.structs.replace(job, kernels=kernels)
     for override in parsed:
-        if override.keys[0] == "kernels":
-            if job.kernels is None:
-                raise ValueError(
-                    f"override `{override}`: the job `{job.name}` names no cluster, so it has "
-                    "no kernels."
-                )
-            kernels = apply_kernel_override(job.kernels, override)
-            job = msgspec.structs.replace(job, kernels=kernels)
-    check_job(job, shown(path))
+        if override.keys[0] != "kernels":
+            continue
+        if job.kernels is None:
+            raise ValueError(
+                f"override `{override}`: the job `{job.name}` names no cluster, so it has no "
+                "kernels."
+            )
+        kernels = apply_kernel_override(job.kernels, override)
+        job = msgspec.structs.replace(job, kernels=kernels)
+    check_job(job, file)
     return job
-
-
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 
 
 def _call_dtypes_by_their_names(training: Any) -> None:
@@ -192,9 +171,9 @@ def _resolve(
     if isinstance(training, dict) and isinstance(training.get("software"), str):
         raw["training"] = {**load_software(training["software"], path).training, **training}
     if isinstance(raw.get("model"), str):
-        raw["model"] = _load("jobs/models", "model", raw["model"], Model, path)[1]
+        raw["model"] = _load("model", Model, raw["model"], path)[1]
     if isinstance(raw.get("cluster"), str):
-        of_cluster = find_file("hardware/clusters", raw["cluster"], path)
+        of_cluster = find_file("cluster", raw["cluster"], path)
         raw["cluster"] = _cluster_table(of_cluster)
         _cluster_of({"num_nodes": 1, **raw["cluster"]}, shown(of_cluster))
     cluster = raw.get("cluster")
@@ -207,7 +186,7 @@ def _resolve(
             cluster["device"] = override.value
             changes.remove(override)
     if isinstance(cluster.get("device"), str):
-        cluster["device"] = _load("hardware/devices", "device", cluster["device"], Device, path)[1]
+        cluster["device"] = _load("device", Device, cluster["device"], path)[1]
     for override in changes:
         if override.keys[:3] == ("cluster", "device", "power"):
             _check_power(cluster.get("device"), override)
@@ -225,38 +204,93 @@ def _check_power(device: Any, override: Override) -> None:
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
     """The table of a cluster, with that of its device."""
-    raw = _beside(read_toml(path, "cluster"), path)
+    raw = _table("cluster", path)
     if isinstance(raw.get("device"), str):
-        raw["device"] = _load("hardware/devices", "device", raw["device"], Device, path)[1]
-    raw.setdefault("name", quoted(path.stem))
+        raw["device"] = _load("device", Device, raw["device"], path)[1]
     return raw
 
 
-def _beside(raw: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """The table of a file, where a path of kernels is seen from the folder of the file."""
+def _table(kind: str, path: pathlib.Path) -> dict[str, Any]:
+    """The table of a file, by default named as the file, where a path of kernels is seen from the
+    folder of the file.
+    """
+    raw = read_toml(path, kind)
     kernels = raw.get("kernels")
     if isinstance(kernels, str) and is_path(kernels):
         raw["kernels"] = os.path.abspath(path.parent / kernels)
+    raw.setdefault("name", quoted(path.stem))
     return raw
 
 
 def _cluster_of(raw: dict[str, Any], where: str, num_nodes: int | None = None) -> Cluster:
-    cluster = convert(_sized(raw, where, num_nodes), Cluster, lambda key: where)
-    check_cluster(cluster, where)
+    with located(where):
+        raw = sized(raw, num_nodes)
+    cluster = convert(raw, Cluster, lambda key: where)
+    with located(where):
+        check_cluster(cluster)
     return cluster
 
 
-def _sized(raw: dict[str, Any], where: str, num_nodes: int | None = None) -> dict[str, Any]:
-    try:
-        return sized(raw, num_nodes)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}.") from None
-
-
 def _load(
-    kind: str, what: str, name: str | os.PathLike[str], cls: Any, given_by: pathlib.Path | None
-) -> tuple[Any, dict[str, Any]]:
+    kind: str, cls: type[_T], name: str | os.PathLike[str], given_by: pathlib.Path | None = None
+) -> tuple[_T, dict[str, Any]]:
+    """A model or a device, and its table."""
     path = find_file(kind, name, given_by)
-    raw = _beside(read_toml(path, what), path)
-    raw.setdefault("name", quoted(path.stem))
+    raw = _table(kind, path)
     return convert(raw, cls, lambda key: shown(path)), raw
+
+
+def check_job_path(path: str | os.PathLike[str]) -> None:
+    """Checks that a job can be saved under a path, before the job is computed.
+
+    **Raises:**
+
+    `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
+    """
+    if not os.fspath(path).endswith(".toml") or os.path.isdir(path):
+        raise ValueError(f"{shown(path)}: give a file that ends in `.toml` to write the job to.")
+    folder = pathlib.Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder)
+    except OSError as error:
+        raise ValueError(
+            f"{shown(path)}: nothing can be written there ({error.strerror}); give another file."
+        ) from None
+
+
+def save_job(job: Job, path: str | os.PathLike[str]) -> None:
+    """Writes a job to a `.toml` file that `load_job` reads. A file that is already there is
+    replaced.
+
+    A shipped model is written by its name, a shipped cluster by its family and number of nodes;
+    other models and clusters are written in full, without the `group` of a network that joins all
+    devices. Of the kernels, only the changes in `calibrated` are written.
+
+    **Raises:**
+
+    `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
+    """
+    check_job_path(path)
+    table: dict[str, Any] = msgspec.to_builtins(job)
+    del table["kernels"]
+    if job.model is not None and _is_shipped("jobs/models", job.model, load_model):
+        table["model"] = job.model.name
+    cluster = job.cluster
+    if cluster is not None and _is_shipped(
+        "hardware/clusters", cluster, lambda name: load_cluster(name, cluster.num_nodes)
+    ):
+        table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
+    elif cluster is not None and len(cluster.links) > 1 and _joins_all(cluster):
+        # Without `group` it joins all devices, for any number of nodes; a single link may be that
+        # of a node.
+        del table["cluster"]["links"][-1]["group"]
+    write_toml(pathlib.Path(path), "job", table)
+
+
+def _joins_all(cluster: Cluster) -> bool:
+    return cluster.links[-1].group == cluster.num_devices
+
+
+def _is_shipped(kind: str, part: Any, load: Any) -> bool:
+    return part.name in list_names(kind) and load(part.name) == part

@@ -4,31 +4,45 @@ import itertools as it
 import os
 import pathlib
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import msgspec
 
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ._find import data_folder, is_path, list_names
-from ._hardware import Cluster
-from ._kernels import (
-    CollectiveRow,
-    Efficiency,
-    EfficiencyRow,
-    Kernels,
-    Overlap,
-    Source,
-    Variation,
-)
+from ._hardware import Cluster, Device
+from ._kernels import Efficiency, Kernels, Overlap, Source
 from ._priors import load_priors
-from ._read import convert, read_csv, read_toml, write_toml
+from ._read import read_csv, read_struct, write_toml
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
-from ._variations import read_variations
+from ._types import Label, Name, NonNegative, Positive
+from ._variations import Variation, read_variations
 
 
 # Used for machines without a folder of their own, because efficiencies and factors have no unit.
-_DEFAULT_DEVICE = "h100-sxm"
-_DEFAULT_CLUSTER = "dgx-h100"
+_DEFAULT = {"device": "h100-sxm", "cluster": "dgx-h100"}
+# Kernel, variant, size, efficiency, and seconds for each call.
+_Row: TypeAlias = tuple[str, str, float, float, float]
+
+
+class EfficiencyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of a device's `efficiency.csv`."""
+
+    kernel: Name
+    size: Positive
+    efficiency: Positive
+    dtype: Label = ""
+    latency_s: NonNegative = 0.0
+
+
+class CollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of a cluster's `efficiency.csv`."""
+
+    kernel: Name
+    bytes: Positive
+    efficiency: Positive
+    link: Label = ""
 
 
 def load_kernels(cluster: Cluster) -> Kernels:
@@ -43,45 +57,37 @@ def load_kernels(cluster: Cluster) -> Kernels:
 
     A `ValueError` if a file is invalid, or if there is no folder with the name in `kernels`.
     """
-    device, device_source = _folder(
-        "device", cluster.device.kernels, cluster.device.name, _DEFAULT_DEVICE
-    )
-    network, network_source = _folder("cluster", cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
-    sources = (device_source, network_source)
-    rows = [
+    device, of_device = _folder("device", cluster.device)
+    network, of_network = _folder("cluster", cluster)
+    rows: list[_Row] = [
         (row.kernel, row.dtype, row.size, row.efficiency, row.latency_s)
         for row in read_csv(device / "efficiency.csv", EfficiencyRow)
     ]
-    efficiency = _tables(rows, device / "efficiency.csv")
+    efficiency = _tables(rows, device)
     rows = [
         (row.kernel, row.link, row.bytes, row.efficiency, 0.0)
         for row in read_csv(network / "efficiency.csv", CollectiveRow)
     ]
-    efficiency += _tables(_by_place(rows, cluster), network / "efficiency.csv")
-    variability = read_variations(device / "variability.csv") + read_variations(
-        network / "variability.csv"
-    )
-    for i, variation in enumerate(variability):
-        if any(
-            (v.kernel, v.component) == (variation.kernel, variation.component)
-            for v in variability[:i]
-        ):
+    efficiency += _tables(_by_place(rows, cluster), network)
+    path = network / "variability.csv"
+    variability = read_variations(device / "variability.csv") + read_variations(path)
+    laws = [(law.kernel, law.component) for law in variability]
+    for i, (kernel, component) in enumerate(laws):
+        if laws[i] in laws[:i]:
             raise ValueError(
-                f"{shown(network / 'variability.csv')}: "
-                f"`{quoted(variation.kernel) or 'all kernels'}` has two rows for "
-                f"`{variation.component}`; keep one."
+                f"{shown(path)}: `{quoted(kernel) or 'all kernels'}` has two rows for "
+                f"`{component}`; keep one."
             )
-    overlap = sources[1].overlap or Overlap(contention=0.0, data_parallel=1.0)
-    level = load_priors().uncalibrated
+    priors = load_priors()
     return Kernels(
         efficiency,
         variability,
-        overlap,
-        sources,
-        network=level.network,
-        growth=level.growth,
-        constant_s=level.constant_s,
-        constant_share=load_priors().constant_share.value,
+        of_network.overlap or Overlap(contention=0.0, data_parallel=1.0),
+        (of_device, of_network),
+        network=priors.uncalibrated.network,
+        growth=priors.uncalibrated.growth,
+        constant_s=priors.uncalibrated.constant_s,
+        constant_share=priors.constant_share.value,
         shapes=load_shapes(cluster.device.name),
     )
 
@@ -114,7 +120,7 @@ def links_without_table(cluster: Cluster) -> tuple[str, ...]:
     """The links whose names are not in the cluster's own tables, so that the efficiencies of the
     link at the same place are used.
     """
-    folder, source = _folder("cluster", cluster.kernels, cluster.name, _DEFAULT_CLUSTER)
+    folder, source = _folder("cluster", cluster)
     if source.stands_in_for:  # `Kernels.notes` warns about these.
         return ()
     known = {row.link for row in read_csv(folder / "efficiency.csv", CollectiveRow)}
@@ -129,8 +135,7 @@ def load_source(name: str) -> Source:
 
 
 def _source_of(folder: pathlib.Path) -> Source:
-    path = folder / "source.toml"
-    source = convert(read_toml(path, "source"), Source, lambda key: shown(path))
+    source = read_struct(folder / "source.toml", "source", Source)
     return msgspec.structs.replace(source, name=folder.name)
 
 
@@ -140,7 +145,9 @@ def load_variability(name: str) -> tuple[Variation, ...]:
     return read_variations(data_folder("kernels") / name / "variability.csv")
 
 
-def _folder(what: str, given: str | None, name: str, default: str) -> tuple[pathlib.Path, Source]:
+def _folder(what: str, machine: Device | Cluster) -> tuple[pathlib.Path, Source]:
+    """The folder of the kernels of a machine, and where its numbers are from."""
+    given, name = machine.kernels, machine.name
     if given is not None and is_path(given):
         folder = pathlib.Path(given)
         if not (folder / "source.toml").is_file():
@@ -149,42 +156,34 @@ def _folder(what: str, given: str | None, name: str, default: str) -> tuple[path
                 "as `prism-jax measure` writes it, or the name of a shipped one."
             )
         return folder, _source_of(folder)
-    names = list_names("kernels")
-    stands_in_for = ""
-    if given is not None and given not in names:
-        raise ValueError(unknown_name("profile of kernels", given, names))
     if given is None:
-        given = name if name in names else default
+        given = name if name in list_names("kernels") else _DEFAULT[what]
+    source = load_source(given)
     if given != name:
         stands_in_for = f"{what} `{name}`" if name else what
-    source = msgspec.structs.replace(load_source(given), stands_in_for=stands_in_for)
+        source = msgspec.structs.replace(source, stands_in_for=stands_in_for)
     return data_folder("kernels") / given, source
 
 
-def _by_place(
-    rows: list[tuple[str, str, float, float, float]], cluster: Cluster
-) -> list[tuple[str, str, float, float, float]]:
+def _by_place(rows: list[_Row], cluster: Cluster) -> list[_Row]:
     """The rows of a table for the links of a cluster, whose names may differ from the table's."""
     names = list(dict.fromkeys(link for _, link, *_ in rows if link)) or [""]
-    found = []
+    found = [row for row in rows if not row[1]]
     for place, link in enumerate(cluster.links):
-        known = names[0] if place == 0 else names[-1]
+        known = names[-1] if place else names[0]
         known = link.name if link.name in names else known
-        found += [(kind, link.name, *rest) for kind, name, *rest in rows if name == known]
-    return [row for row in rows if not row[1]] + found
+        found += [(row[0], link.name, *row[2:]) for row in rows if row[1] == known]
+    return found
 
 
-def _tables(
-    rows: list[tuple[str, str, float, float, float]], path: pathlib.Path
-) -> tuple[Efficiency, ...]:
+def _tables(rows: list[_Row], folder: pathlib.Path) -> tuple[Efficiency, ...]:
     tables = []
     for (kernel, variant), group in it.groupby(sorted(rows), key=lambda row: row[:2]):
-        group = list(group)
-        sizes = tuple(row[2] for row in group)
-        if len(set(sizes)) < len(sizes):
+        _, _, sizes, values, latencies = zip(*group, strict=True)
+        if len({*sizes}) < len(sizes):
             raise ValueError(
-                f"{shown(path)}: `{quoted(kernel)}` has two rows of one size; keep one."
+                f"{shown(folder / 'efficiency.csv')}: `{quoted(kernel)}` has two rows of one size; "
+                "keep one."
             )
-        latency = max(row[4] for row in group)
-        tables.append(Efficiency(kernel, variant, sizes, tuple(row[3] for row in group), latency))
+        tables.append(Efficiency(kernel, variant, sizes, values, max(latencies)))
     return tuple(tables)

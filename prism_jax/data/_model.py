@@ -96,28 +96,27 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             msgspec.structs.force_setattr(self, "num_layers", count)
 
 
-def check_model(model: Model, where: str) -> None:
+def check_model(model: Model) -> None:
     """Raises a `ValueError` of one sentence if the keys of a model contradict each other."""
-    words = "embedding" in (model.first, model.last) or "head" in (model.first, model.last)
-    if model.vocab_size == 0 and (words or model.num_mtp_layers):
+    has_words = bool({model.first, model.last} & {"embedding", "head"})
+    if model.vocab_size == 0 and (has_words or model.num_mtp_layers):
         raise ValueError(
-            f"{where}: the key `vocab_size` is missing; add it, or give `first` and `last` modules "
-            "without a vocabulary."
+            "the key `vocab_size` is missing; add it, or give `first` and `last` modules without a "
+            "vocabulary."
         )
     if model.layers is None:
         if model.num_layers == 0:
-            raise ValueError(f"{where}: the key `num_layers` is missing; add it, or `layers`.")
+            raise ValueError("the key `num_layers` is missing; add it, or `layers`.")
         if model.modules:
             raise ValueError(
-                f"{where}: `modules` has settings for `layers`, which is missing; add `layers`, or "
-                "use the short form without either."
+                "`modules` has settings for `layers`, which is missing; add `layers`, or use the "
+                "short form without either."
             )
         return
     count = sum(layer.repeat for layer in model.layers)
     if count != model.num_layers:
         raise ValueError(
-            f"{where}: `num_layers` is {model.num_layers}, but `layers` has {count}; leave "
-            "`num_layers` out."
+            f"`num_layers` is {model.num_layers}, but `layers` has {count}; leave `num_layers` out."
         )
     if not all(layer.modules for layer in model.layers):
-        raise ValueError(f"{where}: `layers` has an entry without `modules`; name at least one.")
+        raise ValueError("`layers` has an entry without `modules`; name at least one.")

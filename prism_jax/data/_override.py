@@ -8,9 +8,9 @@ import msgspec
 
 from .._misc import quoted, unknown_name
 from ._job import Job
-from ._kernels import SHARED, Kernels, Variation
-from ._read import parse_toml, struct_type
-from ._variations import replace_variations
+from ._kernels import Kernels
+from ._read import located, parse_toml, struct_type, types_of
+from ._variations import SHARED, Variation, replace_variations
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -45,22 +45,18 @@ def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     value = value.strip()
-    if not equals or not value or not all(keys):
-        raise ValueError(
-            f"override `{quoted(text)}`: it is not a key and a value; write it as `layout.dp=64`."
-        )
-    try:
-        parsed = parse_toml(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        parsed = {"value": value}
-    except ValueError as error:
-        raise ValueError(f"override `{quoted(text)}`: {error}; give another value.") from None
-    override = Override(text, keys, parsed["value"] if len(parsed) == 1 else value)
-    if isinstance(override.value, dict):
-        raise ValueError(
-            f"override `{override}`: the value is a table; set one of its keys, as in "
-            "`layout.dp=64`."
-        )
+    with located(f"override `{quoted(text)}`"):
+        if not equals or not value or not all(keys):
+            raise ValueError("it is not a key and a value; write it as `layout.dp=64`.")
+        try:
+            parsed = parse_toml(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            parsed = {"value": value}
+        except ValueError as error:
+            raise ValueError(f"{error}; give another value.") from None
+        override = Override(text, keys, parsed["value"] if len(parsed) == 1 else value)
+        if isinstance(override.value, dict):
+            raise ValueError("the value is a table; set one of its keys, as in `layout.dp=64`.")
     return override
 
 
@@ -77,36 +73,35 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
     A `ValueError` if jobs have no such key.
     """
     table: Any = raw
-    cls: type[msgspec.Struct] | None = Job
-    seen = path = ""
+    annotation: Any = Job
+    path, last = "", len(override.keys) - 1
     for depth, key in enumerate(override.keys):
-        last = depth == len(override.keys) - 1
+        seen = ".".join(override.keys[: depth + 1])
         if isinstance(table, list):
-            tables = [(i, item) for i, item in enumerate(table) if isinstance(item, dict)]
-            names = {str(item["name"]): i for i, item in tables if "name" in item}
-            if key not in names:
-                _unknown(override, seen, key, names)
-            path = f"{path[:-1]}[{names[key]}]."
-            table, seen = table[names[key]], f"{seen}{key}."
-            if last:
-                _no_table(override)
+            named = [(i, item) for i, item in enumerate(table) if isinstance(item, dict)]
+            known = {str(item["name"]): i for i, item in named if "name" in item}
+        else:
+            known = types_of(struct_type(annotation)) or dict.fromkeys(table, Any)
+        # A module itself checks its keys later.
+        is_of_module = depth == last == 3 and override.keys[:2] == ("model", "modules")
+        if key not in known and not (is_of_module and isinstance(table, dict)):
+            before = seen.removesuffix(key)
+            raise ValueError(unknown_name("key", seen, (f"{before}{name}" for name in known)))
+        if isinstance(table, list):
+            if depth == last:
+                raise ValueError(f"`{quoted(seen)}` is a table; set one of its keys.")
+            table, path = table[known[key]], f"{path[:-1]}[{known[key]}]."
             continue
-        known = _known_keys(table, cls)
-        # The module itself checks its keys later.
-        of_module = depth == 3 and override.keys[:2] == ("model", "modules")
-        if key not in known and not (of_module and last):
-            _unknown(override, seen, key, known)
-        if last:
+        if depth == last:
             table[key] = override.value
             return f"{path}{key}"
-        cls = struct_type(known[key])
-        if key not in table and cls is not None:
-            table[key] = {}
-        table, seen, path = table.get(key), f"{seen}{key}.", f"{path}{key}."
+        annotation = known[key]
+        if struct_type(annotation) is not None:
+            table.setdefault(key, {})
+        table, path = table.get(key), f"{path}{key}."
         if not isinstance(table, dict | list):
             raise ValueError(
-                f"override `{override}`: `{quoted(seen[:-1])}` is a value and has no keys of its "
-                "own; set it, or another key."
+                f"`{quoted(seen)}` is a value and has no keys of its own; set it, or another key."
             )
     raise AssertionError(override)
 
@@ -119,71 +114,48 @@ def apply_kernel_override(kernels: Kernels, override: Override) -> Kernels:
 
     A `ValueError` if there is no such kind or parameter, or if the value is not a number.
     """
-    keys, text, value = override.keys, str(override), override.value
-    if keys == ("kernels", "rank") and value == "power":
-        law = Variation("", "rank", "power", {}, f"override {text}")
-        return msgspec.structs.replace(
-            kernels, variability=replace_variations(kernels.variability, [law])
-        )
+    with located(f"override `{override}`"):
+        laws = _changed_laws(kernels, override)
+    return msgspec.structs.replace(kernels, variability=laws)
+
+
+def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]:
+    laws, source, value = kernels.variability, f"override {override}", override.value
+    _, *keys = override.keys
+    if keys == ["rank"] and value == "power":
+        return replace_variations(laws, [Variation("", "rank", "power", {}, source)])
     component = "residual"
-    if len(keys) == 4 and keys[2] in ("residual", "stall") and keys[1] not in SHARED:
-        component, keys = keys[2], (keys[0], keys[1], keys[3])
-    if len(keys) != 3:
+    if len(keys) == 3 and keys[1] in ("residual", "stall") and keys[0] not in SHARED:
+        component = keys.pop(1)
+    if len(keys) != 2:
         raise ValueError(
-            f"override `{text}`: write `kernels.<kind>.<parameter>=<number>`, as in "
-            "`kernels.all_gather.sigma=0.1`, or `kernels.<kind>.stall.<parameter>=<number>`."
+            "write `kernels.<kind>.<parameter>=<number>`, as in `kernels.all_gather.sigma=0.1`, or "
+            "`kernels.<kind>.stall.<parameter>=<number>`."
         )
-    _, name, parameter = keys
-    found = [
-        i
-        for i, v in enumerate(kernels.variability)
-        if (v.component == name if name in SHARED else (v.kernel, v.component) == (name, component))
-    ]
-    if not found and name in SHARED:
+    name, parameter = keys
+    of_all = name in SHARED
+    law = kernels.find_variation(name) if of_all else kernels.find_variation(component, name)
+    if law is None and of_all:
         raise ValueError(
-            f"override `{text}`: the kernel tables have no law of `{name}` that could be changed; "
-            "add a row to their `variability.csv`, or to the job's `[calibrated]`."
+            f"the kernel tables have no law of `{name}` that could be changed; add a row to their "
+            "`variability.csv`, or to the job's `[calibrated]`."
         )
-    if not found:
-        names = {v.kernel for v in kernels.variability if v.component == component}
+    if law is None:
+        names = {one.kernel for one in laws if one.component == component}
         if component == "residual":
-            names |= {v.component for v in kernels.variability if v.component in SHARED}
-        raise ValueError(f"override `{text}`: {unknown_name('kind of kernel', name, names)}")
-    rows = list(kernels.variability)
-    old: Variation = rows[found[0]]
-    if not old.parameters:
+            names |= {one.component for one in laws if one.component in SHARED}
+        raise ValueError(unknown_name("kind of kernel", name, names))
+    if not law.parameters:
         raise ValueError(
-            f"override `{text}`: `{name}` is {old.family} here and has no parameters to set; "
-            "choose another family in the table of variability."
+            f"`{name}` is {law.family} here and has no parameters to set; choose another family in "
+            "the table of variability."
         )
-    if parameter not in old.parameters:
-        sentence = unknown_name(f"parameter of `{name}`", parameter, old.parameters)
-        raise ValueError(f"override `{text}`: {sentence}")
+    if parameter not in law.parameters:
+        raise ValueError(unknown_name(f"parameter of `{name}`", parameter, law.parameters))
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(
-            f"override `{text}`: the value is {quoted(repr(value))}, but must be a number."
-        )
+        raise ValueError(f"the value is {quoted(repr(value))}, but must be a number.")
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(
-            f"override `{text}`: the value is {value}, but must be finite and not negative."
-        )
-    parameters = {**old.parameters, parameter: float(value)}
-    rows[found[0]] = msgspec.structs.replace(old, parameters=parameters, source=f"override {text}")
-    return msgspec.structs.replace(kernels, variability=tuple(rows))
-
-
-def _known_keys(table: dict[str, Any], cls: type[msgspec.Struct] | None) -> dict[str, Any]:
-    if cls is None:
-        return dict.fromkeys(table, Any)
-    return {f.encode_name: f.type for f in msgspec.structs.fields(cls)}
-
-
-def _unknown(override: Override, seen: str, key: str, known: Any) -> None:
-    sentence = unknown_name("key", f"{seen}{key}", (f"{seen}{name}" for name in known))
-    raise ValueError(f"override `{override}`: {sentence}")
-
-
-def _no_table(override: Override) -> None:
-    raise ValueError(
-        f"override `{override}`: `{quoted(override.key)}` is a table; set one of its keys."
-    )
+        raise ValueError(f"the value is {value}, but must be finite and not negative.")
+    parameters = {**law.parameters, parameter: float(value)}
+    changed = msgspec.structs.replace(law, parameters=parameters, source=source)
+    return tuple(changed if one is law else one for one in laws)

@@ -1,23 +1,27 @@
-"""What is known of a system before its step times are seen."""
+"""What is known of a system before its step times are seen: laws of its figures, and by how much
+published runs were off, by class of jobs.
+"""
 
 import functools as ft
+import re
 from typing import Annotated, TypeAlias
 
 import msgspec
 
-from .._files import shown
 from ._find import data_folder
-from ._read import convert, read_toml
-from ._types import NonNegative, Positive, Text
+from ._read import read_struct
+from ._types import NonNegative, Number, Positive, Text
 
 
-_Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+_Several: TypeAlias = Annotated[int, msgspec.Meta(ge=3)]
+# Parts of the names of devices. A device that is named otherwise is of a generation without runs.
+_GENERATIONS = {"a100": "A100", "h100|h200|h800|h20": "Hopper", "b200|b300": "Blackwell"}
 
 
 class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A normal law of a figure over systems, and where it is from."""
 
-    mean: _Number
+    mean: Number
     deviation: NonNegative
     source: Text
 
@@ -33,9 +37,9 @@ class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A normal law whose mean and standard deviation were estimated from `number` systems."""
 
-    mean: _Number
+    mean: Number
     deviation: Positive
-    number: Annotated[int, msgspec.Meta(ge=3)]
+    number: _Several
     source: Text
 
 
@@ -54,7 +58,7 @@ class SystemSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     deviation: Positive
-    number: Annotated[int, msgspec.Meta(ge=3)]
+    number: _Several
     systems: tuple[Text, ...]
     source: Text
 
@@ -64,8 +68,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standard deviation around the line.
     """
 
-    mean: _Number
-    slope: _Number
+    mean: Number
+    slope: Number
     deviation: NonNegative
     source: Text
 
@@ -130,5 +134,65 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @ft.cache
 def load_priors() -> Priors:
     """The priors that are shipped."""
-    path = data_folder("kernels") / "priors.toml"
-    return convert(read_toml(path, "priors"), Priors, lambda key: shown(path))
+    return read_struct(data_folder("kernels") / "priors.toml", "priors", Priors)
+
+
+class ErrorClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The law of errors of a class of jobs.
+
+    **Attributes:**
+
+    - `model`: `dense` or `experts`.
+    - `fsdp`: whether parameters are sharded (`training.zero` is 3).
+    - `generation`, `software`: of the machine, and the stack; empty for all of them.
+    - `bias`, `spread`: the median of the logarithm of measured over predicted seconds, and the
+        scale of Student's law around it.
+    - `num_runs`: how many published steps the law is of.
+    - `table`: who published them.
+    """
+
+    model: Text
+    fsdp: bool
+    bias: float
+    spread: Positive
+    num_runs: int
+    table: Text
+    generation: str = ""
+    software: str = ""
+
+    @property
+    def key(self) -> tuple[str, bool, str, str]:
+        """What it is the class of."""
+        return self.model, self.fsdp, self.generation, self.software
+
+
+class ExpectedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The laws of all classes (`kernels/expected_errors.toml`).
+
+    **Attributes:**
+
+    - `source`: where the runs are from, and the command that makes the file.
+    - `degrees`: the degrees of freedom of Student's law.
+    - `variability`: how much longer steps that vary take than `predict` says, as a share.
+    - `unknown`: the factor on the spread for a class without runs.
+    - `classes`: the classes.
+    """
+
+    source: Text
+    degrees: Positive
+    variability: NonNegative
+    unknown: Positive
+    classes: tuple[ErrorClass, ...]
+
+
+def generation_of(device: str) -> str:
+    """The generation of a device by its name: `A100`, `Hopper`, `Blackwell` or `other`."""
+    found = (name for part, name in _GENERATIONS.items() if re.search(part, device.lower()))
+    return next(found, "other")
+
+
+@ft.cache
+def load_expected_errors() -> ExpectedErrors:
+    """The laws that are shipped."""
+    path = data_folder("kernels") / "expected_errors.toml"
+    return read_struct(path, "expected-errors", ExpectedErrors)

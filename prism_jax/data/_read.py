@@ -1,5 +1,6 @@
 """Reads and converts files, with an error of one sentence for each mistake in them."""
 
+import contextlib
 import csv
 import io
 import os
@@ -26,6 +27,15 @@ _MOST_CSV = 2**26
 _MOST_PARTS = 12
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS},}}")
+
+
+@contextlib.contextmanager
+def located(where: str) -> Iterator[None]:
+    """Puts the place of a mistake before the sentence of an error."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def read_text(path: str | os.PathLike[str], most: int) -> str:
@@ -180,20 +190,18 @@ def check_keys(
     raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
 ) -> None:
     """Raises if `raw` has a key that `cls` does not have. The message names similar keys."""
-    known = {f.encode_name: f.type for f in msgspec.structs.fields(cls)}
+    known = types_of(cls)
     for key, value in raw.items():
         if key not in known:
             sentence = unknown_name("key", f"{prefix}{key}", (f"{prefix}{k}" for k in known))
             raise ValueError(f"{where(prefix + key)}: {sentence}")
-        inner = struct_type(known[key])
-        if inner is None:
+        if (inner := struct_type(known[key])) is None:
             continue
-        if isinstance(value, dict):
-            check_keys(value, inner, where, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                if isinstance(item, dict):
-                    check_keys(item, inner, where, f"{prefix}{key}[{i}].")
+        items = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for i, item in items:
+            if isinstance(item, dict):
+                place = key if i is None else f"{key}[{i}]"
+                check_keys(item, inner, where, f"{prefix}{place}.")
 
 
 def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> _T:
@@ -219,19 +227,25 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
         raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
 
 
+def read_struct(path: str | os.PathLike[str], kind: str, cls: type[_T]) -> _T:
+    """The content of a file of `kind`. A `ValueError` names the file and the key."""
+    return convert(read_toml(path, kind), cls, lambda key: shown(path))
+
+
+def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
+    """The types of the keys of a struct; empty for `None`."""
+    return {f.encode_name: f.type for f in msgspec.structs.fields(cls)} if cls else {}
+
+
 def _choices(cls: Any, key: str) -> tuple[Any, ...]:
     """The allowed values of an enumeration at a dotted key of a struct."""
-    annotation = None
     for name in re.sub(r"\[[^]]*\]", "", key).split("."):
-        if cls is None:
-            return ()
-        known = {f.encode_name: f.type for f in msgspec.structs.fields(cls)}
-        annotation = known.get(name)
-        cls = struct_type(annotation)
-    return _literals(annotation)
+        cls = types_of(struct_type(cls)).get(name)
+    return _literals(cls)
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
+    """The values of the `Literal` in an annotation."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return arguments

@@ -1,4 +1,6 @@
-"""The keys of a job file: their meanings, units, allowed values and defaults."""
+"""The keys of a job file: their meanings, units, allowed values and defaults; and those of a job
+with their values, and whether these are the defaults.
+"""
 
 import inspect
 import re
@@ -10,6 +12,7 @@ import msgspec
 
 from ._job import Job
 from ._read import struct_type
+from ._training import load_software
 
 
 # The units of keys by the ends of their names.
@@ -130,3 +133,63 @@ def _limits(meta: Any) -> str:
         if (value := getattr(meta, sign, None)) is not None and abs(value) < 1e8
     ]
     return f" {', '.join(told)}" if told else ""
+
+
+class AssumedKey(msgspec.Struct, frozen=True):
+    """A key of a job.
+
+    **Attributes:**
+
+    - `key`: the dotted key, with an index for each item of a list.
+    - `value`: its value in the job.
+    - `unit`: the unit of a number, or empty.
+    - `is_default`: whether the value is that of a job without the key.
+    - `stack`: the software stack (`training.software`) that sets the key to this value, or empty.
+    """
+
+    key: str
+    value: Any
+    unit: str
+    is_default: bool
+    stack: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where the value is from: `default`, `given`, or the software stack."""
+        return self.stack or ("default" if self.is_default else "given")
+
+
+def assumed_keys(job: Job) -> list[AssumedKey]:
+    """All keys of a job, of its model and its cluster."""
+    known = {key.key: key for key in job_keys()}
+    stack, of_stack = _stack(job)
+    table = msgspec.to_builtins(job)
+    found = []
+    for path, value in _flat({name: table[name] for name in table if name not in LEFT_OUT}):
+        # In a table of free names, such as the settings of a module, no key is known.
+        key = known.get(re.sub(r"\[\d+\]", "[]", path), Key(path, "", None, unit(path), ""))
+        is_default = key.default is not None and toml_value(value) == key.default
+        is_of_stack = path in of_stack and of_stack[path] == value
+        found.append(AssumedKey(path, value, key.unit, is_default, stack if is_of_stack else ""))
+    return found
+
+
+def _stack(job: Job) -> tuple[str, dict[str, Any]]:
+    """The software stack of a job, and the keys that it sets with their values."""
+    name = "" if job.training is None else job.training.software or ""
+    try:
+        switches = load_software(name).training if name else {}
+    except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
+        switches = {}
+    return name, {f"training.{key}": value for key, value in switches.items()}
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+        for i, item in enumerate(value):
+            yield from _flat(item, f"{prefix}[{i}]")
+    else:
+        yield prefix, value

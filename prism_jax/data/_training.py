@@ -1,10 +1,22 @@
-"""How a step of a job is computed."""
+"""How a step of a job is computed, and software stacks, which are defaults of it: what each
+overlaps and fuses.
+"""
 
-from typing import Annotated, Literal, TypeAlias
+import os
+import pathlib
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from ._types import Count, Name, NonNegative
+from .._files import shown
+from .._misc import quoted, unknown_name
+from ._find import find_file
+from ._read import convert, located, read_toml, types_of
+from ._types import Count, Label, Name, NonNegative, Text
+
+
+# Keys that belong to the job itself, so no software stack may set them.
+_OF_A_JOB = ("microbatch_size", "sequence_length", "dtype", "software")
 
 
 RecomputedModule: TypeAlias = Literal[
@@ -153,3 +165,43 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def base_dtype(self) -> str:
         """The dtype of activations, and of whatever is not multiplied in a narrower dtype."""
         return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
+
+
+class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A software stack.
+
+    **Attributes:**
+
+    - `source`: where its settings are from.
+    - `training`: keys of `Training` with the values that the stack sets.
+    - `name`: the name of the stack.
+    """
+
+    source: Text
+    training: dict[str, Any]
+    name: Label = ""
+
+
+def load_software(name: str | os.PathLike[str], given_by: pathlib.Path | None = None) -> Software:
+    """Loads a software stack by its name, if it is shipped, or by the path of a file.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names the file and the key.
+    """
+    path = find_file("software stack", name, given_by)
+    raw = read_toml(path, "software")
+    raw.setdefault("name", quoted(path.stem))
+    found = convert(raw, Software, lambda key: shown(path))
+    known = [f"training.{key}" for key in types_of(Training) if key not in _OF_A_JOB]
+    with located(shown(path)):
+        for key in found.training:
+            if f"training.{key}" not in known:
+                raise ValueError(unknown_name("key", f"training.{key}", known))
+    given = {"microbatch_size": 1, "sequence_length": 1, **found.training}
+    convert({"training": given}, _Switches, lambda key: shown(path))
+    return found
+
+
+class _Switches(msgspec.Struct, frozen=True):
+    training: Training

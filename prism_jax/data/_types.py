@@ -17,6 +17,7 @@ PositiveOrInfinite: TypeAlias = Annotated[float, Meta(gt=0)]
 AtLeastOne: TypeAlias = Annotated[float, Meta(ge=1, lt=1e30)]
 Watts: TypeAlias = Annotated[float, Meta(ge=1e-3, le=1e6)]
 Kelvin: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
+Number: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 # Texts that messages and tables show: short, on one line, without control characters.

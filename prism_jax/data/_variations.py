@@ -1,17 +1,68 @@
-"""Checks, reads and writes laws in files."""
+"""How much kernels vary: laws, which are checked, read and written."""
 
 import math
 import pathlib
-from collections.abc import Callable, Iterable
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from .._misc import quoted, unknown_name
-from ._kernels import COMPONENTS, SHARED, Variation, VariationRow
-from ._read import read_rows, write_csv
+from .._summary import Column, Table
+from ._read import located, read_rows, write_csv
+from ._types import Label, Name, Text
 
 
+_Component: TypeAlias = Literal[
+    "rank", "step", "worker_step", "microbatch", "network", "residual", "stall"
+]
+COMPONENTS = typing.get_args(_Component)
+# Those that kernels share.
+SHARED = COMPONENTS[:5]
 # Parameters of the `step` component besides those of its law: the seconds that add to its spread,
 # those of models with experts, and the largest share of a step that they are.
 SECONDS = ("seconds", "experts_seconds", "seconds_share")
+# Parameters of other components besides those of their laws.
+_OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
+
+
+class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One cause of variation of one kind of kernel, or of all of them.
+
+    **Attributes:**
+
+    - `kernel`: the kind of kernel; empty for components that kernels share.
+    - `component`: `residual` (the noise of each call), `stall`, or a shared component: `rank`,
+        `step`, `worker_step`, `microbatch`, `network`.
+    - `family`: the family of the law of the factor, or of the duration of a stall; `two-regimes`
+        for `network`.
+    - `parameters`: the parameters of the law. Stalls also have `rate` (stalls per call) and
+        `median_s`; the network has `probability` and `slowdown`. The `sigma` of a log-normal `step`
+        may have `seconds` beside it, the part of the standard deviation that is as many seconds
+        whatever a step takes, `experts_seconds` for models with experts, and `seconds_share`, the
+        largest share of a step that these seconds are. The two parts add as variances.
+    - `source`: where the numbers are from.
+    """
+
+    kernel: Label
+    component: Name
+    family: Name
+    parameters: dict[Name, float]
+    source: str = ""
+
+
+def law_table(laws: Sequence[Variation], *more: Column | str, title: str = "") -> Table:
+    """A row for each cause of variation, with further columns."""
+    columns = (
+        Column("kernel", lambda law: law.kernel or "all"),
+        "component",
+        "family",
+        Column(
+            "parameters", lambda law: ", ".join(f"{k} {x:.3g}" for k, x in law.parameters.items())
+        ),
+    )
+    return Table((*columns, *more), laws, title, most=None)
 
 
 def has_seconds(variations: Iterable[Variation]) -> bool:
@@ -28,6 +79,16 @@ def replace_variations(
     return (*kept, *replaced.values())
 
 
+class VariationRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of `variability.csv`."""
+
+    component: _Component
+    family: Name
+    source: Text
+    kernel: Label = ""
+    parameters: str = ""
+
+
 def read_variations(
     path: pathlib.Path, check_law: Callable[[Variation], object] | None = None
 ) -> tuple[Variation, ...]:
@@ -40,29 +101,26 @@ def read_variations(
     """
     variations = []
     for where, row in read_rows(path, VariationRow):
-        parameters = _parameters(row.parameters, where)
-        variation = Variation(row.kernel, row.component, row.family, parameters, row.source)
-        check_variation(variation, where)
-        if check_law is not None:
-            try:
-                check_law(variation)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
-        variations.append(variation)
+        with located(where):
+            parameters = _parameters(row.parameters)
+            law = Variation(row.kernel, row.component, row.family, parameters, row.source)
+            check_variation(law)
+            if check_law is not None:
+                check_law(law)
+        variations.append(law)
     return tuple(variations)
 
 
 def write_variations(path: pathlib.Path, variations: Iterable[Variation]) -> None:
     """Writes a `variability.csv` from which `read_variations` reads the same laws, bit for bit."""
-    rows = [(v.kernel, v.component, v.family, _written(v.parameters), v.source) for v in variations]
+    rows = []
+    for v in variations:
+        written = ";".join(f"{name}={float(value)!r}" for name, value in v.parameters.items())
+        rows.append((v.kernel, v.component, v.family, written, v.source))
     write_csv(path, ("kernel", "component", "family", "parameters", "source"), rows)
 
 
-def _written(parameters: dict[str, float]) -> str:
-    return ";".join(f"{name}={float(value)!r}" for name, value in parameters.items())
-
-
-def _parameters(text: str, where: str) -> dict[str, float]:
+def _parameters(text: str) -> dict[str, float]:
     parameters = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -72,52 +130,47 @@ def _parameters(text: str, where: str) -> dict[str, float]:
             number = math.nan
         if not equals or math.isnan(number):
             raise ValueError(
-                f"{where}: column `parameters` has `{quoted(part)}`; write `name=value` with a "
-                "finite number that is not negative."
+                f"column `parameters` has `{quoted(part)}`; write `name=value` with a finite "
+                "number that is not negative."
             )
         parameters[name] = number
     return parameters
 
 
-# Parameters of components besides those of their laws.
-_OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
-
-
-def check_variation(variation: Variation, where: str) -> None:
+def check_variation(variation: Variation) -> None:
     """Raises a `ValueError` of one sentence if component, kind and numbers do not fit. Families and
     their parameters are checked where programs are compiled.
     """
-    family, component = variation.family, variation.component
+    family, component, parameters = variation.family, variation.component, variation.parameters
     if component not in COMPONENTS:
-        raise ValueError(f"{where}: {unknown_name('component', component, COMPONENTS)}")
+        raise ValueError(unknown_name("component", component, COMPONENTS))
     if (component in SHARED) != (variation.kernel == ""):
         wrong = "is shared; leave `kernel` empty" if variation.kernel else "needs a `kernel`"
-        raise ValueError(f"{where}: the component `{component}` {wrong}.")
+        raise ValueError(f"the component `{component}` {wrong}.")
     if family != "constant" and (family == "two-regimes") != (component == "network"):
         raise ValueError(
-            f"{where}: the component `{component}` cannot have the family `{quoted(family)}`; "
-            "`network` takes `two-regimes` or `constant`, all others any but `two-regimes`."
+            f"the component `{component}` cannot have the family `{quoted(family)}`; `network` "
+            "takes `two-regimes` or `constant`, all others any but `two-regimes`."
         )
-    if family == "power" and (component != "rank" or variation.parameters):
+    if family == "power" and (component != "rank" or parameters):
         raise ValueError(
-            f"{where}: `power` is the law of the component `rank` alone and has no parameters; it "
-            "follows from the device's `[power]`."
+            "`power` is the law of the component `rank` alone and has no parameters; it follows "
+            "from the device's `[power]`."
         )
     own = () if component == "network" and family == "constant" else _OWN.get(component, ())
-    for name, number in variation.parameters.items():
+    for name, number in parameters.items():
         if component == "network" and name not in own:
-            raise ValueError(f"{where}: {unknown_name('parameter', name, own)}")
+            raise ValueError(unknown_name("parameter", name, own))
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(
-                f"{where}: `parameters` has `{quoted(name)}={number:g}`; it must be finite and "
-                "not negative."
+                f"`parameters` has `{quoted(name)}={number:g}`; it must be finite and not negative."
             )
-    seconds = variation.parameters.keys() & {*SECONDS}
+    seconds = parameters.keys() & {*SECONDS}
     if seconds and (component != "step" or family != "lognormal"):
         raise ValueError(
-            f"{where}: `{min(seconds)}` is a parameter of the component `step` with the family "
-            "`lognormal` only; leave it out."
+            f"`{min(seconds)}` is a parameter of the component `step` with the family `lognormal` "
+            "only; leave it out."
         )
-    missing = [name for name in own if name not in variation.parameters]
+    missing = [name for name in own if name not in parameters]
     if missing:
-        raise ValueError(f"{where}: `parameters` has no `{missing[0]}`; add it.")
+        raise ValueError(f"`parameters` has no `{missing[0]}`; add it.")
